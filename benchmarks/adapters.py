@@ -27,8 +27,8 @@ LINEAR = (*ATTENTION, "gate_proj", "up_proj", "down_proj")
 def write_adapter(directory: Path, sizes: LlamaSizes, rank: int, modules: tuple[str, ...]) -> Path:
     """Factors of noise in bfloat16 for these modules of every layer, as PEFT saves them."""
     directory.mkdir()
-    said = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules)}
-    (directory / "adapter_config.json").write_text(json.dumps(said))
+    declared = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "target_modules": list(modules)}
+    (directory / "adapter_config.json").write_text(json.dumps(declared))
     random, entries, blocks, end = np.random.default_rng(0), {}, [], 0
     for name, shape in shapes_of(sizes.config()).items():
         module = name.removesuffix(".weight")

@@ -37,20 +37,20 @@ def against_copy(models: list[Path], directory: Path, rounds: int, *options: str
     """Alternates `cp` of a model and the mean of all."""
     target, output, copies, means = directory / "copy", directory / "out", [], []
     words = ["average", *map(str, models), str(output), "--json", *options]
-    most, peak = (len(models) + 1) / 2, 0.0
+    limit, peak = (len(models) + 1) / 2, 0.0
     for _ in range(rounds):
         copies.append(seconds(lambda: copy(models[0], target))[0])
         remove(target)
-        taken, said = seconds(lambda: command(*words))
+        taken, declared = seconds(lambda: command(*words))
         os.sync()
         remove(output)
         means.append(taken)
-        peak = max(peak, json.loads(said)["peak_bytes"] / 2**30)
+        peak = max(peak, json.loads(declared)["peak_bytes"] / 2**30)
         print(f"    cp + sync {copies[-1]:5.2f} s   ckpt {taken:5.2f} s   {taken / copies[-1]:.2f} times")
-    ratios = [mean / each for mean, each in zip(means, copies, strict=True)]
+    ratios = [mean / item for mean, item in zip(means, copies, strict=True)]
     print(
         f"  {len(models)} models {' '.join(options)}: cp + sync {statistics.median(copies):.2f} s, ckpt "
-        f"{statistics.median(means):.2f} s, {statistics.median(ratios):.2f} times, target {most}; "
+        f"{statistics.median(means):.2f} s, {statistics.median(ratios):.2f} times, target {limit}; "
         f"peak {peak:.2f} GiB",
         flush=True,
     )
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--counts", default="2,5", help="how many models, with commas between")
     arguments = parser.parse_args()
-    counts = [int(each) for each in arguments.counts.split(",")]
+    counts = [int(item) for item in arguments.counts.split(",")]
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         models = write_models(Path(name), max(counts))
         for count in counts:

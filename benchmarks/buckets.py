@@ -42,8 +42,8 @@ def clear(server: Any) -> None:
 def sent(server: Any) -> dict[str, int]:
     """Bytes of all answers so far, and how many requests there were."""
     server.send("sent")
-    found: dict[str, int] = server.recv()
-    return found
+    result: dict[str, int] = server.recv()
+    return result
 
 
 def clients(url: str) -> dict[str, str]:

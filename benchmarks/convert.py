@@ -47,11 +47,11 @@ def main() -> None:
             print(f"Llama 3.2 1B shapes, 2.47 GB, {' '.join(options) or 'scanned'}", flush=True)
             against_copy(model, directory, arguments.rounds, "hf-to-maxtext", model.parent, *options)
         for options in ((), ("--no-scan",)):
-            made = directory / "maxtext"
-            ckpt("hf-to-maxtext", model.parent, made, *options)
+            built = directory / "maxtext"
+            ckpt("hf-to-maxtext", model.parent, built, *options)
             print(f"and back, {' '.join(options) or 'scanned'}", flush=True)
-            against_copy(made, directory, arguments.rounds, "maxtext-to-hf", made)
-            remove(made)
+            against_copy(built, directory, arguments.rounds, "maxtext-to-hf", built)
+            remove(built)
         if not arguments.quick:
             remove(model.parent)
             print("Peak memory")

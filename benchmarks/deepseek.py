@@ -82,8 +82,8 @@ def plan_of(source: Path, name: str, *options: str) -> None:
     taken, _ = seconds(lambda: command(*words, accepted=(0, 4)))
     small = [sys.executable, "-c", _PEAK, Path(sys.executable).with_name("ckpt"), *words]
     peak = int(subprocess.run(small, capture_output=True, check=True).stdout) / 2**20
-    said = " ".join(("ckpt", name, *options, "--dry-run"))
-    print(f"  {said}: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
+    declared = " ".join(("ckpt", name, *options, "--dry-run"))
+    print(f"  {declared}: {taken:.1f} s, peak {peak:.2f} GiB", flush=True)
 
 
 # In a process of its own, as a part is.

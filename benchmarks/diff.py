@@ -27,9 +27,9 @@ from ckpttools.testing.models import LlamaSizes, write_llama
 def diff(a: Path, b: Path, *, why: bool) -> None:
     """What `ckpt diff` does between opening and printing."""
     both = align(ckpttools.open(a), ckpttools.open(b))
-    found = compare(both, memory=MEMORY, jobs=CORES)
-    if why and not all(each.is_equal for each in found):
-        explain(found, both, memory=MEMORY, jobs=CORES)
+    result = compare(both, memory=MEMORY, jobs=CORES)
+    if why and not all(item.is_equal for item in result):
+        explain(result, both, memory=MEMORY, jobs=CORES)
 
 
 def disturb(path: Path) -> None:
@@ -55,7 +55,7 @@ def main() -> None:
             against_pread(title, [a, b], lambda: diff(a, b, why=why), arguments.rounds)
 
         sizes = LlamaSizes(layers=arguments.layers)
-        first, second = (write_llama(directory / each, sizes) for each in ("a", "b"))
+        first, second = (write_llama(directory / item, sizes) for item in ("a", "b"))
         compared("equal safetensors", first, second)
         disturb(second)
         compared("all numbers differ, no causes", first, second, why=False)

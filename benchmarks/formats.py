@@ -35,27 +35,29 @@ ocp.Checkpointer(handler).save(sys.argv[1], args=ocp.args.PyTreeSave({"kernel": 
 """
 
 
-def save_with_orbax(place: Path) -> None:
+def save_with_orbax(location: Path) -> None:
     environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=16"}
-    subprocess.run([sys.executable, "-c", SAVE, str(place)], check=True, env=environment, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", SAVE, str(location)], check=True, env=environment, capture_output=True
+    )
 
 
-def read_with_tensorstore(place: Path) -> None:
+def read_with_tensorstore(location: Path) -> None:
     """All of it into memory, on as many threads as there are cores."""
     import tensorstore as ts
 
-    kvstore = {"driver": "ocdbt", "base": f"file://{place}/", "path": "kernel/"}
+    kvstore = {"driver": "ocdbt", "base": f"file://{location}/", "path": "kernel/"}
     ts.open({"driver": "zarr3", "kvstore": kvstore}).result().read().result()
 
 
 def decoding(directory: Path, rounds: int) -> None:
     """Reading by tensorstore alone against reading and writing by the command, a whole process."""
-    place, output = directory / "default", directory / "out"
-    save_with_orbax(place)
+    location, output = directory / "default", directory / "out"
+    save_with_orbax(location)
     ratios = []
     for _ in range(rounds):
-        theirs, _ = seconds(lambda: read_with_tensorstore(place))
-        ours, receipt = seconds(lambda: ckpt("to-safetensors", place, output))
+        theirs, _ = seconds(lambda: read_with_tensorstore(location))
+        ours, receipt = seconds(lambda: ckpt("to-safetensors", location, output))
         remove(output)
         ratios.append(ours / theirs)
         print(
@@ -64,7 +66,7 @@ def decoding(directory: Path, rounds: int) -> None:
             flush=True,
         )
     print(f"  median {statistics.median(ratios):.2f} times", flush=True)
-    remove(place)
+    remove(location)
 
 
 def main() -> None:

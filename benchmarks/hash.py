@@ -39,8 +39,8 @@ _BUFFERS = (8 << 20, 64 << 20)
 
 def pread(paths: list[Path], block: int) -> None:
     """All bytes of files, or of all below directories, each thread into a buffer of `block` bytes."""
-    below = (each for path in paths for each in (path, *path.rglob("*")))
-    files = [each for each in below if each.is_file()]
+    below = (item for path in paths for item in (path, *path.rglob("*")))
+    files = [item for item in below if item.is_file()]
     blocks = iter([(file, at) for file in files for at in range(0, file.stat().st_size, block)])
     opened = {file: os.open(file, os.O_RDONLY) for file in files}
     lock = threading.Lock()
@@ -84,8 +84,8 @@ def hashed(path: Path, algorithm: str = "xxh3-128") -> object:
     return hash_tree(ckpttools.open(path), algorithm=algorithm, memory=MEMORY, jobs=CORES)
 
 
-def compared(mine: Path, wanted: Path) -> None:
-    sides = [Selection().arrays(ckpttools.open(path)) for path in (mine, wanted)]
+def compared(mine: Path, expected: Path) -> None:
+    sides = [Selection().arrays(ckpttools.open(path)) for path in (mine, expected)]
     assert not compare(Pairing(*sides), memory=MEMORY, jobs=CORES)
 
 
@@ -94,9 +94,9 @@ def manifests(source: Path, directory: Path, rounds: int) -> None:
     output, manifest = directory / "out", directory / "out.json"
     times: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(rounds):
-        for wanted, taken in times.items():
+        for expected, taken in times.items():
             conversion = plan_tree(ckpttools.open(source), OrbaxWriter())
-            carry_out = partial(conversion.run, output, manifest=manifest if wanted else None)
+            carry_out = partial(conversion.run, output, manifest=manifest if expected else None)
             taken.append(seconds(carry_out)[0])
             remove(output)
             manifest.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ import numpy as np  # isort: skip
 from ckpttools.core.dtypes import DTYPES  # isort: skip
 
 
-def make(place: Path, hosts: int, arrays: int) -> int:
+def make(location: Path, hosts: int, arrays: int) -> int:
     """Writes the hosts' directories; returns the number of keys in them."""
     names = [f"params.params.decoder.layers_{n // 10}.part_{n % 10}.kernel" for n in range(arrays)]
     leaf = stored(np.zeros((1,), np.uint16), DTYPES["bfloat16"], "w")
@@ -48,7 +48,7 @@ def make(place: Path, hosts: int, arrays: int) -> int:
     ).encode()
     step = json.dumps(checkpoint_document("state", {})).encode()
     for host in range(hosts):
-        item = place / f"host{host:03}" / "7" / "state"
+        item = location / f"host{host:03}" / "7" / "state"
         (item / f"ocdbt.process_{host}" / "d").mkdir(parents=True)
         (item.parent / "process_metadata").mkdir()
         (item.parent / "_CHECKPOINT_METADATA").write_bytes(step)
@@ -79,22 +79,22 @@ def main() -> None:
     parser.add_argument("--arrays", type=int, default=1000)
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.directory) as name:
-        place = Path(name)
-        keys = make(place, asked.hosts, asked.arrays)
+        location = Path(name)
+        keys = make(location, asked.hosts, asked.arrays)
         for what, kept in (
             ("all hosts", asked.hosts),
             ("all but one", asked.hosts - 1),
             ("one slice", asked.hosts // 2),
         ):
-            named = [str(each) for each in sorted(place.iterdir())[:kept]]
+            named = [str(item) for item in sorted(location.iterdir())[:kept]]
             command = [sys.executable, "-m", "ckpttools", "assemble", *named, "--list", "--json"]
             began, before = time.perf_counter(), _cpu_seconds()
             done = subprocess.run(command, capture_output=True, check=True)
             seconds, cpu = time.perf_counter() - began, _cpu_seconds() - before
             (save,) = json.loads(done.stdout)["saves"]
-            missing = sum(len(each["cells"]) for each in save["missing"])
+            missing = sum(len(item["cells"]) for item in save["missing"])
             share = keys * kept / asked.hosts
-            rates = [f"{each / share * 1e5:.2f} s" for each in (seconds, cpu)]
+            rates = [f"{item / share * 1e5:.2f} s" for item in (seconds, cpu)]
             print(f"{what}: {share:,.0f} keys, {missing:,} missing: {seconds:.1f} s")
             print(f"  for 100,000 keys {rates[0]}, of a processor {rates[1]}")
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024

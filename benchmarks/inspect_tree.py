@@ -62,12 +62,12 @@ def write(directory: Path, arrays: int) -> Path:
     return directory / "0" / "items"
 
 
-def inspecting(place: Path, *options: str) -> float:
-    return seconds(lambda: command("inspect", "tree", place, *options))[0]
+def inspecting(location: Path, *options: str) -> float:
+    return seconds(lambda: command("inspect", "tree", location, *options))[0]
 
 
-def by_orbax(place: Path) -> float:
-    words: list[str | Path] = [sys.executable, "-c", ORBAX, place]
+def by_orbax(location: Path) -> float:
+    words: list[str | Path] = [sys.executable, "-c", ORBAX, location]
     return seconds(lambda: subprocess.run(words, check=True, capture_output=True))[0]
 
 

@@ -75,9 +75,9 @@ def serve(latency: float, addresses: Any) -> None:
         time.sleep(1e6)
 
 
-def looked(place: str, environment: dict[str, str]) -> tuple[float, str]:
+def looked(location: str, environment: dict[str, str]) -> tuple[float, str]:
     """Seconds that the command took, and what it says of its requests."""
-    words = [str(Path(sys.executable).with_name("ckpt")), "inspect", "tree", place, "--depth", "1"]
+    words = [str(Path(sys.executable).with_name("ckpt")), "inspect", "tree", location, "--depth", "1"]
     start = time.monotonic()
     done = subprocess.run(words, capture_output=True, text=True, env=os.environ | environment, check=True)
     return time.monotonic() - start, done.stderr.strip()
@@ -93,10 +93,10 @@ def main() -> None:
     server = multiprocessing.Process(target=serve, args=(arguments.latency, there), daemon=True)
     server.start()
     bucket, web = here.recv()
-    places = {"gs": "gs://bucket/model", "http": f"{web}/model", "hf": "hf://org/model"}
+    locations = {"gs": "gs://bucket/model", "http": f"{web}/model", "hf": "hf://org/model"}
     environment = {"STORAGE_EMULATOR_HOST": bucket, "HF_ENDPOINT": web, "HF_HUB_CACHE": "/nonexistent"}
-    for scheme in (arguments.only,) if arguments.only else places:
-        rounds = [looked(places[scheme], environment) for _ in range(arguments.rounds)]
+    for scheme in (arguments.only,) if arguments.only else locations:
+        rounds = [looked(locations[scheme], environment) for _ in range(arguments.rounds)]
         middle = statistics.median(taken for taken, _ in rounds)
         print(f"{scheme:5} median {middle:5.2f} s, best {min(rounds)[0]:5.2f} s; {rounds[-1][1]}", flush=True)
     server.terminate()

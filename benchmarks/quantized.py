@@ -61,18 +61,18 @@ _FP8_ENDS = ("proj.weight", "kv_a_proj_with_mqa.weight")
 
 def tensors_of(config: Mapping[str, object]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Names, dtypes and shapes of a quantised model's tensors."""
-    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    result: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, shape in shapes_of(config).items():
         if config["quantization_config"] == MXFP4 and name.endswith(("gate_up_proj", "down_proj")):
             experts, inside, outside = shape
-            found[f"{name}_blocks"] = "U8", (experts, outside, inside // 32, 16)
-            found[f"{name}_scales"] = "U8", (experts, outside, inside // 32)
+            result[f"{name}_blocks"] = "U8", (experts, outside, inside // 32, 16)
+            result[f"{name}_scales"] = "U8", (experts, outside, inside // 32)
         elif config["quantization_config"] == FP8 and name.endswith(_FP8_ENDS):
-            found[name] = "F8_E4M3", shape
-            found[f"{name}_scale_inv"] = "F32", tuple(-(-length // 128) for length in shape)
+            result[name] = "F8_E4M3", shape
+            result[f"{name}_scale_inv"] = "F32", tuple(-(-length // 128) for length in shape)
         else:
-            found[name] = "BF16", shape
-    return found
+            result[name] = "BF16", shape
+    return result
 
 
 def write(directory: Path, config: Mapping[str, object], *, sparse: bool = False) -> Path:
@@ -155,17 +155,17 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         directory = Path(name)
-        for config, said in ((DENSE, "FP8 in blocks"), (EXPERTS, "MXFP4")):
+        for config, declared in ((DENSE, "FP8 in blocks"), (EXPERTS, "MXFP4")):
             sized = layers_for(config, int(arguments.parameters))
             model = write(directory / "model", sized)
-            made = directory / "made"
-            written = ckpt("hf-to-maxtext", model, made)["bytes_out"]
-            (copied,) = islice(sorted(made.rglob("*"), key=lambda each: -each.stat().st_size), 1)
+            built = directory / "made"
+            written = ckpt("hf-to-maxtext", model, built)["bytes_out"]
+            (copied,) = islice(sorted(built.rglob("*"), key=lambda item: -item.stat().st_size), 1)
             whole = directory / "whole"
             copied.rename(whole)
-            remove(made)
+            remove(built)
             print(
-                f"{said}, {_parameters(sized) / 1e9:.2f} B parameters, {written / 1e9:.2f} GB written",
+                f"{declared}, {_parameters(sized) / 1e9:.2f} B parameters, {written / 1e9:.2f} GB written",
                 flush=True,
             )
             against_copy(whole, directory, arguments.rounds, "hf-to-maxtext", model)

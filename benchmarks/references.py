@@ -57,7 +57,7 @@ def _constant(shape: tuple[int, ...], dtype: str, value: float) -> Constant:
 def own_bytes(directory: Path) -> int:
     """Bytes on the disk of files that have no other name."""
     status = [file.stat() for file in directory.rglob("*") if file.is_file()]
-    return sum(each.st_blocks * 512 for each in status if each.st_nlink == 1)
+    return sum(item.st_blocks * 512 for item in status if item.st_nlink == 1)
 
 
 def stripping(directory: Path, rounds: int, sizes: LlamaSizes) -> None:

@@ -99,8 +99,8 @@ def restore(directory: Path, layout: str, mesh: str, api: str, store: str) -> di
     ).request
     like = request.filled(
         [
-            jax.ShapeDtypeStruct(each.target.shape, each.target.dtype.numpy, sharding=each.target.sharding)
-            for each in request.arrays
+            jax.ShapeDtypeStruct(array.target.shape, array.target.dtype.numpy, sharding=array.target.sharding)
+            for array in request.arrays
         ]
     )
     here = jax.local_devices()
@@ -136,32 +136,32 @@ def digest(arrays: list[Any]) -> str:
     """Of the bits of all shards."""
     import numpy as np
 
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     for array in arrays:
         for shard in array.addressable_shards:
-            found.update(np.ascontiguousarray(np.asarray(shard.data)).view(np.uint8).data)
-    return found.hexdigest()
+            result.update(np.ascontiguousarray(np.asarray(shard.data)).view(np.uint8).data)
+    return result.hexdigest()
 
 
 def in_processes(count: int, *words: str | Path) -> dict[str, Any]:
     """One restore by so many processes with eight devices together."""
     if count == 1:
-        found: dict[str, Any] = json.loads(in_a_process(8, *words).splitlines()[-1])
-        return found
+        result: dict[str, Any] = json.loads(in_a_process(8, *words).splitlines()[-1])
+        return result
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        place = f"localhost:{free.getsockname()[1]}"
+        location = f"localhost:{free.getsockname()[1]}"
     with ThreadPoolExecutor(count) as pool:
         jobs = [
-            pool.submit(in_a_process, 8 // count, *words, "--job", f"{place},{number},{count}")
+            pool.submit(in_a_process, 8 // count, *words, "--job", f"{location},{number},{count}")
             for number in range(count)
         ]
-        said = [json.loads(job.result().splitlines()[-1]) for job in jobs]
+        declared = [json.loads(job.result().splitlines()[-1]) for job in jobs]
     return {
-        "wall": max(each["wall"] for each in said),
-        "above": max(each["above"] for each in said),
-        **{what: sum(each[what] for each in said) for what in ("cpu", "result")},
-        "digest": " ".join(each["digest"] for each in said),
+        "wall": max(entry["wall"] for entry in declared),
+        "above": max(entry["above"] for entry in declared),
+        **{what: sum(entry[what] for entry in declared) for what in ("cpu", "result")},
+        "digest": " ".join(entry["digest"] for entry in declared),
     }
 
 
@@ -182,42 +182,42 @@ def in_a_process(devices: int, *words: str | Path) -> str:
 def compare(directory: Path, rounds: int, processes: int, bucket: Any, how: Mapping[str, str]) -> bool:
     """Prints all, and says whether the resharded one is restored as fast as it must be."""
     options = [word for name, value in how.items() for word in (f"--{name}", value)]
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in LAYOUTS}
+    result: dict[str, list[dict[str, Any]]] = {name: [] for name in LAYOUTS}
     for _ in range(rounds):
-        for name, each in found.items():
+        for name, entry in result.items():
             words = ("--restore", name, "--directory", directory, *options)
             before = buckets.sent(bucket) if bucket else {}
             run = in_processes(processes, *words)
             after = buckets.sent(bucket) if bucket else {}
-            each.append({**run, **{what: after[what] - before[what] for what in after}})
-    digests = {run["digest"] for each in found.values() for run in each}
+            entry.append({**run, **{what: after[what] - before[what] for what in after}})
+    digests = {run["digest"] for entry in result.values() for run in entry}
     if len(digests) != 1:
         raise SystemExit("the layouts give different values")
-    ours = {what: median(found["resharded"], what) for what in ("wall", "cpu")}
-    for name, each in found.items():
-        wall, cpu, above, result = (median(each, what) for what in ("wall", "cpu", "above", "result"))
+    ours = {what: median(result["resharded"], what) for what in ("wall", "cpu")}
+    for name, entry in result.items():
+        wall, cpu, above, outcome = (median(entry, what) for what in ("wall", "cpu", "above", "result"))
         stored = sum(path.stat().st_size for path in item(directory, name).rglob("*") if path.is_file())
         print(
             f"  {LAYOUTS[name]:42} {wall:6.2f} s ({wall / ours['wall']:5.2f})  CPU {cpu:6.2f} s "
-            f"({cpu / ours['cpu']:5.2f})  {above / 2**20:6.0f} MiB above {result / 2**20:.0f}  "
-            f"{stored / 1e9:.2f} GB stored{traffic(each, result)}",
+            f"({cpu / ours['cpu']:5.2f})  {above / 2**20:6.0f} MiB above {outcome / 2**20:.0f}  "
+            f"{stored / 1e9:.2f} GB stored{traffic(entry, outcome)}",
             flush=True,
         )
-    ratio = median(found["devices"], "wall") / ours["wall"]
+    ratio = median(result["devices"], "wall") / ours["wall"]
     print(f"  resharded: {ratio:.1f} times as fast as MaxText's default, at least {LEAST:.0f} wanted")
     return ratio >= LEAST
 
 
-def traffic(found: list[dict[str, Any]], result: float) -> str:
+def traffic(result: list[dict[str, Any]], seconds: float) -> str:
     """What the bucket sent for one restore, in words; none without a bucket."""
-    if "bytes" not in found[0]:
+    if "bytes" not in result[0]:
         return ""
-    nbytes, requests = median(found, "bytes"), median(found, "requests")
-    return f", {nbytes / 1e9:.2f} GB sent ({nbytes / result:.2f} of the arrays), {requests:.0f} requests"
+    nbytes, requests = median(result, "bytes"), median(result, "requests")
+    return f", {nbytes / 1e9:.2f} GB sent ({nbytes / seconds:.2f} of the arrays), {requests:.0f} requests"
 
 
-def median(found: list[dict[str, Any]], what: str) -> float:
-    return statistics.median(each[what] for each in found)
+def median(result: list[dict[str, Any]], what: str) -> float:
+    return statistics.median(entry[what] for entry in result)
 
 
 def make(directory: Path, layers: int, vocab: int, mesh: str) -> None:
@@ -246,8 +246,8 @@ def join(job: str | None) -> None:
     if job is not None:
         import jax
 
-        place, number, count = job.split(",")
-        jax.distributed.initialize(place, int(count), int(number))
+        location, number, count = job.split(",")
+        jax.distributed.initialize(location, int(count), int(number))
 
 
 def main() -> int:

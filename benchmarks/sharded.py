@@ -85,8 +85,8 @@ def floor(directory: Path) -> Any:
 
     with ThreadPoolExecutor(2) as pool:
         parts = list(pool.map(read, range(0, size, FLOOR_BYTES)))
-    places = [jax.devices()[number % 8] for number in range(len(parts))]
-    return jax.block_until_ready(jax.device_put(parts, places))
+    locations = [jax.devices()[number % 8] for number in range(len(parts))]
+    return jax.block_until_ready(jax.device_put(parts, locations))
 
 
 @way
@@ -144,9 +144,9 @@ def maxtext(directory: Path) -> Any:
     import ckpttools
 
     with v1.Context(checkpoint_layout=v1.options.CheckpointLayout.SAFETENSORS):
-        found = v1.pytree_metadata(directory / "hf").metadata
-        maximal = shardings.construct_maximal_shardings(found)
-        like = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), found, maximal)
+        result = v1.pytree_metadata(directory / "hf").metadata
+        maximal = shardings.construct_maximal_shardings(result)
+        like = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), result, maximal)
         loaded = jax.block_until_ready(v1.load_pytree(directory / "hf", like))
     leaves = ckpttools.load.plan(
         in_memory(loaded, directory), to="maxtext", rules="maxtext", mesh=MESH
@@ -179,7 +179,7 @@ def structs(source: Path, keep: str) -> Any:
     request = ckpttools.load.plan(source, rules="maxtext", mesh=MESH, keep=keep).request
     leaves = [(leaf.target, leaf.target.dtype.numpy) for leaf in request.arrays]
     return request.filled(
-        [jax.ShapeDtypeStruct(each.shape, dtype, sharding=each.sharding) for each, dtype in leaves]
+        [jax.ShapeDtypeStruct(item.shape, dtype, sharding=item.sharding) for item, dtype in leaves]
     )
 
 
@@ -220,28 +220,28 @@ def in_a_process(name: str, directory: Path) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def compare(directory: Path, rounds: int) -> None:
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
+    result: dict[str, list[dict[str, float]]] = {name: [] for name in WAYS}
     for number in range(rounds):
         for name in (*[*WAYS][number:], *[*WAYS][:number]):
-            found[name].append(in_a_process(name, directory))
-    best = min(median(found[name], "cpu") for name in ("whole", "put", "orbax", "safetensors", "maxtext"))
-    for name, each in found.items():
-        wall, cpu, above, result = (median(each, what) for what in ("wall", "cpu", "above", "result"))
-        share = f"{median(each, 'kernel'):.2f} s of it the kernel's, {cpu / best:4.2f} of the best other"
+            result[name].append(in_a_process(name, directory))
+    best = min(median(result[name], "cpu") for name in ("whole", "put", "orbax", "safetensors", "maxtext"))
+    for name, item in result.items():
+        wall, cpu, above, outcome = (median(item, what) for what in ("wall", "cpu", "above", "result"))
+        share = f"{median(item, 'kernel'):.2f} s of it the kernel's, {cpu / best:4.2f} of the best other"
         print(
             f"  {EXPLAINED[name]:58} {wall:6.2f} s  CPU {cpu:6.2f} s ({share})  "
-            f"{above / 2**20:6.0f} MiB above {result / 2**20:.0f} ({above / result:5.1%})",
+            f"{above / 2**20:6.0f} MiB above {outcome / 2**20:.0f} ({above / outcome:5.1%})",
             flush=True,
         )
 
 
-def median(found: list[dict[str, float]], what: str) -> float:
-    return statistics.median(each[what] for each in found)
+def median(result: list[dict[str, float]], what: str) -> float:
+    return statistics.median(item[what] for item in result)
 
 
 def main() -> None:

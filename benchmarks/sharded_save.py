@@ -51,31 +51,31 @@ def parameters(megabytes: int) -> Any:
     return {"params": {"params": {"decoder": {"layers": {"mlp": mlp, "attention": attention, **norms}}}}}
 
 
-def with_ckpttools(tree: Any, place: Path) -> Callable[[], object]:
+def with_ckpttools(tree: Any, location: Path) -> Callable[[], object]:
     import ckpttools
 
-    ckpttools.save(tree, place)
+    ckpttools.save(tree, location)
     return lambda: None
 
 
-def with_ckpttools_in_the_background(tree: Any, place: Path) -> Callable[[], object]:
+def with_ckpttools_in_the_background(tree: Any, location: Path) -> Callable[[], object]:
     import ckpttools
 
-    return ckpttools.save_async(tree, place).wait
+    return ckpttools.save_async(tree, location).wait
 
 
-def with_orbax(tree: Any, place: Path) -> Callable[[], object]:
+def with_orbax(tree: Any, location: Path) -> Callable[[], object]:
     import orbax.checkpoint as ocp
 
-    ocp.Checkpointer(ocp.StandardCheckpointHandler()).save(place, args=ocp.args.StandardSave(tree))
+    ocp.Checkpointer(ocp.StandardCheckpointHandler()).save(location, args=ocp.args.StandardSave(tree))
     return lambda: None
 
 
-def with_orbax_in_the_background(tree: Any, place: Path) -> Callable[[], object]:
+def with_orbax_in_the_background(tree: Any, location: Path) -> Callable[[], object]:
     import orbax.checkpoint as ocp
 
     checkpointer = ocp.StandardCheckpointer()
-    checkpointer.save(place, tree)
+    checkpointer.save(location, tree)
     return checkpointer.wait_until_finished
 
 
@@ -87,17 +87,17 @@ WAYS = {
 }
 
 
-def measured(way: str, megabytes: int, place: Path) -> dict[str, float]:
+def measured(way: str, megabytes: int, location: Path) -> dict[str, float]:
     """Saves, in this process."""
     tree = parameters(megabytes)
     # What is imported or compiled at the first save is not counted.
     import jax
 
-    WAYS[way](jax.tree.map(lambda each: each[:1, :1], tree), place.with_name("first"))()
+    WAYS[way](jax.tree.map(lambda item: item[:1, :1], tree), location.with_name("first"))()
     os.sync()
     _RESET.write_text("5")
     before, wall, cpu = _kilobytes("VmRSS:"), time.monotonic(), time.process_time()
-    wait = WAYS[way](tree, place)
+    wait = WAYS[way](tree, location)
     returned = time.monotonic() - wall
     wait()
     os.sync()
@@ -131,16 +131,16 @@ def main() -> None:
     results: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     with tempfile.TemporaryDirectory(dir=arguments.directory) as name:
         for _ in range(arguments.rounds):
-            for way, found in results.items():
-                place = Path(name) / "saved"
-                words = [sys.executable, __file__, "--one", way, str(place)]
+            for way, result in results.items():
+                location = Path(name) / "saved"
+                words = [sys.executable, __file__, "--one", way, str(location)]
                 words += ["--megabytes", str(arguments.megabytes)]
                 done = subprocess.run(words, check=True, capture_output=True, text=True, env=environment)
-                found.append(json.loads(done.stdout.splitlines()[-1]))
-                remove(place)
-                remove(place.with_name("first"))
-    for way, found in results.items():
-        middle = {key: statistics.median(each[key] for each in found) for key in found[0]}
+                result.append(json.loads(done.stdout.splitlines()[-1]))
+                remove(location)
+                remove(location.with_name("first"))
+    for way, result in results.items():
+        middle = {key: statistics.median(item[key] for item in result) for key in result[0]}
         print(
             f"{way:26} {middle['seconds']:5.2f} s, returned after {middle['returned']:5.2f} s, "
             f"{middle['cpu']:5.2f} s of CPU, peak +{middle['peak']:5.0f} MiB"

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
     from ckpttools.api.page import report as report
     from ckpttools.api.parts import run_part as run_part
+    from ckpttools.api.plan_status import plan_status as plan_status
     from ckpttools.api.plan_training import plan_training as plan_training
     from ckpttools.api.plans import write_plan as write_plan
     from ckpttools.api.prepared import Prepared as Prepared
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from ckpttools.api.save import save as save
     from ckpttools.api.save import save_async as save_async
     from ckpttools.api.shrink import shrink as shrink
-    from ckpttools.api.standing import plan_status as plan_status
     from ckpttools.api.stats_report import stats as stats
     from ckpttools.api.summary import summary as summary
     from ckpttools.api.synth import stitch as stitch
@@ -133,7 +133,7 @@ _MODULES = {
     "api.run_listing": "ls",
     "api.save": "plan_save save save_async",
     "api.shrink": "shrink",
-    "api.standing": "plan_status",
+    "api.plan_status": "plan_status",
     "api.stats_report": "stats",
     "api.summary": "summary",
     "api.synth": "stitch synth",

@@ -17,7 +17,7 @@ from reference import reference_page
 
 from ckpttools.checks.registry import checks as model_checks
 from ckpttools.cli.main import main
-from ckpttools.core.wording import as_flags, option
+from ckpttools.core.message_terms import as_flags, option
 from ckpttools.doctor.base import Check
 from ckpttools.doctor.examine import checks as doctor_checks
 from ckpttools.families.registry import families
@@ -61,7 +61,7 @@ def commands_page() -> str:
 
 def families_page() -> str:
     head = ("family", "models", "model_type", "directions", "scanned", "way back")
-    rows = [head, ("---",) * len(head), *(cells(summary(each)) for each in families().values())]
+    rows = [head, ("---",) * len(head), *(cells(summary(family)) for family in families().values())]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"{FAMILIES}\n{table}\n\n{proofs()}\n"
 
@@ -74,12 +74,12 @@ def cells(family: FamilySummary) -> tuple[str, ...]:
     groups = [f"never: {family.never_scanned}"] if family.never_scanned else groups
     if why := families()[family.name].unscanned_with_towers:
         groups.append(f"with towers never: {why}")
-    values = [f"{_rows(each)}: {each.reason}".replace("*", r"\*") for each in family.values]
+    values = [f"{_rows(item)}: {item.reason}".replace("*", r"\*") for item in family.values]
     return (
         family.name,
         ", ".join(family.models),
-        ", ".join(f"`{each}`" for each in family.model_types),
-        "<br>".join(f"`{each}`" for each in family.directions),
+        ", ".join(f"`{kind}`" for kind in family.model_types),
+        "<br>".join(f"`{direction}`" for direction in family.directions),
         "<br>".join(groups),
         "<br>".join(values) or "exact",
     )
@@ -129,7 +129,7 @@ def reliability_page() -> str:
 
 def check_cells(check: Check) -> tuple[str, ...]:
     """One row of the table."""
-    own = {each.name: each for each in model_checks()}.get(check.name)
+    own = {item.name: item for item in model_checks()}.get(check.name)
     consumer = own.consumer if own else CONSUMERS.get(check.name, "Orbax")
     writing = "all that write a model, before they write"
     if own and own.is_own_check:
@@ -158,10 +158,10 @@ MaxText has no setting for these. A model with another value is converted, and t
 def deviations_page() -> str:
     """The table of known deviations, then the rules of the families."""
     with as_flags():
-        known = [deviation_cells(each) for each in known_deviations()]
+        known = [deviation_cells(deviation) for deviation in known_deviations()]
     head = ("models", "what", "what MaxText does", "how far apart", "what to do")
     fixed = [
-        (f"`{name}`", f"`{limit.wanted}`{where(limit.conditions)}", limit.reason)
+        (f"`{name}`", f"`{limit.expected}`{where(limit.conditions)}", limit.reason)
         for name, family in sorted(families().items())
         for limit in family.settings.limits
     ]
@@ -185,7 +185,7 @@ def where(conditions: tuple[Condition, ...]) -> str:
 def table(rows: Sequence[tuple[str, ...]]) -> str:
     """A table in Markdown, the first row its head."""
     rows = [rows[0], ("---",) * len(rows[0]), *rows[1:]]
-    return "".join(f"| {' | '.join(each.replace('|', chr(92) + '|') for each in row)} |\n" for row in rows)
+    return "".join(f"| {' | '.join(item.replace('|', chr(92) + '|') for item in row)} |\n" for row in rows)
 
 
 PAGES = {

@@ -28,11 +28,11 @@ def reference_page() -> str:
     """All public names: calls first, then classes, and what the calls return."""
     # Rooms that have the name of a call stand before it as attributes.
     public = {name: ckpttools.__getattr__(name) for name in ckpttools.__all__}
-    calls = {name: each for name, each in public.items() if not inspect.isclass(each)}
-    classes = {name: each for name, each in public.items() if inspect.isclass(each)}
-    classes |= dict(sorted((each.__name__, each) for each in map(_report, calls.values()) if each))
+    calls = {name: item for name, item in public.items() if not inspect.isclass(item)}
+    classes = {name: item for name, item in public.items() if inspect.isclass(item)}
+    classes |= dict(sorted((call.__name__, call) for call in map(_report, calls.values()) if call))
     parts = [HEAD, _contents(calls, classes)]
-    parts += [_entry(name, each) for name, each in (*calls.items(), *classes.items())]
+    parts += [_entry(name, item) for name, item in (*calls.items(), *classes.items())]
     return "\n".join(parts)
 
 
@@ -72,47 +72,47 @@ def _signature(name: str, public: Any) -> Iterator[str]:
         return
     if inspect.isclass(public) and inspect.isabstract(public):
         return
-    parameters = [_parameter(each) for each in _marked(signature)]
+    parameters = [_parameter(item) for item in _marked(signature)]
     returned = "" if inspect.isclass(public) else f" -> {_text(signature.return_annotation)}"
     short = f"{name}({', '.join(parameters)}){returned}"
     yield "```python"
     if len(short) <= _WIDTH:
         yield short
     else:
-        yield from (f"{name}(", *(f"    {each}," for each in parameters), f"){returned}")
+        yield from (f"{name}(", *(f"    {parameter}," for parameter in parameters), f"){returned}")
     yield "```"
 
 
 def _marked(signature: inspect.Signature) -> Iterator[inspect.Parameter | None]:
     """Parameters, with None for the star before the first that must be named."""
     starred = False
-    for each in signature.parameters.values():
-        if each.kind is each.KEYWORD_ONLY and not starred:
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and not starred:
             starred = True
             yield None
-        starred = starred or each.kind is each.VAR_POSITIONAL
-        yield each
+        starred = starred or parameter.kind is parameter.VAR_POSITIONAL
+        yield parameter
 
 
 def _members(public: type) -> Iterator[str]:
     """Methods and properties that have a docstring of their own, in a line each."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for base in reversed(public.__mro__):
         if base.__module__.startswith("ckpttools."):
-            found |= {name: each for name, each in vars(base).items() if not name.startswith("_")}
+            result |= {name: item for name, item in vars(base).items() if not name.startswith("_")}
     documented = {
-        name: each for name, each in found.items() if inspect.isroutine(_callable(each)) and each.__doc__
+        name: item for name, item in result.items() if inspect.isroutine(_callable(item)) and item.__doc__
     }
     if documented:
         yield from ("**Members**", "")
-    for name, each in documented.items():
-        arguments = [_parameter(one) for one in _marked(_without_self(each))]
+    for name, item in documented.items():
+        arguments = [_parameter(one) for one in _marked(_without_self(item))]
         call = (
             ""
-            if _callable(each) is not each and not isinstance(each, classmethod)
+            if _callable(item) is not item and not isinstance(item, classmethod)
             else f"({', '.join(arguments)})"
         )
-        yield f"* `{name}{call}`: {_one_line(inspect.cleandoc(each.__doc__).split(chr(10) * 2)[0])}"
+        yield f"* `{name}{call}`: {_one_line(inspect.cleandoc(item.__doc__).split(chr(10) * 2)[0])}"
 
 
 def _callable(member: Any) -> Any:
@@ -183,23 +183,23 @@ def _groups(public: Any, name: str) -> Iterator[type]:
     annotation = str(function.__annotations__.get(name, "")) if function else ""
     if function and annotation.startswith("Unpack["):
         group = function.__globals__[annotation.removeprefix("Unpack[").removesuffix("]")]
-        yield from (each for each in _lineage(group) if _attributes(each))
+        yield from (item for item in _lineage(group) if _attributes(item))
 
 
 def _lineage(group: Any) -> Iterator[Any]:
     """The groups whose keyword arguments a group has; before Python 3.12 none says what it extends."""
     modules = [module for name, module in sys.modules.items() if name.startswith("ckpttools.api.")]
-    groups = {id(each): each for module in modules for each in vars(module).values() if is_typeddict(each)}
-    inside = [each for each in groups.values() if each.__annotations__.keys() <= group.__annotations__.keys()]
+    groups = {id(var): var for module in modules for var in vars(module).values() if is_typeddict(var)}
+    inside = [item for item in groups.values() if item.__annotations__.keys() <= group.__annotations__.keys()]
     keys = list(group.__annotations__)
-    own = {id(each): _own_keys(each, inside) for each in inside}
+    own = {id(item): _own_keys(item, inside) for item in inside}
     yield from sorted((e for e in inside if own[id(e)]), key=lambda e: min(map(keys.index, own[id(e)])))
 
 
 def _own_keys(group: Any, groups: Iterable[Any]) -> set[str]:
     """The keys that no smaller group has."""
-    smaller = (each for each in groups if each.__annotations__.keys() < group.__annotations__.keys())
-    return set(group.__annotations__).difference(*(each.__annotations__ for each in smaller))
+    smaller = (item for item in groups if item.__annotations__.keys() < group.__annotations__.keys())
+    return set(group.__annotations__).difference(*(item.__annotations__ for item in smaller))
 
 
 def _attributes(group: Any) -> str:

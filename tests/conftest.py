@@ -35,7 +35,7 @@ def _scope_bytes(path):
     """Return the size of a module, or of all modules that run in one worker with it."""
     if path.parent == HERE:
         return path.stat().st_size
-    return sum(each.stat().st_size for each in path.parent.glob("*.py"))
+    return sum(item.stat().st_size for item in path.parent.glob("*.py"))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -52,7 +52,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 def pytest_collection(session):
     """Let each worker compile other modules first: in a fresh clone, all workers collect at the same time."""
-    is_of_all = not any(".py" in each for each in session.config.args)
+    is_of_all = not any(".py" in argument for argument in session.config.args)
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if is_of_all and count > 1:
@@ -111,9 +111,9 @@ def gcs(gcs_server):
     """`gs://`, with a bucket of its own; a bucket is there once something is in it."""
     from support.object_stores import google
 
-    with google(gcs_server) as found:
-        found.filled({"a": b""})
-        yield found
+    with google(gcs_server) as result:
+        result.filled({"a": b""})
+        yield result
         gcs_server.uploads.clear()
 
 
@@ -123,9 +123,9 @@ def cloud(request):
     from support.object_stores import amazon, azure, google
 
     server = request.getfixturevalue("s3_server" if request.param == "s3" else "gcs_server")
-    with {"gs": google, "s3": amazon, "az": azure}[request.param](server) as found:
-        found.filled({"a": b""})
-        yield found
+    with {"gs": google, "s3": amazon, "az": azure}[request.param](server) as result:
+        result.filled({"a": b""})
+        yield result
     if request.param != "s3":
         server.uploads.clear()
 

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support import peft_choices
 from support.command_line import ckpt, succeed
-from support.places import FIXTURES
+from support.locations import FIXTURES
 
 import ckpttools
 from ckpttools.adapters import bases
@@ -31,46 +31,46 @@ def base_of(case):
     return PEFT / "bases" / ("gpt-oss-float32" if case == "experts" else "llama-float32")
 
 
-def names(place):
-    return list(map(dotted, ckpttools.open(place).arrays))
+def names(location):
+    return list(map(dotted, ckpttools.open(location).arrays))
 
 
-def said_of(place):
-    return json.loads((place / CONFIG).read_bytes())
+def said_of(location):
+    return json.loads((location / CONFIG).read_bytes())
 
 
-def adapter_saying(tmp_path, case, **said):
-    place = tmp_path / "adapter"
-    shutil.copytree(PEFT / case, place)
-    (place / CONFIG).write_text(json.dumps(said_of(place) | said))
-    return place
+def adapter_saying(tmp_path, case, **declared):
+    location = tmp_path / "adapter"
+    shutil.copytree(PEFT / case, location)
+    (location / CONFIG).write_text(json.dumps(said_of(location) | declared))
+    return location
 
 
-def is_target(said, module):
+def is_target(declared, module):
     """`check_target_module_exists` of PEFT 0.21."""
-    if any(re.match(rf"(^|.*\.){saved}($|\..*)", module) for saved in said["modules_to_save"] or ()):
+    if any(re.match(rf"(^|.*\.){saved}($|\..*)", module) for saved in declared["modules_to_save"] or ()):
         return False
-    targets = said["target_modules"]
+    targets = declared["target_modules"]
     if isinstance(targets, str):
         return bool(re.fullmatch(targets, module))
     if module in targets:
         return True
-    layers = said["layers_to_transform"] or ()
+    layers = declared["layers_to_transform"] or ()
     layer = re.match(r".*?\.[^.]*\.(?P<idx>\d+)\.", module)
     in_layers = not layers or (layer is not None and int(layer["idx"]) in layers)
     return in_layers and any(module.endswith(f".{target}") for target in targets)
 
 
-def made_by_peft(said, base):
+def made_by_peft(declared, base):
     """The modules of a base that get factors, as its weights are called."""
     weights = names(base)
     modules = {name.removesuffix(".weight") for name in weights if name.endswith(".weight")}
-    found = {module for module in modules if is_target(said, module)}
+    result = {module for module in modules if is_target(declared, module)}
     for name in weights:
         own = re.sub(r"_(blocks|scales)$", "", name)
-        if any(f".{own}".endswith(f".{target}") for target in said["target_parameters"] or ()):
-            found.add(own.rpartition(".")[0])
-    return found
+        if any(f".{own}".endswith(f".{target}") for target in declared["target_parameters"] or ()):
+            result.add(own.rpartition(".")[0])
+    return result
 
 
 PARTS = [
@@ -94,19 +94,21 @@ PARTS = [
 def test_what_a_part_says_is_what_it_has(tmp_path, case, gone):
     part = tmp_path / "part"
     told = succeed("select", PEFT / case, part, "--drop", gone, "--to", "safetensors").output
-    said, whole = said_of(part), said_of(PEFT / case)
+    declared, whole = said_of(part), said_of(PEFT / case)
     assert f"{CONFIG}: only what is left is in" in " ".join(told.split())
-    assert made_by_peft(said, base_of(case)) == {*modules_of(names(part))}
-    for name in said["modules_to_save"] or ():
-        assert any(f".{name}." in each for each in names(part))
+    assert made_by_peft(declared, base_of(case)) == {*modules_of(names(part))}
+    for name in declared["modules_to_save"] or ():
+        assert any(f".{name}." in item for item in names(part))
     lists = {"target_modules", "target_parameters", "modules_to_save", "rank_pattern", "alpha_pattern"}
-    assert {n: v for n, v in said.items() if n not in lists} == {
+    assert {n: v for n, v in declared.items() if n not in lists} == {
         n: v for n, v in whole.items() if n not in lists
     }
-    modules = [f"{each}{more}" for each in modules_of(names(part)) for more in ("", ".gate_up_proj")]
+    modules = [f"{item}{more}" for item in modules_of(names(part)) for more in ("", ".gate_up_proj")]
     for field in ("rank_pattern", "alpha_pattern"):
-        assert {*said[field].items()} <= {*whole[field].items()}
-        assert all(any(re.match(rf"(.*\.)?({key})$", each) for each in modules) for key in said[field])
+        assert {*declared[field].items()} <= {*whole[field].items()}
+        assert all(
+            any(re.match(rf"(.*\.)?({key})$", module) for module in modules) for key in declared[field]
+        )
     ckpttools.merge_adapter(base_of(case), tmp_path / "merged", adapter=part)
 
 
@@ -122,8 +124,8 @@ def test_one_text_becomes_the_names_of_modules(tmp_path, targets):
 def test_parameters_of_any_module(tmp_path):
     adapter = adapter_saying(tmp_path, "experts", target_parameters=["gate_up_proj", "down_proj"])
     ckpttools.select(adapter, tmp_path / "part", drop="*layers.1.*", format="safetensors")
-    wanted = [f"model.layers.0.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
-    assert said_of(tmp_path / "part")["target_parameters"] == wanted
+    expected = [f"model.layers.0.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
+    assert said_of(tmp_path / "part")["target_parameters"] == expected
 
 
 def test_a_module_that_is_saved_as_a_whole(tmp_path):
@@ -148,8 +150,8 @@ def test_modules_that_are_saved_as_a_whole_are_found_by_any_end_of_their_names(t
     file = adapter / "adapter_model.safetensors"
     norm = load_file(base_of("plain") / "model.safetensors")["model.norm.weight"]
     layers = [f"model.layers.{n}.{name}_layernorm" for n in range(2) for name in ("input", "post_attention")]
-    found = {f"base_model.model.{each}.weight": norm for each in (*layers, "model.norm")}
-    save_file({**load_file(file), **found}, file)
+    result = {f"base_model.model.{layer}.weight": norm for layer in (*layers, "model.norm")}
+    save_file({**load_file(file), **result}, file)
     ckpttools.select(adapter, tmp_path / "part", drop="*layers.0.*", format="safetensors")
     assert said_of(tmp_path / "part")["modules_to_save"] == [*layers[2:], "model.norm"]
     ckpttools.select(adapter, tmp_path / "few", drop="*norm*", format="safetensors")
@@ -168,31 +170,35 @@ def test_an_adapter_with_the_head_that_peft_saves_beside_its_factors_is_one(tmp_
     adapter = adapter_saying(tmp_path, "plain", target_modules=targets)
     file = adapter / "adapter_model.safetensors"
     head = load_file(base_of("plain") / "model.safetensors")["lm_head.weight"]
-    found = {"base_layer.weight": head, "lora_A.weight": head[:2].copy(), "lora_B.weight": head[:, :2].copy()}
+    result = {
+        "base_layer.weight": head,
+        "lora_A.weight": head[:2].copy(),
+        "lora_B.weight": head[:, :2].copy(),
+    }
     save_file(
-        load_file(file) | {f"base_model.model.lm_head.{name}": each for name, each in found.items()}, file
+        load_file(file) | {f"base_model.model.lm_head.{name}": item for name, item in result.items()}, file
     )
     ckpttools.select(adapter, tmp_path / "part", drop="*v_proj*", format="safetensors")
-    assert {each.name for each in (tmp_path / "part").iterdir()} == {CONFIG, file.name}
-    said = said_of(tmp_path / "part")["target_modules"]
-    assert "lm_head" in said and "v_proj" not in said
+    assert {item.name for item in (tmp_path / "part").iterdir()} == {CONFIG, file.name}
+    declared = said_of(tmp_path / "part")["target_modules"]
+    assert "lm_head" in declared and "v_proj" not in declared
     assert "adapters lie beside" not in succeed("inspect", "tree", adapter).output
 
 
 def test_targets_are_matched_only_where_parameters_have_factors():
     """Each of 23,000 modules with each of as many names took three minutes."""
-    said = {"target_modules": "(no pattern"}
-    assert PeftConfig(said, "here").parameters_of("q_proj") == set()
+    declared = {"target_modules": "(no pattern"}
+    assert PeftConfig(declared, "here").parameters_of("q_proj") == set()
     with pytest.raises(ConfigError, match="target_modules"):
-        PeftConfig({**said, "target_parameters": ["w1"]}, "here").parameters_of("q_proj")
+        PeftConfig({**declared, "target_parameters": ["w1"]}, "here").parameters_of("q_proj")
 
 
 def test_what_was_trained_as_a_whole_gets_no_factors(tmp_path):
     targets = ["q_proj", "embed_tokens", "lm_head"]
     adapter = adapter_saying(tmp_path, "embeddings", target_modules=targets)
     ckpttools.select(adapter, tmp_path / "part", drop="*lm_head*", format="safetensors")
-    said = said_of(tmp_path / "part")
-    assert (said["target_modules"], said["modules_to_save"]) == (targets[:2], [])
+    declared = said_of(tmp_path / "part")
+    assert (declared["target_modules"], declared["modules_to_save"]) == (targets[:2], [])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,7 @@ def test_what_is_no_adapter_any_more(tmp_path, case, gone, why):
     out = tmp_path / "part"
     told = " ".join(succeed("select", PEFT / case, out, "--drop", gone, "--to", "safetensors").output.split())
     assert f"{CONFIG} is left out, as what is left is no adapter: {why}" in told
-    assert [each.name for each in out.iterdir()] == ["adapter_model.safetensors"]
+    assert [item.name for item in out.iterdir()] == ["adapter_model.safetensors"]
     assert "PeftModel" not in told
 
 
@@ -217,7 +223,7 @@ def test_a_part_that_is_stored_otherwise(tmp_path):
     ckpttools.convert(PEFT / "plain", tmp_path / "orbax", drop="*mlp*", format="orbax")
     ckpttools.convert(tmp_path / "orbax", tmp_path / "half", drop="*layers.0.*", format="safetensors")
     assert made_by_peft(said_of(tmp_path / "half"), base_of("plain")) == {
-        f"model.layers.1.self_attn.{each}_proj" for each in "qkvo"
+        f"model.layers.1.self_attn.{item}_proj" for item in "qkvo"
     }
 
 
@@ -241,29 +247,29 @@ def test_peft_itself(tmp_path, case, gone):
     model = transformers.AutoModelForCausalLM.from_pretrained(base_of(case))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        made = peft.PeftModel.from_pretrained(model, str(tmp_path / "part"))
+        built = peft.PeftModel.from_pretrained(model, str(tmp_path / "part"))
     assert [
-        each for each in told if "missing" in str(each.message) or "did not match" in str(each.message)
+        item for item in told if "missing" in str(item.message) or "did not match" in str(item.message)
     ] == []
-    assert {*modules_of(made.state_dict())} == {*modules_of(names(tmp_path / "part"))}
+    assert {*modules_of(built.state_dict())} == {*modules_of(names(tmp_path / "part"))}
 
 
 @pytest.mark.parametrize(("layout", "scan"), [("restore", True), ("training", True), ("restore", False)])
 def test_a_part_of_maxtexts_adapter(tmp_path, layout, scan):
     """MaxText makes factors for whatever its pattern of modules matches."""
-    made = tmp_path / "made"
+    built = tmp_path / "made"
     options = {"base": base_of("plain"), "layout": layout, "scan": scan}
-    ckpttools.adapter_to_maxtext(PEFT / "plain", made, **options)
-    told = succeed("select", made, tmp_path / "part", "--drop", "*query*", "--drop", "*mlp*").output
-    wanted = "decoder/.*(self_attention/key|self_attention/out|self_attention/value)"
-    assert f"lora_module_path is {wanted} now" in " ".join(told.split())
-    said = ckpttools.open(tmp_path / "part").metadata.custom["lora"]
-    before = ckpttools.open(made).metadata.custom["lora"]
-    assert said == {**before, "lora_module_path": wanted}
-    assert f"lora.lora_module_path='{wanted}'" in told
-    ckpttools.select(made, tmp_path / "same", keep="*lora*")
+    ckpttools.adapter_to_maxtext(PEFT / "plain", built, **options)
+    told = succeed("select", built, tmp_path / "part", "--drop", "*query*", "--drop", "*mlp*").output
+    expected = "decoder/.*(self_attention/key|self_attention/out|self_attention/value)"
+    assert f"lora_module_path is {expected} now" in " ".join(told.split())
+    declared = ckpttools.open(tmp_path / "part").metadata.custom["lora"]
+    before = ckpttools.open(built).metadata.custom["lora"]
+    assert declared == {**before, "lora_module_path": expected}
+    assert f"lora.lora_module_path='{expected}'" in told
+    ckpttools.select(built, tmp_path / "same", keep="*lora*")
     assert ckpttools.open(tmp_path / "same").metadata.custom["lora"] == before
-    ckpttools.select(made, tmp_path / "halves", drop="*lora_a*")
+    ckpttools.select(built, tmp_path / "halves", drop="*lora_a*")
     assert ckpttools.open(tmp_path / "halves").metadata.custom["lora"] == before
 
 
@@ -284,15 +290,15 @@ def test_merge_matches_peft_for_random_configs(tmp_path):
                 refused.append(seed)
             continue
         assert not isinstance(expected, str), (seed, config, expected)
-        changed, probe = peft_choices.result({dotted(at): each.read() for at, each in tree.arrays.items()})
+        changed, probe = peft_choices.result({dotted(at): item.read() for at, item in tree.arrays.items()})
         assert changed == expected[0] and probe == pytest.approx(expected[1], abs=0.02), (seed, config)
     assert len(recorded) == 200 and len(refused) < 8
 
 
-def write_choice(place, ranks=None, whole=(), **config):
+def write_choice(location, ranks=None, whole=(), **config):
     modules = peft_choices.MODULES if ranks is None else ranks
-    peft_choices.write_adapter(place, config, dict.fromkeys(modules, 2), whole)
-    return place
+    peft_choices.write_adapter(location, config, dict.fromkeys(modules, 2), whole)
+    return location
 
 
 @pytest.mark.parametrize(
@@ -319,17 +325,17 @@ def test_commands_report_skipped_factors(tmp_path, config, skipped):
         assert report.problem
         refused = ckpt("adapter", "merge", base, adapter, tmp_path / "merged")
         assert refused.exit_code == 3 and not (tmp_path / "merged").exists()
-        found = ckpttools.doctor(adapter).findings
-        assert any(each.level == "error" and "adapter" in each.place for each in found)
+        result = ckpttools.doctor(adapter).findings
+        assert any(item.level == "error" and "adapter" in item.location for item in result)
         return
     assert skipped.items() <= report.skipped.items()
     field = next(iter(report.skipped))
     told = succeed("adapter", "merge", base, adapter, tmp_path / "merged").output
     assert f"{field} in adapter_config.json leaves out" in " ".join(told.split())
     assert "PEFT ignores" in " ".join(succeed("inspect", "tree", adapter).output.split())
-    assert any("which PEFT ignores" in each.what for each in ckpttools.doctor(adapter).findings)
+    assert any("which PEFT ignores" in finding.what for finding in ckpttools.doctor(adapter).findings)
     only_linear = all(
-        each in ("target_modules", "layers_to_transform", "exclude_modules") for each in report.skipped
+        item in ("target_modules", "layers_to_transform", "exclude_modules") for item in report.skipped
     )
     if only_linear:
         words = ("adapter", "to-maxtext", adapter, tmp_path / "lora", "--base", base, "--no-scan")
@@ -359,11 +365,11 @@ def test_dora_uses_the_norm_of_the_replaced_weight(tmp_path):
     peft_choices.write_adapter(tmp_path / "adapter", config, ranks, whole, is_dora=True)
     peft_choices.write_base(tmp_path / "base")
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=tmp_path / "adapter")
-    made = load_file(tmp_path / "merged" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    built = load_file(tmp_path / "merged" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
     stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     name = "base_model.model.model.layers.0.self_attn.q_proj"
     weight = stored[f"{name}.base_layer.weight"] + 1.5 * (
         stored[f"{name}.lora_B.weight"] @ stored[f"{name}.lora_A.weight"]
     )
     lengths = stored[f"{name}.lora_magnitude_vector"] / np.linalg.norm(weight, axis=1)
-    assert np.allclose(made, weight * lengths[:, None], atol=1e-5)
+    assert np.allclose(built, weight * lengths[:, None], atol=1e-5)

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5
+from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5
 from support.trees import lazy, model
 
 from ckpttools.adapters.bases import base_of
@@ -40,7 +40,7 @@ def without_towers(config):
 @cache
 def configs():
     """The smallest configuration that is there for each family."""
-    found: dict[str, dict] = {}
+    result: dict[str, dict] = {}
     for root in (GOLDEN, GOLDEN_0_2_5, FIXTURES / "oracle"):
         for file in sorted((*root.glob("*/hf/config.json"), *root.glob("*/config.json"))):
             config = without_towers(json.loads(file.read_bytes()))
@@ -51,8 +51,8 @@ def configs():
             text = config.get("text_config", config)
             # Of Gemma 4 shapes alone tell these, and here there are none yet.
             text |= GLOBAL if name.startswith("gemma4") else {}
-            found.setdefault(name, config)
-    return found
+            result.setdefault(name, config)
+    return result
 
 
 def test_every_family_is_tried():
@@ -65,7 +65,7 @@ RANK = 2
 
 def linear(name, shape, random, scale=0.5):
     """Noise as factors of a linear layer, whose product is as large as weights are."""
-    a, b = (random.normal(0, 0.3, each).astype("f4") for each in ((RANK, shape[1]), (shape[0], RANK)))
+    a, b = (random.normal(0, 0.3, item).astype("f4") for item in ((RANK, shape[1]), (shape[0], RANK)))
     return FactorPair(name, lazy(a), lazy(b), scale, RANK)
 
 
@@ -102,22 +102,22 @@ def scans(family):
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory):
     """Of a family's name a model of noise and the MaxText checkpoint of it, as bases."""
-    place = tmp_path_factory.mktemp("configs")
-    return cache(lambda name: made_bases(name, place / f"{name}.json"))
+    location = tmp_path_factory.mktemp("configs")
+    return cache(lambda name: made_bases(name, location / f"{name}.json"))
 
 
-def made_bases(name, place):
+def made_bases(name, location):
     tree = model(configs()[name], 1)
     family = families()[name]
     state = to_maxtext(tree, ToMaxText(scan=scans(family), leaves_out=True)).state
-    place.write_text(json.dumps(configs()[name]))
-    return base_of(tree), base_of(state, like=place)
+    location.write_text(json.dumps(configs()[name]))
+    return base_of(tree), base_of(state, like=location)
 
 
-def near(made: Tree, wanted: Tree, base: Tree) -> None:
-    for path in [path for path in wanted.arrays if made.arrays[path] is not base.arrays[path]]:
-        array = wanted.arrays[path]
-        got, there = made.arrays[path].read(), array.read()
+def near(built: Tree, expected: Tree, base: Tree) -> None:
+    for path in [path for path in expected.arrays if built.arrays[path] is not base.arrays[path]]:
+        array = expected.arrays[path]
+        got, there = built.arrays[path].read(), array.read()
         if got.tobytes() == there.tobytes():
             continue
         digits = 8 if array.dtype.name == "bfloat16" else 24
@@ -152,13 +152,15 @@ def test_an_adapter_is_the_same_in_maxtext(family, bases):
     tree = to_maxtext_adapter(base, adapter, ToMaxTextAdapter(scan=scans(own))).tree
     modules = re.compile(tree.metadata.custom["lora"]["lora_module_path"])
     assert all(modules.fullmatch("/".join(map(str, path[:-2]))) for path in tree.arrays)
-    wanted = {each.name: each.delta(base.weights[each.name].shape).read() for each in adapter.factors}
+    expected = {
+        factor.name: factor.delta(base.weights[factor.name].shape).read() for factor in adapter.factors
+    }
     for known in (base, maxtext):
         back = adapter_of_maxtext(known, tree)
-        there = {each.name: each.delta(base.weights[each.name].shape).read() for each in back.factors}
-        assert wanted.keys() <= there.keys()
+        there = {factor.name: factor.delta(base.weights[factor.name].shape).read() for factor in back.factors}
+        assert expected.keys() <= there.keys()
         for name, delta in there.items():
-            assert np.allclose(delta, wanted.get(name, 0), rtol=1e-5, atol=1e-6), name
+            assert np.allclose(delta, expected.get(name, 0), rtol=1e-5, atol=1e-6), name
     # What is in MaxText's kernels is what its own multiplication of the factors adds.
     one, two = merged(maxtext, adapter_of_maxtext(maxtext, tree)).tree, merged(maxtext, adapter).tree
     near(one, two, maxtext.tree)
@@ -183,11 +185,11 @@ def test_factors_of_fused_experts_are_those_of_single_ones(bases, family, module
         factor = FactorPair(
             f"model.layers.0.mlp.experts.{fused}", lazy(a), lazy(b), 0.5, RANK, "experts", None
         )
-        found = {each.name: each for each in fitted(base, Adapter("adapter", (factor,))).factors}
+        result = {item.name: item for item in fitted(base, Adapter("adapter", (factor,))).factors}
         delta = 0.5 * np.einsum("ore,eri->eoi", b.reshape(-1, RANK, 4), a.reshape(4, RANK, ins))
         for expert, own in enumerate(single):
-            made = [found[name].delta(base.weights[name].shape).read() for name in own]
-            assert np.allclose(np.concatenate(made), delta[expert], atol=1e-5)
+            built = [result[name].delta(base.weights[name].shape).read() for name in own]
+            assert np.allclose(np.concatenate(built), delta[expert], atol=1e-5)
     few = FactorPair(factor.name, lazy(a[RANK:]), lazy(b[:, RANK:]), 0.5, RANK, "experts", None)
     with pytest.raises(CheckpointError, match="another number of experts"):
         fitted(base, Adapter("adapter", (few,)))
@@ -226,12 +228,12 @@ def test_factors_come_back_to_the_bit_where_values_stay(family, bases):
     random = np.random.default_rng(4)
     every = [linear(name, base.weights[name].shape, random) for name in names if name in base.weights]
     tree = to_maxtext_adapter(base, Adapter("adapter", tuple(every)), ToMaxTextAdapter(scan=scans(own))).tree
-    back = {each.name: each for each in adapter_of_maxtext(base, tree).factors}
-    assert back.keys() == {each.name for each in every}
-    for each in every:
-        assert each.a.read().tobytes() == back[each.name].a.read().tobytes(), each.name
-        assert each.b.read().tobytes() == back[each.name].b.read().tobytes(), each.name
-        assert back[each.name].scale == each.scale
+    back = {factor.name: factor for factor in adapter_of_maxtext(base, tree).factors}
+    assert back.keys() == {item.name for item in every}
+    for item in every:
+        assert item.a.read().tobytes() == back[item.name].a.read().tobytes(), item.name
+        assert item.b.read().tobytes() == back[item.name].b.read().tobytes(), item.name
+        assert back[item.name].scale == item.scale
     config = json.loads(to_peft(base, Adapter("adapter", tuple(every)), "me/base").config)
     assert (config["r"], config["lora_alpha"]) == (RANK, 1) and not config["rank_pattern"]
     assert DTYPES["float32"] == every[0].a.dtype
@@ -246,6 +248,8 @@ def test_modules_are_called_as_those_of_the_class_that_loads_the_model(family, i
     base = base_of(model(config, 1))
     name = next(name for name in base.weights if name.endswith("layers.0.self_attn.q_proj.weight"))
     factor = linear(name, base.weights[name].shape, np.random.default_rng(7))
-    made = to_peft(base, Adapter("adapter", (factor,)), "me/base").tree
+    built = to_peft(base, Adapter("adapter", (factor,)), "me/base").tree
     above = "model.language_model" if is_whole else "model"
-    assert [*made] == [(f"base_model.model.{above}.layers.0.self_attn.q_proj.lora_{x}.weight",) for x in "AB"]
+    assert [*built] == [
+        (f"base_model.model.{above}.layers.0.self_attn.q_proj.lora_{x}.weight",) for x in "AB"
+    ]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 from safetensors.numpy import load_file, save_file
-from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5
+from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
@@ -33,8 +33,8 @@ def printed(tree, path, **stated):
 @pytest.mark.parametrize("alpha", [16, 16.0, 1e1, 0.5, 1e-5, 2.5e-7, 1e22, 1 / 3])
 def test_alpha_is_printed_so_that_yaml_reads_the_same_number(converted, tmp_path, alpha):
     (line,) = printed(converted, tmp_path / "a", lora_rank=2, lora_alpha=alpha)
-    (said,) = (each.partition("=")[2] for each in line.split() if each.startswith("lora.lora_alpha="))
-    assert yaml.safe_load(said) == float(said) == alpha
+    (declared,) = (item.partition("=")[2] for item in line.split() if item.startswith("lora.lora_alpha="))
+    assert yaml.safe_load(declared) == float(declared) == alpha
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_alpha_that_maxtext_cannot_apply_is_reported(converted, tmp_path, stated
 def test_layers_scanned_within_a_scan_get_a_note(tmp_path, model, is_nested, scan):
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    folder = next(each for each in (GOLDEN_0_2_5, GOLDEN) if (each / model).is_dir()) / model / "hf"
+    folder = next(item for item in (GOLDEN_0_2_5, GOLDEN) if (item / model).is_dir()) / model / "hf"
     weights = {dotted(path): array for path, array in ckpttools.open(folder).arrays.items()}
-    name = next(each for each in weights if each.endswith("self_attn.q_proj.weight"))
+    name = next(weight for weight in weights if weight.endswith("self_attn.q_proj.weight"))
     rows, columns = weights[name].shape
     key = f"base_model.model.{name.removesuffix('.weight')}"
     factors = {f"{key}.lora_A.weight": np.ones((2, columns)), f"{key}.lora_B.weight": np.ones((rows, 2))}
-    made = {name: each.astype(np.float32) for name, each in factors.items()}
-    save_file(made, adapter / "adapter_model.safetensors")
+    built = {name: item.astype(np.float32) for name, item in factors.items()}
+    save_file(built, adapter / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"]}
     (adapter / "adapter_config.json").write_text(json.dumps(config))
     planned = ckpttools.adapter_to_maxtext.plan(adapter, tmp_path / "mt", base=folder, scan=scan)
@@ -82,7 +82,7 @@ def test_modules_without_factors_are_noted(tmp_path, is_partial):
     tensors = load_file(file)
     if is_partial:
         lacking = sorted({name.rpartition(".lora_")[0] for name in tensors})[0]
-        tensors = {name: each for name, each in tensors.items() if not name.startswith(f"{lacking}.lora_")}
+        tensors = {name: item for name, item in tensors.items() if not name.startswith(f"{lacking}.lora_")}
     save_file(tensors, file, {"format": "pt"})
     base = PEFT / "bases" / "llama-float32"
     planned = ckpttools.adapter_to_maxtext.plan(adapter, tmp_path / "out", base=base)

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, run, succeed
 from support.hf_models import LLAMA_CONFIG, write_llama
-from support.places import FIXTURES
+from support.locations import FIXTURES
 from support.trees import model, tree_with
 
 import ckpttools
@@ -49,13 +49,13 @@ def numbers(path):
     return {dotted(where): array.read() for where, array in ckpttools.open(path).arrays.items()}
 
 
-def assert_near(made, wanted, ulps=4):
+def assert_near(built, expected, ulps=4):
     """Within some steps between numbers of the size of the largest: PEFT adds in an order of its own."""
-    assert made.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert (made[name].dtype, made[name].shape) == (array.dtype, array.shape), name
+    assert built.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (built[name].dtype, built[name].shape) == (array.dtype, array.shape), name
         digits = 8 if array.dtype.name == "bfloat16" else 24
-        got, there = made[name].astype(np.float64), array.astype(np.float64)
+        got, there = built[name].astype(np.float64), array.astype(np.float64)
         step = 2.0 ** (np.frexp(np.max(np.abs(there)))[1] - digits)
         assert np.max(np.abs(got - there)) <= ulps * step, name
 
@@ -63,9 +63,9 @@ def assert_near(made, wanted, ulps=4):
 @EVERY_CASE
 def test_what_peft_merges(tmp_path, case):
     run("adapter", "merge", base_of(case), PEFT / case, tmp_path / "merged")
-    wanted = load_file(PEFT / "merged" / f"{case}.safetensors")
-    del wanted["logits"]
-    assert_near(numbers(tmp_path / "merged"), wanted)
+    expected = load_file(PEFT / "merged" / f"{case}.safetensors")
+    del expected["logits"]
+    assert_near(numbers(tmp_path / "merged"), expected)
     assert (tmp_path / "merged" / "config.json").is_file()
 
 
@@ -96,19 +96,19 @@ def test_a_quantised_base_becomes_numbers_on_the_way(tmp_path, case, dtype, nati
     run("adapter", "merge", base, adapter, tmp_path / "one", "--dtype", dtype)
     ckpttools.cast(base, tmp_path / "plain", dtype=dtype)
     ckpttools.merge_adapter(tmp_path / "plain", tmp_path / "two", adapter=adapter)
-    made, wanted = (numbers(tmp_path / each) for each in ("one", "two"))
-    assert {n: (a.dtype, a.tobytes()) for n, a in made.items()} == {
-        n: (a.dtype, a.tobytes()) for n, a in wanted.items()
+    built, expected = (numbers(tmp_path / item) for item in ("one", "two"))
+    assert {n: (a.dtype, a.tobytes()) for n, a in built.items()} == {
+        n: (a.dtype, a.tobytes()) for n, a in expected.items()
     }
-    one, two = (ckpttools.open(tmp_path / each).metadata.config for each in ("one", "two"))
+    one, two = (ckpttools.open(tmp_path / item).metadata.config for item in ("one", "two"))
     assert one == two and (native or "quantization_config" not in one)
-    for each, at in ((base, "of-codes"), (tmp_path / "plain", "of-numbers")):
+    for item, at in ((base, "of-codes"), (tmp_path / "plain", "of-numbers")):
         if native:
-            ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / at, base=each)
+            ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / at, base=item)
         else:
-            ckpttools.extract_adapter(tmp_path / "two", tmp_path / at, base=each, rank=2)
-    made, wanted = (numbers(tmp_path / each) for each in ("of-codes", "of-numbers"))
-    assert made.keys() == wanted.keys() and all((made[n] == wanted[n]).all() for n in wanted)
+            ckpttools.extract_adapter(tmp_path / "two", tmp_path / at, base=item, rank=2)
+    built, expected = (numbers(tmp_path / item) for item in ("of-codes", "of-numbers"))
+    assert built.keys() == expected.keys() and all((built[n] == expected[n]).all() for n in expected)
 
 
 def test_what_an_adapter_does_not_change_keeps_its_bits(tmp_path):
@@ -148,32 +148,32 @@ def test_names_of_a_state_that_somebody_saved_as_it_was(tmp_path):
 
 def test_a_directory_called_0_beside_an_adapter(tmp_path):
     """Anything may be in it; where it is an adapter of MaxText, which one is meant must be said."""
-    place, base = tmp_path / "both", base_of("plain")
-    shutil.copytree(PEFT / "plain", place)
-    (place / "0").mkdir()
-    ckpttools.merge_adapter(base, tmp_path / "one", adapter=place)
-    (place / "0").rmdir()
-    ckpttools.adapter_to_maxtext(place, tmp_path / "lora", base=base)
-    shutil.copytree(tmp_path / "lora" / "0", place / "0")
-    told = run("adapter", "merge", base, place, tmp_path / "no", code=3)
+    location, base = tmp_path / "both", base_of("plain")
+    shutil.copytree(PEFT / "plain", location)
+    (location / "0").mkdir()
+    ckpttools.merge_adapter(base, tmp_path / "one", adapter=location)
+    (location / "0").rmdir()
+    ckpttools.adapter_to_maxtext(location, tmp_path / "lora", base=base)
+    shutil.copytree(tmp_path / "lora" / "0", location / "0")
+    told = run("adapter", "merge", base, location, tmp_path / "no", code=3)
     assert "two adapters lie here" in told and "adapter_model.safetensors or" in " ".join(told.split())
     for name in ("adapter_model.safetensors", "0"):
-        ckpttools.merge_adapter(base, tmp_path / f"of-{name}", adapter=place / name)
+        ckpttools.merge_adapter(base, tmp_path / f"of-{name}", adapter=location / name)
         assert_near(numbers(tmp_path / f"of-{name}"), numbers(tmp_path / "one"))
 
 
-def changed_config(tmp_path, case="plain", **said):
+def changed_config(tmp_path, case="plain", **declared):
     """An adapter with another configuration."""
-    place = tmp_path / "adapter"
-    shutil.rmtree(place, ignore_errors=True)
-    shutil.copytree(PEFT / case, place)
-    config = json.loads((place / "adapter_config.json").read_bytes()) | said
-    (place / "adapter_config.json").write_text(json.dumps(config))
-    return place
+    location = tmp_path / "adapter"
+    shutil.rmtree(location, ignore_errors=True)
+    shutil.copytree(PEFT / case, location)
+    config = json.loads((location / "adapter_config.json").read_bytes()) | declared
+    (location / "adapter_config.json").write_text(json.dumps(config))
+    return location
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("declared", "told"),
     [
         ({"peft_type": "LOHA"}, "adapter of another kind (LOHA)"),
         ({"bias": "all"}, "it trains the model's own biases"),
@@ -196,11 +196,11 @@ def changed_config(tmp_path, case="plain", **said):
         ({"target_parameters": [None]}, "target_parameters is no list of names"),
     ],
 )
-def test_what_is_no_plain_adapter_is_refused(tmp_path, said, told):
-    place = changed_config(tmp_path, **said)
-    assert told in run("adapter", "merge", base_of("plain"), place, tmp_path / "out", code=3)
+def test_what_is_no_plain_adapter_is_refused(tmp_path, declared, told):
+    location = changed_config(tmp_path, **declared)
+    assert told in run("adapter", "merge", base_of("plain"), location, tmp_path / "out", code=3)
     assert not (tmp_path / "out").exists()
-    looked = " ".join(succeed("inspect", "tree", place).output.split())
+    looked = " ".join(succeed("inspect", "tree", location).output.split())
     assert told in looked, "it can be looked at all the same"
 
 
@@ -213,25 +213,25 @@ def test_an_adapter_of_another_model_is_refused(tmp_path):
 
 
 def test_factors_without_their_other_half_are_refused(tmp_path):
-    place = changed_config(tmp_path)
-    arrays = load_file(place / "adapter_model.safetensors")
+    location = changed_config(tmp_path)
+    arrays = load_file(location / "adapter_model.safetensors")
     arrays.pop(next(name for name in arrays if "lora_B" in name))
-    save_file(arrays, place / "adapter_model.safetensors")
+    save_file(arrays, location / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="a factor of a product is not there"):
-        ckpttools.merge_adapter(base_of("plain"), tmp_path / "out", adapter=place)
+        ckpttools.merge_adapter(base_of("plain"), tmp_path / "out", adapter=location)
 
 
 def test_layers_that_the_adapter_leaves_alone_are_told(tmp_path):
     adapter = changed_config(tmp_path)
     arrays = load_file(adapter / "adapter_model.safetensors")
-    kept = {name: each for name, each in arrays.items() if ".layers.1." not in name}
+    kept = {name: item for name, item in arrays.items() if ".layers.1." not in name}
     assert kept and len(kept) < len(arrays)
     save_file(kept, adapter / "adapter_model.safetensors")
     plan = ckpttools.merge_adapter.plan(base_of("plain"), tmp_path / "out", adapter=adapter).plan
-    (told,) = [each for each in plan.notes.remarks if each.startswith("the adapter has no factors")]
+    (told,) = [remark for remark in plan.notes.remarks if remark.startswith("the adapter has no factors")]
     assert f"{(len(arrays) - len(kept)) // 2} arrays" in told and "model.layers.1." in told
     whole = ckpttools.merge_adapter.plan(base_of("plain"), tmp_path / "out", adapter=PEFT / "plain").plan
-    assert not [each for each in whole.notes.remarks if each.startswith("the adapter has no factors")]
+    assert not [remark for remark in whole.notes.remarks if remark.startswith("the adapter has no factors")]
 
 
 def test_a_module_that_is_replaced_in_one_layer_alone(tmp_path):
@@ -301,13 +301,13 @@ def test_why_an_adapter_is_not_read_is_one_line(tmp_path):
     adapter = changed_config(tmp_path, "plain")
     doubled = {name.replace(".weight", ".other.weight"): array for name, array in tensors.items()}
     save_file({**tensors, **doubled}, adapter / "adapter_model.safetensors")
-    found = ckpttools.inspect(adapter).adapter
-    assert found is not None and found.problem is not None and "\n" not in found.problem
+    result = ckpttools.inspect(adapter).adapter
+    assert result is not None and result.problem is not None and "\n" not in result.problem
     text = succeed("inspect", "tree", adapter).output
     assert "it is not read: these are of several adapters" in text and "\\n" not in text
 
 
-def test_what_maxtext_has_no_place_for_is_merged_by_the_command_that_is_named(tmp_path, monkeypatch):
+def test_what_maxtext_has_no_location_for_is_merged_by_the_command_that_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = run("adapter", "to-maxtext", PEFT / "dora", "out", "--base", base_of("dora"), code=3)
     command = told.partition("instead: `ckpt ")[2].partition("`")[0]
@@ -316,10 +316,10 @@ def test_what_maxtext_has_no_place_for_is_merged_by_the_command_that_is_named(tm
 
 
 def test_what_inspect_says_of_an_adapter():
-    found = ckpttools.inspect(PEFT / "patterns").adapter
-    assert found is not None and found.problem is None
-    assert (found.base_model, found.alpha, found.features) == ("tiny/llama", 6, ("rslora",))
-    assert found.ranks == {1: 1, 2: 7, 3: 2} and found.targets["down_proj"] == 2
+    result = ckpttools.inspect(PEFT / "patterns").adapter
+    assert result is not None and result.problem is None
+    assert (result.base_model, result.alpha, result.features) == ("tiny/llama", 6, ("rslora",))
+    assert result.ranks == {1: 1, 2: 7, 3: 2} and result.targets["down_proj"] == 2
     assert ckpttools.inspect(base_of("plain")).adapter is None
     text = succeed("inspect", "tree", PEFT / "dora").output
     assert "a LoRA of tiny/llama" in text and "rank        2, alpha 6, dora" in text
@@ -386,9 +386,9 @@ def test_what_comes_back_has_the_bits_that_it_had(tmp_path):
     assert before.keys() == after.keys()
     differing = {name for name in before if before[name].tobytes() != after[name].tobytes()}
     assert all(name.endswith("q_proj.lora_B.weight") for name in differing)
-    said = json.loads((tmp_path / "back" / "adapter_config.json").read_bytes())
-    assert (said["r"], said["lora_alpha"], said["base_model_name_or_path"]) == (2, 6, "b")
-    assert set(said["target_modules"]) == {*(f"{name}_proj" for name in "qkvo"), *MLP}
+    declared = json.loads((tmp_path / "back" / "adapter_config.json").read_bytes())
+    assert (declared["r"], declared["lora_alpha"], declared["base_model_name_or_path"]) == (2, 6, "b")
+    assert set(declared["target_modules"]) == {*(f"{name}_proj" for name in "qkvo"), *MLP}
 
 
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -419,10 +419,10 @@ def test_a_scale_is_in_alpha(tmp_path):
         ("experts", "its factors are of no linear layer (experts)"),
     ],
 )
-def test_what_maxtext_has_no_place_for_is_refused(tmp_path, case, told):
+def test_what_maxtext_has_no_location_for_is_refused(tmp_path, case, told):
     words = ("adapter", "to-maxtext", PEFT / case, tmp_path / "out", "--base", base_of(case))
-    said = run(*words, code=3)
-    assert told in said and "ckpt adapter merge" in said and not (tmp_path / "out").exists()
+    declared = run(*words, code=3)
+    assert told in declared and "ckpt adapter merge" in declared and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("size", ["intermediate_size", "hidden_size", "num_attention_heads"])
@@ -430,8 +430,10 @@ def test_factors_of_another_size_are_not_filled_up(tmp_path, size):
     """Names are those of the base; zeros are for ranks alone."""
     config = json.loads((base_of("plain") / "config.json").read_bytes())
     write_llama(tmp_path / "base", **{**config, "dtype": "float32", size: config[size] * 2})
-    said = run("adapter", "to-maxtext", PEFT / "plain", tmp_path / "out", "--base", tmp_path / "base", code=3)
-    assert "not those of the base's weight" in said and not (tmp_path / "out").exists()
+    declared = run(
+        "adapter", "to-maxtext", PEFT / "plain", tmp_path / "out", "--base", tmp_path / "base", code=3
+    )
+    assert "not those of the base's weight" in declared and not (tmp_path / "out").exists()
 
 
 def test_an_alpha_that_nothing_says_must_be_said(tmp_path):
@@ -446,10 +448,10 @@ def test_an_alpha_that_nothing_says_must_be_said(tmp_path):
     one, two = (
         json.loads((tmp_path / name / "adapter_config.json").read_bytes()) for name in ("out", "same")
     )
-    names = [each.pop("base_model_name_or_path") for each in (one, two)]
+    names = [item.pop("base_model_name_or_path") for item in (one, two)]
     assert one == two and names == [str(base_of("plain")), "tiny/llama"]
     ckpttools.adapter_to_peft(tree, tmp_path / "again", base=base_of("plain"), alpha=6)
-    with pytest.raises(UsageError, match=r"another alpha[^@]*\n +wanted 6 "):
+    with pytest.raises(UsageError, match=r"another alpha[^@]*\n +expected 6 "):
         ckpttools.adapter_to_peft(tree, tmp_path / "other", base=base_of("plain"), alpha=3)
     # What this writes it replaces, its configuration as well, and nothing that lies beside.
     words = "adapter", "to-peft", tmp_path / "noted", tmp_path / "again", "--base", base_of("plain")
@@ -509,36 +511,36 @@ def test_factors_as_the_inference_engine_has_them(tmp_path, rank):
     leaves = legacy(rank)
     # The engine wants the configuration two directories above the weights.
     saved(leaves, tmp_path / "a")
-    said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "base_model_name_or_path": "me/base"}
-    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(said))
+    declared = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "base_model_name_or_path": "me/base"}
+    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(declared))
     ckpttools.merge_adapter(tmp_path / "hf", tmp_path / "merged", adapter=tmp_path / "a")
-    made, before = numbers(tmp_path / "merged"), numbers(tmp_path / "hf")
+    built, before = numbers(tmp_path / "merged"), numbers(tmp_path / "hf")
     for layer in range(LAYERS):
         a, b = (leaves["decoder", "layers", "self_attention", "out", f"lora_{x}.kernel"] for x in "ab")
-        wanted = (a[:, layer].reshape(-1, rank) @ b[:, layer]).T
+        expected = (a[:, layer].reshape(-1, rank) @ b[:, layer]).T
         name = f"model.layers.{layer}.self_attn.o_proj.weight"
-        assert np.allclose(made[name] - before[name], wanted, atol=1e-5)
+        assert np.allclose(built[name] - before[name], expected, atol=1e-5)
 
 
-def saved(leaves, place):
+def saved(leaves, location):
     """A checkpoint of these arrays."""
     tree = tree_with(leaves)
-    return ckpttools.convert(tree, place, format="orbax").destination
+    return ckpttools.convert(tree, location, format="orbax").destination
 
 
 def test_what_inspect_says_of_a_maxtext_adapter(tmp_path):
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=base_of("plain"))
-    found = ckpttools.inspect(tmp_path / "adapter").adapter
-    assert found is not None and (found.ranks, found.alpha) == ({2: 7}, 6)
-    assert found.targets["query"] == 1
+    result = ckpttools.inspect(tmp_path / "adapter").adapter
+    assert result is not None and (result.ranks, result.alpha) == ({2: 7}, 6)
+    assert result.targets["query"] == 1
     against = ckpttools.inspect(tmp_path / "adapter", against=base_of("plain")).comparison
     assert against.is_same
 
 
 def test_factors_below_no_module(tmp_path):
     save_file({f"wi_lora_{which}": np.ones((2, 2), "f4") for which in "ab"}, tmp_path / "a.safetensors")
-    found = ckpttools.inspect(tmp_path / "a.safetensors").adapter
-    assert found is not None and (found.ranks, found.targets) == ({2: 1}, {"wi": 1})
+    result = ckpttools.inspect(tmp_path / "a.safetensors").adapter
+    assert result is not None and (result.ranks, result.targets) == ({2: 1}, {"wi": 1})
 
 
 def test_as_many_layers_as_inputs_and_ranks(tmp_path):
@@ -593,13 +595,14 @@ def test_a_weight_that_is_changed_twice_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("said", "alpha"), [({"use_rslora": True}, 6 * 2**0.5), ({}, 6), ({"alpha_pattern": {"q_proj": 3}}, None)]
+    ("declared", "alpha"),
+    [({"use_rslora": True}, 6 * 2**0.5), ({}, 6), ({"alpha_pattern": {"q_proj": 3}}, None)],
 )
-def test_a_configuration_of_peft_beside_maxtexts_factors(tmp_path, said, alpha):
+def test_a_configuration_of_peft_beside_maxtexts_factors(tmp_path, declared, alpha):
     """Of one that MaxText's own converter left there all counts, or it is refused."""
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=base_of("plain"))
     tree = ckpttools.open(tmp_path / "adapter").with_metadata(custom={})
-    config = json.loads((PEFT / "plain" / "adapter_config.json").read_bytes()) | said
+    config = json.loads((PEFT / "plain" / "adapter_config.json").read_bytes()) | declared
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
     if alpha is None:
         with pytest.raises(CheckpointError, match="ranks or alphas of their own"):
@@ -609,8 +612,8 @@ def test_a_configuration_of_peft_beside_maxtexts_factors(tmp_path, said, alpha):
 
 
 def test_the_alpha_of_rslora_is_said_to_be_another(tmp_path):
-    for said, is_told in ((True, True), (False, False)):
-        adapter = changed_config(tmp_path, "plain", use_rslora=said)
+    for declared, is_told in ((True, True), (False, False)):
+        adapter = changed_config(tmp_path, "plain", use_rslora=declared)
         told = run(
             "adapter", "to-maxtext", adapter, tmp_path / "out", "--base", base_of("plain"), "--dry-run"
         )
@@ -648,7 +651,7 @@ def test_what_is_said_of_an_adapter_names_the_setting_that_takes_it(tmp_path):
 
 def test_experts_that_the_configuration_names_without_their_module(tmp_path):
     """PEFT 0.21 makes these of target_modules that name projections of experts, with their own patterns."""
-    said = json.loads((PEFT / "experts" / "adapter_config.json").read_bytes())
+    declared = json.loads((PEFT / "experts" / "adapter_config.json").read_bytes())
     bare = {
         "target_parameters": ["down_proj", "gate_up_proj"],
         "r": 1,
@@ -656,11 +659,11 @@ def test_experts_that_the_configuration_names_without_their_module(tmp_path):
         "rank_pattern": {r".*\.gate_up_proj": 2, r".*\.down_proj": 2, "self_attn.*": 2},
         "alpha_pattern": {r".*\.gate_up_proj": 6, r".*\.down_proj": 6, "self_attn.*": 6},
     }
-    assert said["r"] == 2 and said["lora_alpha"] == 6
+    assert declared["r"] == 2 and declared["lora_alpha"] == 6
     whole = numbers(PEFT / "merged" / "experts.safetensors")
     del whole["logits"]
-    for targets in (said["target_modules"], r".*\.self_attn\..*"):
-        adapter = changed_config(tmp_path, "experts", **said | bare | {"target_modules": targets})
+    for targets in (declared["target_modules"], r".*\.self_attn\..*"):
+        adapter = changed_config(tmp_path, "experts", **declared | bare | {"target_modules": targets})
         ckpttools.merge_adapter(base_of("experts"), tmp_path / "merged", adapter=adapter, overwrite=True)
         assert_near(numbers(tmp_path / "merged"), whole)
 
@@ -701,15 +704,15 @@ def test_the_head_of_a_tied_model_that_is_saved_beside_its_table(tmp_path):
     file = adapter / "adapter_model.safetensors"
     save_file(dict.fromkeys(names, table), file)
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=adapter)
-    made = numbers(tmp_path / "merged")
-    assert "lm_head.weight" not in made
-    np.testing.assert_array_equal(made["model.embed_tokens.weight"], table)
+    built = numbers(tmp_path / "merged")
+    assert "lm_head.weight" not in built
+    np.testing.assert_array_equal(built["model.embed_tokens.weight"], table)
     save_file(dict(zip(names, (table, table + 1), strict=True)), file)
     with pytest.raises(FormatError, match="output head, which is the table"):
         ckpttools.merge_adapter.plan(tmp_path / "base", tmp_path / "no", adapter=adapter)
 
 
-def mixture_adapter(place, random, layers=4, inner=2):
+def mixture_adapter(location, random, layers=4, inner=2):
     """An adapter as PEFT 0.21 writes it of all linear layers of a Mixtral, and what it adds in float64."""
     modules = {
         "mlp.experts.base_layer": ("gate_up_proj", 2 * inner, 256, 64),
@@ -725,9 +728,9 @@ def mixture_adapter(place, random, layers=4, inner=2):
         arrays |= {f"{path}.lora_A.weight": a, f"{path}.lora_B.weight": b}
         both = a.reshape(count, rank, -1).astype("f8"), b.reshape(-1, rank, count).astype("f8")
         added[layer, name] = 1.5 * np.einsum("eri,ore->eoi", *both)
-    place.mkdir()
-    save_file(arrays, place / "adapter_model.safetensors")
-    said = {
+    location.mkdir()
+    save_file(arrays, location / "adapter_model.safetensors")
+    declared = {
         "peft_type": "LORA",
         "r": inner,
         "lora_alpha": 3,
@@ -736,7 +739,7 @@ def mixture_adapter(place, random, layers=4, inner=2):
         "rank_pattern": {r".*\.gate_up_proj": 2 * inner},
         "alpha_pattern": {r".*\.gate_up_proj": 6},
     }
-    (place / "adapter_config.json").write_text(json.dumps(said))
+    (location / "adapter_config.json").write_text(json.dumps(declared))
     return added
 
 
@@ -752,20 +755,20 @@ def test_an_adapter_of_fused_experts_and_their_gate_for_a_base_that_has_them_apa
         for name, array in write_llama(tmp_path / "base", dtype="float32").items()
         if ".mlp." not in name
     }
-    wanted = {}
+    expected = {}
     for layer in range(4):
         above = f"model.layers.{layer}.block_sparse_moe"
         changes = {f"{above}.gate.weight": added[layer, "weight"][0]}
         for expert in range(LOCAL_EXPERTS):
             w1, w3 = np.split(added[layer, "gate_up_proj"][expert], 2)
             own = zip(("w1", "w2", "w3"), (w1, added[layer, "down_proj"][expert], w3), strict=True)
-            changes |= {f"{above}.experts.{expert}.{name}.weight": each for name, each in own}
-        base |= {name: random.normal(0, 1, each.shape).astype("f4") for name, each in changes.items()}
-        wanted |= {name: base[name] + each for name, each in changes.items()}
+            changes |= {f"{above}.experts.{expert}.{name}.weight": item for name, item in own}
+        base |= {name: random.normal(0, 1, item.shape).astype("f4") for name, item in changes.items()}
+        expected |= {name: base[name] + item for name, item in changes.items()}
     save_file(base, tmp_path / "base" / "model.safetensors")
     (tmp_path / "base" / "config.json").write_text(json.dumps(config))
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=tmp_path / "adapter")
-    assert_near(numbers(tmp_path / "merged"), base | {name: a.astype("f4") for name, a in wanted.items()})
+    assert_near(numbers(tmp_path / "merged"), base | {name: a.astype("f4") for name, a in expected.items()})
     assert ckpttools.inspect(tmp_path / "adapter", against=tmp_path / "base").comparison.is_same
 
 
@@ -780,19 +783,19 @@ def test_a_family_whose_rows_make_other_values_is_refused_wherever_rows_are_used
         (ckpttools.adapter_to_maxtext, adapter, {"base": tmp_path / "maxtext"}),
         (ckpttools.adapter_to_peft, lora, {"base": base}),
     ]
-    for call, source, said in calls:
+    for call, source, declared in calls:
         with pytest.raises(CheckpointError, match="would make other values") as refused:
-            call.plan(source, tmp_path / "no", family="mistral", **said)
+            call.plan(source, tmp_path / "no", family="mistral", **declared)
         assert "leave" in str(refused.value) and "model_type" in str(refused.value)
         with pytest.raises(CheckpointError, match="do not match the model"):
-            call.plan(source, tmp_path / "no", family="gemma2", **said)
-        call.plan(source, tmp_path / "yes", family="llama", **said)
+            call.plan(source, tmp_path / "no", family="gemma2", **declared)
+        call.plan(source, tmp_path / "yes", family="llama", **declared)
 
 
 def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
     """Whatever is done with it, its configuration lies beside one file of the name that PEFT looks for."""
     base, source = base_of("bin"), PEFT / "bin"
-    made = ["adapter_config.json", "adapter_model.safetensors"]
+    built = ["adapter_config.json", "adapter_model.safetensors"]
     stored = tmp_path / "stored"
     succeed("convert", "to-orbax", source, stored)
     for name, (words, options) in {
@@ -807,16 +810,16 @@ def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
         "experts": (("convert", "to-safetensors", PEFT / "experts"), ()),
     }.items():
         succeed(*words, tmp_path / name, *options)
-        assert sorted(each.name for each in (tmp_path / name).iterdir()) == made, name
+        assert sorted(item.name for item in (tmp_path / name).iterdir()) == built, name
         succeed(*words, tmp_path / name, *options, "--overwrite")
-        config = (tmp_path / name / made[0]).read_bytes()
+        config = (tmp_path / name / built[0]).read_bytes()
         case = {"cast": "plain", "experts": "experts"}.get(name, "bin")
-        assert config == (PEFT / case / made[0]).read_bytes()
+        assert config == (PEFT / case / built[0]).read_bytes()
         ckpttools.merge_adapter(base_of(case), tmp_path / f"{name}-merged", adapter=tmp_path / name)
     ckpttools.merge_adapter(base, tmp_path / "merged", adapter=source)
-    wanted = numbers(tmp_path / "merged")
+    expected = numbers(tmp_path / "merged")
     for name in ("converted", "of-file", "selected", "back"):
-        assert_near(numbers(tmp_path / f"{name}-merged"), wanted, ulps=0)
+        assert_near(numbers(tmp_path / f"{name}-merged"), expected, ulps=0)
 
 
 @pytest.mark.parametrize("before", ["base_model.model.", "base_model.model.model.layers.0."])
@@ -828,14 +831,14 @@ def test_names_of_wrapped_modules(tmp_path, wrapper, before):
     plain = load_file(file)
     save_file({name.replace(before, before + wrapper): array for name, array in plain.items()}, file)
     ckpttools.merge_adapter(base_of("plain"), tmp_path / "merged", adapter=adapter)
-    ckpttools.merge_adapter(base_of("plain"), tmp_path / "wanted", adapter=PEFT / "plain")
-    assert_near(numbers(tmp_path / "merged"), numbers(tmp_path / "wanted"), ulps=0)
+    ckpttools.merge_adapter(base_of("plain"), tmp_path / "expected", adapter=PEFT / "plain")
+    assert_near(numbers(tmp_path / "merged"), numbers(tmp_path / "expected"), ulps=0)
     assert ckpttools.inspect(adapter, against=base_of("plain")).comparison.is_same
 
 
 def test_settings_that_nobody_knows_are_told(tmp_path):
-    def remarks(case, **said):
-        adapter = changed_config(tmp_path, case, **said)
+    def remarks(case, **declared):
+        adapter = changed_config(tmp_path, case, **declared)
         plan = ckpttools.merge_adapter.plan(base_of(case), tmp_path / "merged", adapter=adapter).plan
         return " ".join(plan.notes.remarks)
 
@@ -850,9 +853,9 @@ def test_a_head_that_is_kept_tied_to_its_table(tmp_path):
     random = np.random.default_rng(3)
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    said = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "ensure_weight_tying": True}
-    said["target_modules"] = ["embed_tokens"]
-    (adapter / "adapter_config.json").write_text(json.dumps(said))
+    declared = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "ensure_weight_tying": True}
+    declared["target_modules"] = ["embed_tokens"]
+    (adapter / "adapter_config.json").write_text(json.dumps(declared))
     a, b = (random.normal(0, 1, shape).astype("f4") for shape in ((2, 256), (64, 2)))
     above, head = "base_model.model.model.embed_tokens", "base_model.model.lm_head"
     table = {f"{above}.lora_embedding_A": a, f"{above}.lora_embedding_B": b}

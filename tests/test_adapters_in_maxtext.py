@@ -11,7 +11,7 @@ import pytest
 from oracle import environments
 from oracle.settings import COMPUTED
 from safetensors.numpy import load_file
-from support.places import FIXTURES, TESTS
+from support.locations import FIXTURES, TESTS
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
@@ -51,11 +51,11 @@ def test_maxtext_computes_with_an_adapter_what_peft_does(tmp_path, case, scan):
     ckpttools.hf_to_maxtext(BASE, tmp_path / "base", scan=scan)
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=PEFT / case)
     ckpttools.adapter_to_maxtext(PEFT / case, tmp_path / "adapter", base=tmp_path / "base")
-    wanted = load_file(PEFT / "merged" / f"{case}.safetensors")["logits"][0]
+    expected = load_file(PEFT / "merged" / f"{case}.safetensors")["logits"][0]
     merged = logits(tmp_path / "merged", tmp_path / "merged.npy")
-    assert np.max(np.abs(merged - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
+    assert np.max(np.abs(merged - expected)) < 1e-6 * np.max(np.abs(expected)) + 1e-6
     restored = restored_logits(tmp_path / "base", tmp_path / "adapter", tmp_path / "restored.npy")
-    assert np.max(np.abs(restored - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
+    assert np.max(np.abs(restored - expected)) < 1e-6 * np.max(np.abs(expected)) + 1e-6
 
 
 @pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
@@ -63,9 +63,9 @@ def test_maxtext_matches_merge_with_negative_scale(tmp_path):
     ckpttools.hf_to_maxtext(BASE, tmp_path / "base")
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=PEFT / "plain", scale=-0.37)
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=tmp_path / "base", scale=-0.37)
-    wanted = logits(tmp_path / "merged", tmp_path / "merged.npy")
+    expected = logits(tmp_path / "merged", tmp_path / "merged.npy")
     restored = restored_logits(tmp_path / "base", tmp_path / "adapter", tmp_path / "restored.npy")
-    assert np.max(np.abs(restored - wanted)) < 1e-6 * np.max(np.abs(wanted)) + 1e-6
+    assert np.max(np.abs(restored - expected)) < 1e-6 * np.max(np.abs(expected)) + 1e-6
 
 
 @pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")
@@ -81,11 +81,11 @@ def test_factors_that_qwix_made_are_read(tmp_path, scan):
         "lora.lora_rank=2",
         "lora.lora_alpha=6",
     )
-    wanted = logits(tmp_path / "base", tmp_path / "own.npy", run=run, more=more)
+    expected = logits(tmp_path / "base", tmp_path / "own.npy", run=run, more=more)
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "merged", adapter=run, alpha=6)
     ckpttools.adapter_to_peft(run, tmp_path / "peft", base=BASE, alpha=6)
     ckpttools.adapter_to_maxtext(tmp_path / "peft", tmp_path / "again", base=tmp_path / "base")
     ckpttools.merge_adapter(tmp_path / "base", tmp_path / "twice", adapter=tmp_path / "again")
     for name in ("merged", "twice"):
-        made = logits(tmp_path / name, tmp_path / f"{name}.npy")
-        assert np.max(np.abs(made - wanted)) < 1e-5 * np.max(np.abs(wanted))
+        built = logits(tmp_path / name, tmp_path / f"{name}.npy")
+        assert np.max(np.abs(built - expected)) < 1e-5 * np.max(np.abs(expected))

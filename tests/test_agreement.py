@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools.array.lazy import LazyArray
@@ -117,13 +117,13 @@ def replace_by_a_leaf(tree: Tree, pick: Pick) -> Tree:
 
 
 def add_a_number(tree: Tree, pick: Pick) -> Tree:
-    made = changed(tree, {("epoch",): array_of(np.array(3), "int64")})
-    scalars = made.metadata.scalars | ({("epoch",)} if pick(2) else set())
-    return made.with_metadata(scalars=scalars, format=(None, "orbax")[pick(2)])
+    built = changed(tree, {("epoch",): array_of(np.array(3), "int64")})
+    scalars = built.metadata.scalars | ({("epoch",)} if pick(2) else set())
+    return built.with_metadata(scalars=scalars, format=(None, "orbax")[pick(2)])
 
 
 def pad_rows(tree: Tree, pick: Pick) -> Tree:
-    path = next((path for path, each in tree.arrays.items() if "embed" in keystr(path)), None)
+    path = next((path for path, item in tree.arrays.items() if "embed" in keystr(path)), None)
     if path is None or len(tree.arrays[path].shape) != 2:
         return tree
     array = tree.arrays[path]
@@ -133,7 +133,7 @@ def pad_rows(tree: Tree, pick: Pick) -> Tree:
 
 
 def add_a_head(tree: Tree, pick: Pick) -> Tree:
-    array = next((each for path, each in tree.arrays.items() if "embed" in keystr(path)), None)
+    array = next((item for path, item in tree.arrays.items() if "embed" in keystr(path)), None)
     if array is None:
         return tree
     head = array if pick(2) else stored(noise(array.shape, array.dtype, 3), array.dtype)
@@ -229,13 +229,13 @@ def verdicts(a: Tree, b: Tree, **options: bool) -> list[bool]:
         for sides in ((a, b), (b, a))
         for command in (ckpttools.verify, partial(ckpttools.diff, explain=False))
     ]
-    found = []
+    result = []
     for call in calls:
         try:
-            found.append(call().equal)
+            result.append(call().equal)
         except ckpttools.CheckpointError:
-            found.append(False)
-    return found
+            result.append(False)
+    return result
 
 
 KINDS = st.sampled_from(
@@ -259,8 +259,8 @@ def test_verify_and_diff_agree(kinds, family, edits, parameters, seed):
             if where in ("both", name):
                 random = np.random.default_rng(seed + number)
                 sides[index] = edit(sides[index], lambda count, random=random: int(random.integers(count)))
-    found = verdicts(*sides, parameters=parameters)
-    assert len(set(found)) == 1, found
+    result = verdicts(*sides, parameters=parameters)
+    assert len(set(result)) == 1, result
 
 
 def zero(count: int) -> int:
@@ -270,11 +270,11 @@ def zero(count: int) -> int:
 def of(edit: Edit, *picks: int) -> Edit:
     """An edit with the first choices given, and zeros after these."""
 
-    def made(tree: Tree, pick: Pick) -> Tree:
+    def built(tree: Tree, pick: Pick) -> Tree:
         rest = iter(picks)
         return edit(tree, lambda count: next(rest, 0))
 
-    return made
+    return built
 
 
 @pytest.mark.parametrize("kinds", [("hf", "hf"), ("hf", "scanned"), ("scanned", "unscanned")])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.flavours import with_parameters
 from support.golden_data import FAMILIES, golden_checkpoint
-from support.places import GOLDEN, TRAINED
+from support.locations import GOLDEN, TRAINED
 from support.trees import hugging_face, lazy, parameters_of, values_of
 
 from ckpttools.array.lazy import LazyArray
@@ -50,11 +50,11 @@ class TestHuggingFaceAgainstMaxText:
     def test_every_family(self, family: str, scan: bool):
         """Each layout from one side: which side it is decides nothing of a family's rows."""
         hf = hugging_face(family)
-        made = to_maxtext(hf, ToMaxText(scan=scan)).state
+        built = to_maxtext(hf, ToMaxText(scan=scan)).state
         if scan or family in BOTH_WAYS:
-            assert_equal(align(hf, made))
+            assert_equal(align(hf, built))
         if not scan or family in BOTH_WAYS:
-            assert_equal(align(made, hf))
+            assert_equal(align(built, hf))
 
     @SCANS
     def test_what_maxtext_itself_made(self, scan: bool):
@@ -75,7 +75,7 @@ class TestHuggingFaceAgainstMaxText:
         assert list(both.only_a) == ["extra.weight"]
         assert len(both.only_b) == 1
         assert len(list(both.pairs)) == 38
-        assert any("under their own names" in str(each) for each in both.naming)
+        assert any("under their own names" in str(item) for item in both.naming)
 
     def test_an_expert_that_is_missing_takes_its_stack_along(self):
         hf = hugging_face("qwen3-moe")
@@ -103,16 +103,16 @@ class TestHuggingFaceAgainstMaxText:
         bare = hf.with_metadata(config=None)
         both = align(bare, to_maxtext(hf, ToMaxText()).state)
         assert not both.only_a and not both.only_b
-        assert any("there is no config.json" in str(each) for each in both.naming)
+        assert any("there is no config.json" in str(item) for item in both.naming)
 
     def test_the_configuration_may_be_said_or_carried(self, tmp_path: Path):
         hf = hugging_face("mistral-7b")
-        bare, made = hf.with_metadata(config=None), to_maxtext(hf, ToMaxText()).state
-        assert_equal(align(bare, made, AlignOptions(like=GOLDEN / "mistral-7b" / "hf")))
-        assert_equal(align(bare, made, AlignOptions(ModelOptions("mistral"))))
+        bare, built = hf.with_metadata(config=None), to_maxtext(hf, ToMaxText()).state
+        assert_equal(align(bare, built, AlignOptions(like=GOLDEN / "mistral-7b" / "hf")))
+        assert_equal(align(bare, built, AlignOptions(ModelOptions("mistral"))))
         (tmp_path / "hf").mkdir()
         shutil.copy(GOLDEN / "mistral-7b" / "hf" / "config.json", tmp_path / "hf")
-        assert_equal(align(bare, made.with_metadata(place=str(tmp_path))))
+        assert_equal(align(bare, built.with_metadata(location=str(tmp_path))))
 
     def test_an_unknown_model_is_told_by_names(self):
         hf = hugging_face("qwen3")
@@ -120,17 +120,17 @@ class TestHuggingFaceAgainstMaxText:
         assert_equal(align(other, to_maxtext(hf, ToMaxText()).state))
 
     def test_nothing_in_common(self):
-        made = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
-        both = align(Tree({("x",): lazy(np.ones(2, np.float32))}), made)
+        built = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
+        both = align(Tree({("x",): lazy(np.ones(2, np.float32))}), built)
         assert list(both.only_a) == ["x"]
         assert not list(both.pairs)
 
     def test_bad_options(self):
-        hf, made = hugging_face("qwen3"), to_maxtext(hugging_face("qwen3"), ToMaxText()).state
+        hf, built = hugging_face("qwen3"), to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         with pytest.raises(UnknownNameError):
-            align(hf, made, AlignOptions(ModelOptions("qwen33")))
+            align(hf, built, AlignOptions(ModelOptions("qwen33")))
         with pytest.raises(CheckpointError, match="is not there"):
-            align(hf, made, AlignOptions(like="nowhere"))
+            align(hf, built, AlignOptions(like="nowhere"))
 
     def test_a_head_that_is_there_is_compared(self):
         hf = hugging_face("llama3.2-tied")
@@ -151,10 +151,12 @@ class TestHuggingFaceAgainstHuggingFace:
     @pytest.mark.parametrize("config", [True, False])
     def test_names_of_the_hub_and_of_transformers(self, family: str, config: bool):
         hf = hugging_face(family)
-        made = to_maxtext(hf, ToMaxText(text_only=True)).state
+        built = to_maxtext(hf, ToMaxText(text_only=True)).state
         files = ModelFiles(config=hf.metadata.config)
         spellings = ("transformers", "text")
-        first, second = (to_huggingface(made, ToHuggingFace(spelling=each), files).tree for each in spellings)
+        first, second = (
+            to_huggingface(built, ToHuggingFace(spelling=spelling), files).tree for spelling in spellings
+        )
         assert first.keys() != second.keys()
         if config:
             first = first.with_metadata(config=hf.metadata.config)
@@ -239,7 +241,7 @@ class TestMaxTextAgainstMaxText:
         scanned[path] = lazy(np.ones((64, 3, 128), np.float32))
         both = align(Tree(scanned), Tree(scanned))
         assert_equal(both)
-        assert any("stacked layers are compared as they are stored" in str(each) for each in both.remarks)
+        assert any("stacked layers are compared as they are stored" in str(remark) for remark in both.remarks)
 
 
 class TestNothingIsLeftOutThatBothHave:
@@ -259,7 +261,7 @@ class TestNothingIsLeftOutThatBothHave:
             ({"model.attn.key": ("int32", (2, 2)), "model.attn.count": ("int32", ())}, "model.attn.key"),
             ({"step": ("int64", ())}, "step"),
         ],
-        ids=lambda each: each if isinstance(each, str) else "",
+        ids=lambda item: item if isinstance(item, str) else "",
     )
     def test_it_differs(self, arrays: dict[str, tuple[str, tuple[int, ...]]], what: str):
         first, second = (
@@ -267,14 +269,14 @@ class TestNothingIsLeftOutThatBothHave:
             for number in (1, 2)
         )
         both = align(Tree({**self.WEIGHTS, **first}), Tree({**self.WEIGHTS, **second}))
-        assert what in {each.name for each in compare(both, **PLENTY)}
+        assert what in {item.name for item in compare(both, **PLENTY)}
         assert not both.remarks
 
     def test_what_one_has_is_named(self):
         step = {("step",): lazy(np.int64(1))}
         names = ("rng", *(f"model.layers.{k}.rngs.{key}" for key in "abcd" for k in range(3)))
         more = {(name,): lazy(np.zeros(2, np.uint32)) for name in names}
-        said = "B: left out, as the other side has no such state: "
+        declared = "B: left out, as the other side has no such state: "
         for arrays, listed in (
             (step, "step"),
             (
@@ -284,7 +286,7 @@ class TestNothingIsLeftOutThatBothHave:
         ):
             both = align(Tree(self.WEIGHTS), Tree({**self.WEIGHTS, **arrays}))
             assert_equal(both)
-            assert [str(each.remark) for each in both.uncompared] == [said + listed]
+            assert [str(item.remark) for item in both.uncompared] == [declared + listed]
 
 
 class TestOtherTrees:
@@ -303,6 +305,6 @@ def test_as_maxtext():
     assert unplaced
     assert named.arrays.keys() - unplaced == own.arrays.keys() - {"step"}
     assert named.sizes["head_dim"] == 16
-    assert any("under their own names" in each for each in named.naming)
+    assert any("under their own names" in item for item in named.naming)
     plain = Tree({("x",): lazy(np.ones(2, np.float32))})
     assert as_maxtext(plain).naming == ("names are taken as they are",)

@@ -60,11 +60,11 @@ def both(function, path, *more, **options):
 class TestOneCallIsTheCommand:
     def test_inspect(self, models, capsys):
         report = both(ckpttools.inspect, models / "stacked", filter="*mlp*", sort="size", against="llama")
-        said = as_json(report, capsys)
+        declared = as_json(report, capsys)
         options = ("--filter", "*mlp*", "--sort", "size", "--against", "llama")
         shown = printed("inspect", "tree", models / "stacked", *options)
         assert shown.pop("subtrees")
-        assert shown == said
+        assert shown == declared
         assert report.comparison.is_same
         assert short(report, "stacked-inference", "3 arrays", "mlp/wi_{0..1}/kernel: bfloat16[64, 2, 128]")
 
@@ -83,9 +83,9 @@ class TestOneCallIsTheCommand:
 
     def test_chunks(self, models, capsys):
         report = both(ckpttools.chunks, models / "stacked", mesh="8", spec="axis0")
-        said = as_json(report, capsys)
+        declared = as_json(report, capsys)
         shown = printed("inspect", "chunks", models / "stacked", "--mesh", "8", "--spec", "axis0")
-        assert shown == {"advice": said.pop("advice"), "report": said}
+        assert shown == {"advice": declared.pop("advice"), "report": declared}
         assert short(report, "13 arrays", "does not divide")
 
     def test_report(self, models, tmp_path, capsys):
@@ -94,10 +94,10 @@ class TestOneCallIsTheCommand:
         assert "<!doctype html" in page.html.lower()
         written = ckpttools.report(models / "hf", tmp_path / "page.html", stats=False)
         assert (tmp_path / "page.html").read_text() == written.html == page.html
-        said = as_json(written, capsys)
-        del said["html"]
+        declared = as_json(written, capsys)
+        del declared["html"]
         output = ("--output", tmp_path / "page.html", "--overwrite", "--no-stats")
-        assert printed("inspect", "report", models / "hf", *output) == said
+        assert printed("inspect", "report", models / "hf", *output) == declared
         assert short(page, "<Page of 21 arrays", "not written")
 
     def test_diff(self, models, capsys):
@@ -138,7 +138,7 @@ class TestOneCallIsTheCommand:
         assert report.healthy
         assert short(report, "healthy")
         item = ckpttools.open(models / "stacked")
-        assert ckpttools.doctor(item).path == item.metadata.place
+        assert ckpttools.doctor(item).path == item.metadata.location
 
     def test_families(self, capsys):
         known = ckpttools.families()
@@ -166,8 +166,8 @@ def test_what_is_decided_and_done_is_told_in_a_line(models, tmp_path):
         f"<PruneReport of {out}: prune: 1 kept, 0 bytes free>": ckpttools.prune(out, keep_last=1),
         f"<TrainingPlan of {stacked}: persistent checkpoints of ": ckpttools.plan_training(stacked, hosts=2),
     }
-    for begins, each in told.items():
-        assert repr(each).startswith(begins) and len(repr(each)) < 400, repr(each)
+    for begins, item in told.items():
+        assert repr(item).startswith(begins) and len(repr(item)) < 400, repr(item)
 
 
 def test_progress_is_told_to_whoever_observes(models):
@@ -256,10 +256,10 @@ def test_what_a_format_keeps_beside_arrays_is_asked_of_the_format(monkeypatch):
 
     known = {"telling": Telling(), "silent": Silent()}
     monkeypatch.setattr(registry, "formats", lambda: known)
-    told = tree_of(("params", "kernel"), format="telling", place="/somewhere")
+    told = tree_of(("params", "kernel"), format="telling", location="/somewhere")
     report = ckpttools.inspect(told, sharding=True)
     assert report.arrays[0].sharding.mesh == (("data", 2),)
-    assert [each.name for each in report.warnings] == ["unfinished-step"]
+    assert [warning.name for warning in report.warnings] == ["unfinished-step"]
     silent = told.with_metadata(format="silent")
     assert registry.other_steps(silent) == OtherSteps({}, {})
     assert registry.stored_shardings(silent) == {}

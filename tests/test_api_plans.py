@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from support.command_line import ckpt, run, succeed
+from support.locations import GOLDEN, HF
 from support.object_stores import files_in
-from support.places import GOLDEN, HF
 
 import ckpttools
 from ckpttools.api import publishing
@@ -19,14 +19,14 @@ from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedErr
 from ckpttools.plan.plan_decoding import read_plan
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.stores import parse
-from ckpttools.stores.publishing import Purpose, staging_of
+from ckpttools.stores.publishing import JobInfo, staging_of
 from ckpttools.stores.shares import Share
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 
 
-def digest(place):
-    return ckpttools.hash(place).digest
+def digest(location):
+    return ckpttools.hash(location).digest
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ class TestBothWays:
         plan = tmp_path / "plan"
         assert ckpttools.plan_status(plan).state == "not begun"
         receipts = [ckpttools.run_part(plan, f"{number}/2", memory="512MiB") for number in range(2)]
-        assert [each.tasks_resumed for each in receipts] == [0, 0]
+        assert [receipt.tasks_resumed for receipt in receipts] == [0, 0]
         status = ckpttools.plan_status(plan)
         assert status.state == "done" and status.tasks_done == status.tasks == sum(r.tasks for r in receipts)
         assert ckpttools.publish_plan(plan).destination == parse(tmp_path / "out")
@@ -77,7 +77,7 @@ class TestBothWays:
         assert "published before" in repr(ckpttools.run_part(written.file, "1/2"))
 
 
-class TestPlaces:
+class TestLocations:
     def test_a_plan_with_relative_paths_may_be_moved(self, tmp_path, monkeypatch):
         shutil.copytree(SHARDED, tmp_path / "made" / "model")
         (tmp_path / "made" / "rules.toml").write_text('[[rules]]\nfrom = "model.{...}"\nto = "base.{...}"\n')
@@ -89,11 +89,11 @@ class TestPlaces:
         shutil.move(tmp_path / "made" / "llama.plan", "llama.plan")
         run("run", "llama.plan", "--part", "0/1")
         run("run", "llama.plan", "--publish")
-        assert sorted(each.name for each in (tmp_path / "moved").iterdir()) == [
+        assert sorted(item.name for item in (tmp_path / "moved").iterdir()) == [
             "llama.plan",
             "llama.plan.published",
         ]
-        assert sorted(each.name for each in (tmp_path / "made").iterdir()) == ["model", "rules.toml"]
+        assert sorted(item.name for item in (tmp_path / "made").iterdir()) == ["model", "rules.toml"]
         assert "nothing to do" in run("run", tmp_path / "moved" / "llama.plan", "--part", "0/2")
 
     def test_other_roots(self, tmp_path, monkeypatch):
@@ -113,7 +113,7 @@ class TestPlaces:
         ckpttools.publish_plan(plan, root=root)
         assert list((tmp_path / "mnt" / "out").glob("*.safetensors"))
 
-    def test_the_file_of_a_family_is_a_place_too(self, tmp_path, monkeypatch):
+    def test_the_file_of_a_family_is_a_location_too(self, tmp_path, monkeypatch):
         disk, moved, here = tmp_path / "disk", tmp_path / "mnt", tmp_path / "here"
         shutil.copytree(HF, disk / "model")
         here.mkdir()
@@ -217,8 +217,8 @@ class TestHints:
     def test_replacing_takes_another_plan(self, written, tmp_path):
         ckpttools.cast(SHARDED, tmp_path / "out", dtype="float16")
         result = ckpt("run", written.file, "--part", "0/1")
-        said = " ".join(result.output.split())
-        assert result.exit_code == 2 and "a plan made with --overwrite" in said, said
+        declared = " ".join(result.output.split())
+        assert result.exit_code == 2 and "a plan made with --overwrite" in declared, declared
         with pytest.raises(CheckpointError, match="a plan made with overwrite=True"):
             ckpttools.run_part(written.file, "0/1")
 
@@ -228,17 +228,17 @@ class TestHints:
             ckpttools.publish_plan(written.file)
         assert "--" not in str(raised.value) and "ckpt run" not in str(raised.value)
         assert 'ckpttools.run_part(plan, "0/1")' in str(raised.value)
-        said = " ".join(ckpt("run", written.file, "--publish").output.split())
-        assert f"`ckpt run {written.file} --part 0/1` does all that is left" in said
+        declared = " ".join(ckpt("run", written.file, "--publish").output.split())
+        assert f"`ckpt run {written.file} --part 0/1` does all that is left" in declared
 
     def test_publishing_waits_for_parts_at_work(self, written):
         header = read_plan(written.file).header
         ckpttools.run_part(written.file, "1/2")
         share = Share("0/2", 0, 2)
-        with staging_of(parse(header.destination)).joined(Purpose(header.plan), 0, share):
+        with staging_of(parse(header.destination)).joined(JobInfo(header.plan), 0, share):
             for _ in range(2):
                 result = ckpt("run", written.file, "--publish")
-                said = " ".join(result.output.split())
-                assert result.exit_code == 2 and "publish with --wait" in said, said
+                declared = " ".join(result.output.split())
+                assert result.exit_code == 2 and "publish with --wait" in declared, declared
                 with pytest.raises(CheckpointError, match="publish with wait=True"):
                     ckpttools.publish_plan(written.file)

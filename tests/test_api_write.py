@@ -16,13 +16,13 @@ import pytest
 from safetensors.numpy import load_file
 from support.command_line import ckpt, run
 from support.golden_data import golden_checkpoint
-from support.places import HF, ROOT
+from support.locations import HF, ROOT
 from support.stored_trees import contents
 
 import ckpttools
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
-from ckpttools.core.wording import as_flags, flag, option, quoted, several
+from ckpttools.core.message_terms import as_flags, flag, option, quoted, several
 from ckpttools.run.events import Started, TaskDone
 from ckpttools.stores import parse
 
@@ -122,9 +122,9 @@ def test_a_tree_is_a_source_as_good_as_its_path(tmp_path):
     assert files(tmp_path / "tree") == files(tmp_path / "path")
     tree = ckpttools.open(tmp_path / "tree")
     ckpttools.maxtext_to_hf(tree, tmp_path / "back")
-    back, model = (load_file(each / "model.safetensors") for each in (tmp_path / "back", HF))
-    assert {name: each.tobytes() for name, each in back.items()} == {
-        name: each.tobytes() for name, each in model.items()
+    back, model = (load_file(item / "model.safetensors") for item in (tmp_path / "back", HF))
+    assert {name: item.tobytes() for name, item in back.items()} == {
+        name: item.tobytes() for name, item in model.items()
     }
     for inside in (tmp_path / "tree" / "0" / "items", tmp_path / "tree" / "0" / "items" / "x"):
         for call in (ckpttools.select, ckpttools.cast, ckpttools.convert):
@@ -134,7 +134,7 @@ def test_a_tree_is_a_source_as_good_as_its_path(tmp_path):
             ckpttools.save(tree, inside)
     with pytest.raises(UsageError, match="open already"):
         ckpttools.select(tree, tmp_path / "step", keep="params", step=3)
-    assert {each.name for each in tmp_path.iterdir()} == {"tree", "path", "back"}
+    assert {item.name for item in tmp_path.iterdir()} == {"tree", "path", "back"}
 
 
 def test_a_plan_writes_nothing_and_runs_when_asked(tmp_path):
@@ -210,11 +210,11 @@ def test_arguments_are_called_as_the_options_are():
     for name in CALLS:
         call = getattr(ckpttools, name)
         parameters = list(signature(call).parameters.values())
-        assert [each.name for each in parameters[:2]] == ["source", "destination"]
-        for each in parameters[2:-1]:
-            assert each.kind is each.KEYWORD_ONLY
-            spelled = flag(each.name)
-            assert spelled in text, (name, each.name)
+        assert [parameter.name for parameter in parameters[:2]] == ["source", "destination"]
+        for parameter in parameters[2:-1]:
+            assert parameter.kind is parameter.KEYWORD_ONLY
+            spelled = flag(parameter.name)
+            assert spelled in text, (name, parameter.name)
         assert signature(call).return_annotation == "Receipt"
         assert call.__name__ == call.plan.__name__ == name
         assert "Raises:" in call.__doc__
@@ -255,9 +255,9 @@ def test_options_that_a_call_hands_on_are_checked_as_its_own(tmp_path, call):
     # Whole numbers of numpy's are such, though no file here is of a process.
     with pytest.raises(UsageError, match="is of checkpoints with files of each process"):
         hand_on(prefer_rank=np.array([1, 0]))
-    for said in ({"prefer_rank": [0.5]}, {"overwrite": "no"}, {"with_optimizer": "yes"}, {"jobs": "4"}):
-        with pytest.raises(UsageError, match=f"^`{next(iter(said))}` cannot be this"):
-            hand_on(**said)
+    for declared in ({"prefer_rank": [0.5]}, {"overwrite": "no"}, {"with_optimizer": "yes"}, {"jobs": "4"}):
+        with pytest.raises(UsageError, match=f"^`{next(iter(declared))}` cannot be this"):
+            hand_on(**declared)
 
 
 def test_the_package_is_imported_without_what_its_calls_need():

@@ -42,8 +42,8 @@ def formulas(draw, depth=3):
 
 @given(formulas())
 def test_a_formula_comes_to_what_it_says(formula):
-    text, wanted, names = formula
-    assert value(text, LENGTHS) == wanted
+    text, expected, names = formula
+    assert value(text, LENGTHS) == expected
     assert axes_in(text) == names
 
 

@@ -18,9 +18,9 @@ import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
+from support.locations import FIXTURES, ORBAX
 from support.object_stores import files_in
 from support.orbax_items import LITTLE, write_item, zarr3
-from support.places import FIXTURES, ORBAX
 from support.pruned_runs import HANDLER
 
 import ckpttools
@@ -51,8 +51,10 @@ def values(path: object, **options: object) -> dict[str, np.ndarray]:
     return {dotted(name): array.read().astype(np.float32) for name, array in tree.arrays.items()}
 
 
-def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> bool:
-    return found.keys() == wanted.keys() and all(np.array_equal(found[name], wanted[name]) for name in found)
+def same(result: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> bool:
+    return result.keys() == expected.keys() and all(
+        np.array_equal(result[name], expected[name]) for name in result
+    )
 
 
 def keys_by_tensorstore(host: Path, step: int) -> dict[str, bytes]:
@@ -68,15 +70,15 @@ def missing_by_tensorstore(hosts: Sequence[Path], step: int) -> set[tuple[str, t
     for host in hosts:
         if (host / str(step)).exists():
             there |= keys_by_tensorstore(host, step)
-    found = set()
+    result = set()
     for key in (key for key in there if key.endswith("/zarr.json")):
-        said, name = json.loads(there[key]), key.removesuffix("/zarr.json")
-        chunk = said["chunk_grid"]["configuration"]["chunk_shape"]
-        grid = [-(-n // c) for n, c in zip(said["shape"], chunk, strict=True)]
+        declared, name = json.loads(there[key]), key.removesuffix("/zarr.json")
+        chunk = declared["chunk_grid"]["configuration"]["chunk_shape"]
+        grid = [-(-n // c) for n, c in zip(declared["shape"], chunk, strict=True)]
         for cell in product(*map(range, grid)):
             if "/".join([name, "c", *map(str, cell)]) not in there:
-                found.add((name, cell))
-    return found
+                result.add((name, cell))
+    return result
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -88,20 +90,20 @@ def test_every_set_of_hosts_is_complete_or_lacks_what_tensorstore_says(job):
             int(step.name) for host in chosen for step in host.iterdir()
         }
         for save in listing.saves:
-            named = {(dotted(each.path), cell) for each in save.missing for cell in each.cells}
+            named = {(dotted(item.path), cell) for item in save.missing for cell in item.cells}
             assert named == missing_by_tensorstore(chosen, save.step)
             assert save.is_complete == (not named)
-            if save.wanted:
+            if save.expected:
                 by_process = {process: host for host in hosts for process in processes(host)}
-                for wanted in save.wanted:
+                for expected in save.expected:
                     # Of an emergency manager the first slice keeps nothing.
                     assert all(
-                        each.name == f"host{n}" for n, each in by_process.items() if n in wanted.processes
+                        item.name == f"host{n}" for n, item in by_process.items() if n in expected.processes
                     )
-                added = [by_process.get(each.processes[-1]) for each in save.wanted]
+                added = [by_process.get(item.processes[-1]) for item in save.expected]
                 if all(added):
                     more = ckpttools.list_saves([*chosen, *added])
-                    assert next(each for each in more.saves if each.step == save.step).is_complete
+                    assert next(item for item in more.saves if item.step == save.step).is_complete
 
 
 def subsets(hosts: Sequence[Path]) -> Iterator[list[Path]]:
@@ -112,7 +114,7 @@ def subsets(hosts: Sequence[Path]) -> Iterator[list[Path]]:
 def processes(host: Path) -> list[int]:
     if not host.name.startswith("host"):
         return []
-    return [int(each.name.partition("_")[2]) for each in host.glob(f"{LAST}/*/ocdbt.process_*")]
+    return [int(item.name.partition("_")[2]) for item in host.glob(f"{LAST}/*/ocdbt.process_*")]
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -131,8 +133,8 @@ def test_what_is_assembled_is_what_orbax_restores(tmp_path_factory, job, data):
     ckpttools.assemble(chosen, out)
     step = complete[0]
     assert [path.name for path in out.iterdir()] == [str(step)]
-    wanted = restored(job) if step == LAST else values(HOSTS / job, step=2)
-    assert same(values(out), wanted)
+    expected = restored(job) if step == LAST else values(HOSTS / job, step=2)
+    assert same(values(out), expected)
     tree = ckpttools.open(out)
     assert (tree.metadata.step, tree.metadata.item) == (step, "items")
     assert ckpttools.doctor(out).findings == ()
@@ -174,8 +176,8 @@ def test_files_are_shared_where_they_can_be_linked(job, tmp_path):
 def large_chunks(host: Path, step: int = LAST) -> list[tuple[str, Path, Extent]]:
     """Chunks that lie in data files: key, file, and where in it."""
     entries = entries_of(parse(host / str(step) / "state"))
-    found = ((key, each) for key, each in entries.all.items() if isinstance(each, Extent))
-    return [(key, host / str(step) / "state" / each.file, each) for key, each in found]
+    result = ((key, item) for key, item in entries.all.items() if isinstance(item, Extent))
+    return [(key, host / str(step) / "state" / item.file, item) for key, item in result]
 
 
 @settings(max_examples=4, deadline=None)
@@ -215,7 +217,7 @@ def test_a_lost_data_file_is_made_up_for_by_a_twin(job, tmp_path):
     shutil.rmtree(job / "host2")
     (save, *_) = ckpttools.list_saves(job).saves
     assert key in {
-        f"{dotted(each.path)}/c/{'/'.join(map(str, cell))}" for each in save.missing for cell in each.cells
+        f"{dotted(item.path)}/c/{'/'.join(map(str, cell))}" for item in save.missing for cell in item.cells
     }
 
 
@@ -253,29 +255,29 @@ def test_saves_are_told_apart_by_time_in_whatever_order_hosts_are_named(tmp_path
     for number, later in enumerate(seconds):
         begin(top / f"host{number}", 1000 + later)
     listings = [ckpttools.list_saves([top / f"host{n}" for n in hosts]) for hosts in (order, range(4))]
-    found, again = ([{*save.hosts} for save in each.saves if save.step == LAST] for each in listings)
-    assert found == again
-    for hosts in found:
+    result, again = ([{*save.hosts} for save in listing.saves if save.step == LAST] for listing in listings)
+    assert result == again
+    for hosts in result:
         times = [seconds[int(host.name[-1])] for host in hosts]
         assert max(times) - min(times) <= 600
-    for one, other in pairwise(sorted(found, key=lambda each: min(seconds[int(h.name[-1])] for h in each))):
-        first, last = (min(seconds[int(host.name[-1])] for host in each) for each in (one, other))
+    for one, other in pairwise(sorted(result, key=lambda item: min(seconds[int(h.name[-1])] for h in item))):
+        first, last = (min(seconds[int(host.name[-1])] for host in item) for item in (one, other))
         assert last - first > 60
 
 
 def begin(host: Path, seconds: float) -> None:
     """Has a host note that its save of step 3 began then."""
     file = host / "3" / "_CHECKPOINT_METADATA"
-    said = json.loads(file.read_text())
-    file.write_text(json.dumps({**said, "init_timestamp_nsecs": int(seconds * 1e9)}))
+    declared = json.loads(file.read_text())
+    file.write_text(json.dumps({**declared, "init_timestamp_nsecs": int(seconds * 1e9)}))
 
 
 def test_hosts_whose_arrays_are_cut_otherwise_are_of_another_save(job):
     other = HOSTS / "emergency-data=2,fsdp=2,tensor=2"
     listing = ckpttools.list_saves([job / "host0", job / "host1", other / "host2"])
-    found = [(save.step, {host.parent.name for host in save.hosts}) for save in listing.saves]
-    assert all(len(names) == 1 for _, names in found)
-    assert sorted(step for step, _ in found) == [2, 2, 3, 3]
+    result = [(save.step, {host.parent.name for host in save.hosts}) for save in listing.saves]
+    assert all(len(names) == 1 for _, names in result)
+    assert sorted(step for step, _ in result) == [2, 2, 3, 3]
 
 
 def test_links_of_the_agent_of_multi_tier_checkpointing(job, tmp_path):
@@ -295,9 +297,9 @@ def test_processes_on_gpus_have_directories_below_that_of_the_host(job, tmp_path
     for number in range(4):
         (tmp_path / "gpus" / f"node{number // 2}").mkdir(parents=True, exist_ok=True)
         (job / f"host{number}").rename(tmp_path / "gpus" / f"node{number // 2}" / str(number))
-    for place in (tmp_path / "gpus", tmp_path / "gpus" / "node0"):
-        out = tmp_path / f"out-{place.name}"
-        ckpttools.assemble(place, out)
+    for location in (tmp_path / "gpus", tmp_path / "gpus" / "node0"):
+        out = tmp_path / f"out-{location.name}"
+        ckpttools.assemble(location, out)
         assert same(values(out), restored("replicator-data=2,fsdp=4"))
 
 
@@ -306,18 +308,18 @@ def test_what_a_peer_has_fetched_counts(tmp_path):
     partial = next(save for save in ckpttools.list_saves(job / "host0").saves if save.step == LAST)
     assert not partial.is_complete
     shutil.copytree(job / "host1" / "3", job / "host0" / "p2p_restore" / "3")
-    found = next(save for save in ckpttools.list_saves(job / "host0").saves if save.step == LAST)
-    assert {str(host) for host in found.hosts} == {str(job / "host0"), str(job / "host0" / "p2p_restore")}
-    assert found.chunks > partial.chunks
+    result = next(save for save in ckpttools.list_saves(job / "host0").saves if save.step == LAST)
+    assert {str(host) for host in result.hosts} == {str(job / "host0"), str(job / "host0" / "p2p_restore")}
+    assert result.chunks > partial.chunks
     ckpttools.assemble(job / "host0", tmp_path / "out")
     assert same(values(tmp_path / "out"), restored("p2p-data=2,fsdp=4"))
 
 
 class TestDataIterators:
     def keep(self, host: Path, states: dict[str, object]) -> None:
-        place = host / "3" / "data_iter"
-        place.mkdir()
-        (place / "pygrain_states.json").write_text(json.dumps(states))
+        location = host / "3" / "data_iter"
+        location.mkdir()
+        (location / "pygrain_states.json").write_text(json.dumps(states))
 
     def test_they_are_kept_as_a_run_reads_them(self, job, tmp_path):
         for host in hosts_of(job):
@@ -326,8 +328,8 @@ class TestDataIterators:
         kept = tmp_path / "out" / "3" / "iter"
         assert json.loads((kept / "process_0-of-2.json").read_text()) == {"next_index": 7}
         assert (kept / "process_1-of-2.json").read_text() == '{"position": 3}'
-        said = json.loads((tmp_path / "out/3/_CHECKPOINT_METADATA").read_text())
-        assert said["item_handlers"].keys() == {"items", "iter"}
+        declared = json.loads((tmp_path / "out/3/_CHECKPOINT_METADATA").read_text())
+        assert declared["item_handlers"].keys() == {"items", "iter"}
         assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
         assert "no state of it" not in ckpt("assemble", job, tmp_path / "again", "--dry-run").output
 
@@ -349,8 +351,8 @@ class TestDataIterators:
 
 
 def test_from_a_bucket_and_a_disk_together(gcs, job, tmp_path):
-    place = gcs.filled({f"host3/{name}": content for name, content in files_in(job / "host3").items()})
-    ckpttools.assemble([job / "host0", place], tmp_path / "out")
+    location = gcs.filled({f"host3/{name}": content for name, content in files_in(job / "host3").items()})
+    ckpttools.assemble([job / "host0", location], tmp_path / "out")
     assert same(values(tmp_path / "out"), restored("replicator-data=2,fsdp=4"))
     whole = gcs.filled(files_in(job))
     assert same(values(whole), restored("replicator-data=2,fsdp=4"))
@@ -362,8 +364,8 @@ def test_the_command(job, tmp_path):
     listed = succeed("assemble", job / "host0", job / "host2", "--list").output
     assert "not complete" in listed and "the host of process 1 or 3" in listed
     assert all(f"{job / f'host{n}'}(process{n})" in "".join(listed.split()) for n in (0, 2))
-    said = json.loads(succeed("assemble", job, "--list", "--json").output)
-    assert [save["step"] for save in said["saves"]] == [3, 2]
+    declared = json.loads(succeed("assemble", job, "--list", "--json").output)
+    assert [save["step"] for save in declared["saves"]] == [3, 2]
     refused = ckpt("assemble", job / "host0", tmp_path / "out")
     assert refused.exit_code == 3
     assert "1 more host would do: process 1 or 3" in refused.output
@@ -397,17 +399,17 @@ class TestOtherRuns:
     def test_jobs_with_other_names_are_apart(self, job):
         for number in range(4):
             (job / f"host{number}" / "replicator.yaml").write_text(f"job-name: run-{number % 2}\n")
-        found = [(save.step, len(save.hosts), save.is_complete) for save in ckpttools.list_saves(job).saves]
-        assert found == [(3, 2, False), (3, 2, False), (2, 2, False), (2, 2, False)]
+        result = [(save.step, len(save.hosts), save.is_complete) for save in ckpttools.list_saves(job).saves]
+        assert result == [(3, 2, False), (3, 2, False), (2, 2, False), (2, 2, False)]
 
     def test_jobs_of_other_devices_are_apart(self, job):
-        place = job / "host1" / "3" / "process_metadata" / "mesh_metadata.json"
-        place.write_text(json.dumps([8192, *json.loads(place.read_text())[1:]]))
+        location = job / "host1" / "3" / "process_metadata" / "mesh_metadata.json"
+        location.write_text(json.dumps([8192, *json.loads(location.read_text())[1:]]))
         hosts = [len(save.hosts) for save in ckpttools.list_saves(job).saves if save.step == LAST]
         assert sorted(hosts) == [1, 3]
 
     @pytest.mark.parametrize(
-        ("names", "seconds", "said"),
+        ("names", "seconds", "declared"),
         [
             ("x", 50, "no array in common"),
             ("x", 90, "no step is complete"),
@@ -415,13 +417,13 @@ class TestOtherRuns:
             ("xyz", 900, "no step is complete"),
         ],
     )
-    def test_what_shows_that_hosts_are_of_one_run(self, tmp_path, names, seconds, said):
+    def test_what_shows_that_hosts_are_of_one_run(self, tmp_path, names, seconds, declared):
         """What they have in common; within a minute that is not asked for, and its lack is told."""
         for seed, host in enumerate(("a", "b")):
             write_half(tmp_path / host, seed, names, 0)
             begin(tmp_path / host, 1000 + seconds * seed)
         told = ckpt("assemble", tmp_path / "a", tmp_path / "b", tmp_path / "out", "--dry-run", COLUMNS="200")
-        assert said in told.output and told.exit_code == (3 if "complete" in said else 0)
+        assert declared in told.output and told.exit_code == (3 if "complete" in declared else 0)
 
     def test_a_host_that_differs_in_most_is_not_mixed_in(self, tmp_path):
         """What is preferred decides on values that were damaged, not on what another run has alone."""
@@ -438,20 +440,20 @@ def write_half(host: Path, seed: int, names: str = "xyz", run: int | None = None
     """A host with half of the chunks of an array, and others that all have; with the numbers of a run."""
     noise = np.random.default_rng(seed if run is None else run)
     values = {(name,): noise.standard_normal(16).astype(np.float32) for name in names}
-    arrays = {path: (zarr3([LITTLE], [8]), each) for path, each in values.items()}
+    arrays = {path: (zarr3([LITTLE], [8]), item) for path, item in values.items()}
     write_item(host / "3" / "state", arrays, use_ocdbt=False)
     (host / "3" / "state" / "x" / "c" / str(seed % 2)).unlink()
     (host / "3" / "state" / "commit_success.txt").write_text(f"Checkpoint commit was successful to {host}")
-    said = {"item_handlers": {"state": HANDLER}, "commit_timestamp_nsecs": 1}
-    (host / "3" / "_CHECKPOINT_METADATA").write_text(json.dumps(said))
+    declared = {"item_handlers": {"state": HANDLER}, "commit_timestamp_nsecs": 1}
+    (host / "3" / "_CHECKPOINT_METADATA").write_text(json.dumps(declared))
 
 
 def test_arrays_that_no_metadata_names_are_not_left_out(job, tmp_path):
     for host in hosts_of(job):
-        place = host / "3" / "state" / "_METADATA"
-        said = json.loads(place.read_text())
-        del said["tree_metadata"]["('step',)"]
-        place.write_text(json.dumps(said))
+        location = host / "3" / "state" / "_METADATA"
+        declared = json.loads(location.read_text())
+        del declared["tree_metadata"]["('step',)"]
+        location.write_text(json.dumps(declared))
     with pytest.raises(FormatError, match="that its metadata does not name") as caught:
         ckpttools.assemble(job, tmp_path / "out")
     assert "step" in str(caught.value)
@@ -473,9 +475,9 @@ def test_what_no_clock_says_is_no_time(job, began):
 
 def test_a_damaged_shape_of_countless_chunks_is_counted_not_listed(tmp_path):
     write_half(tmp_path / "a", 1)
-    place = tmp_path / "a" / "3" / "state" / "x" / "zarr.json"
-    place.write_text(json.dumps({**json.loads(place.read_text()), "shape": [1 << 60]}))
+    location = tmp_path / "a" / "3" / "state" / "x" / "zarr.json"
+    location.write_text(json.dumps({**json.loads(location.read_text()), "shape": [1 << 60]}))
     (save,) = ckpttools.list_saves(tmp_path / "a").saves
     (lacking,) = save.missing
     assert (lacking.chunks, lacking.count, lacking.cells) == (1 << 57, (1 << 57) - 1, ())
-    assert save.wanted is None
+    assert save.expected is None

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from support.command_line import ckpt, run
 from support.hf_models import write_llama
+from support.locations import DOCS, FIXTURES, GOLDEN_0_2_5, HF, TRAINED
 from support.object_stores import files_in
 from support.pages import run_page
-from support.places import DOCS, FIXTURES, GOLDEN_0_2_5, HF, TRAINED
 from support.quantised_weights import fp4_experts, fp8_blocks, fp8_rows, int4, mxfp4, nvfp4
 from support.stored_trees import contents
 from support.trees import lazy, tree_with
@@ -44,7 +44,7 @@ NAMES = ("bfloat16", "float16", "float32", "float64")
 
 def mean_of(arrays, **options):
     """The mean of these numbers."""
-    trees = [Tree({("w",): each}) for each in arrays]
+    trees = [Tree({("w",): array}) for array in arrays]
     dtype = options.pop("dtype", None)
     return Average(MeanWeights(**options), dtype)(trees)["w"].read()
 
@@ -63,13 +63,13 @@ def terms(draw):
 @given(terms(), st.sampled_from(NAMES[:3]))
 def test_a_mean_is_the_exact_one_to_within_one_rounding(known, to):
     arrays, weights = known
-    made = mean_of(map(lazy, arrays), weights=weights, dtype=DTYPES[to])
+    built = mean_of(map(lazy, arrays), weights=weights, dtype=DTYPES[to])
     exact = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
-    for place in np.ndindex(made.shape):
-        truth = sum(w * Fraction(float(each[place])) for w, each in zip(exact, arrays, strict=True))
+    for location in np.ndindex(built.shape):
+        truth = sum(w * Fraction(float(item[location])) for w, item in zip(exact, arrays, strict=True))
         # Numbers below 16 have a last digit of at most epsilon * 8; half of it is one rounding. Sums of six
         # numbers below 16 in float32 are off by less than a 500th of that of float16.
-        assert abs(Fraction(float(made[place])) - truth) <= Fraction(DTYPES[to].epsilon) * 4 * (1 + 2**-9)
+        assert abs(Fraction(float(built[location])) - truth) <= Fraction(DTYPES[to].epsilon) * 4 * (1 + 2**-9)
 
 
 @settings(max_examples=25)
@@ -93,8 +93,8 @@ def test_the_mean_of_equal_arrays_is_the_array(name, seed, weights):
         with pytest.raises(MappingError, match="numbers of few bits"):
             mean_of([stored(bits, dtype)] * len(weights), weights=weights)
         return
-    made = mean_of([stored(bits, dtype)] * len(weights), weights=weights).view(dtype.carrier)
-    assert np.array_equal(made[known], bits[known])
+    built = mean_of([stored(bits, dtype)] * len(weights), weights=weights).view(dtype.carrier)
+    assert np.array_equal(built[known], bits[known])
 
 
 LARGEST = float(np.finfo(np.float64).max)
@@ -125,7 +125,7 @@ def test_float64_mean_does_not_overflow(terms):
 def test_float64_sum_overflows_only_if_the_result_does(shift):
     values = [LARGEST, LARGEST, -LARGEST]
     weights = [2.0**-shift] * 3
-    got = mean_of([lazy(np.array([each])) for each in values], weights=weights, normalize=False)
+    got = mean_of([lazy(np.array([item])) for item in values], weights=weights, normalize=False)
     assert got == [LARGEST * 2.0**-shift]
     overflowing = mean_of([lazy(np.array([LARGEST]))] * 2, weights=[1.0, 1.0], normalize=False)
     assert np.isposinf(overflowing)
@@ -150,16 +150,16 @@ def test_a_decay_weighs_every_update_with_the_rate_on_its_curve(updates, decay):
 @given(st.lists(st.floats(-1, 1, width=32), min_size=1, max_size=9), st.floats(0, 0.999))
 def test_a_moving_average_is_the_one_that_training_keeps(states, decay):
     kept = states[0]
-    for each in states[1:]:
-        kept = decay * kept + (1 - decay) * each
+    for state in states[1:]:
+        kept = decay * kept + (1 - decay) * state
     weights, total = MeanWeights(ema=decay).of(len(states))
     assert np.dot(weights, states) / total == pytest.approx(kept, abs=1e-12)
 
 
 def test_a_sum_of_differences_is_as_it_is_said():
     a, b, c = (np.float32([1, 2, 4]) * k for k in (1, 3, 5))
-    made = mean_of(map(lazy, (a, b, c)), weights=[1, 0.5, -0.5], normalize=False)
-    assert made.tolist() == (a + 0.5 * (b - c)).tolist()
+    built = mean_of(map(lazy, (a, b, c)), weights=[1, 0.5, -0.5], normalize=False)
+    assert built.tolist() == (a + 0.5 * (b - c)).tolist()
     # Weights that float32 does not have, of products that it has.
     tiny = mean_of(
         [lazy(np.array([2.0**120], DTYPES["bfloat16"].numpy))] * 2, weights=[2.0**-160] * 2, normalize=False
@@ -199,13 +199,13 @@ def write_ema(directory):
         ("opt_state", 1, "ema", "params", *path): rng.standard_normal(shape) for path, shape in model.items()
     }
     values["opt_state", 0, "count"] = np.int32(7)
-    wide = {path: np.asarray(each, np.float32 if each.ndim else np.int32) for path, each in values.items()}
+    wide = {path: np.asarray(item, np.float32 if item.ndim else np.int32) for path, item in values.items()}
     ckpttools.save(tree_with(wide, step=7), directory, format="orbax")
 
 
 def test_the_page_is_true(models, tmp_path, monkeypatch):
-    for each in models.iterdir():
-        (tmp_path / each.name).symlink_to(each)
+    for item in models.iterdir():
+        (tmp_path / item.name).symlink_to(item)
     monkeypatch.chdir(tmp_path)
     run_page("average.md")
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "average.md").read_text(), re.DOTALL)
@@ -213,16 +213,16 @@ def test_the_page_is_true(models, tmp_path, monkeypatch):
     exec(block, names)
     one, two = (load_file(models / name / "model.safetensors") for name in ("seed-1", "seed-2"))
     soup = load_file("soup/model.safetensors")
-    for name, made in soup.items():
-        wanted = ((one[name].astype(np.float64) + two[name]) / 2).astype(np.float32)
-        assert made.dtype == np.float32 and made.tobytes() == wanted.tobytes(), name
+    for name, built in soup.items():
+        expected = ((one[name].astype(np.float64) + two[name]) / 2).astype(np.float32)
+        assert built.dtype == np.float32 and built.tobytes() == expected.tobytes(), name
     assert json.loads(Path("soup/config.json").read_text())["torch_dtype"] == "float32"
     mean, last = ckpttools.open("mean"), ckpttools.open("run/checkpoints/3000")
     assert mean.metadata.step == 3000 and mean.keys() == last.keys()
     kept, ema = ckpttools.open("ema-model"), ckpttools.open("ema-run")
     for path in (("decoder", "w"), ("decoder", "norm", "scale")):
-        wanted = ema["opt_state", 1, "ema", "params", *path].read()
-        assert np.array_equal(kept["params", "params", *path].read(), wanted)
+        expected = ema["opt_state", 1, "ema", "params", *path].read()
+        assert np.array_equal(kept["params", "params", *path].read(), expected)
     assert kept["step"].read() == 7 and not any("ema" in path for path in kept)
 
 
@@ -255,17 +255,17 @@ def test_the_bytes_do_not_depend_on_how_the_work_is_cut(models, tmp_path, format
 
 
 def test_a_mean_of_training_states_is_that_of_their_parameters(tmp_path):
-    said = run("average", TRAINED, TRAINED, tmp_path / "out", "--ema", "0.5")
+    declared = run("average", TRAINED, TRAINED, tmp_path / "out", "--ema", "0.5")
     run("strip-optimizer", TRAINED, tmp_path / "stripped", "--keep-step")
     assert ckpt("diff", tmp_path / "out", tmp_path / "stripped").exit_code == 0
-    assert "rounded once to" in said
+    assert "rounded once to" in declared
 
 
 def test_a_checkpoint_that_counts_for_nothing_is_not_read(models):
     paths = [models / "seed-1", models / "last-seed"]
-    made = ckpttools.average.plan(paths[0], "nowhere", others=paths[1:], weights=[0, 1])
-    assert not made.plan.notes.inexact
-    assert {Path(each.path).parent.name for each in made.plan.sources} == {"last-seed"}
+    built = ckpttools.average.plan(paths[0], "nowhere", others=paths[1:], weights=[0, 1])
+    assert not built.plan.notes.inexact
+    assert {Path(source.path).parent.name for source in built.plan.sources} == {"last-seed"}
 
 
 REFUSED = [
@@ -280,7 +280,7 @@ REFUSED = [
     (["seed-1", "seed-2", "--ema", ".5", "--decay", "sqrt"], 2, "say one of them"),
     (["seed-1", "seed-2", "--last", "2"], 2, "steps must be those of one run"),
     (["run", "--steps", "1000..3000/500"], 2, "there are no steps 1500, 2500"),
-    (["run", "--steps", "1000..3000/500"], 2, "wanted some of 1000, 2000, 3000"),
+    (["run", "--steps", "1000..3000/500"], 2, "expected some of 1000, 2000, 3000"),
     (["run", "--steps", "4000"], 2, "there is no step 4000"),
     (["run", "--steps", "2000"], 2, "got step 2000 of 1000, 2000, 3000"),
     (
@@ -307,12 +307,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("words", "code", "said"), REFUSED, ids=lambda each: str(each)[:40])
-def test_what_has_no_mean_is_refused(models, tmp_path, words, code, said):
+@pytest.mark.parametrize(("words", "code", "declared"), REFUSED, ids=lambda item: str(item)[:40])
+def test_what_has_no_mean_is_refused(models, tmp_path, words, code, declared):
     words = [models / word if (models / word).exists() else word for word in words]
-    at = next((k for k, each in enumerate(words) if str(each).startswith("--")), len(words))
+    at = next((k for k, item in enumerate(words) if str(item).startswith("--")), len(words))
     output = run("average", *words[:at], tmp_path / "out", *words[at:], code=code)
-    assert said in " ".join(output.split()) and not (tmp_path / "out").exists()
+    assert declared in " ".join(output.split()) and not (tmp_path / "out").exists()
 
 
 def test_a_step_counts_once_however_it_is_named(models, tmp_path):
@@ -335,10 +335,10 @@ QUANTISED = [
 def test_quantised_weights_count_as_their_numbers_and_are_rounded_once(make):
     one, other = (make(np.random.default_rng(seed)) for seed in (1, 2))
     exact = (one.product.astype(np.float64) + other.product) / 2
-    made = Average()([one.tree, other.tree])[one.name]
-    assert made.dtype.name == "bfloat16"
-    assert np.array_equal(made.read(), exact.astype(np.float32).astype(made.dtype.numpy))
-    rest = {(name,): each for name, each in one.arrays.items() if name.endswith("_bias")}
+    built = Average()([one.tree, other.tree])[one.name]
+    assert built.dtype.name == "bfloat16"
+    assert np.array_equal(built.read(), exact.astype(np.float32).astype(built.dtype.numpy))
+    rest = {(name,): item for name, item in one.arrays.items() if name.endswith("_bias")}
     plain = tree_with({(one.name,): one.product, **rest})
     for mixed in ([plain, other.tree], [other.tree, plain]):
         mean = Average()(mixed)
@@ -360,7 +360,7 @@ def test_an_average_beside_the_parameters_is_for_the_user_to_decide(models):
     state = {("params", "params", "w"): np.ones(3, np.float32), ("ema_params", "params", "w"): np.ones(3)}
     state |= {("opt_state", 0, m, "params", "w"): np.ones(3, np.float32) for m in ("mu", "nu")}
     state |= {("step",): np.int32(1), ("opt_state", 0, "count"): np.int32(1)}
-    tree = tree_with({path: np.asarray(each) for path, each in state.items()})
+    tree = tree_with({path: np.asarray(item) for path, item in state.items()})
     with pytest.raises(FormatError) as refused:
         Average()([tree, tree])
     assert "ckpt strip-optimizer each of them first" in (refused.value.hint or "")
@@ -395,8 +395,10 @@ def test_from_buckets_into_buckets_it_is_what_it_is_on_a_disk(gcs, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     run("synth", HF / "config.json", "noise", "--seed", 4)
     run("synth", VISION / "config.json", "eyes", "--seed", 4)
-    places = {"a": HF, "noise": tmp_path / "noise", "vision": VISION, "eyes": tmp_path / "eyes"}
-    top = gcs.filled({f"{name}/{file}": b for name, at in places.items() for file, b in files_in(at).items()})
+    locations = {"a": HF, "noise": tmp_path / "noise", "vision": VISION, "eyes": tmp_path / "eyes"}
+    top = gcs.filled(
+        {f"{name}/{file}": b for name, at in locations.items() for file, b in files_in(at).items()}
+    )
     for number, words in enumerate(
         (
             ["average", "{a}", "{noise}", "{out}", "--weights", "1,3"],
@@ -404,14 +406,14 @@ def test_from_buckets_into_buckets_it_is_what_it_is_on_a_disk(gcs, tmp_path, mon
             ["stitch", "{vision}", "{eyes}", "{out}"],
         )
     ):
-        there = {name: f"{top}/{name}" for name in places} | {"out": f"{top}/out{number}"}
+        there = {name: f"{top}/{name}" for name in locations} | {"out": f"{top}/out{number}"}
         run(*[word.format(**there) for word in words])
-        run(*[word.format(**places, out=f"out{number}") for word in words])
-        made = {name: (parse(there["out"]) / name).read_bytes() for name, _ in parse(there["out"]).walk()}
-        assert made == files_in(tmp_path / f"out{number}")
+        run(*[word.format(**locations, out=f"out{number}") for word in words])
+        built = {name: (parse(there["out"]) / name).read_bytes() for name, _ in parse(there["out"]).walk()}
+        assert built == files_in(tmp_path / f"out{number}")
 
 
-def test_a_plan_means_the_same_places_in_every_directory(tmp_path, monkeypatch):
+def test_a_plan_means_the_same_locations_in_every_directory(tmp_path, monkeypatch):
     for name, seed in (("here/a", 1), ("here/b", 2), ("there/b", 3)):
         run("synth", HF / "config.json", tmp_path / name, "--seed", seed)
     monkeypatch.chdir(tmp_path / "here")
@@ -420,8 +422,8 @@ def test_a_plan_means_the_same_places_in_every_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "there")
     run("run", "../here/plan", "--part", "0/1")
     run("run", "../here/plan", "--publish")
-    ckpttools.average(tmp_path / "here/a", tmp_path / "wanted", others=[tmp_path / "here/b"])
-    assert ckpt("diff", tmp_path / "here/mean", tmp_path / "wanted").exit_code == 0
+    ckpttools.average(tmp_path / "here/a", tmp_path / "expected", others=[tmp_path / "here/b"])
+    assert ckpt("diff", tmp_path / "here/mean", tmp_path / "expected").exit_code == 0
 
 
 def test_weights_with_blanks_between_are_no_checkpoints(tmp_path):

@@ -58,13 +58,13 @@ def test_a_key_matches_what_it_formats_and_gives_it_back(key, data):
     sizes = lengths(data.draw, key)
     index = {axis: data.draw(st.integers(0, max(0, sizes[axis] - 1))) for axis in key.axes}
     name = key.format(index, sizes)
-    found = key.match(name, sizes)
+    result = key.match(name, sizes)
     if any(index[axis] >= sizes[axis] for axis in key.axes):
-        assert found is None or key.format(found, sizes) == name
+        assert result is None or key.format(result, sizes) == name
         return
-    assert found is not None
-    assert key.format(found, sizes) == name
-    assert all(0 <= found[axis] < sizes[axis] for axis in key.axes)
+    assert result is not None
+    assert key.format(result, sizes) == name
+    assert all(0 <= result[axis] < sizes[axis] for axis in key.axes)
     numbers = key.numbers(name)
     assert numbers is not None
     assert key.filled(numbers) == name
@@ -198,7 +198,7 @@ def test_fields(key, sizes, spelled):
 def test_what_is_not_in_the_language_is_refused(key, axes, message):
     with pytest.raises(MappingError, match=message) as caught:
         parse_side(key, axes)
-    assert caught.value.place is not None
+    assert caught.value.location is not None
 
 
 def test_an_axis_that_occurs_twice_is_named():
@@ -228,7 +228,7 @@ def test_stacking_moves_axes_of_the_prefix_into_the_array(statement, at, data):
     assert scanned.groups[at] == ("block",)
     assert scanned.groups[:at] + scanned.groups[at + 1 :] == side.groups
     assert scanned.shape(sizes)[at] == 2
-    keys = [key for each in (scanned, unscanned) for key in each.keys(sizes)]
+    keys = [key for item in (scanned, unscanned) for key in item.keys(sizes)]
     assert len(keys) == len(set(keys))
 
 

@@ -1,4 +1,4 @@
-"""Bad input at the command line: place, got, wanted, next step, exit code, and nothing left behind."""
+"""Bad input at the command line: place, got, expected, next step, exit code, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.hf_models import write_llama
-from support.places import GOLDEN_0_2_5
+from support.locations import GOLDEN_0_2_5
 
 import ckpttools
 
@@ -104,7 +104,7 @@ def test_a_transposed_tensor_of_the_right_element_count(broken):
 
     result = broken(change)
     assert result.exit_code == 3
-    assert "up_proj.weight: got [64, 128], wanted [128, 64] (it looks transposed)" in result.stderr
+    assert "up_proj.weight: got [64, 128], expected [128, 64] (it looks transposed)" in result.stderr
 
 
 def test_a_layer_more_than_the_configuration_says(broken):
@@ -150,25 +150,25 @@ def test_a_tied_configuration_with_a_head(broken):
 def test_an_untied_configuration_without_a_head(broken):
     result = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
     assert result.exit_code == 3
-    assert "lm_head.weight is wanted because of config.json: tie_word_embeddings is false" in result.stderr
+    assert "lm_head.weight is expected because of config.json: tie_word_embeddings is false" in result.stderr
 
 
 def test_a_lost_or_cut_head_is_fetched_before_anything_else(broken, tmp_path):
     """A head that is made from the embedding is another model unless the model was tied."""
-    result = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
-    advice = result.stderr.partition("next")[2]
+    outcome = broken(lambda tensors, _: tensors.pop("lm_head.weight"))
+    advice = outcome.stderr.partition("next")[2]
     assert advice.index("fetch the file that holds lm_head.weight again") < advice.index("--tied")
-    found = ckpttools.doctor(tmp_path / "hf").findings
+    result = ckpttools.doctor(tmp_path / "hf").findings
     assert "fetch the file that holds lm_head.weight again" in next(
-        each.do for each in found if each.check == "coverage"
+        item.do for item in result if item.check == "coverage"
     )
-    made = ckpt("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "made", "--tied", "materialize")
-    assert made.exit_code == 0 and "is written as a copy of model.embed_tokens.weight" in " ".join(
-        made.stderr.split()
+    built = ckpt("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "made", "--tied", "materialize")
+    assert built.exit_code == 0 and "is written as a copy of model.embed_tokens.weight" in " ".join(
+        built.stderr.split()
     )
-    result = broken(lambda tensors, _: tensors.update({"lm_head.weight": tensors["lm_head.weight"][:200]}))
-    assert result.exit_code == 3 and "fetch the file that holds lm_head.weight again" in result.stderr
-    assert "--tied" not in result.stderr
+    outcome = broken(lambda tensors, _: tensors.update({"lm_head.weight": tensors["lm_head.weight"][:200]}))
+    assert outcome.exit_code == 3 and "fetch the file that holds lm_head.weight again" in outcome.stderr
+    assert "--tied" not in outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,8 @@ def test_a_configuration_that_contradicts_the_shapes_names_both(broken):
     result = broken(lambda _, config: config.update(vocab_size=300))
     assert result.exit_code == 3
     message = (
-        "model.embed_tokens.weight: got [256, 64], wanted [300, 64] (vocab 300 from config.json: vocab_size)"
+        "model.embed_tokens.weight: got [256, 64], expected [300, 64] (vocab 300 from config.json: "
+        "vocab_size)"
     )
     assert message in result.stderr
 
@@ -192,14 +193,14 @@ def test_a_configuration_that_contradicts_the_shapes_names_both(broken):
 def test_a_size_that_is_none(broken, value):
     result = broken(lambda _, config: config.update(hidden_size=value))
     assert result.exit_code == 3
-    assert f"hidden_size is not a size\n  at     config.json\n  got    {value!r}" in result.stderr
+    assert f"hidden_size is not a size\n  at       config.json\n  got      {value!r}" in result.stderr
 
 
 def test_an_unknown_model_type_lists_the_known_ones(broken):
     result = broken(lambda _, config: config.update(model_type="lama"))
     assert result.exit_code == 3
     assert "no family has model_type 'lama'" in result.stderr
-    assert "wanted one of deepseek_v2, deepseek_v3, " in result.stderr
+    assert "expected one of deepseek_v2, deepseek_v3, " in result.stderr
     assert (
         "the names of gemma, llama, mistral" in result.stderr and "--family NAME, of the one" in result.stderr
     )
@@ -239,14 +240,14 @@ def test_an_interleaved_layout_where_maxtext_has_none(broken):
 def test_a_scan_axis_that_no_norm_has(broken):
     result = broken(options=["--scan-axis", "7"])
     assert result.exit_code == 2
-    assert "wanted 0 or 1" in result.stderr
+    assert "expected 0 or 1" in result.stderr
 
 
 def test_interleaving_an_odd_head(broken):
     rope = {"rope_type": "llama3", "factor": 8.0}
     result = broken(head_dim=15, rope_parameters=rope)
     assert result.exit_code == 3
-    assert "self_attn.q_proj.weight: got [60, 64], wanted [56, 64]" in result.stderr
+    assert "self_attn.q_proj.weight: got [60, 64], expected [56, 64]" in result.stderr
     assert "pair 7 from head_dim // half (config.json: head_dim; family llama)" in result.stderr
 
 

@@ -24,27 +24,27 @@ BOOL, F32 = DTYPES["bool"], DTYPES["float32"]
 @pytest.fixture
 def odd(tmp_path):
     """Safetensors with a mask of which one byte is 2."""
-    place = tmp_path / "odd"
+    location = tmp_path / "odd"
     tree = Tree({("mask",): stored(np.ones((8, 8), np.uint8), BOOL), ("w",): stored(noise((8, 8), F32), F32)})
-    write(tree, SafetensorsWriter(), place)
-    file = place / "model.safetensors"
+    write(tree, SafetensorsWriter(), location)
+    file = location / "model.safetensors"
     data = bytearray(file.read_bytes())
     start = data.index(b"\1" * 64)
     data[start + 13] = 2
     file.write_bytes(data)
-    return place
+    return location
 
 
-def orbax_of(odd, place):
+def orbax_of(odd, location):
     """The same in Orbax, as another program wrote it."""
     tree = open_tree(odd)
     whole = {**tree.leaves, ("mask",): stored(np.ones((8, 8), np.uint8), BOOL)}
-    write(Tree(whole, Metadata(step=0)), OrbaxWriter(step=0), place)
-    (file,) = (place / "0" / "items" / "d").glob("data*")
+    write(Tree(whole, Metadata(step=0)), OrbaxWriter(step=0), location)
+    (file,) = (location / "0" / "items" / "d").glob("data*")
     data = file.read_bytes()
     at = data.index(b"\1" * 64)
     file.write_bytes(data[:at] + b"\1" * 13 + b"\2" + b"\1" * 50 + data[at + 64 :])
-    return place
+    return location
 
 
 def test_every_command_that_reads_them_names_the_array(odd, tmp_path):
@@ -73,12 +73,12 @@ def test_every_command_that_reads_them_names_the_array(odd, tmp_path):
 
 def test_who_reads_them_in_python_is_told_the_file(odd, tmp_path):
     orbax = orbax_of(odd, tmp_path / "orbax")
-    for place, file in ((odd, "odd/model.safetensors"), (orbax, "/d/")):
-        mask = open_tree(place).arrays["mask",]
+    for location, file in ((odd, "odd/model.safetensors"), (orbax, "/d/")):
+        mask = open_tree(location).arrays["mask",]
         for read in (mask.read, lambda m=mask: m[1, 2:6], lambda m=mask: np.asarray(m)):
             with pytest.raises(FormatError, match="a byte that is not a boolean") as error:
                 read()
-            assert file in error.value.place
+            assert file in error.value.location
         assert mask[0].all()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ended as run
 from support.golden_data import golden_checkpoint
-from support.places import HF
+from support.locations import HF
 from support.trees import lazy
 
 import ckpttools
@@ -85,10 +85,10 @@ def test_equal_to_ml_dtypes_to_the_bit(name, to):
     values = random_floats(dtype, seed=len(to.name))
     got, _ = converted(values, dtype, to)
     with np.errstate(all="ignore"):
-        wanted = values.astype(np.float32).astype(to.numpy)
-    same = got == wanted.view(to.carrier)
+        expected = values.astype(np.float32).astype(to.numpy)
+    same = got == expected.view(to.carrier)
     # NaN may have any bits, and stays NaN.
-    both_nan = np.isnan(as_float(got.view(to.numpy))) & np.isnan(as_float(wanted))
+    both_nan = np.isnan(as_float(got.view(to.numpy))) & np.isnan(as_float(expected))
     assert (same | both_nan).all()
     if to.has_nan and to.name != "float8_e8m0fnu":
         assert np.isnan(as_float(got.view(to.numpy))[np.isnan(as_float(values))]).all()
@@ -101,16 +101,16 @@ def test_counts_are_those_of_the_values(name, to):
     values = random_floats(dtype, seed=len(to.name))
     got, counts = converted(values, dtype, to)
     before, after = as_float(values), as_float(got.view(to.numpy))
-    wanted = {"underflowed": np.sum((before != 0) & (after == 0))}
+    expected = {"underflowed": np.sum((before != 0) & (after == 0))}
     if np.isinf(float(np.array(np.inf).astype(to.numpy))):
-        wanted["overflowed"] = np.sum(np.isfinite(before) & np.isinf(after))
+        expected["overflowed"] = np.sum(np.isfinite(before) & np.isinf(after))
     elif to.bits >= 8:
-        wanted["overflowed"] = np.sum(~np.isnan(before) & np.isnan(after))
+        expected["overflowed"] = np.sum(~np.isnan(before) & np.isnan(after))
     else:
-        most = {"float4_e2m1fn": 7, "float6_e2m3fn": 7.75, "float6_e3m2fn": 30}[to.name]
-        wanted["saturated"] = np.sum(np.abs(before) >= most)
-        wanted["nan_lost"] = np.sum(np.isnan(before))
-    assert counts == {kind: count for kind, count in wanted.items() if count}
+        limit = {"float4_e2m1fn": 7, "float6_e2m3fn": 7.75, "float6_e3m2fn": 30}[to.name]
+        expected["saturated"] = np.sum(np.abs(before) >= limit)
+        expected["nan_lost"] = np.sum(np.isnan(before))
+    assert counts == {kind: count for kind, count in expected.items() if count}
 
 
 def whole(numbers, dtype):
@@ -131,19 +131,19 @@ def nearest(number, digits, largest):
 
 @given(st.data(), st.sampled_from(WHOLE), st.sampled_from(sorted(DIGITS)))
 def test_whole_numbers_are_rounded_once_to_nearest_even(data, dtype, name):
-    least, most = dtype.limits
+    least, limit = dtype.limits
     near_ties = st.builds(
         lambda a, b, c: (a << b) + c, st.integers(1, 999), st.integers(0, 62), st.integers(-1, 1)
     )
-    inside = near_ties.filter(lambda number: least <= number <= most)
-    numbers = data.draw(st.lists(st.one_of(st.integers(least, most), inside), min_size=1, max_size=20))
+    inside = near_ties.filter(lambda number: least <= number <= limit)
+    numbers = data.draw(st.lists(st.one_of(st.integers(least, limit), inside), min_size=1, max_size=20))
     got, counts = converted(whole(numbers, dtype), dtype, DTYPES[name])
-    wanted = [nearest(number, *DIGITS[name]) for number in numbers]
-    assert as_float(got.view(DTYPES[name].numpy)).tolist() == wanted
-    overflowed = sum(map(np.isinf, wanted))
+    expected = [nearest(number, *DIGITS[name]) for number in numbers]
+    assert as_float(got.view(DTYPES[name].numpy)).tolist() == expected
+    overflowed = sum(map(np.isinf, expected))
     assert counts == ({"overflowed": overflowed} if overflowed else {})
     if is_lossless(dtype, DTYPES[name]):
-        assert wanted == numbers
+        assert expected == numbers
 
 
 @given(
@@ -153,12 +153,12 @@ def test_whole_numbers_are_rounded_once_to_nearest_even(data, dtype, name):
 )
 def test_floats_to_whole_numbers_round_and_clip(numbers, dtype, to):
     got, counts = converted(np.array(numbers, dtype.numpy), dtype, to)
-    least, most = to.limits
+    least, limit = to.limits
     finite = {n: round(n) if np.isfinite(n) else n for n in numbers if not np.isnan(n)}
-    wanted = [0 if np.isnan(n) else int(min(max(finite[n], least), most)) for n in numbers]
-    assert got.view(to.numpy).astype(object).tolist() == wanted
+    expected = [0 if np.isnan(n) else int(min(max(finite[n], least), limit)) for n in numbers]
+    assert got.view(to.numpy).astype(object).tolist() == expected
     lost = {
-        "saturated": sum(not np.isnan(n) and not least <= finite[n] <= most for n in numbers),
+        "saturated": sum(not np.isnan(n) and not least <= finite[n] <= limit for n in numbers),
         "underflowed": sum(not np.isnan(n) and n != 0 and finite[n] == 0 for n in numbers),
         "nan_lost": sum(map(np.isnan, numbers)),
     }
@@ -167,8 +167,8 @@ def test_floats_to_whole_numbers_round_and_clip(numbers, dtype, to):
 
 @given(st.data(), st.sampled_from(WHOLE), st.sampled_from(WHOLE))
 def test_whole_numbers_to_whole_numbers_clip(data, dtype, to):
-    least, most = dtype.limits
-    numbers = data.draw(st.lists(st.integers(least, most), min_size=1, max_size=20))
+    least, limit = dtype.limits
+    numbers = data.draw(st.lists(st.integers(least, limit), min_size=1, max_size=20))
     got, counts = converted(whole(numbers, dtype), dtype, to)
     low, high = to.limits
     assert got.view(to.numpy).astype(object).tolist() == [min(max(n, low), high) for n in numbers]
@@ -186,8 +186,8 @@ def test_each_value_is_counted_once_however_it_is_read(data):
     out = np.empty(array.shape, fp8.carrier)
     for tile in data.draw(tilings(array.shape)):
         array.read_into(tile, out[(*tile.slices, ...)], scratch)
-    wanted, counts = converted(known.truth.view(np.float32), DTYPES["float32"], fp8)
-    assert np.array_equal(out, wanted)
+    expected, counts = converted(known.truth.view(np.float32), DTYPES["float32"], fp8)
+    assert np.array_equal(out, expected)
     assert scratch.take_counts() == counts
     assert scratch.take_counts() == {}
 
@@ -213,25 +213,25 @@ LOSSY = np.array([[1e30, 1e-30, 2.0, np.inf], [np.nan, 0, -1e30, 3e5]], np.float
 class TestTransforms:
     def test_floats_only(self):
         tree = named(w=np.ones(3, np.float32), step=np.arange(2), flags=np.ones(2, bool))
-        made = tree.pipe(CastTo("bfloat16"))
-        assert {path[0]: array.dtype.name for path, array in made.arrays.items()} == {
+        built = tree.pipe(CastTo("bfloat16"))
+        assert {path[0]: array.dtype.name for path, array in built.arrays.items()} == {
             "w": "bfloat16",
             "step": "int64",
             "flags": "bool",
         }
-        assert made.metadata.notes.inexact[0].text == "cast from float32 to bfloat16: rounded"
+        assert built.metadata.notes.inexact[0].text == "cast from float32 to bfloat16: rounded"
 
     def test_the_first_pattern_that_matches_counts(self):
         tree = named(a__norm=np.ones(1, np.float32), a__w=np.ones(1, np.float32), b=np.ones(1, np.float32))
-        made = tree.pipe(CastMap({"*norm": "float64", "a": "float16"}, "bfloat16"))
-        assert [array.dtype.name for array in made.arrays.values()] == ["float64", "float16", "bfloat16"]
+        built = tree.pipe(CastMap({"*norm": "float64", "a": "float16"}, "bfloat16"))
+        assert [array.dtype.name for array in built.arrays.values()] == ["float64", "float16", "bfloat16"]
 
     def test_what_loses_nothing_is_no_note(self):
-        made = named(w=np.ones(1, np.float32), n=np.arange(3, dtype=np.int8)).pipe(
+        built = named(w=np.ones(1, np.float32), n=np.arange(3, dtype=np.int8)).pipe(
             CastMap({"n": "float16"}, "float64")
         )
-        assert made.metadata.notes.inexact == ()
-        assert made.arrays["n",].read().tolist() == [0, 1, 2]
+        assert built.metadata.notes.inexact == ()
+        assert built.arrays["n",].read().tolist() == [0, 1, 2]
 
     @pytest.mark.parametrize(
         ("array", "dtype"),
@@ -252,12 +252,12 @@ class TestTransforms:
     def test_what_can_lose_signs_needs_force(self):
         """Exponents alone, as scales are: zero and what is negative become NaN."""
         values, scales = np.array([-1, 0, 2], np.float32), "float8_e8m0fnu"
-        for said in (CastTo(scales), CastMap({"w": scales})):
+        for declared in (CastTo(scales), CastMap({"w": scales})):
             with pytest.raises(MappingError, match="can lose signs and zeros") as caught:
-                named(w=values).pipe(said)
+                named(w=values).pipe(declared)
             assert f"w: float32 to {scales}" in str(caught.value) and "bfloat16" in str(caught.value.hint)
-        made = named(w=values).pipe(CastTo(scales, force=True)).arrays["w",]
-        assert np.isnan(made.read().astype(np.float32)).tolist() == [True, True, False]
+        built = named(w=values).pipe(CastTo(scales, force=True)).arrays["w",]
+        assert np.isnan(built.read().astype(np.float32)).tolist() == [True, True, False]
 
     @pytest.mark.parametrize(
         ("kind", "dtype"), [("complex64", "float32"), ("float32", "bool"), ("float32", "complex64")]
@@ -281,9 +281,9 @@ class TestTransforms:
 
 def test_the_first_number_beyond_is_counted_and_the_last_within_is_not():
     tree = named(w=np.array([2.0**31, 2.0**31 - 128, -(2.0**31), -(2.0**31) - 256], np.float32))
-    made = tree.pipe(CastMap({"w": "int32"}, force=True)).arrays["w",]
-    scratch = Scratch(made.scratch_bytes)
-    made.read_into(Region.whole((4,)), np.empty(4, made.dtype.carrier), scratch)
+    built = tree.pipe(CastMap({"w": "int32"}, force=True)).arrays["w",]
+    scratch = Scratch(built.scratch_bytes)
+    built.read_into(Region.whole((4,)), np.empty(4, built.dtype.carrier), scratch)
     assert scratch.take_counts() == {"saturated": 2}
 
 
@@ -301,20 +301,20 @@ class TestRuns:
         monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 9)
         monkeypatch.setattr(journaled, "_SYNC_SECONDS", 0.001)
         values = random_floats(DTYPES["float32"], 1)[:20_000].reshape(100, 200)
-        _, wanted = converted(values, DTYPES["float32"], DTYPES["float16"])
+        _, expected = converted(values, DTYPES["float32"], DTYPES["float16"])
         conversion = plan_save(named(w=values).pipe(CastTo("float16")), "zarr3")
         seen = []
 
         def stop(event):
             seen.append(event)
-            if sum(isinstance(each, TaskDone) for each in seen) == 20:
+            if sum(isinstance(item, TaskDone) for item in seen) == 20:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             conversion.run(tmp_path / "out", observe=stop)
         receipt = conversion.run(tmp_path / "out")
         assert 0 < receipt.tasks_resumed < receipt.tasks
-        assert receipt.counts == {"w": wanted}
+        assert receipt.counts == {"w": expected}
 
     def test_on_the_command_line(self, tmp_path):
         save(named(a=LOSSY, b=np.ones(3, np.float32)), tmp_path / "src", "orbax")
@@ -335,10 +335,10 @@ def test_real_checkpoints_keep_their_format(tmp_path, source):
     assert after.metadata.format == before.metadata.format
     assert set(after) == set(before)
     for path, array in before.arrays.items():
-        wanted = "float16" if "norm" in str(path) else "float32"
+        expected = "float16" if "norm" in str(path) else "float32"
         if array.dtype.is_float:
-            assert after.arrays[path].dtype.name == wanted
-            assert np.array_equal(after.arrays[path].read(), array.read().astype(wanted))
+            assert after.arrays[path].dtype.name == expected
+            assert np.array_equal(after.arrays[path].read(), array.read().astype(expected))
         else:
             assert np.array_equal(after.arrays[path].read(), array.read())
 
@@ -349,8 +349,8 @@ def test_the_result_loads_through_safetensors_and_orbax(tmp_path):
 
     run("cast", HF, tmp_path / "st", "--dtype", "float16")
     loaded = load_file(tmp_path / "st" / "model.safetensors")
-    wanted = open_tree(HF)
-    assert all(np.array_equal(loaded[k], wanted[k,].read().astype(np.float16)) for (k,) in wanted)
+    expected = open_tree(HF)
+    assert all(np.array_equal(loaded[k], expected[k,].read().astype(np.float16)) for (k,) in expected)
     run("cast", golden_checkpoint(False), tmp_path / "orbax", "--dtype", "float32")
     restored = ocp.StandardCheckpointer().restore(tmp_path / "orbax" / "0" / "items")
     scale = restored["params"]["params"]["decoder"]["decoder_norm"]["scale"]

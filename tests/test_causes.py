@@ -20,7 +20,7 @@ from ckpttools.compare.renames import Candidates, _different
 from ckpttools.digest.pairing import Pairing
 
 PLENTY = {"memory": 512 << 20, "jobs": 1}
-BY_NAME = {each.name: each for each in DETECTORS}
+BY_NAME = {item.name: item for item in DETECTORS}
 NOISE = np.random.default_rng(0).normal(0.3, 0.1, (16, 16)).astype(np.float32)
 OTHER = np.random.default_rng(1).normal(0.3, 0.1, (16, 16)).astype(np.float32)
 CUT = np.where(np.arange(256).reshape(16, 16) < 100, NOISE, 0)
@@ -45,30 +45,30 @@ PLANTED: dict[str, tuple[np.ndarray, str]] = {
 }
 
 
-def case_of(made: np.ndarray) -> Case:
-    a, b = lazy(NOISE), lazy(made)
+def case_of(built: np.ndarray) -> Case:
+    a, b = lazy(NOISE), lazy(built)
     first = None
     if a.shape == b.shape:
-        first = tuple(map(int, np.argwhere(~np.equal(NOISE, made))[0]))
+        first = tuple(map(int, np.argwhere(~np.equal(NOISE, built))[0]))
     return Case("w", a, b, first, {"head_dim": 8}, Candidates({"w": a, "other": lazy(OTHER)}))
 
 
 @np.errstate(invalid="ignore")
 def holding(detector: Detector, case: Case) -> list[str]:
     """The causes of which every pair is the same, read to the last element."""
-    made = detector.hypotheses(case) if detector.looks_at(case) else ()
+    built = detector.hypotheses(case) if detector.looks_at(case) else ()
     return [
-        each.cause.text
-        for each in made
+        item.cause.text
+        for item in built
         if all(
             np.allclose(
                 left.read().astype(np.float64),
                 right.read().astype(np.float64),
-                rtol=1e-6 if each.ulps else 0,
+                rtol=1e-6 if item.ulps else 0,
                 atol=0,
                 equal_nan=True,
             )
-            for left, right in each.pairs
+            for left, right in item.pairs
         )
     ]
 
@@ -76,23 +76,23 @@ def holding(detector: Detector, case: Case) -> list[str]:
 def test_every_detector_is_planted():
     assert BY_NAME.keys() == PLANTED.keys()
     assert len(BY_NAME) == len(DETECTORS)
-    assert len({each.rank for each in DETECTORS}) == len(DETECTORS)
+    assert len({detector.rank for detector in DETECTORS}) == len(DETECTORS)
 
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_detector_finds_its_cause_and_no_other_content(name: str):
-    made, text = PLANTED[name]
-    case = case_of(made)
+    built, text = PLANTED[name]
+    case = case_of(built)
     assert text in "\n".join(holding(BY_NAME[name], case))
-    assert holding(BY_NAME[name], case_of(np.random.default_rng(3).random(made.shape, np.float32))) == []
+    assert holding(BY_NAME[name], case_of(np.random.default_rng(3).random(built.shape, np.float32))) == []
 
 
 @pytest.mark.parametrize("back", [False, True])
 def test_what_is_one_sides_cause_may_be_the_others(back: bool):
     for name in ("zeros", "nan", "truncated", "cast", "norm-offset"):
-        made, _ = PLANTED[name]
-        a, b = (lazy(made), lazy(NOISE)) if back else (lazy(NOISE), lazy(made))
-        texts = holding(BY_NAME[name], Case("w", a, b, case_of(made).first))
+        built, _ = PLANTED[name]
+        a, b = (lazy(built), lazy(NOISE)) if back else (lazy(NOISE), lazy(built))
+        texts = holding(BY_NAME[name], Case("w", a, b, case_of(built).first))
         assert texts and all(text.startswith("A" if back else "B") for text in texts[:1]), (name, texts)
 
 
@@ -100,9 +100,9 @@ def test_a_tied_head():
     wide = NOISE.reshape(8, 32)
     own = {"embed": lazy(wide), "head": lazy(wide.T.copy()), "other": lazy(OTHER.reshape(8, 32))}
     (text,) = [
-        each.cause.text
-        for each in tied("head", "A", own)
-        if all(np.array_equal(left.read(), right.read()) for left, right in each.pairs)
+        item.cause.text
+        for item in tied("head", "A", own)
+        if all(np.array_equal(left.read(), right.read()) for left, right in item.pairs)
     ]
     assert text == "it is A's embed"
 
@@ -110,9 +110,9 @@ def test_a_tied_head():
 @pytest.mark.parametrize(("name", "factor"), [("query", sqrt(8)), ("embed", 1 / 4.0), ("x", 4.0)])
 def test_a_factor_that_is_a_root_is_told(name: str, factor: float):
     case = Case(name, lazy(NOISE), lazy(NOISE * np.float32(factor)), (0, 0), {"head_dim": 8})
-    (cause,) = (each.cause for each in BY_NAME["factor"].hypotheses(case))
-    wanted = {"query": "sqrt(8), the scale of the query", "embed": "1/sqrt(16), the scale of the embedding"}
-    assert wanted.get(name, "sqrt(16), where axis 0 has that length") in cause.text
+    (cause,) = (hypothese.cause for hypothese in BY_NAME["factor"].hypotheses(case))
+    expected = {"query": "sqrt(8), the scale of the query", "embed": "1/sqrt(16), the scale of the embedding"}
+    assert expected.get(name, "sqrt(16), where axis 0 has that length") in cause.text
 
 
 # Two causes fit each of these: which is told must not depend on the list.
@@ -134,8 +134,8 @@ def test_any_order_of_the_list_gives_the_same_answer(order: list[Detector]):
     for side in (a, b):
         side |= {"upside down": lazy(NOISE[::-1].copy()), "in pairs": lazy(PAIRS)}
     both = Pairing(a, b)
-    found = explain(diff(both, **PLENTY), both, detectors=order, **PLENTY)
-    causes = {each.name: each.cause.name for each in found if each.cause}
+    result = explain(diff(both, **PLENTY), both, detectors=order, **PLENTY)
+    causes = {item.name: item.cause.name for item in result if item.cause}
     assert causes == {name: cause for name, (_, _, cause) in AMBIGUOUS.items()}
 
 

@@ -84,14 +84,14 @@ def clouds(address: str, scheme: str = "https") -> dict[str, str]:
     }
 
 
-def place(scheme, fronts):
+def location(scheme, fronts):
     names = {"https": f"https://{fronts['web']}/x", "hf": "hf://org/model"}
     return names.get(scheme, f"{scheme}://bucket/{fronts['name']}")
 
 
 def refused(scheme, fronts) -> StorageError:
     with pytest.raises(StorageError) as caught:
-        (parse(place(scheme, fronts)) / "config.json").read_bytes()
+        (parse(location(scheme, fronts)) / "config.json").read_bytes()
     return caught.value
 
 
@@ -100,7 +100,7 @@ class TestTrusted:
     @pytest.mark.parametrize("scheme", SCHEMES)
     def test_stores_honor_every_certificate_variable(self, authority, fronts, monkeypatch, scheme, variable):
         monkeypatch.setenv(variable, str(authority.path))
-        assert (parse(place(scheme, fronts)) / "config.json").read_bytes() == b"{}"
+        assert (parse(location(scheme, fronts)) / "config.json").read_bytes() == b"{}"
 
     @pytest.mark.parametrize("scheme", ["gs", "https"])
     def test_stores_honor_certificate_directory(self, authority, fronts, monkeypatch, tmp_path, scheme):
@@ -108,7 +108,7 @@ class TestTrusted:
         (tmp_path / "certificates" / "own.pem").write_bytes(authority.path.read_bytes())
         (tmp_path / "certificates" / "README").write_bytes(b"\xff no certificate")
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "certificates"))
-        assert (parse(place(scheme, fronts)) / "config.json").read_bytes() == b"{}"
+        assert (parse(location(scheme, fronts)) / "config.json").read_bytes() == b"{}"
 
     @pytest.mark.parametrize("variable", EXTRA)
     def test_hub_requests_honor_certificate_variables(self, authority, web, fronts, monkeypatch, variable):
@@ -147,7 +147,7 @@ class TestNotTrusted:
         error = refused(scheme, fronts)
         assert "a certificate of an unknown certificate authority (CA)" in error.got, error
         assert all(name in error.hint for name in VARIABLES), error
-        done = ckpt("inspect", "tree", place(scheme, fronts))
+        done = ckpt("inspect", "tree", location(scheme, fronts))
         assert done.exit_code == 5 and "SSL_CERT_FILE" in done.output, done.output
 
     @pytest.mark.parametrize("scheme", ["gs", "https"])
@@ -193,7 +193,7 @@ class TestNotTrusted:
             monkeypatch.setenv(variable, str(path))
             error = refused(scheme, fronts)
             assert f"the certificates that {variable} names cannot be used" in error.message
-            assert error.place == str(path) and f"unset {variable}" in error.hint
+            assert error.location == str(path) and f"unset {variable}" in error.hint
 
     def test_hub_errors_name_unknown_authority(self, authority, fronts, monkeypatch):
         monkeypatch.setattr(_http.time, "sleep", lambda seconds: None)

@@ -31,7 +31,7 @@ def choose(model: Path, name: object) -> None:
 
 def write_other(model: Path, name: str) -> dict[str, np.ndarray]:
     """Write other values under the same names; for an index, in two shards relative to the model."""
-    arrays = {key: each + 1 for key, each in load_file(model / "model.safetensors").items()}
+    arrays = {key: item + 1 for key, item in load_file(model / "model.safetensors").items()}
     (model / name).parent.mkdir(exist_ok=True)
     if not name.endswith(".index.json"):
         save_file(arrays, model / name)
@@ -65,8 +65,8 @@ def test_the_named_file_is_read_and_outputs_do_not_name_it(model, tmp_path, name
     run("convert", "hf-to-maxtext", model, tmp_path / "mt")
     run("convert", "maxtext-to-hf", tmp_path / "mt", tmp_path / "back")
     assert FIELD not in json.loads((tmp_path / "back/config.json").read_text())
-    findings = [each for each in ckpttools.doctor(model).findings if FIELD in each.what]
-    assert [each.level for each in findings] == ["info"]
+    findings = [finding for finding in ckpttools.doctor(model).findings if FIELD in finding.what]
+    assert [finding.level for finding in findings] == ["info"]
 
 
 @pytest.mark.parametrize(

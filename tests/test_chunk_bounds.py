@@ -92,8 +92,8 @@ def test_chains_decode_to_what_was_encoded_and_refuse_what_was_cut(values, codec
 def test_in_a_checkpoint(tmp_path, created, bomb):
     item = write_item(tmp_path / "item", {("w",): (created, VALUES)}, use_ocdbt=False)
     assert np.array_equal(open_tree(item).arrays["w",].read().view("float32"), VALUES)
-    (chunk,) = (each for each in (item / "w").rglob("*") if each.is_file() and each.name in ("0", "0.0"))
+    (chunk,) = (entry for entry in (item / "w").rglob("*") if entry.is_file() and entry.name in ("0", "0.0"))
     chunk.write_bytes(bomb)
     with pytest.raises(FormatError, match="decodes to more") as caught:
         open_tree(item).arrays["w",].read()
-    assert "w, chunk" in caught.value.place
+    assert "w, chunk" in caught.value.location

@@ -57,12 +57,12 @@ TWICE = np.repeat(values_of(F32, (500, 125)), 2, axis=1)
 
 def item(tmp_path: Path, created, values=TWICE) -> tuple[Path, Path]:
     """An item, and its first chunk."""
-    place = write_item(tmp_path / "item", {("w",): (created, values)}, use_ocdbt=False)
-    return place, next(path for path in sorted((place / "w").rglob("*0")) if path.is_file())
+    location = write_item(tmp_path / "item", {("w",): (created, values)}, use_ocdbt=False)
+    return location, next(path for path in sorted((location / "w").rglob("*0")) if path.is_file())
 
 
-def faults(place: Path) -> list[str]:
-    return [each.what for each in examine(place).findings if each.level == "error"]
+def faults(location: Path) -> list[str]:
+    return [finding.what for finding in examine(location).findings if finding.level == "error"]
 
 
 @pytest.mark.parametrize("values", [*KINDS.values(), TWICE], ids=[*KINDS, "repetitive"])
@@ -73,62 +73,62 @@ def test_whole_ones_of_tensorstore(tmp_path, created, values):
 
 @pytest.mark.parametrize("created", TENSORSTORE.values(), ids=TENSORSTORE)
 def test_cut_ones(tmp_path, created):
-    place, chunk = item(tmp_path, created)
+    location, chunk = item(tmp_path, created)
     data = chunk.read_bytes()
     for changed in (data[:-1], data[: len(data) // 2], data[:40], data[:-60] + b"<html>"):
         chunk.write_bytes(changed)
-        (what,) = faults(place)
+        (what,) = faults(location)
         assert "1 of 6 chunks, such as w/" in what
     chunk.write_bytes(data)
-    assert faults(place) == []
+    assert faults(location) == []
 
 
 @pytest.mark.parametrize("created", [*TENSORSTORE.values(), *SILENT.values(), zarr3([LITTLE], CHUNK)])
 def test_pointers(tmp_path, created):
-    place, chunk = item(tmp_path, created)
+    location, chunk = item(tmp_path, created)
     chunk.write_bytes(POINTER)
-    (found,) = (each for each in examine(place).findings if each.level == "error")
-    assert "Git LFS pointers" in found.what and "git lfs pull" in found.do
+    (result,) = (finding for finding in examine(location).findings if finding.level == "error")
+    assert "Git LFS pointers" in result.what and "git lfs pull" in result.do
 
 
 @pytest.mark.parametrize("name", sorted(TENSORSTORE.keys() - {"crc"}))
 def test_holes(tmp_path, name):
     """A file of the right size that was never filled; of bare elements only `ckpt verify` can tell."""
-    place, chunk = item(tmp_path, TENSORSTORE[name])
+    location, chunk = item(tmp_path, TENSORSTORE[name])
     chunk.write_bytes(bytes(chunk.stat().st_size))
-    assert len(faults(place)) == 1
+    assert len(faults(location)) == 1
 
 
 def test_a_shard_whose_index_names_more_than_there_is(tmp_path):
-    place, chunk = item(tmp_path, TENSORSTORE["shards"])
+    location, chunk = item(tmp_path, TENSORSTORE["shards"])
     data = chunk.read_bytes()
     chunk.write_bytes(data[-36:])  # the index alone, which is sound
-    assert "names more than there is" in faults(place)[0]
+    assert "names more than there is" in faults(location)[0]
 
 
-ZARR2 = {name: each for name, each in (TENSORSTORE | SILENT).items() if name.startswith("zarr2")}
+ZARR2 = {name: entry for name, entry in (TENSORSTORE | SILENT).items() if name.startswith("zarr2")}
 ZARR2["zarr2-plain"] = zarr2(None, CHUNK)
 
 
 @pytest.mark.parametrize("created", ZARR2.values(), ids=ZARR2)
 def test_what_has_bytes_behind_its_end_is_refused_as_tensorstore_does(tmp_path, created):
-    place, chunk = item(tmp_path, created)
+    location, chunk = item(tmp_path, created)
     good = chunk.read_bytes()
     for behind in (b"\0", bytes(8), b"junk", good):
         chunk.write_bytes(good + behind)
         with pytest.raises(ValueError, match="Error reading"):
-            read_by_tensorstore(place / "w")
+            read_by_tensorstore(location / "w")
         with pytest.raises(FormatError) as error:
-            open_tree(place).arrays["w",].read()
-        assert "chunk 0.0" in (error.value.place or "")
+            open_tree(location).arrays["w",].read()
+        assert "chunk 0.0" in (error.value.location or "")
     chunk.write_bytes(good)
-    assert read_by_tensorstore(place / "w") == open_tree(place).arrays["w",].read().tobytes()
+    assert read_by_tensorstore(location / "w") == open_tree(location).arrays["w",].read().tobytes()
 
 
-def read_by_tensorstore(place: Path) -> bytes:
+def read_by_tensorstore(location: Path) -> bytes:
     import tensorstore as ts
 
-    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{place}/"}}
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{location}/"}}
     return np.asarray(ts.open(spec, open=True).result().read().result()).tobytes()
 
 

@@ -59,7 +59,7 @@ def test_a_first_axis_that_can_be_divided_is_divided_evenly(power, odd, columns,
 
 
 @pytest.mark.parametrize(
-    ("shape", "itemsize", "single", "wanted"),
+    ("shape", "itemsize", "single", "expected"),
     [
         ((), 8, (), ()),
         ((4096,), 2, (), (4096,)),
@@ -71,8 +71,8 @@ def test_a_first_axis_that_can_be_divided_is_divided_evenly(power, odd, columns,
         ((4096, 2), 2, (1,), (4096, 2)),
     ],
 )
-def test_known_grids(shape, itemsize, single, wanted):
-    assert chunk_shape(shape, itemsize, single) == wanted
+def test_known_grids(shape, itemsize, single, expected):
+    assert chunk_shape(shape, itemsize, single) == expected
 
 
 @given(st.integers(1, 200), st.integers(1, 64))

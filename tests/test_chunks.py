@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
+from support.locations import HF, ORBAX
 from support.orbax_items import BIG, CRC, GZIP, LITTLE, ZSTD, sharded, values_of, write_item, zarr2, zarr3
-from support.places import HF, ORBAX
 from support.stored_trees import write
 
 from ckpttools.array.storage import Storage, StoredArray, StoredFile
@@ -147,18 +147,18 @@ class TestReads:
     @given(cut_arrays())
     def test_against_enumeration(self, case):
         stored, mesh, spec = case
-        found = predict(stored, mesh, spec, None)
-        shards = list(grid_indices(found.cut, (1,) * len(found.cut)))
-        shape = tuple(n // k for n, k in zip(stored.shape, found.cut, strict=True))
+        result = predict(stored, mesh, spec, None)
+        shards = list(grid_indices(result.cut, (1,) * len(result.cut)))
+        shape = tuple(n // k for n, k in zip(stored.shape, result.cut, strict=True))
         regions = [grid_cell(stored.shape, shape, index) for index in shards]
         met = [self.cells(stored.shape, stored.piece, region) for region in regions]
         whole = [self.cells(stored.shape, stored.chunk, region) for region in regions]
         copies = mesh.size // len(shards)
-        assert found.total_fetched == sum(met) * copies * prod(stored.piece) * 4
-        assert found.total_needed == prod(stored.shape) * 4 * copies
-        assert found.needed == prod(shape) * 4
-        assert found.reads == max(met) + (0 if stored.piece == stored.chunk else max(whole))
-        assert found.over_read >= 1
+        assert result.total_fetched == sum(met) * copies * prod(stored.piece) * 4
+        assert result.total_needed == prod(stored.shape) * 4 * copies
+        assert result.needed == prod(shape) * 4
+        assert result.reads == max(met) + (0 if stored.piece == stored.chunk else max(whole))
+        assert result.over_read >= 1
 
     def cells(self, shape, size, region):
         """Cells of a grid that a region meets."""
@@ -206,13 +206,13 @@ class TestReads:
 
     def test_what_does_not_divide_is_left_whole(self):
         mesh = parse_mesh("3")
-        found = predict(array((8, 6), (8, 6)), mesh, parse_spec("axis0", mesh), None)
-        assert (found.cut, found.uneven, found.over_read) == ((1, 1), True, 1)
+        result = predict(array((8, 6), (8, 6)), mesh, parse_spec("axis0", mesh), None)
+        assert (result.cut, result.uneven, result.over_read) == ((1, 1), True, 1)
 
     def test_coded_bytes(self):
         mesh = parse_mesh("4")
-        found = predict(array((8, 8), (4, 8), nbytes=100), mesh, parse_spec("axis0", mesh), None)
-        assert (found.fetched, found.needed, found.over_read) == (50, 64, 2)
+        result = predict(array((8, 8), (4, 8), nbytes=100), mesh, parse_spec("axis0", mesh), None)
+        assert (result.fetched, result.needed, result.over_read) == (50, 64, 2)
 
 
 def bytes_read(ts):
@@ -229,25 +229,25 @@ class TestSurvey:
         for file in storage.files:
             assert file.nbytes == (Path(storage.root) / file.name).stat().st_size
             assert min(file.live, file.index, file.dead) >= 0
-        assert {each.path: each.shape for each in storage.arrays} == {
+        assert {item.path: item.shape for item in storage.arrays} == {
             keystr(path): leaf.shape for path, leaf in tree.arrays.items()
         }
-        assert [each.path for each in storage.arrays] == [keystr(path) for path in tree.arrays]
-        assert not any(each.missing for each in storage.arrays)
+        assert [item.path for item in storage.arrays] == [keystr(path) for path in tree.arrays]
+        assert not any(item.missing for item in storage.arrays)
 
     def test_files_for_each_chunk(self):
         storage = storage_of(open_tree(ORBAX / "llama3.1_scanned_zarr3_noocdbt"))
         on_disk = sum(file.nbytes for file in storage.files if file.kind == "data")
-        assert sum(each.nbytes for each in storage.arrays) == on_disk
+        assert sum(item.nbytes for item in storage.arrays) == on_disk
         assert sum(file.live for file in storage.files) == on_disk
         assert storage.indexes == ()
 
     def test_safetensors(self):
         storage = storage_of(open_tree(HF))
-        file = next(each for each in storage.files if each.kind == "data")
+        file = next(item for item in storage.files if item.kind == "data")
         assert file.live + file.index == file.nbytes
         assert file.arrays == len(storage.arrays) == 39
-        assert all(each.piece is None for each in storage.arrays)
+        assert all(item.piece is None for item in storage.arrays)
 
     def test_a_hole_and_an_unused_shard(self, tmp_path):
         shutil.copy(HF / "model.safetensors", tmp_path)
@@ -282,12 +282,12 @@ class TestSurvey:
         else:
             os.truncate(item / before.name, cut)
         tree = open_tree(item)
-        found = inspect_chunks(tree, storage_of(tree))
-        after = next(file for file in found.files if file.name == before.name)
+        result = inspect_chunks(tree, storage_of(tree))
+        after = next(file for file in result.files if file.name == before.name)
         assert after.kind == ("missing" if cut is None else "data")
         assert after.live + after.index + after.dead == after.nbytes == (cut or 0)
         assert after.live + after.index + after.lost == before.live + before.index
-        assert advice(found)[0].subject == "missing data"
+        assert advice(result)[0].subject == "missing data"
 
     def test_unmerged_processes(self, tmp_path):
         item = shutil.copytree(ORBAX / "lazy_2proc" / "7" / "items", tmp_path / "items")
@@ -306,9 +306,9 @@ class TestSurvey:
             tmp_path / "item", {("w",): (created, values)}, use_ocdbt=use_ocdbt, all_chunks=False
         )
         tree = open_tree(item)
-        found = inspect_chunks(tree, storage_of(tree))
-        assert (found.num_chunks, found.missing_chunks, found.stored_nbytes) == (6, 3, 2400)
-        assert [each.subject for each in advice(found)] == ["missing chunks"]
+        result = inspect_chunks(tree, storage_of(tree))
+        assert (result.num_chunks, result.missing_chunks, result.stored_nbytes) == (6, 3, 2400)
+        assert [entry.subject for entry in advice(result)] == ["missing chunks"]
 
     @pytest.mark.parametrize(
         ("created", "words", "piece"),
@@ -347,7 +347,7 @@ class TestSurvey:
         group = zarr.open_group(str(tmp_path / "z"), mode="w")
         group.create_array("a/b", shape=(8, 4), chunks=(4, 4), dtype="f4")[:] = 1
         storage = storage_of(open_tree(tmp_path / "z"))
-        assert [(each.path, each.chunks, each.missing) for each in storage.arrays] == [("a/b", 2, 0)]
+        assert [(item.path, item.chunks, item.missing) for item in storage.arrays] == [("a/b", 2, 0)]
 
 
 class TestAdvice:
@@ -355,10 +355,10 @@ class TestAdvice:
 
     def subjects(self, *arrays, files=(), mesh=None, spec=None, indexes=("manifest.ocdbt",)):
         storage = Storage("/x", indexes, tuple(files), arrays)
-        tree = Tree({}, Metadata("orbax", place="/x"))
+        tree = Tree({}, Metadata("orbax", location="/x"))
         parsed = parse_mesh(mesh) if mesh else None
         report = inspect_chunks(tree, storage, "*", parsed, parse_spec(spec, parsed) if parsed else None)
-        return [each.subject for each in advice(report)]
+        return [item.subject for item in advice(report)]
 
     def test_nothing_to_say(self):
         assert self.subjects(array((16384, 16, 1024), (1024, 1, 1024))) == []
@@ -418,7 +418,7 @@ class TestAdvice:
         tree = open_tree(ORBAX / "maxtext_run")
         mesh = MeshShape({"0": 2})
         report = inspect_chunks(tree, storage_of(tree), "params/*", mesh, parse_spec("layer", mesh))
-        cut = {each.path.rpartition("decoder/")[2]: each.reads.cut for each in report.arrays}
+        cut = {item.path.rpartition("decoder/")[2]: item.reads.cut for item in report.arrays}
         assert cut["layers/mlp/wi_0/kernel"] == (1, 2, 1)
         assert cut["decoder_norm/scale"] == (1,)
 
@@ -442,8 +442,8 @@ class TestCommand:
     @pytest.mark.parametrize("columns", ["40", "80", "200"])
     def test_what_does_not_divide_is_said_at_any_width(self, columns):
         result = self.run(HF, "--mesh", "3", "--spec", "axis0", columns=columns)
-        said = result.output[result.output.index("does not divide: ") :]
-        assert "lm_head.weight" in said
+        declared = result.output[result.output.index("does not divide: ") :]
+        assert "lm_head.weight" in declared
         assert "does not divide" not in self.run(HF, "--mesh", "4", "--spec", "axis0", columns=columns).output
 
     def test_repeated_layers_are_one_line(self):
@@ -467,7 +467,7 @@ class TestCommand:
 
     def test_filter(self):
         report = json.loads(self.run(ORBAX / "maxtext_run", "--json", "--filter", "*/mlp/*").output)["report"]
-        assert {each["path"].split("/")[-3] for each in report["arrays"]} == {"mlp"}
+        assert {item["path"].split("/")[-3] for item in report["arrays"]} == {"mlp"}
 
     @pytest.mark.parametrize(
         ("arguments", "code", "words"),
@@ -495,7 +495,7 @@ def test_ten_thousand_arrays_fold_into_one_line_quickly():
     arrays = tuple(
         replace(one, path=f"layers_{k}/w_{n}") for k, n in itertools.product(range(100), range(100))
     )
-    report = inspect_chunks(Tree({}, Metadata(place="/x")), Storage("/x", (), (), arrays))
+    report = inspect_chunks(Tree({}, Metadata(location="/x")), Storage("/x", (), (), arrays))
     from ckpttools.cli.chunks import _alike, _array_cells
 
     groups = _alike(report.arrays)

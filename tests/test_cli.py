@@ -16,7 +16,7 @@ import click
 import pytest
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
-from support.places import HF, ORBAX
+from support.locations import HF, ORBAX
 
 from ckpttools.cli import units
 from ckpttools.cli.lazy import LazyGroup
@@ -62,7 +62,7 @@ class TestCommands:
     def test_every_command_has_an_example_and_every_option_a_help(self):
         for path, command in _commands(main, "ckpt"):
             assert re.search(rf"Example:\n +{path}", command.help or ""), path
-            options = [each for each in command.params if isinstance(each, click.Option)]
+            options = [param for param in command.params if isinstance(param, click.Option)]
             assert all(option.help for option in options), path
 
     def test_version(self):
@@ -78,7 +78,7 @@ class TestCommands:
         assert "No such command 'inspct'. Did you mean 'inspect'?" in result.stderr
 
     @pytest.mark.parametrize("words", [("inspect", HF), ("convert", HF, "out")])
-    def test_a_path_in_place_of_a_command_of_a_group(self, words):
+    def test_a_path_in_location_of_a_command_of_a_group(self, words):
         result = ckpt(*words)
         assert result.exit_code == 2 and f"It is a path: 'ckpt {HF}' says what is there" in result.stderr
 
@@ -95,14 +95,14 @@ class TestCommands:
 
 def _commands(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
     """All commands, groups included, with the words that call them."""
-    found = [(path, command)]
+    result = [(path, command)]
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             below = command.get_command(context, name)
             assert below is not None
-            found += _commands(below, f"{path} {name}")
-    return found
+            result += _commands(below, f"{path} {name}")
+    return result
 
 
 class TestImports:
@@ -199,19 +199,19 @@ class TestConvert:
     def test_every_family(self, model_type: str, tmp_path: Path):
         tensors = write_llama(tmp_path / "hf", model_type=model_type, tie_word_embeddings=True)
         succeed("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", "--no-scan")
-        found = json.loads(succeed("inspect", "tree", tmp_path / "new", "--json").stdout)
-        assert found["kind"] == "unstacked-inference"
-        assert found["custom_metadata"] == {"scan_layers": False}
-        assert found["num_parameters"] == sum(tensor.size for tensor in tensors.values())
+        result = json.loads(succeed("inspect", "tree", tmp_path / "new", "--json").stdout)
+        assert result["kind"] == "unstacked-inference"
+        assert result["custom_metadata"] == {"scan_layers": False}
+        assert result["num_parameters"] == sum(tensor.size for tensor in tensors.values())
 
     def test_options_reach_the_conversion(self, llama: Path, tmp_path: Path):
         options = ("--scan-axis", 0, "--dtype", "float32", "--rope-layout", "interleaved", "--jobs", 1)
         succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", *options)
-        found = json.loads(succeed("inspect", "tree", tmp_path / "new", "--json").stdout)
-        shapes = {each["path"]: (each["shape"], each["dtype"]) for each in found["arrays"]}
+        result = json.loads(succeed("inspect", "tree", tmp_path / "new", "--json").stdout)
+        shapes = {item["path"]: (item["shape"], item["dtype"]) for item in result["arrays"]}
         query = shapes["params/params/decoder/layers/self_attention/query/kernel"]
         assert query == ([4, 64, 4, 16], "float32")
-        assert found["scan_axis"] == 0
+        assert result["scan_axis"] == 0
 
     def test_what_is_inexact_or_dropped_is_said_on_stderr(self, tmp_path: Path):
         write_llama(tmp_path / "hf")
@@ -281,7 +281,7 @@ class TestDryRun:
     def test_the_plan_as_json(self, llama: Path, tmp_path: Path):
         options = ("--dry-run", "--json", "--memory", "512MiB", "--jobs", 2, "--dtype", "float16")
         plan = json.loads(succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", *options).stdout)
-        arrays = {each["path"]: each for each in plan.pop("array_list")}
+        arrays = {item["path"]: item for item in plan.pop("array_list")}
         assert arrays["params/params/decoder/decoder_norm/scale"] == {
             "path": "params/params/decoder/decoder_norm/scale",
             "shape": [64],
@@ -292,7 +292,7 @@ class TestDryRun:
         assert plan.pop("tasks") >= 13
         assert 0 < plan.pop("projected_peak") <= plan["memory"]
         assert list(plan.pop("files")) == ["0/items/d/data"]
-        assert [each["subject"] for each in plan.pop("values")] == [
+        assert [item["subject"] for item in plan.pop("values")] == [
             "decoder.layers.self_attention.query.kernel"
         ]
         assert plan == {
@@ -345,13 +345,13 @@ class TestErrors:
 
     def test_no_source(self, tmp_path: Path):
         text = self.converts(5, tmp_path / "nothing", tmp_path / "new")
-        assert text == f"Error: {tmp_path}/nothing is not there\n  next   check the spelling of the path\n"
+        assert text == f"Error: {tmp_path}/nothing is not there\n  hint     check the spelling of the path\n"
 
     def test_a_source_that_is_no_checkpoint(self, tmp_path: Path):
         source = tmp_path / "source"
         source.mkdir()
         text = self.converts(3, source, tmp_path / "new")
-        assert text == f"Error: {source} is an empty directory\n  next   name one with a checkpoint in it\n"
+        assert text == f"Error: {source} is an empty directory\n  hint     name one with a checkpoint in it\n"
         (source / "notes.txt").touch()
         text = self.converts(3, source, tmp_path / "new")
         assert text.startswith(f"Error: {source} is not a checkpoint of a known format\n")
@@ -361,7 +361,7 @@ class TestErrors:
         write_llama(tmp_path / "hf")
         (tmp_path / "hf/config.json").unlink()
         text = self.converts(3, tmp_path / "hf", tmp_path / "new")
-        assert text.startswith("Error: there is no config.json beside the weights\n  at     ")
+        assert text.startswith("Error: there is no config.json beside the weights\n  at       ")
 
     def test_an_unknown_model(self, tmp_path: Path):
         write_llama(tmp_path / "hf", model_type="lama")
@@ -376,7 +376,7 @@ class TestErrors:
     def test_an_unknown_dtype(self, llama: Path, tmp_path: Path):
         text = self.converts(2, llama, tmp_path / "new", "--dtype", "bfloat61")
         assert "Invalid value for '--dtype': unknown dtype 'bfloat61'" in text
-        assert "did you mean bfloat16?" in text and "wanted" not in text
+        assert "did you mean bfloat16?" in text and "expected" not in text
 
     def test_a_destination_that_exists(self, llama: Path, converted: Path):
         text = self.converts(2, llama, converted)
@@ -386,7 +386,7 @@ class TestErrors:
     def test_too_little_memory(self, llama: Path, tmp_path: Path):
         text = self.converts(4, llama, tmp_path / "new", "--memory", "20MiB")
         assert text.startswith("Error: the conversion does not fit into the memory allowed\n")
-        assert "next   try --memory " in text
+        assert "hint     try --memory " in text
 
     @pytest.mark.parametrize("size", ["lots", "", "-1", "1 XB", "0"])
     def test_a_size_that_is_none(self, llama: Path, tmp_path: Path, size: str):
@@ -403,8 +403,8 @@ class TestErrors:
         text = self.converts(2, llama, tmp_path / "new", "--resume")
         assert text == (
             "Error: there is nothing to resume\n"
-            f"  wanted {tmp_path}/new.partial, which an interrupted conversion leaves\n"
-            "  next   run the command without --resume\n"
+            f"  expected {tmp_path}/new.partial, which an interrupted conversion leaves\n"
+            "  hint     run the command without --resume\n"
         )
 
     @pytest.mark.parametrize("command", ["inspect", "convert"])
@@ -511,9 +511,9 @@ class TestLines:
         for _ in range(4):
             lines(TaskDone(90_402, 90_402))
         lines(Publishing())
-        said = capsys.readouterr()
-        assert said.out == ""
-        first, second = said.err.splitlines()
+        declared = capsys.readouterr()
+        assert declared.out == ""
+        first, second = declared.err.splitlines()
         assert first.startswith("50 %  181 of 362 kB  30.1 kB/s  0:00:06 left  ")
         assert second.startswith("100 %  362 of 362 kB  30.1 kB/s  0:00:00 left  ")
 

@@ -43,5 +43,5 @@ def test_a_full_stdout_is_no_full_destination(tmp_path):
     command = [sys.executable, "-m", "ckpttools", "convert", "to-zarr3", "a", "b"]
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, check=False)
-    assert done.returncode == 4 and b"at     stdout" in done.stderr
+    assert done.returncode == 4 and b"at       stdout" in done.stderr
     assert (tmp_path / "b" / "zarr.json").is_file() and not (tmp_path / "b.partial").exists()

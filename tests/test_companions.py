@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.command_line import run
 from support.golden_data import all_described
-from support.places import GOLDEN, GOLDEN_0_2_5
+from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.api.conversion import Conversion
@@ -112,13 +112,13 @@ class TestNames:
     def renamed(self, tree: Tree, target: str) -> Tree:
         return tree.pipe(renames({"model.norm.weight": target}))
 
-    def test_an_array_below_the_directory_of_companions(self, model, tmp_path):
+    def test_an_array_below_the_directory_of_sidecars(self, model, tmp_path):
         tree = self.renamed(open_tree(model), "hf/carried/x")
         plan_save(tree, "orbax").run(tmp_path / "out")
-        made = open_tree(tmp_path / "out")
-        wanted = load_file(model / "model.safetensors")["model.norm.weight"]
-        assert made.arrays["hf", "carried", "x"].read().tobytes() == wanted.tobytes()
-        assert made.arrays.keys() == tree.arrays.keys()
+        built = open_tree(tmp_path / "out")
+        expected = load_file(model / "model.safetensors")["model.norm.weight"]
+        assert built.arrays["hf", "carried", "x"].read().tobytes() == expected.tobytes()
+        assert built.arrays.keys() == tree.arrays.keys()
 
     def test_an_array_with_the_path_of_one_that_is_carried(self, tmp_path):
         plan_to_maxtext(GOLDEN / "gemma3" / "hf", ToMaxText(carry=True)).run(tmp_path / "maxtext")
@@ -132,7 +132,7 @@ class TestNames:
             if refused:
                 with pytest.raises(FormatError, match="carried along") as error:
                     plan_save(taken)
-                assert error.value.place == f"hf/carried/{name}"
+                assert error.value.location == f"hf/carried/{name}"
                 continue
             plan_save(taken).run(tmp_path / "out")
             assert open_tree(tmp_path / "out").arrays.keys() == taken.arrays.keys()
@@ -140,7 +140,7 @@ class TestNames:
             assert kept.keys() == carried.keys()
 
 
-def test_what_has_no_place_in_plain_zarr_is_said(model, tmp_path):
+def test_what_has_no_location_in_plain_zarr_is_said(model, tmp_path):
     plan = plan_tree(ckpttools.open(model), ZarrWriter()).plan
     names = sorted(path.name for path in model.iterdir() if path.suffix == ".json")
     assert names
@@ -157,8 +157,8 @@ def test_what_is_carried_along_says_the_same_whatever_is_made(tmp_path):
     shutil.copytree(GOLDEN_0_2_5 / "qwen3.5" / "hf", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_bytes())
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    said = json.dumps(config).encode()
-    (tmp_path / "model" / "config.json").write_bytes(said)
+    declared = json.dumps(config).encode()
+    (tmp_path / "model" / "config.json").write_bytes(declared)
     run("convert", "hf-to-maxtext", tmp_path / "model", tmp_path / "maxtext")
     run("unstack", tmp_path / "maxtext", tmp_path / "single")
     run("stack", tmp_path / "single", tmp_path / "stacked", "--dtype", "float32")
@@ -166,11 +166,13 @@ def test_what_is_carried_along_says_the_same_whatever_is_made(tmp_path):
     run("cast", tmp_path / "chosen", tmp_path / "cast", "--dtype", "bfloat16")
     for name in ("maxtext", "single", "stacked", "chosen", "cast"):
         (carried,) = (tmp_path / name).rglob("hf/config.json")
-        assert carried.read_bytes() == said
+        assert carried.read_bytes() == declared
     for name in ("maxtext", "cast"):
         run("convert", "maxtext-to-hf", tmp_path / name, tmp_path / f"{name}-hf")
-    made, wanted = (load_file(tmp_path / f"{name}-hf" / "model.safetensors") for name in ("cast", "maxtext"))
-    assert all_described(made) == all_described(wanted)
+    built, expected = (
+        load_file(tmp_path / f"{name}-hf" / "model.safetensors") for name in ("cast", "maxtext")
+    )
+    assert all_described(built) == all_described(expected)
     assert "quantization_config" not in json.loads((tmp_path / "cast-hf" / "config.json").read_bytes())
 
 
@@ -191,7 +193,7 @@ def test_orbax_without_a_configuration_says_what_it_lacks(tmp_path, name, error,
         plan_to_maxtext(tmp_path / "a")
 
 
-def test_a_companion_that_cannot_be_read_and_was_not_changed(tmp_path, monkeypatch):
+def test_a_sidecar_that_cannot_be_read_and_was_not_changed(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     file = parse(tmp_path / "config.json").open()
 

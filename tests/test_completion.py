@@ -35,7 +35,7 @@ def answer(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_shell_gets_completions_and_nothing_on_stderr(line):
     done = answer(line)
     assert (done.returncode, done.stderr) == (0, "")
-    assert " ".join(each.partition(",")[2] for each in done.stdout.split()) == COMPLETED[line]
+    assert " ".join(item.partition(",")[2] for item in done.stdout.split()) == COMPLETED[line]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.command_line import ended, run
-from support.places import FIXTURES
+from support.locations import FIXTURES
 
 MODELS = FIXTURES / "compressed-tensors"
 READ = (
@@ -22,7 +22,7 @@ REFUSED = {
 
 
 def test_all_are_tried():
-    assert {each.name for each in MODELS.iterdir()} == {*READ, *REFUSED}
+    assert {item.name for item in MODELS.iterdir()} == {*READ, *REFUSED}
 
 
 @pytest.mark.parametrize("name", READ)
@@ -32,10 +32,10 @@ def test_numbers_are_those_of_its_own_decompressor(name, tmp_path):
     for file in ("model.safetensors", "config.json"):
         (model / file).write_bytes((MODELS / name / file).read_bytes())
     run("cast", model, tmp_path / "out", "--dtype", dtype)
-    (found,) = load_file(tmp_path / "out" / "model.safetensors").values()
-    (wanted,) = load_file(MODELS / name / "expected.safetensors").values()
-    assert found.dtype == getattr(ml_dtypes, dtype, dtype)
-    assert np.array_equal(found.astype(np.float32), wanted)
+    (result,) = load_file(tmp_path / "out" / "model.safetensors").values()
+    (expected,) = load_file(MODELS / name / "expected.safetensors").values()
+    assert result.dtype == getattr(ml_dtypes, dtype, dtype)
+    assert np.array_equal(result.astype(np.float32), expected)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -15,7 +15,7 @@ from support.quantised_weights import tree_of
 
 import ckpttools
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.quantized.logical import logical
+from ckpttools.quantized.dequantized_tree import logical
 
 WHY = "the extra `transformers` is not installed"
 torch = pytest.importorskip("torch", reason=WHY)
@@ -50,15 +50,15 @@ CASES = {
 }
 
 
-def scales_of(said: dict[str, object], columns: int) -> tuple[int, int]:
-    rows, across = said.get("block_structure", (1, said.get("group_size", columns)))
-    return (1, 1) if said["strategy"] == "tensor" else (-(-ROWS // rows), columns // across)
+def scales_of(declared: dict[str, object], columns: int) -> tuple[int, int]:
+    rows, across = declared.get("block_structure", (1, declared.get("group_size", columns)))
+    return (1, 1) if declared["strategy"] == "tensor" else (-(-ROWS // rows), columns // across)
 
 
-def packed(form: str, said: dict[str, object], weight: torch.Tensor, **more: torch.Tensor):
+def packed(form: str, declared: dict[str, object], weight: torch.Tensor, **more: torch.Tensor):
     """What is stored of a weight, and the weight that comes of it there."""
     scheme = quantization.QuantizationScheme(
-        targets=["Linear"], weights=quantization.QuantizationArgs(**said)
+        targets=["Linear"], weights=quantization.QuantizationArgs(**declared)
     )
     compressor = compressors.BaseCompressor.get_value_from_registry(form)
     stored = compressor.compress({"weight": weight, **more}, scheme)
@@ -75,9 +75,9 @@ def carried(tensor: torch.Tensor) -> np.ndarray:
     return plain.numpy()
 
 
-def read(form: str, said: dict[str, object], stored: dict[str, torch.Tensor], dtype: str) -> np.ndarray:
+def read(form: str, declared: dict[str, object], stored: dict[str, torch.Tensor], dtype: str) -> np.ndarray:
     arrays = {f"{NAME}.{key}": carried(tensor) for key, tensor in stored.items()}
-    groups = {"group_0": {"targets": ["Linear"], "weights": said}}
+    groups = {"group_0": {"targets": ["Linear"], "weights": declared}}
     config = {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}
     tree = logical(tree_of(arrays, {"quantization_config": config}), DTYPES[dtype]).tree
     return tree.arrays[(f"{NAME}.weight",)].read()
@@ -86,33 +86,39 @@ def read(form: str, said: dict[str, object], stored: dict[str, torch.Tensor], dt
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits(case, dtype):
-    form, said, columns = CASES[case]
+    form, declared, columns = CASES[case]
     drawn = torch.Generator().manual_seed(len(case))
     to = getattr(torch, dtype)
     weight = (torch.randn(ROWS, columns, generator=drawn) * 0.05).to(to)
-    grid = scales_of(said, columns)
+    grid = scales_of(declared, columns)
     scale = (torch.rand(grid, generator=drawn) * 0.01 + 0.001).to(to)
     more = (
         {}
-        if said["symmetric"]
+        if declared["symmetric"]
         else {"weight_zero_point": torch.randint(-8, 8, grid, generator=drawn).to(torch.int8)}
     )
-    stored, wanted = packed(form, said, weight, weight_scale=scale, **more)
-    made = read(form, said, stored, dtype)
-    assert wanted.dtype == to and made.shape == tuple(wanted.shape)
-    assert made.tobytes() == carried(wanted).tobytes()
+    stored, expected = packed(form, declared, weight, weight_scale=scale, **more)
+    built = read(form, declared, stored, dtype)
+    assert expected.dtype == to and built.shape == tuple(expected.shape)
+    assert built.tobytes() == carried(expected).tobytes()
 
 
 @pytest.mark.parametrize("whole", [3171.0, 4096.0, 0.37])
 def test_nvfp4(whole):
-    said = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    declared = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "tensor_group",
+        "group_size": 16,
+        "symmetric": True,
+    }
     drawn = torch.Generator().manual_seed(0)
     weight = (torch.randn(ROWS, 96, generator=drawn) * 0.05).to(torch.bfloat16)
     scale = (torch.rand(ROWS, 6, generator=drawn) * 400 + 1).to(torch.float8_e4m3fn).to(torch.bfloat16)
     form, more = "nvfp4-pack-quantized", {"weight_scale": scale, "weight_global_scale": torch.tensor([whole])}
-    stored, wanted = packed(form, said, weight, **more)
-    assert stored["weight_scale"].dtype == torch.float8_e4m3fn and wanted.dtype == torch.bfloat16
-    assert read(form, said, stored, "bfloat16").tobytes() == carried(wanted).tobytes()
+    stored, expected = packed(form, declared, weight, **more)
+    assert stored["weight_scale"].dtype == torch.float8_e4m3fn and expected.dtype == torch.bfloat16
+    assert read(form, declared, stored, "bfloat16").tobytes() == carried(expected).tobytes()
 
 
 # Which of the eight numbers of a word lies where, as AutoAWQ packs columns.
@@ -120,25 +126,28 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def _awq_columns(words: np.ndarray) -> np.ndarray:
-    apart = [(words >> np.uint32(4 * place)) & np.uint32(15) for place in AWQ_ORDER]
+    apart = [(words >> np.uint32(4 * location)) & np.uint32(15) for location in AWQ_ORDER]
     return np.stack(apart, -1).reshape(len(words), -1).astype(np.float32)
 
 
 def test_what_it_makes_of_awq_has_the_same_numbers(tmp_path):
     convert = pytest.importorskip("compressed_tensors.entrypoints.convert", reason=WHY)
-    rng, said = np.random.default_rng(0), {"quant_method": "awq", "bits": 4, "group_size": 16}
-    said |= {"version": "gemm", "zero_point": True}
+    rng, declared = np.random.default_rng(0), {"quant_method": "awq", "bits": 4, "group_size": 16}
+    declared |= {"version": "gemm", "zero_point": True}
     codes, zeros = (rng.integers(0, 2**32, (rows, 4)).astype(np.uint32) for rows in (64, 4))
     scales = rng.uniform(0.01, 1, (4, 32)).astype(np.float16)
     module = "model.layers.0.mlp.up_proj"
     arrays = {f"{module}.qweight": codes.view(np.int32), f"{module}.qzeros": zeros.view(np.int32)}
     (tmp_path / "awq").mkdir()
     save_file({**arrays, f"{module}.scales": scales}, tmp_path / "awq" / "model.safetensors")
-    config = {"model_type": "llama", "quantization_config": said}
+    config = {"model_type": "llama", "quantization_config": declared}
     (tmp_path / "awq" / "config.json").write_text(json.dumps(config))
     convert.convert_checkpoint(
-        tmp_path / "awq", tmp_path / "made", convert.AutoAWQConverter.from_autoawq_config(said), max_workers=1
+        tmp_path / "awq",
+        tmp_path / "made",
+        convert.AutoAWQConverter.from_autoawq_config(declared),
+        max_workers=1,
     )
-    made = ckpttools.open(tmp_path / "made").pipe(ckpttools.CastTo("float32"))[f"{module}.weight"].read()
-    wanted = (_awq_columns(codes) - np.repeat(_awq_columns(zeros), 16, 0)) * np.repeat(scales, 16, 0)
-    assert made.tobytes() == wanted.T.astype(np.float32).tobytes()
+    built = ckpttools.open(tmp_path / "made").pipe(ckpttools.CastTo("float32"))[f"{module}.weight"].read()
+    expected = (_awq_columns(codes) - np.repeat(_awq_columns(zeros), 16, 0)) * np.repeat(scales, 16, 0)
+    assert built.tobytes() == expected.T.astype(np.float32).tobytes()

@@ -11,20 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from support.command_line import ckpt, succeed
-from support.places import GOLDEN, GOLDEN_0_2_5, HF
+from support.locations import GOLDEN, GOLDEN_0_2_5, HF
 
 import ckpttools
 from ckpttools.core.errors import ConfigError, UsageError
-from ckpttools.maxtext.config.back import config_of_settings
 from ckpttools.maxtext.config.models import defaults, models
+from ckpttools.maxtext.config.to_hf_config import config_of_settings
 
 # Their text is a model without a name of its own, or of another family.
-WITH_TOWERS = {name for name, said in models().items() if said.get("use_mrope")}
+WITH_TOWERS = {name for name, declared in models().items() if declared.get("use_mrope")}
 CASES = {
-    f"{place.name}/{each.parent.parent.name}": each.parent
-    for place in (GOLDEN, GOLDEN_0_2_5)
-    for each in sorted(place.glob("*/hf/config.json"))
-    if each.parent.parent.name not in ("qwen3-vl", "qwen3-vl-moe")
+    f"{location.name}/{item.parent.parent.name}": item.parent
+    for location in (GOLDEN, GOLDEN_0_2_5)
+    for item in sorted(location.glob("*/hf/config.json"))
+    if item.parent.parent.name not in ("qwen3-vl", "qwen3-vl-moe")
 }
 # No configuration is made of what settings say of towers.
 OF_TOWERS = (
@@ -52,9 +52,9 @@ def of_config(directory, config):
     return ckpttools.maxtext_config(directory / "config.json")
 
 
-def values(found):
-    text = (each for each in found.settings if not each.name.endswith(("_for_vit", "_for_audio")))
-    return {each.name: each.value for each in text if each.name not in ("scan_layers", *OF_TOWERS)}
+def values(result):
+    text = (setting for setting in result.settings if not setting.name.endswith(("_for_vit", "_for_audio")))
+    return {item.name: item.value for item in text if item.name not in ("scan_layers", *OF_TOWERS)}
 
 
 @cache
@@ -71,15 +71,17 @@ class TestSettingsAlone:
     @pytest.mark.parametrize("case", CASES)
     def test_what_is_made_says_the_same(self, tmp_path, case):
         told = told_of(case)
-        made = back_of(case)
-        found = of_config(tmp_path, made)
+        built = back_of(case)
+        result = of_config(tmp_path, built)
         # Towers need the code of a model of a name, where texts do not.
         named = {"model_name": told.model_name}
-        named = {} if found.model_name and made["model_type"] != "deepseek_v3" else named
-        assert {**values(found), **named} == {**values(told), **named}
+        named = {} if result.model_name and built["model_type"] != "deepseek_v3" else named
+        assert {**values(result), **named} == {**values(told), **named}
         # What MaxText cannot do otherwise is said as it does it.
         assert [
-            each.what for each in found.deviations if not re.search("embedding|equal scores", each.what)
+            deviation.what
+            for deviation in result.deviations
+            if not re.search("embedding|equal scores", deviation.what)
         ] == []
 
     @pytest.mark.parametrize("case", CASES)
@@ -87,15 +89,15 @@ class TestSettingsAlone:
         """transformers begins arrays anew that another type has besides."""
         own = json.loads((CASES[case] / "config.json").read_text())
         text = own.get("thinker_config", own).get("text_config", own)
-        made = back_of(case)["model_type"]
-        assert made == TEXT_TYPES.get(text["model_type"], text["model_type"])
+        built = back_of(case)["model_type"]
+        assert built == TEXT_TYPES.get(text["model_type"], text["model_type"])
 
     def test_a_v3_2_has_an_indexer(self):
         told = ckpttools.maxtext_config(GOLDEN_0_2_5 / "deepseek3" / "hf").arguments()
         without = [word for word in told if not word.startswith(("model_name", "override"))]
         with pytest.raises(ConfigError) as caught:
             config_of_settings(without)
-        assert "model_name" in str(caught.value.wanted)
+        assert "model_name" in str(caught.value.expected)
 
     @pytest.mark.parametrize("case", CASES)
     def test_a_file_says_as_much(self, tmp_path, case):
@@ -107,13 +109,13 @@ class TestSettingsAlone:
 
     @pytest.mark.parametrize("name", sorted(models().keys() - WITH_TOWERS))
     def test_the_name_of_a_model_is_enough(self, tmp_path, name):
-        found = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
-        assert found.is_named
-        assert models()[found.model_name] == models()[name]
+        result = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
+        assert result.is_named
+        assert models()[result.model_name] == models()[name]
 
     @pytest.mark.parametrize("name", sorted(WITH_TOWERS))
     def test_the_name_of_one_with_towers_makes_that_of_its_text(self, tmp_path, name):
-        found = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
+        result = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
         known = {
             key: value for key, value in models()[name].items() if key not in OF_TOWERS and "_for_" not in key
         }
@@ -124,8 +126,8 @@ class TestSettingsAlone:
             for key, value in known.items()
             if key not in ("max_position_embeddings", "scan_layers")
         }
-        made = {**defaults(), **{each.name: each.value for each in found.settings}}
-        assert {key: made.get(key) for key in known} == known
+        built = {**defaults(), **{setting.name: setting.value for setting in result.settings}}
+        assert {key: built.get(key) for key in known} == known
 
     @pytest.mark.parametrize("case", ["golden/gpt-oss", "golden/gemma2"])
     @settings(max_examples=10)
@@ -134,18 +136,18 @@ class TestSettingsAlone:
         """One setting less gives the same, where it follows from the others, or is asked for."""
         told = told_of(case).arguments()
         left_out = data.draw(st.sampled_from(told))
-        words = [each for each in told if each != left_out]
+        words = [item for item in told if item != left_out]
         try:
             assert config_of_settings(words) == back_of(case)
         except ConfigError as error:
-            assert left_out.partition("=")[0] in f"{error} {error.wanted}"
+            assert left_out.partition("=")[0] in f"{error} {error.expected}"
 
     def test_all_that_is_missing_is_listed(self):
         with pytest.raises(ConfigError, match="not all are there") as caught:
             config_of_settings(["decoder_block=llama2", "base_emb_dim=64", "rope_type=default"])
         for name in ("base_mlp_dim", "head_dim", "normalization_layer_epsilon", "vocab_size"):
-            assert f"{name}=VALUE" in str(caught.value.wanted)
-        assert "base_emb_dim" not in str(caught.value.wanted)
+            assert f"{name}=VALUE" in str(caught.value.expected)
+        assert "base_emb_dim" not in str(caught.value.expected)
 
     def test_what_the_family_cannot_is_refused(self):
         with pytest.raises(ConfigError, match="of family llama describes") as caught:
@@ -155,10 +157,10 @@ class TestSettingsAlone:
     def test_layers_are_of_the_kinds_of_the_model_that_is_named(self):
         """Of Gemma 4 E2B each fifth layer attends to everything, of E4B each sixth; their types are one."""
         for name, every in {"gemma4-e2b": 5, "gemma4-e4b": 6}.items():
-            made = config_of_settings([f"model_name={name}"])
-            full = [k for k, kind in enumerate(made["layer_types"]) if kind == "full_attention"]
-            assert full == list(range(every - 1, made["num_hidden_layers"], every))
-            assert made["use_bidirectional_attention"] is None
+            built = config_of_settings([f"model_name={name}"])
+            full = [k for k, kind in enumerate(built["layer_types"]) if kind == "full_attention"]
+            assert full == list(range(every - 1, built["num_hidden_layers"], every))
+            assert built["use_bidirectional_attention"] is None
 
 
 class TestCheckpoints:
@@ -182,16 +184,16 @@ class TestCheckpoints:
         )
         assert values(ckpttools.maxtext_config(tmp_path / "hf")) == told
         with (
-            safe_open(next(hf.glob("*.safetensors")), "np") as wanted,
-            safe_open(tmp_path / "hf" / "model.safetensors", "np") as made,
+            safe_open(next(hf.glob("*.safetensors")), "np") as expected,
+            safe_open(tmp_path / "hf" / "model.safetensors", "np") as built,
         ):
             # As the text model has them, whatever the model it came from had before them.
-            names = {name.replace("language_model.model.", "model.") for name in wanted.keys()}  # noqa: SIM118
-            assert set(made.keys()) <= names
+            names = {name.replace("language_model.model.", "model.") for name in expected.keys()}  # noqa: SIM118
+            assert set(built.keys()) <= names
 
     def test_a_size_that_is_not_theirs_is_refused(self, tmp_path):
         told = ckpttools.maxtext_config(HF)
-        self.made(tmp_path / "m")
+        self.built(tmp_path / "m")
         words = " ".join([*told.arguments(), "base_emb_dim=128"])
         done = ckpt("convert", "maxtext-to-hf", tmp_path / "m", tmp_path / "hf", "--maxtext-config", words)
         assert done.exit_code == 3
@@ -215,10 +217,10 @@ class TestCheckpoints:
         config = json.loads((tmp_path / "hf" / "config.json").read_text())
         assert (config["model_type"], config["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])
 
-    def made(self, place):
-        succeed("convert", "hf-to-maxtext", HF, place)
-        self.forget(place)
+    def built(self, location):
+        succeed("convert", "hf-to-maxtext", HF, location)
+        self.forget(location)
 
-    def forget(self, place):
-        for each in place.rglob("config.json"):
-            each.unlink()
+    def forget(self, location):
+        for item in location.rglob("config.json"):
+            item.unlink()

@@ -61,8 +61,8 @@ def test_a_tree_goes_from_every_format_to_every_format(tree):
     assert sorted(pairwise(path)) == sorted(product(WRITERS, WRITERS))
     with tempfile.TemporaryDirectory() as name:
         current = tree
-        for number, each in enumerate(path):
-            write(current, WRITERS[each], Path(name) / str(number))
+        for number, item in enumerate(path):
+            write(current, WRITERS[item], Path(name) / str(number))
             current = open_tree(Path(name) / str(number))
-            note(f"{path[number - 1] if number else 'made up'} to {each}")
+            note(f"{path[number - 1] if number else 'made up'} to {item}")
             assert_same(current, tree)

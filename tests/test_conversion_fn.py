@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.golden_data import FAMILIES, GOLDEN_VERSION, MULTIMODAL, SCAN_NAMES, described, golden_arrays
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools.core.errors import CoverageError
@@ -32,10 +32,10 @@ def flat(nested, path=()):
 def test_equals_what_maxtext_converts(family, scan):
     options = ToMaxText(scan=scan, text_only=family in MULTIMODAL, maxtext=GOLDEN_VERSION)
     convert = ckpttools.family_conversion_fn(GOLDEN / family / "hf", options)
-    made = {path: described(np.asarray(array)) for path, array in flat(convert(weights(family)))}
-    wanted = golden_arrays(family, scan)
-    del wanted["step"]
-    assert made == wanted
+    built = {path: described(np.asarray(array)) for path, array in flat(convert(weights(family)))}
+    expected = golden_arrays(family, scan)
+    del expected["step"]
+    assert built == expected
 
 
 def test_arrays_of_jax_and_a_parsed_configuration():
@@ -43,8 +43,8 @@ def test_arrays_of_jax_and_a_parsed_configuration():
 
     config = json.loads((GOLDEN / "qwen3" / "hf" / "config.json").read_bytes())
     convert = ckpttools.family_conversion_fn(config)
-    made = convert({name: jnp.asarray(array) for name, array in weights("qwen3").items()})
-    kernel = made["params"]["params"]["decoder"]["layers"]["mlp"]["wo"]["kernel"]
+    built = convert({name: jnp.asarray(array) for name, array in weights("qwen3").items()})
+    kernel = built["params"]["params"]["decoder"]["layers"]["mlp"]["wo"]["kernel"]
     assert (
         described(np.asarray(kernel))
         == golden_arrays("qwen3", True)["params/params/decoder/layers/mlp/wo/kernel"]

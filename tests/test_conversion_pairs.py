@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.command_line import ckpt
 from support.golden_data import FAMILIES, SCAN_NAMES, convert
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.stored_trees import write
 
 from ckpttools.api.conversion import Resources
@@ -33,8 +33,8 @@ def hf(family):
     return GOLDEN / family / "hf"
 
 
-def verify(made, source, *options):
-    arguments = ["verify", made, "--against", source, "--no-progress", *options]
+def verify(built, source, *options):
+    arguments = ["verify", built, "--against", source, "--no-progress", *options]
     return ckpt(*arguments)
 
 
@@ -55,13 +55,13 @@ def test_a_conversion_and_its_way_back_are_proved(tmp_path, family, scan):
     assert_every_bit_came_back(tmp_path / "hf", hf(family))
 
 
-def assert_every_bit_came_back(made: Path, source: Path) -> None:
+def assert_every_bit_came_back(built: Path, source: Path) -> None:
     """By safetensors' own reader; what lies beside the weights, too."""
     files = {path.name for path in source.iterdir()}
-    assert {path.name for path in made.iterdir()} == files
+    assert {path.name for path in built.iterdir()} == files
     for name in files - {"model.safetensors"}:
-        assert (made / name).read_bytes() == (source / name).read_bytes()
-    ours, theirs = (load_file(place / "model.safetensors") for place in (made, source))
+        assert (built / name).read_bytes() == (source / name).read_bytes()
+    ours, theirs = (load_file(location / "model.safetensors") for location in (built, source))
     assert ours.keys() == theirs.keys()
     for name, array in theirs.items():
         assert ours[name].dtype == array.dtype, name
@@ -71,11 +71,11 @@ def assert_every_bit_came_back(made: Path, source: Path) -> None:
 @EVERY_FAMILY
 def test_one_digest_for_all_layouts(tmp_path, family):
     """Of the parameters, whatever is carried along."""
-    made = [
+    built = [
         convert(tmp_path / str(scan), family, scan=scan, carry=True, text_only=False)
         for scan in (True, False)
     ]
-    assert len({digest(hf(family), "--as", "maxtext"), *map(digest, made)}) == 1
+    assert len({digest(hf(family), "--as", "maxtext"), *map(digest, built)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_what_was_dropped_is_named(tmp_path):
     assert digest(source, "--as", "maxtext", *drop) == digest(tmp_path / "maxtext")
     manifest = str(tmp_path / "m.json")
     digest(source, "--as", "maxtext", *drop, "--manifest", manifest)
-    for place, more in ((source, drop), (tmp_path / "maxtext", ())):
-        result = ckpt("verify", place, "--manifest", manifest, *more)
+    for location, more in ((source, drop), (tmp_path / "maxtext", ())):
+        result = ckpt("verify", location, "--manifest", manifest, *more)
         assert result.exit_code == 0, result.output
 
 
@@ -179,17 +179,17 @@ def test_verify_reports_carried_arrays_that_were_not_restored(tmp_path):
 
 @pytest.mark.parametrize("option", ["--family=llama", "--rope-layout=halves", "--tied=drop", "--drop=*"])
 def test_what_would_be_ignored_is_refused(tmp_path, option):
-    made, source, manifest = tmp_path / "maxtext", hf("qwen3"), str(tmp_path / "m.json")
-    convert(made, "qwen3")
-    digest(made, "--manifest", manifest)
+    built, source, manifest = tmp_path / "maxtext", hf("qwen3"), str(tmp_path / "m.json")
+    convert(built, "qwen3")
+    digest(built, "--manifest", manifest)
     refused = [
-        verify(made, made, option),
+        verify(built, built, option),
         verify(source, source, option),
-        ckpt("verify", made, "--manifest", manifest, option),
+        ckpt("verify", built, "--manifest", manifest, option),
         ckpt("hash", source, option),
-        ckpt("hash", made, "--as", "maxtext", option),
+        ckpt("hash", built, "--as", "maxtext", option),
     ]
-    assert [each.exit_code for each in refused] == [2] * 5, [each.output for each in refused]
+    assert [item.exit_code for item in refused] == [2] * 5, [item.output for item in refused]
 
 
 def test_a_conversion_is_compared_layer_by_layer(tmp_path):

@@ -26,7 +26,7 @@ def random_bits(shape, dtype, seed):
 
 STEPS = st.sampled_from((1, 1, 1, 2))
 RARELY = st.sampled_from((False, False, False, True))
-SHAPES = shapes(most=3000) | st.lists(st.integers(1, 40), max_size=3).map(tuple)
+SHAPES = shapes(limit=3000) | st.lists(st.integers(1, 40), max_size=3).map(tuple)
 orders = cache(st.permutations)
 
 
@@ -51,16 +51,16 @@ def a_view(draw, shape, dtype, source):
 
 def check(target_base, target, source, tile):
     before = target_base.copy()
-    wanted_base = before.copy()
+    expected_base = before.copy()
     offset = target.__array_interface__["data"][0] - target_base.__array_interface__["data"][0]
-    same = np.ndarray(target.shape, target.dtype, wanted_base, offset, target.strides)
+    same = np.ndarray(target.shape, target.dtype, expected_base, offset, target.strides)
     same[...] = source
     source_before = bits(source)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copying, "_TILE_BYTES", tile)
         patch.setattr(copying, "_FAR_BYTES", tile)
         copy(target, source, Scratch(scratch_bytes()))
-    assert bits(target_base) == bits(wanted_base)
+    assert bits(target_base) == bits(expected_base)
     assert bits(source) == source_before
 
 

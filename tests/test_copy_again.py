@@ -42,12 +42,12 @@ def own_records(monkeypatch, tmp_path):
 
 @pytest.fixture
 def model(tmp_path):
-    place = tmp_path / "model"
-    place.mkdir()
-    write(place / WEIGHTS, 1)
-    write(place / OTHER, 2)
-    (place / CONFIG).write_text('{"a": 1}')
-    return place
+    location = tmp_path / "model"
+    location.mkdir()
+    write(location / WEIGHTS, 1)
+    write(location / OTHER, 2)
+    (location / CONFIG).write_text('{"a": 1}')
+    return location
 
 
 def write(file, seed, megabytes=2):
@@ -267,19 +267,19 @@ def test_copy_detects_any_changed_byte(tmp_path_factory, at, keeps, side, is_old
     with pytest.MonkeyPatch.context() as patch:
         if is_old:
             patch.setattr(evidence, "_RECENT_NS", 0)
-        place = tmp_path_factory.mktemp("copies")
-        (place / "source").mkdir()
-        write(place / "source" / WEIGHTS, 1, 1)
-        ckpttools.copy(place / "source", place / "copy")
+        location = tmp_path_factory.mktemp("copies")
+        (location / "source").mkdir()
+        write(location / "source" / WEIGHTS, 1, 1)
+        ckpttools.copy(location / "source", location / "copy")
 
         def change(file):
             data = bytearray(file.read_bytes())
             data[max(200, at) % len(data)] ^= 255
             file.write_bytes(data)
 
-        (keeping_times(change) if keeps else change)(place / side / WEIGHTS)
+        (keeping_times(change) if keeps else change)(location / side / WEIGHTS)
         with pytest.raises(DestinationExistsError, match="differs in content"):
-            ckpttools.copy(place / "source", place / "copy")
+            ckpttools.copy(location / "source", location / "copy")
 
 
 def test_copy_reports_source_changed_after_publishing(model, tmp_path, monkeypatch):

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from support.command_line import ckpt, ended, run, succeed
 from support.gcs_server import Fault
 from support.kills import killed_several_times
+from support.locations import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.object_stores import files_in
 from support.orbax_items import change_json
-from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.web_server import web_server
 
 import ckpttools
@@ -53,9 +53,9 @@ COMMIT = "commit_success.txt"
 
 
 def contents(where) -> dict[str, bytes]:
-    place = parse(where)
-    place.store.forget(place.key) if hasattr(place.store, "forget") else None
-    return {name: (place / name).read_bytes() for name, _ in place.walk()}
+    location = parse(where)
+    location.store.forget(location.key) if hasattr(location.store, "forget") else None
+    return {name: (location / name).read_bytes() for name, _ in location.walk()}
 
 
 def without_commits(files):
@@ -100,9 +100,9 @@ class TestLocal:
 
     def test_a_step_of_a_run_and_the_latest(self, tmp_path):
         run("copy", RUN, tmp_path / "a", "--step", "0")
-        assert sorted(each.name for each in (tmp_path / "a").iterdir()) == ["0", "metadata"]
+        assert sorted(item.name for item in (tmp_path / "a").iterdir()) == ["0", "metadata"]
         run("copy", RUN, tmp_path / "b", "--latest", "1")
-        assert sorted(each.name for each in (tmp_path / "b").iterdir()) == ["5", "metadata"]
+        assert sorted(item.name for item in (tmp_path / "b").iterdir()) == ["5", "metadata"]
         run("copy", RUN, tmp_path / "b", "--step", "0", "--step", "5")
         assert files_in(tmp_path / "b") == files_in(RUN)
 
@@ -110,8 +110,8 @@ class TestLocal:
     def test_what_is_unfinished_is_left_out_and_named(self, source, tmp_path):
         done = ckpt("copy", source, tmp_path / "out")
         assert done.exit_code == 0 and "left out 2" in done.output and "_METADATA" in done.output
-        assert [each.name for each in (tmp_path / "out").iterdir()] == ["1"]
-        (unfinished,) = [each for each in source.iterdir() if each.name.startswith("2")]
+        assert [item.name for item in (tmp_path / "out").iterdir()] == ["1"]
+        (unfinished,) = [item for item in source.iterdir() if item.name.startswith("2")]
         done = ckpt("copy", unfinished, tmp_path / "step")
         assert done.exit_code == 3 and "not a finished checkpoint" in done.output
         if unfinished.name == "2":
@@ -192,7 +192,7 @@ class TestLocal:
         item = run_of_steps / "5" / "default"
         entry = ocdbt.Extent("../../0/default/d/x", 0, 1)
         with monkeypatch.context() as patch:
-            patch.setattr(ocdbt_encode, "check_path", lambda path, place=None: None)
+            patch.setattr(ocdbt_encode, "check_path", lambda path, location=None: None)
             index = ocdbt_encode.encode([(b"a/.zarray", entry)], "d/index")
         (item / "d" / "index").write_bytes(index.nodes)
         (item / "manifest.ocdbt").write_bytes(index.manifest)
@@ -389,7 +389,7 @@ class TestBuckets:
     def test_what_says_that_it_is_there_comes_last(self, gcs, target):
         gcs.server.log.clear()
         ckpttools.copy(RUN / "5", target)
-        asked = [unquote(each.path) for each in gcs.server.log if each.method in ("PUT", "POST")]
+        asked = [unquote(item.path) for item in gcs.server.log if item.method in ("PUT", "POST")]
         puts = [path for path in asked if ".partial" not in path]
         assert puts[-1].endswith(f"out/{COMMIT}") and puts[-2].endswith(f"default/{COMMIT}")
         metadata = next(n for n, path in enumerate(puts) if path.endswith("out/default/_METADATA"))
@@ -455,7 +455,7 @@ class TestWeb:
         server.listing = None
         report = ckpttools.copy(f"http://{server.address}/llama", tmp_path / "out")
         assert files_in(tmp_path / "out") == files_in(SHARDED)
-        assert any("does not list what is in" in each for each in report.remarks)
+        assert any("does not list what is in" in remark for remark in report.remarks)
 
     def test_the_commit_is_in_the_report(self, server, tmp_path):
         assert "@c0ffee" in ckpttools.copy("hf://org/llama", tmp_path / "out").source
@@ -491,20 +491,20 @@ class TestInterrupted:
             shutil.copytree(run_of_steps / "0", run_of_steps / "5")
             words = [*words, "--overwrite"]
         rng = random.Random(str(is_replacing))
-        expected = files_in(run_of_steps)
-        wanted = {step: {n for n in expected if n.startswith(f"{step}/")} for step in ("0", "5")}
+        message = files_in(run_of_steps)
+        expected = {step: {n for n in message if n.startswith(f"{step}/")} for step in ("0", "5")}
         for _ in range(10):
             done = self._stopped(gcs, rng.randrange(90), *words)
             for step, names in self._complete(gcs, "runs/out").items():
                 if not is_replacing:
                     assert without_commits(dict.fromkeys(names)) == without_commits(
-                        dict.fromkeys(wanted[step])
+                        dict.fromkeys(expected[step])
                     )
             if done.exit_code == 0:
                 break
             assert done.exit_code == 5, done.output
         run(*words)
-        assert without_commits(contents(target)) == without_commits(expected)
+        assert without_commits(contents(target)) == without_commits(message)
         assert not any(".partial" in key for key in gcs.server.buckets[gcs.bucket])
         assert not gcs.server.uploads
 
@@ -637,11 +637,11 @@ class TestInterrupted:
     def test_what_the_disk_has_changed_is_noticed(self, tmp_path, monkeypatch):
         original = transfer._TransferState._verified
 
-        def damage(self, found):
-            name = found[0].name
-            place = self.work.content / name
-            place.write_at(100, b"damage")
-            return original(self, found)
+        def damage(self, result):
+            name = result[0].name
+            location = self.work.content / name
+            location.write_at(100, b"damage")
+            return original(self, result)
 
         with monkeypatch.context() as patch:
             patch.setattr(transfer._TransferState, "_verified", damage)
@@ -730,7 +730,7 @@ def test_a_copy_of_any_files_is_the_source(where, gcs, tmp_path_factory, monkeyp
     shutil.copytree(HF, source)
     for name, content in tree.items():
         path = source / name
-        if path.parent.is_dir() or not any(each.is_file() for each in path.parents):
+        if path.parent.is_dir() or not any(parent.is_file() for parent in path.parents):
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 path.write_bytes(content)
@@ -748,8 +748,8 @@ def test_a_copy_of_any_files_is_the_source(where, gcs, tmp_path_factory, monkeyp
 
 
 def test_pieces_cover_files():
-    found = pieces.pieces_of({"a": 5, "b": 0, "c": 4}, 2)
-    assert [(each.name, each.start, each.stop) for each in found] == [
+    result = pieces.pieces_of({"a": 5, "b": 0, "c": 4}, 2)
+    assert [(item.name, item.start, item.stop) for item in result] == [
         ("a", 0, 2),
         ("a", 2, 4),
         ("a", 4, 5),
@@ -757,7 +757,7 @@ def test_pieces_cover_files():
         ("c", 2, 4),
         ("b", 0, 0),
     ]
-    assert Path(found[0].name).name == "a"
+    assert Path(result[0].name).name == "a"
 
 
 def test_the_plan_of_a_call_writes_nothing(tmp_path):
@@ -793,9 +793,9 @@ class TestToldOfInterrupted:
             ("doctor", where),
         ):
             result = ckpt(*words)
-            said = " ".join(result.output.split())
-            assert result.exit_code in ((0,) if words[0] == "doctor" else (2, 3)), said
-            assert "interrupted" in said and f"`{command}` again" in said, said
+            declared = " ".join(result.output.split())
+            assert result.exit_code in ((0,) if words[0] == "doctor" else (2, 3)), declared
+            assert "interrupted" in declared and f"`{command}` again" in declared, declared
 
     def test_the_same_command_goes_on(self, left):
         where, _, run = left

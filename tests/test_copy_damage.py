@@ -51,12 +51,12 @@ def model(tmp_path):
     return make_model(tmp_path / "model")
 
 
-def make_model(place):
-    place.mkdir()
+def make_model(location):
+    location.mkdir()
     values = np.random.default_rng(1).standard_normal(300_000).astype(np.float32)
-    save_file({"w": values}, place / WEIGHTS)
-    (place / CONFIG).write_text('{"a": 1}')
-    return place
+    save_file({"w": values}, location / WEIGHTS)
+    (location / CONFIG).write_text('{"a": 1}')
+    return location
 
 
 def damage(file, at=AT, keep_times=False):
@@ -100,9 +100,9 @@ class TestEvidence:
     @given(scheme=st.sampled_from(("http", "https", "s3", "gs", "az", "hf")), version=st.text(max_size=12))
     def test_only_content_or_generation_is_evidence(self, scheme, version):
         location = parse(f"{scheme}://a/b/c")
-        for each in (version, f"W/{version}", f'W/"{version}"', f'"{version}"'):
-            stamp = evidence.get_stamp(location, Status(FileKind.FILE, 3, each))
-            is_strong = each != "" and not each.startswith(("W/", "changed "))
+        for item in (version, f"W/{version}", f'W/"{version}"', f'"{version}"'):
+            stamp = evidence.get_stamp(location, Status(FileKind.FILE, 3, item))
+            is_strong = item != "" and not item.startswith(("W/", "changed "))
             assert stamp.is_evidence == (is_strong and not scheme.startswith("http"))
 
     @pytest.mark.parametrize("kind", ["ext4", "btrfs", *FOREIGN_CTIMES])
@@ -123,8 +123,8 @@ class TestEvidence:
         if directory == "memory" and not SHARED_MEMORY.is_dir():
             pytest.skip("no tmpfs")
         parent = SHARED_MEMORY if directory == "memory" else tmp_path
-        with tempfile.TemporaryDirectory(dir=parent) as place:
-            source, out = make_model(Path(place, "model")), tmp_path / "out"
+        with tempfile.TemporaryDirectory(dir=parent) as location:
+            source, out = make_model(Path(location, "model")), tmp_path / "out"
             with mapped(source / WEIGHTS) as pages:
                 pages[AT] ^= 1
                 ckpttools.copy(source, out)
@@ -238,8 +238,8 @@ class TestSourceThatChanges:
     def test_verify_reads_again_what_has_no_evidence(self, model, tmp_path, monkeypatch):
         if not SHARED_MEMORY.is_dir():
             pytest.skip("no tmpfs")
-        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as place:
-            source = make_model(Path(place, "model"))
+        with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as location:
+            source = make_model(Path(location, "model"))
             original = transfer._TransferState._verified
             with mapped(source / WEIGHTS) as pages:
                 pages[AT] ^= 1
@@ -335,7 +335,7 @@ class TestInBucket:
         assert (parse(f"{base}/out") / WEIGHTS).read_bytes() == content
 
     @pytest.mark.parametrize(
-        ("tag", "found", "made", "age", "proven"),
+        ("tag", "result", "built", "age", "proven"),
         [
             ("0x8D", "0x8D", "0x8E", 0, True),  # Azure: unique to each write
             ("0x8D", "0x8F", "0x8E", 99, False),
@@ -346,10 +346,10 @@ class TestInBucket:
             ("changed now", "changed now", "changed later", 1, False),
         ],
     )
-    def test_only_proven_copies_count(self, tag, found, made, age, proven):
+    def test_only_proven_copies_count(self, tag, result, built, age, proven):
         source = ObjectFile(parse("s3://a").store, "a/b", Status(FileKind.FILE, 5, tag))
-        now = Status(FileKind.FILE, 5, found, modified=10**9)
-        copy = Status(FileKind.FILE, 5, made, modified=10**9 * (1 + age))
+        now = Status(FileKind.FILE, 5, result, modified=10**9)
+        copy = Status(FileKind.FILE, 5, built, modified=10**9 * (1 + age))
         assert is_proven_copy(source, now, copy, 3.0) == proven
         assert not is_proven_copy(source, now, copy._replace(size=4), 3.0)
         assert not is_proven_copy(source, now, None, 3.0)

@@ -25,7 +25,7 @@ from ckpttools.formats.registry import open_tree
 RECORDED: dict[str, Any] = json.loads(
     Path(__file__).with_name("damage").joinpath("verdicts.json").read_bytes()
 )
-SEEDS = [int(each) for each in RECORDED if each.isdecimal()]
+SEEDS = [int(item) for item in RECORDED if item.isdecimal()]
 IS_ALL = os.environ.get("CKPTTOOLS_DAMAGE") == "all"
 
 
@@ -48,39 +48,39 @@ def loaded(directory: Path) -> str:
     return digest({".".join(path): array.read() for path, array in arrays.items()})
 
 
-def check_doctor(model: Model, found: dict[str, Any], source: Path) -> None:
+def check_doctor(model: Model, result: dict[str, Any], source: Path) -> None:
     """If transformers refuses a model or warns, doctor names the damage."""
-    complaints = [f"{what}: {found[what]}" for what in ("why", "tokenizer", "generation") if what in found]
-    result = ckpt("doctor", source)
+    complaints = [f"{what}: {result[what]}" for what in ("why", "tokenizer", "generation") if what in result]
+    outcome = ckpt("doctor", source)
     has_weights = any(name.endswith(".safetensors") for name in (*model.shards, *model.files))
-    assert result.exit_code in ((0, 1) if has_weights else (1, 3)), result.output
+    assert outcome.exit_code in ((0, 1) if has_weights else (1, 3)), outcome.output
     if not complaints:
         return
-    assert "healthy" not in result.output, complaints
-    text = "".join(result.output.split())
-    words = [word for each in model.words for word in each if word]
-    assert any("".join(word.split()) in text for word in words), (complaints, words, result.output)
+    assert "healthy" not in outcome.output, complaints
+    text = "".join(outcome.output.split())
+    words = [word for item in model.words for word in item if word]
+    assert any("".join(word.split()) in text for word in words), (complaints, words, outcome.output)
 
 
-def check_conversion(model: Model, found: dict[str, Any], source: Path, scratch: Path) -> None:
+def check_conversion(model: Model, result: dict[str, Any], source: Path, scratch: Path) -> None:
     """If ckpt converts a model, converting it back gives the values that transformers loads."""
     code, output, back = converted(source, scratch)
     assert code in (0, 2, 3), output
     if code == 0:
         # Where transformers refuses, for its own files, the values are those without damage.
-        wanted = found.get("digest") or digest_of(base(*model.made_of))
-        assert loaded(back) == wanted, (found, output)
+        expected = result.get("digest") or digest_of(base(*model.made_of))
+        assert loaded(back) == expected, (result, output)
 
 
-def check(seed: int, found: dict[str, Any]) -> None:
+def check(seed: int, result: dict[str, Any]) -> None:
     model = damaged(seed)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         source = scratch / "model"
         model.write(source)
         try:
-            check_doctor(model, found, source)
-            check_conversion(model, found, source, scratch)
+            check_doctor(model, result, source)
+            check_conversion(model, result, source, scratch)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, {model.made_of}: {model.damage}: {error}") from error
 
@@ -99,7 +99,7 @@ def test_doctor_and_convert_agree_with_transformers_on_every_seed(seed):
 
 def test_recorded_verdicts_cover_every_kind():
     kinds = Counter(RECORDED[str(seed)]["model"] for seed in SEEDS)
-    assert min(kinds[each] for each in ("loaded", "warned", "refused")) >= 50, kinds
+    assert min(kinds[item] for item in ("loaded", "warned", "refused")) >= 50, kinds
     assert len(SEEDS) >= 500
 
 
@@ -118,16 +118,16 @@ def test_recorded_verdicts_match_transformers(tmp_path, seed):
     pytest.importorskip("torch", reason="the extra `transformers` is not installed")
     pytest.importorskip("transformers", reason="the extra `transformers` is not installed")
     damaged(seed).write(tmp_path / "model")
-    found, recorded = verdict(tmp_path / "model"), RECORDED[str(seed)]
-    assert (found["model"], found.get("digest")) == (recorded["model"], recorded.get("digest"))
+    result, recorded = verdict(tmp_path / "model"), RECORDED[str(seed)]
+    assert (result["model"], result.get("digest")) == (recorded["model"], recorded.get("digest"))
 
 
 class TestChecks:
     """Checks that were added for damage, each with about ten variations."""
 
     def reported(self, directory: Path, check: str) -> list[dict[str, Any]]:
-        found = json.loads(ckpt("doctor", directory, "--json").output)["findings"]
-        return [each for each in found if each["check"] == check]
+        result = json.loads(ckpt("doctor", directory, "--json").output)["findings"]
+        return [item for item in result if item["check"] == check]
 
     @pytest.mark.parametrize(
         "content", [b"", b"{", b"[]", b"null", b"<html>", b'{"a": 1', b"\xff\xfe{}", b"{}x"]
@@ -137,8 +137,8 @@ class TestChecks:
         model = base("llama", 1)
         model.files[name] = content
         model.write(tmp_path / "model")
-        (found,) = self.reported(tmp_path / "model", "sidecar-json")
-        assert found["level"] == "error" and name in found["what"]
+        (result,) = self.reported(tmp_path / "model", "sidecar-json")
+        assert result["level"] == "error" and name in result["what"]
         # MaxText does not read it, and what is written for transformers must load there.
         succeed("convert", "hf-to-maxtext", tmp_path / "model", tmp_path / "maxtext")
         for words in (("maxtext-to-hf", tmp_path / "maxtext"), ("to-safetensors", tmp_path / "model")):
@@ -158,9 +158,9 @@ class TestChecks:
         model = base("llama", 1)
         model.shards = {name: model.shards["model.safetensors"]}
         model.write(tmp_path / "model")
-        (found,) = self.reported(tmp_path / "model", "weight-names")
-        assert name in found["what"]
-        assert os.system(found["command"]) == 0
+        (result,) = self.reported(tmp_path / "model", "weight-names")
+        assert name in result["what"]
+        assert os.system(result["command"]) == 0
         assert "healthy" in ckpt("doctor", tmp_path / "model").output
 
     @pytest.mark.parametrize("value", ["4", 4.0, 0, -1, True, {}])
@@ -169,14 +169,14 @@ class TestChecks:
         model = base("llama", 2)
         model.config[name] = value
         model.write(tmp_path / "model")
-        assert any(name in each["what"] for each in self.reported(tmp_path / "model", "config-values"))
+        assert any(name in item["what"] for item in self.reported(tmp_path / "model", "config-values"))
 
     def test_model_type(self, tmp_path):
         model = base("qwen3", 2)
         model.config["model_type"] = "qwen33"
         model.write(tmp_path / "model")
-        (found,) = self.reported(tmp_path / "model", "config-values")
-        assert "qwen33" in found["what"] and "qwen3" in found["what"]
+        (result,) = self.reported(tmp_path / "model", "config-values")
+        assert "qwen33" in result["what"] and "qwen3" in result["what"]
 
     @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "policy."])
     @pytest.mark.parametrize("is_one", [True, False])
@@ -203,18 +203,18 @@ class TestChecks:
         model.shards[file]["score.weight"] = model.shards[file]["model.norm.weight"]
         model.config["architectures"] = architectures
         model.write(tmp_path / "model")
-        found = self.reported(tmp_path / "model", "coverage")
+        result = self.reported(tmp_path / "model", "coverage")
         is_damaged = how != "whole"
-        assert [name in each["what"] for each in found] == [is_damaged]
-        assert [each["level"] for each in found] == ["error" if is_damaged else "info"]
+        assert [name in item["what"] for item in result] == [is_damaged]
+        assert [item["level"] for item in result] == ["error" if is_damaged else "info"]
 
     @pytest.mark.parametrize("name", ["layer_types", "mlp_layer_types"])
     def test_layer_types(self, tmp_path, name):
         model = base("llama", 1)
         model.config[name] = ["full"] * 3
         model.write(tmp_path / "model")
-        (found,) = self.reported(tmp_path / "model", "config-values")
-        assert name in found["what"] and "full" in found["what"]
+        (result,) = self.reported(tmp_path / "model", "config-values")
+        assert name in result["what"] and "full" in result["what"]
 
     def test_model_without_weights_is_identified(self, tmp_path):
         model = base("llama", 1)

@@ -28,17 +28,19 @@ defaults = st.sampled_from(
         {"default": 4, "kw_only": True},
     ]
 )
-fields = st.lists(defaults, max_size=4).map(lambda found: sorted(found, key=bool))
+fields = st.lists(defaults, max_size=4).map(lambda result: sorted(result, key=bool))
 
 
-def made(decorator: Any, fields: list[dict[str, Any]], options: dict[str, bool], base: type = object) -> type:
+def built(
+    decorator: Any, fields: list[dict[str, Any]], options: dict[str, bool], base: type = object
+) -> type:
     names = [f"{base.__name__[0]}{number}" for number in range(len(fields))]
     body: dict[str, Any] = {
         "__annotations__": dict.fromkeys(names, "int"),
         "__doc__": "",
         "__module__": __name__,
     }
-    body |= {name: dataclasses.field(**each) for name, each in zip(names, fields, strict=True) if each}
+    body |= {name: dataclasses.field(**item) for name, item in zip(names, fields, strict=True) if item}
     return decorator(**options)(type("Made", (base,), body))
 
 
@@ -54,13 +56,13 @@ def test_it_does_what_the_standard_library_does(
     fields: list[dict[str, Any]], options: dict[str, bool], one: list[int], other: list[int]
 ) -> None:
     def told(decorator: Any) -> list[Any]:
-        cls = made(decorator, fields, options)
+        cls = built(decorator, fields, options)
         first, second = outcome(lambda: cls(*one)), outcome(lambda: cls(*other))
         if isinstance(first, tuple) or isinstance(second, tuple):
-            return [each if isinstance(each, tuple) else "made" for each in (first, second)]
+            return [item if isinstance(item, tuple) else "made" for item in (first, second)]
         has_name = options["repr"]
         return [
-            [outcome(lambda name=each.name: getattr(first, name)) for each in dataclasses.fields(first)],
+            [outcome(lambda name=field.name: getattr(first, name)) for field in dataclasses.fields(first)],
             outcome(lambda: repr(first)) if has_name else None,
             outcome(lambda: first == second),
             outcome(lambda: first == first),
@@ -79,23 +81,23 @@ def test_it_does_what_the_standard_library_does(
 
 @given(options, st.integers(), st.integers())
 def test_a_class_below_another_has_the_fields_of_both(options: dict[str, bool], one: int, other: int) -> None:
-    above = made(dataclass, [{}], options)
-    below = made(dataclass, [{"default": 3}], options, above)
-    assert [each.name for each in dataclasses.fields(below)] == ["o0", "M0"]
-    found = below(one, other)
-    assert (found.o0, found.M0) == (one, other)
+    above = built(dataclass, [{}], options)
+    below = built(dataclass, [{"default": 3}], options, above)
+    assert [field.name for field in dataclasses.fields(below)] == ["o0", "M0"]
+    result = below(one, other)
+    assert (result.o0, result.M0) == (one, other)
     assert above(one).o0 == one
-    assert not options["eq"] or found != above(one)
+    assert not options["eq"] or result != above(one)
 
 
 @pytest.mark.parametrize("above", [dataclass, dataclasses.dataclass])
 @pytest.mark.parametrize("below", [dataclass, dataclasses.dataclass])
 def test_classes_of_both_decorators_inherit_from_each_other(above: Any, below: Any) -> None:
     """A plug-in makes its classes by the standard library."""
-    made_above = made(above, [{}], {"frozen": True})
-    assert repr(made(below, [{}], {"frozen": True}, made_above)(1, 2)) == "Made(o0=1, M0=2)"
+    made_above = built(above, [{}], {"frozen": True})
+    assert repr(built(below, [{}], {"frozen": True}, made_above)(1, 2)) == "Made(o0=1, M0=2)"
     with pytest.raises(TypeError, match="cannot inherit non-frozen dataclass from a frozen one"):
-        made(below, [{}], {"frozen": False}, made_above)
+        built(below, [{}], {"frozen": False}, made_above)
 
 
 # The standard library's with slots fails in CPython 3.11: its `super()` is of the class without them.
@@ -103,7 +105,7 @@ def test_classes_of_both_decorators_inherit_from_each_other(above: Any, below: A
     ("decorator", "slots"), [(dataclass, True), (dataclass, False), (dataclasses.dataclass, False)]
 )
 def test_a_plain_class_below_a_frozen_one_has_attributes_of_its_own(decorator: Any, slots: bool) -> None:
-    above = made(decorator, [{}], {"frozen": True, "slots": slots})
+    above = built(decorator, [{}], {"frozen": True, "slots": slots})
     below = type("Below", (above,), {})(1)
     below.more = 2
     assert (below.o0, below.more) == (1, 2)
@@ -134,7 +136,7 @@ class Point:
             raise ValueError("below zero")
 
 
-@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda item: pickle.loads(pickle.dumps(item))])
 def test_frozen_objects_with_slots_are_copied(again: Any) -> None:
     assert again(Point(1, [2])) == Point(1, [2])
 

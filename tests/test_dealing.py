@@ -16,11 +16,11 @@ SIZES = st.lists(st.integers(0, 1000), max_size=40)
 def least_most(sizes, count):
     """The least that the largest of so many stretches can have, by trying all limits."""
 
-    def parts(most):
-        used, room = 1, most
+    def parts(limit):
+        used, room = 1, limit
         for size in sizes:
             if size > room:
-                used, room = used + 1, most
+                used, room = used + 1, limit
             room -= size
         return used
 
@@ -53,9 +53,9 @@ def test_what_is_no_part_is_refused(text):
 
 def array(number, first, last, step=1, count=None):
     """The variables of a task of `sbatch --array=FIRST-LAST:STEP`, or of a list of so many numbers."""
-    said = {"ID": number, "MIN": first, "MAX": last, "STEP": step}
-    said["COUNT"] = len(range(first, last + 1, step)) if count is None else count
-    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in said.items()}
+    declared = {"ID": number, "MIN": first, "MAX": last, "STEP": step}
+    declared["COUNT"] = len(range(first, last + 1, step)) if count is None else count
+    return {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in declared.items()}
 
 
 SLURM = array(7, 1, 7, 2)

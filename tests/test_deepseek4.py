@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.golden_data import SCAN_NAMES, all_described, leaves_by_package
-from support.places import GOLDEN_0_2_5
+from support.locations import GOLDEN_0_2_5
 from support.trees import lazy
 
 import ckpttools
@@ -50,22 +50,22 @@ def among_parameters(path):
 
 
 def leaves(scan):
-    found = json.loads((GOLDEN / f"leaves_{SCAN_NAMES[scan]}.json").read_bytes())
-    return {among_parameters(path): leaf for path, leaf in found.items()}
+    result = json.loads((GOLDEN / f"leaves_{SCAN_NAMES[scan]}.json").read_bytes())
+    return {among_parameters(path): leaf for path, leaf in result.items()}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """The run directory that the golden model becomes, scanned and not."""
-    places = {scan: tmp_path_factory.mktemp("deepseek4") / "out" for scan in (True, False)}
-    for scan, place in places.items():
-        plan_to_maxtext(GOLDEN / "hf", ToMaxText(scan=scan), Resources(jobs=2)).run(place)
-    return places
+    locations = {scan: tmp_path_factory.mktemp("deepseek4") / "out" for scan in (True, False)}
+    for scan, location in locations.items():
+        plan_to_maxtext(GOLDEN / "hf", ToMaxText(scan=scan), Resources(jobs=2)).run(location)
+    return locations
 
 
-def back(source, place):
-    plan_to_huggingface(source, ToHuggingFace(like=GOLDEN / "hf"), Resources(jobs=2)).run(place)
-    return all_described(load_file(place / "model.safetensors"))
+def back(source, location):
+    plan_to_huggingface(source, ToHuggingFace(like=GOLDEN / "hf"), Resources(jobs=2)).run(location)
+    return all_described(load_file(location / "model.safetensors"))
 
 
 def changed(tree, end, value):
@@ -88,21 +88,21 @@ def test_comes_back(runs, tmp_path, scan):
 
 def test_pairs_are_stacked_behind_single_layers(runs):
     single, stacked = (open_tree(runs[scan]) for scan in (False, True))
-    wanted = leaves_by_package(stacked)
-    assert leaves_by_package(StackAsModel()(single).tree) == wanted
+    expected = leaves_by_package(stacked)
+    assert leaves_by_package(StackAsModel()(single).tree) == expected
     bare = single.with_metadata(config=None)
-    assert leaves_by_package(StackAsModel()(bare).tree) == wanted
-    assert leaves_by_package(StackLayers(names="blocks-layers")(bare).tree) == wanted
+    assert leaves_by_package(StackAsModel()(bare).tree) == expected
+    assert leaves_by_package(StackLayers(names="blocks-layers")(bare).tree) == expected
     apart = UnstackLayers()(stacked).tree
     assert leaves_by_package(apart) == leaves_by_package(single)
-    assert leaves_by_package(StackAsModel()(apart).tree) == wanted
+    assert leaves_by_package(StackAsModel()(apart).tree) == expected
 
 
 def test_layers_that_are_no_pairs_are_not_stacked(runs):
     single = open_tree(runs[False]).with_metadata(config=None)
     lacking = {path: leaf for path, leaf in single.items() if not {"layers_5", "layers_6"} & {*path}}
-    made = StackLayers(names="blocks-layers")(Tree(lacking, single.metadata)).tree
-    assert [path for path in made if "scanned_blocks" in path]
+    built = StackLayers(names="blocks-layers")(Tree(lacking, single.metadata)).tree
+    assert [path for path in built if "scanned_blocks" in path]
     with pytest.raises(ShapeError, match="no cycle"):
         StackLayers(names="blocks-layers", cycle=9)(single)
 
@@ -128,9 +128,9 @@ def test_stack_refuses_an_odd_number_of_repeating_layers(runs, count, has_config
             with pytest.raises(UsageError, match="complete cycles"):
                 stack(tree)
         else:
-            made = stack(tree).tree
-            assert any("scanned_blocks" in path and "hca_compressor" in path for path in made)
-            assert all("hca_compressor" not in path for path in made if "layers_1" in path[4:5])
+            built = stack(tree).tree
+            assert any("scanned_blocks" in path and "hca_compressor" in path for path in built)
+            assert all("hca_compressor" not in path for path in built if "layers_1" in path[4:5])
 
 
 @SCANS
@@ -157,7 +157,7 @@ class TestTable:
     def test_of_other_numbers_is_refused(self, runs, tmp_path):
         with pytest.raises(MappingError, match="not whole, or too large") as caught:
             back(changed(open_tree(runs[False]), ("tid2eid",), 2.5), tmp_path / "hf")
-        assert "ffn.gate.tid2eid" in caught.value.place
+        assert "ffn.gate.tid2eid" in caught.value.location
 
     def test_of_a_dtype_that_rounds_is_refused(self, runs, tmp_path):
         """256 in bfloat16 may have been 257."""
@@ -166,29 +166,29 @@ class TestTable:
         cast_down = CastMap({keystr(path): "bfloat16"})(tree).tree
         with pytest.raises(MappingError, match="may have been another one") as caught:
             back(cast_down, tmp_path / "hf")
-        assert "256" in str(caught.value.wanted)
+        assert "256" in str(caught.value.expected)
 
     def test_a_cast_leaves_it(self, runs):
         tree = changed(open_tree(runs[False]), ("tid2eid",), 257)
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
-        made = CastTo("bfloat16")(tree)
-        assert {each.dtype.name for at, each in made.tree.arrays.items() if at != path} >= {"bfloat16"}
-        assert made.tree.arrays[path].dtype.name == "float32"
-        assert "numbers of experts" in " ".join(made.notes.remarks)
+        built = CastTo("bfloat16")(tree)
+        assert {item.dtype.name for at, item in built.tree.arrays.items() if at != path} >= {"bfloat16"}
+        assert built.tree.arrays[path].dtype.name == "float32"
+        assert "numbers of experts" in " ".join(built.notes.remarks)
         named = CastMap({keystr(path): "float64"}, "bfloat16")(tree).tree
         assert named.arrays[path].dtype.name == "float64"
 
     @given(st.lists(st.integers(-(2**33), 2**33), min_size=1))
     def test_numbers_come_back_or_are_refused(self, numbers):
         op, source = Whole("int32", "int64").bound({}), np.array(numbers, np.int64)
-        made, again = np.empty(source.shape, np.int32), np.empty_like(source)
-        if all(-(2**31) <= each < 2**31 for each in numbers):
-            op.apply(source, made.view(DTYPES["int32"].carrier), DTYPES["int64"])
-            op.inverse().apply(made, again.view(DTYPES["int64"].carrier), DTYPES["int32"])
+        built, again = np.empty(source.shape, np.int32), np.empty_like(source)
+        if all(-(2**31) <= number < 2**31 for number in numbers):
+            op.apply(source, built.view(DTYPES["int32"].carrier), DTYPES["int64"])
+            op.inverse().apply(built, again.view(DTYPES["int64"].carrier), DTYPES["int32"])
             assert again.tolist() == numbers
         else:
             with pytest.raises(MappingError, match="too large"):
-                op.apply(source, made, DTYPES["int64"])
+                op.apply(source, built, DTYPES["int64"])
 
     @pytest.mark.parametrize("odd", [0.5, np.nan, np.inf, 2.0**31])
     def test_what_is_no_number_of_it(self, odd):
@@ -206,9 +206,9 @@ def in_todays_words(config):
     older = ("num_hash_layers", "compress_ratios", "rope_parameters")
     count, rope = config["num_hash_layers"], config["rope_parameters"]
     return {
-        **{name: each for name, each in config.items() if name not in older},
+        **{name: item for name, item in config.items() if name not in older},
         "mlp_layer_types": ["hash_moe"] * count + ["moe"] * (config["num_hidden_layers"] - count),
-        "layer_types": [kinds[each] for each in config["compress_ratios"]],
+        "layer_types": [kinds[item] for item in config["compress_ratios"]],
         "rope_parameters": {"main": rope, "compress": {**rope, "rope_theta": 160000.0}},
     }
 
@@ -219,7 +219,7 @@ class TestWrittenAgain:
     def test_names_are_known(self, tmp_path):
         shutil.copytree(GOLDEN / "hf", tmp_path / "hf", symlinks=True)
         weights = load_file(GOLDEN / "hf" / "model.safetensors")
-        plain = {RESAVED.key(parse_key(name)).first(): each for name, each in weights.items()}
+        plain = {RESAVED.key(parse_key(name)).first(): item for name, item in weights.items()}
         assert {"model.embed_tokens.weight", "model.layers.0.attn.norm.weight", "head.weight"} <= plain.keys()
         (tmp_path / "hf" / "model.safetensors").unlink()
         save_file(plain, tmp_path / "hf" / "model.safetensors")
@@ -229,13 +229,13 @@ class TestWrittenAgain:
 
     def test_settings_are_the_same(self, tmp_path):
         config = json.loads((GOLDEN / "hf" / "config.json").read_bytes())
-        for name, each in (("older", config), ("newer", in_todays_words(config))):
+        for name, item in (("older", config), ("newer", in_todays_words(config))):
             (tmp_path / name).mkdir()
-            (tmp_path / name / "config.json").write_text(json.dumps(each))
+            (tmp_path / name / "config.json").write_text(json.dumps(item))
         older, newer = (ckpttools.maxtext_config(tmp_path / name) for name in ("older", "newer"))
         assert older.arguments() == newer.arguments()
         assert older.deviations == newer.deviations
-        assert [each.what for each in older.deviations] == CLIPPED
+        assert [deviation.what for deviation in older.deviations] == CLIPPED
 
     @pytest.mark.parametrize("count", [2, 4])
     def test_the_number_of_layers_with_a_table_is_that_of_the_list(self, count):
@@ -249,8 +249,8 @@ class TestWrittenAgain:
         config = in_todays_words(json.loads((GOLDEN / "hf" / "config.json").read_bytes()))
         config["rope_parameters"]["compress"] |= {"rope_type": "yarn", "factor": 16.0}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        told = [each.what for each in ckpttools.maxtext_config(tmp_path / "config.json").deviations]
-        assert any("yarn" in each for each in told)
+        told = [deviation.what for deviation in ckpttools.maxtext_config(tmp_path / "config.json").deviations]
+        assert any("yarn" in item for item in told)
         assert told[1:] == CLIPPED or told[:-1] == CLIPPED
 
 
@@ -263,17 +263,17 @@ def composed(ratios, count):
     golden = open_tree(GOLDEN / "hf")
     of_layers = {path[0].split(".", 2)[1:][0] for path in golden if path[0].startswith("layers.")}
     assert of_layers >= {*ALIKE.values(), *ROUTED.values()}
-    made = {path: each for path, each in golden.items() if not path[0].startswith("layers.")}
+    built = {path: item for path, item in golden.items() if not path[0].startswith("layers.")}
     for n, ratio in enumerate(ratios):
-        for path, each in golden.items():
+        for path, item in golden.items():
             first, _, rest = path[0].partition(".")
             number, _, name = rest.partition(".")
             if first == "layers" and number == (
                 ROUTED[n < count] if name.startswith("ffn.") else ALIKE[ratio]
             ):
-                made[(f"layers.{n}.{name}",)] = each
-    said = {"num_hidden_layers": len(ratios), "num_hash_layers": count, "compress_ratios": ratios}
-    return Tree(made, replace(golden.metadata, config={**(golden.metadata.config or {}), **said}))
+                built[(f"layers.{n}.{name}",)] = item
+    declared = {"num_hidden_layers": len(ratios), "num_hash_layers": count, "compress_ratios": ratios}
+    return Tree(built, replace(golden.metadata, config={**(golden.metadata.config or {}), **declared}))
 
 
 class TestOtherNumbersOfTables:
@@ -284,15 +284,15 @@ class TestOtherNumbersOfTables:
     )
     def test_what_maxtext_has_is_converted(self, tmp_path, ratios, count, scan):
         tree = composed(ratios, count)
-        made = to_maxtext(tree, ToMaxText(scan=scan)).state
-        tables = {key for path in made for key in path if "tid2eid" in path}
+        built = to_maxtext(tree, ToMaxText(scan=scan)).state
+        tables = {key for path in built for key in path if "tid2eid" in path}
         assert {f"layers_{n}" for n in range(count)} <= tables
         assert f"layers_{count}" not in tables
         (tmp_path / "config.json").write_text(json.dumps(tree.metadata.config))
-        files = ModelFiles.of(made, str(tmp_path / "config.json"))
-        again = to_huggingface(made, ToHuggingFace(), files).tree
-        assert {path: each.shape for path, each in again.arrays.items()} == {
-            path: each.shape for path, each in tree.arrays.items()
+        files = ModelFiles.of(built, str(tmp_path / "config.json"))
+        again = to_huggingface(built, ToHuggingFace(), files).tree
+        assert {path: item.shape for path, item in again.arrays.items()} == {
+            path: item.shape for path, item in tree.arrays.items()
         }
 
     @pytest.mark.parametrize("ratios, count", [([0, 0, 4, 128], 2), ([0, 0, 4, 128, 4, 128], 4)])
@@ -316,9 +316,9 @@ def test_first_layers_may_be_heavily_compressed():
     source = open_tree(GOLDEN / "hf")
     ratios = [128, 128, *(source.metadata.config or {})["compress_ratios"][2:]]
     heavy = source.with_metadata(config={**(source.metadata.config or {}), "compress_ratios": ratios})
-    parts = {path: each for path, each in source.items() if path[0].startswith("layers.3.attn.compressor.")}
+    parts = {path: item for path, item in source.items() if path[0].startswith("layers.3.attn.compressor.")}
     more = {
-        (path[0].replace("layers.3.", f"layers.{n}."),): each for path, each in parts.items() for n in (0, 1)
+        (path[0].replace("layers.3.", f"layers.{n}."),): item for path, item in parts.items() for n in (0, 1)
     }
-    made = to_maxtext(Tree({**heavy, **more}, heavy.metadata), ToMaxText()).state
-    assert sum("hca_compressor" in path for path in made) == 3 * len(parts)
+    built = to_maxtext(Tree({**heavy, **more}, heavy.metadata), ToMaxText()).state
+    assert sum("hca_compressor" in path for path in built) == 3 * len(parts)

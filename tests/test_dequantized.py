@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import quantised_weights as made
+from support import quantised_weights as built
 from support.quantised_weights import Made
 
 from ckpttools.array.nodes import Dequantized, Stored, distinct, elementwise, inner, relayout, take
@@ -21,8 +21,8 @@ from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.core.region import Region
 from ckpttools.quantized.damaged_scales import naming_all
 from ckpttools.quantized.decoding import Like
-from ckpttools.quantized.logical import logical
-from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.quantized.dequantized_tree import logical
 from ckpttools.quantized.sound_scales import sound_of
 from ckpttools.quantized.stored_values import value_faults
 from ckpttools.testing.strategies import regions, stored
@@ -37,24 +37,24 @@ def weights(draw: st.DrawFn) -> Made:
     rows, columns, few = draw(SIDES), draw(SIDES), draw(st.integers(1, 3))
     match draw(st.sampled_from(("blocks", "experts", "rows", "tensor", "fp4", "mxfp4", "int4", "nvfp4"))):
         case "blocks" | "experts" as kind:
-            dtype = draw(st.sampled_from((*made.SCALE_DTYPES, "ue8m0", "float8_e8m0fnu")))
+            dtype = draw(st.sampled_from((*built.SCALE_DTYPES, "ue8m0", "float8_e8m0fnu")))
             lead = (few,) if kind == "experts" else ()
-            return made.fp8_blocks(rng, (*lead, rows, columns), (draw(SIDES), draw(SIDES)), dtype)
+            return built.fp8_blocks(rng, (*lead, rows, columns), (draw(SIDES), draw(SIDES)), dtype)
         case "rows":
-            return made.fp8_rows(rng, (rows, columns), draw(st.sampled_from(made.SCALE_DTYPES)))
+            return built.fp8_rows(rng, (rows, columns), draw(st.sampled_from(built.SCALE_DTYPES)))
         case "tensor":
-            return made.fp8_tensor(rng, (rows, columns), draw(st.sampled_from(made.SCALE_DTYPES)))
+            return built.fp8_tensor(rng, (rows, columns), draw(st.sampled_from(built.SCALE_DTYPES)))
         case "fp4":
-            return made.fp4_experts(rng, rows, few)
+            return built.fp4_experts(rng, rows, few)
         case "mxfp4":
-            return made.mxfp4(rng, few, rows, draw(st.integers(1, 3)))
+            return built.mxfp4(rng, few, rows, draw(st.integers(1, 3)))
         case "int4":
             cut, shifted, numbers = draw(st.integers(0, 7)), draw(st.booleans()), few * 16
-            whole = [each for each in range(1, numbers) if (numbers - cut) % each == 0]
+            whole = [item for item in range(1, numbers) if (numbers - cut) % item == 0]
             group = draw(st.sampled_from(whole if cut else (4, 5, 8, 32, 48)))
-            return made.int4(rng, rows, few * 2, group, shifted=shifted, cut=cut)
+            return built.int4(rng, rows, few * 2, group, shifted=shifted, cut=cut)
         case _:
-            return made.nvfp4(rng, rows, few, divides=draw(st.booleans()))
+            return built.nvfp4(rng, rows, few, divides=draw(st.booleans()))
 
 
 def logical_array(weight: Made, dtype: str = "bfloat16", like: Like = "float32"):
@@ -73,10 +73,10 @@ def test_every_region_is_the_product_of_codes_and_scales(weight, data):
     to = data.draw(st.sampled_from(("bfloat16", "float32", "float16")))
     array = logical_array(weight, to)
     with np.errstate(over="ignore"):
-        wanted = weight.product.astype(DTYPES[to].numpy)
-    if not np.isfinite(wanted.astype(np.float32)).all():
+        expected = weight.product.astype(DTYPES[to].numpy)
+    if not np.isfinite(expected.astype(np.float32)).all():
         return
-    assert array.shape == wanted.shape
+    assert array.shape == expected.shape
     region = data.draw(regions(array.shape))
     order = data.draw(st.permutations(range(len(region.shape))))
     out = np.empty([region.shape[axis] for axis in order], array.dtype.carrier).transpose(np.argsort(order))
@@ -86,7 +86,7 @@ def test_every_region_is_the_product_of_codes_and_scales(weight, data):
         # Scales of which the largest code would be beyond the dtype.
         assert to == "float16"
         return
-    assert (out == bits(wanted[region.slices])).all()
+    assert (out == bits(expected[region.slices])).all()
 
 
 @settings(max_examples=100)
@@ -130,12 +130,12 @@ def test_rearranged_numbers_are_the_rearranged_product(weight, data):
 class WatchedScratch(Scratch):
     """Remembers how much of it was ever taken."""
 
-    most = 0
+    limit = 0
 
     @contextmanager
     def take(self, shape, dtype):
         with super().take(shape, dtype) as taken:
-            self.most = max(self.most, self._top)
+            self.limit = max(self.limit, self._top)
             yield taken
 
 
@@ -148,10 +148,10 @@ def damaged(weight: Made) -> Made:
 @pytest.mark.parametrize(
     "made_by",
     [
-        lambda rng: made.int4(rng, 120, 513, 7, shifted=True, cut=2),
-        lambda rng: damaged(made.fp8_blocks(rng, (300, 1031), (7, 2))),
-        lambda rng: made.fp8_blocks(rng, (9, 10_000, 3), (128, 1)),
-        lambda rng: made.mxfp4(rng, 2, 136, 60),
+        lambda rng: built.int4(rng, 120, 513, 7, shifted=True, cut=2),
+        lambda rng: damaged(built.fp8_blocks(rng, (300, 1031), (7, 2))),
+        lambda rng: built.fp8_blocks(rng, (9, 10_000, 3), (128, 1)),
+        lambda rng: built.mxfp4(rng, 2, 136, 60),
     ],
     ids=["int4", "fp8", "narrow", "mxfp4"],
 )
@@ -168,24 +168,24 @@ def test_what_is_projected_is_all_that_reading_takes(made_by):
     finally:
         tracemalloc.stop()
     assert beside > 1 << 16
-    assert scratch.most + beside <= scratch.nbytes
+    assert scratch.limit + beside <= scratch.nbytes
 
 
 def factors(length: int) -> list[tuple[int, ...]]:
-    pairs = [(each, length // each) for each in range(1, length + 1) if length % each == 0]
+    pairs = [(item, length // item) for item in range(1, length + 1) if length % item == 0]
     return [(length,), *pairs]
 
 
 def test_rows_that_take_turns_are_decoded_once():
     """gpt-oss has rows of two projections in turn: only those of one are decoded, and moved once."""
-    weight = made.mxfp4(np.random.default_rng(0), 2, 8, 1)
+    weight = built.mxfp4(np.random.default_rng(0), 2, 8, 1)
     array = logical_array(weight)
     gate = take(relayout(array, [(2,), (32,), (4, 2)], (3, 0, 1, 2), (1, 1, 1, 1)), 0, 1)
     (moved,) = inner(gate)
     (decoded,) = inner(moved)
     assert isinstance(decoded, Dequantized)
     assert decoded.shape == (2, 4, 2, 32)
-    assert all(isinstance(each, Stored) for each in inner(decoded))
+    assert all(isinstance(item, Stored) for item in inner(decoded))
     assert (bits(gate.read()) == bits(weight.bfloat16[:, :, 1::2])).all()
 
 
@@ -195,10 +195,10 @@ def test_where_readers_go_wrong_that_work_the_block_out_from_the_grid():
     Its result was compared: 16.7 % of the elements of this shape differ, in rows 96 to 127; those of 256 x
     384 are equal bit for bit, and 576 rows it refuses.
     """
-    weight = made.fp8_blocks(np.random.default_rng(0), (192, 256), (128, 128))
+    weight = built.fp8_blocks(np.random.default_rng(0), (192, 256), (128, 128))
     codes, scales = weight.arrays[weight.name], weight.arrays[f"{weight.name}_scale_inv"]
     assert scales.shape == (2, 2)
-    derived = made.scaled(codes, scales, (192 // 2, 256 // 2)).astype(ml_dtypes.bfloat16)
+    derived = built.scaled(codes, scales, (192 // 2, 256 // 2)).astype(ml_dtypes.bfloat16)
     ours = logical_array(weight).read()
     assert (bits(ours) == bits(weight.bfloat16)).all()
     wrong = bits(derived) != bits(ours)
@@ -208,7 +208,7 @@ def test_where_readers_go_wrong_that_work_the_block_out_from_the_grid():
 
 def test_ragged_blocks_of_deepseek():
     """`kv_a_proj_with_mqa` has 576 rows and 7168 columns, and 5 x 56 scales."""
-    weight = made.fp8_blocks(np.random.default_rng(0), (576, 7168), (128, 128))
+    weight = built.fp8_blocks(np.random.default_rng(0), (576, 7168), (128, 128))
     assert weight.arrays[f"{weight.name}_scale_inv"].shape == (5, 56)
     array = logical_array(weight)
     assert (bits(array.read()) == bits(weight.bfloat16)).all()
@@ -218,7 +218,7 @@ def test_ragged_blocks_of_deepseek():
 
 
 def test_regions_that_begin_within_a_block():
-    weight = made.fp8_blocks(np.random.default_rng(0), (23, 31), (5, 7))
+    weight = built.fp8_blocks(np.random.default_rng(0), (23, 31), (5, 7))
     array = logical_array(weight)
     for row in range(11):
         for column in (0, 3, 8):
@@ -228,14 +228,14 @@ def test_regions_that_begin_within_a_block():
 
 @pytest.mark.parametrize("byte", [253, 254, 255])
 def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
-    weight = made.mxfp4(np.random.default_rng(0), 2, 8, 2)
+    weight = built.mxfp4(np.random.default_rng(0), 2, 8, 2)
     name = next(name for name in weight.arrays if name.endswith("_scales"))
     weight.arrays[name][1, 3, 1] = byte
     array = logical_array(weight)
     assert (bits(array[0]) == bits(weight.bfloat16[0])).all()
     with pytest.raises(FormatError, match="no finite numbers") as error:
         array.read()
-    assert error.value.place == f"{weight.name}_scales"
+    assert error.value.location == f"{weight.name}_scales"
 
 
 @given(
@@ -246,35 +246,35 @@ def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
 )
 def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight, to, like, data):
     """Of most only those of least and largest magnitude are made numbers of; reading looks at each."""
-    (found,) = weights_in(weight.tree).readable.values()
-    scales = weight.arrays[data.draw(st.sampled_from([each.name for each in found.scales]))]
+    (result,) = weights_in(weight.tree).readable.values()
+    scales = weight.arrays[data.draw(st.sampled_from([scale.name for scale in result.scales]))]
     carriers = scales.reshape(-1).view(f"u{scales.dtype.itemsize}")
-    places = st.integers(0, carriers.size - 1)
+    locations = st.integers(0, carriers.size - 1)
     patterns = st.integers(0, 2 ** (8 * scales.dtype.itemsize) - 1)
-    for place, pattern in data.draw(st.dictionaries(places, patterns, max_size=2)).items():
-        carriers[place] = pattern
+    for location, pattern in data.draw(st.dictionaries(locations, patterns, max_size=2)).items():
+        carriers[location] = pattern
     array = logical_array(weight, to, like)
     try:
         array.read()
         is_refused = False
     except DamagedScalesError:
         is_refused = True
-    said = value_faults(weight.tree, [found], DTYPES[to], like)
-    assert bool(said.damaged) == is_refused
-    decoding = next(each for each in distinct([array]) if isinstance(each, Dequantized)).decoding
-    factors = decoding.factors([carriers_of(weight.arrays[each.name]) for each in found.scales])
-    first = found.scales[0]
-    cells = (at // length for at, length in zip(np.indices(found.shape), first.block, strict=True))
+    declared = value_faults(weight.tree, [result], DTYPES[to], like)
+    assert bool(declared.damaged) == is_refused
+    decoding = next(item for item in distinct([array]) if isinstance(item, Dequantized)).decoding
+    factors = decoding.factors([carriers_of(weight.arrays[scale.name]) for scale in result.scales])
+    first = result.scales[0]
+    cells = (at // length for at, length in zip(np.indices(result.shape), first.block, strict=True))
     of_each = factors.reshape(first.shape)[*cells]
-    numbers = weight.product.swapaxes(-1, -2) if found.is_swapped else weight.product
-    vanishing = (of_each == 0) & (numbers.reshape(found.shape) != 0)
-    assert bool(said.not_positive) == bool((factors < 0).any() or vanishing.any())
+    numbers = weight.product.swapaxes(-1, -2) if result.is_swapped else weight.product
+    vanishing = (of_each == 0) & (numbers.reshape(result.shape) != 0)
+    assert bool(declared.not_positive) == bool((factors < 0).any() or vanishing.any())
 
 
 ZEROS = {
-    "fp8": lambda: made.fp8_blocks(np.random.default_rng(0), (9, 20), (4, 8)),
-    "nvfp4": lambda: made.nvfp4(np.random.default_rng(0), 6, 3, divides=True),
-    "int4": lambda: made.int4(np.random.default_rng(0), 6, 4, 16, shifted=True),
+    "fp8": lambda: built.fp8_blocks(np.random.default_rng(0), (9, 20), (4, 8)),
+    "nvfp4": lambda: built.nvfp4(np.random.default_rng(0), 6, 3, divides=True),
+    "int4": lambda: built.int4(np.random.default_rng(0), 6, 4, 16, shifted=True),
 }
 
 
@@ -282,33 +282,33 @@ ZEROS = {
 def test_a_scale_of_zeros_may_be_zero(scheme):
     """Other numbers vanish with it, which is told."""
     weight = ZEROS[scheme]()
-    (found,) = weights_in(weight.tree).readable.values()
-    scale, codes = found.scales[0], weight.arrays[found.codes]
+    (result,) = weights_in(weight.tree).readable.values()
+    scale, codes = result.scales[0], weight.arrays[result.codes]
     weight.arrays[scale.name][1, -1] = 0
     rows = slice(scale.block[0], 2 * scale.block[0])
-    at = rows, slice((scale.shape[1] - 1) * scale.block[1] // found.packed, None)
-    zero = weight.arrays[found.zero_points][0, -1] >> 4 & 15 if found.zero_points else 0
+    at = rows, slice((scale.shape[1] - 1) * scale.block[1] // result.packed, None)
+    zero = weight.arrays[result.zero_points][0, -1] >> 4 & 15 if result.zero_points else 0
     bytes_ = np.full_like(codes[at].view(np.uint8), int(zero) * 0x11)
     codes[at] = bytes_.view(codes.dtype)
-    assert value_faults(weight.tree, [found]).not_positive == ()
+    assert value_faults(weight.tree, [result]).not_positive == ()
     bytes_[-1, -1] ^= 0x20
     codes[at] = bytes_.view(codes.dtype)
-    assert value_faults(weight.tree, [found]).not_positive == (f"{found.scaled_by}: 0",)
-    (told,) = (each for each in Dequantize()(weight.tree).notes.remarks if "zero or negative" in each)
-    assert f"({found.scaled_by}: 0)" in told
+    assert value_faults(weight.tree, [result]).not_positive == (f"{result.scaled_by}: 0",)
+    (told,) = (remark for remark in Dequantize()(weight.tree).notes.remarks if "zero or negative" in remark)
+    assert f"({result.scaled_by}: 0)" in told
 
 
 def test_a_scale_that_is_zero_is_told_beside_one_that_is_no_number():
-    weight = made.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
+    weight = built.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
     weight.arrays[f"{weight.name}_scale_inv"][:] = [[0, np.nan], [1, 1]]
-    (found,) = weights_in(weight.tree).readable.values()
-    said = value_faults(weight.tree, [found])
-    assert said.damaged and said.not_positive == (f"{found.scaled_by}: 0",)
+    (result,) = weights_in(weight.tree).readable.values()
+    declared = value_faults(weight.tree, [result])
+    assert declared.damaged and declared.not_positive == (f"{result.scaled_by}: 0",)
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
 def test_what_infinity_divides_is_no_zero(value):
-    weight = made.nvfp4(np.random.default_rng(0), 4, 2, divides=True)
+    weight = built.nvfp4(np.random.default_rng(0), 4, 2, divides=True)
     weight.arrays[f"{weight.name}_global_scale"][0] = value
     with pytest.raises(DamagedScalesError):
         logical_array(weight).read()
@@ -316,13 +316,13 @@ def test_what_infinity_divides_is_no_zero(value):
 
 @pytest.mark.parametrize("value", [0, -1])
 def test_one_scale_without_axes_is_looked_at(value):
-    weight = made.fp8_tensor(np.random.default_rng(0), (4, 6))
+    weight = built.fp8_tensor(np.random.default_rng(0), (4, 6))
     name = f"{weight.name}_scale"
     arrays = {**weight.arrays, name: np.asarray(value, np.float32)}
-    tree = made.tree_of(arrays, {"quantization_config": weight.config})
+    tree = built.tree_of(arrays, {"quantization_config": weight.config})
     assert arrays[name].shape == ()
-    said = value_faults(tree, weights_in(tree).readable.values())
-    assert said.not_positive == (f"{name}: {value}",)
+    declared = value_faults(tree, weights_in(tree).readable.values())
+    assert declared.not_positive == (f"{name}: {value}",)
 
 
 @pytest.mark.parametrize(
@@ -331,8 +331,8 @@ def test_one_scale_without_axes_is_looked_at(value):
 def test_exponents_in_whole_numbers_that_are_of_no_blocks(method, shape, scales):
     codes = np.ones(shape, ml_dtypes.float8_e4m3fn)
     arrays = {"w.weight": codes, "w.weight_scale": np.full(scales, 130, np.uint8)}
-    said = {"quant_method": method, "scale_fmt": "ue8m0", "weight_block_size": None}
-    array = logical(made.tree_of(arrays, {"quantization_config": said})).tree.arrays["w.weight",]
+    declared = {"quant_method": method, "scale_fmt": "ue8m0", "weight_block_size": None}
+    array = logical(built.tree_of(arrays, {"quantization_config": declared})).tree.arrays["w.weight",]
     assert (array.read() == 8).all()
 
 
@@ -346,19 +346,19 @@ def test_exponents_in_whole_numbers_that_are_of_no_blocks(method, shape, scales)
 def test_scales_of_no_matrix_and_whole_numbers_for_one_are_faults(name, value):
     rng = np.random.default_rng(0)
     is_of_norm = name.startswith("norm")
-    weight = made.fp8_blocks(rng, (4, 4), (2, 2)) if is_of_norm else made.nvfp4(rng, 4, 2, divides=True)
+    weight = built.fp8_blocks(rng, (4, 4), (2, 2)) if is_of_norm else built.nvfp4(rng, 4, 2, divides=True)
     arrays = {**weight.arrays, "norm.weight": np.ones(4, ml_dtypes.float8_e4m3fn), name: value}
-    found = weights_in(made.tree_of(arrays, {"quantization_config": weight.config}))
-    assert any(each.startswith(f"{name}: ") for each in found.faults)
+    result = weights_in(built.tree_of(arrays, {"quantization_config": weight.config}))
+    assert any(fault.startswith(f"{name}: ") for fault in result.faults)
 
 
 def test_all_that_have_one_name_are_looked_at():
     """Zero points are of the weight that they are taken from; averaged models have the same names."""
     rng = np.random.default_rng(0)
-    damaged, whole = made.int4(rng, 16, 4, 16, shifted=True), made.int4(rng, 16, 4, 16, shifted=True)
+    damaged, whole = built.int4(rng, 16, 4, 16, shifted=True), built.int4(rng, 16, 4, 16, shifted=True)
     damaged.arrays[f"{damaged.name}_scale"][0, 0] = np.nan
     for order in ((damaged, whole), (whole, damaged)):
-        named = naming_all(DamagedScalesError("one"), [logical_array(each) for each in order])
+        named = naming_all(DamagedScalesError("one"), [logical_array(item) for item in order])
         assert str(named).count(f"{damaged.name}_scale: nan") == 1
     undamaged = DamagedScalesError("changed since")
     assert naming_all(undamaged, [logical_array(whole)]) is undamaged
@@ -369,20 +369,20 @@ def test_what_is_taken_from_numbers_counts_where_scales_are_looked_at_together(o
     """Numbers are 15 apart at most then, else 8 from zero: 5000 times that is beyond float16, and is not."""
     arrays, groups = {}, {}
     for shifted in order:
-        weight = made.int4(np.random.default_rng(0), 16, 4, 16, shifted=shifted)
+        weight = built.int4(np.random.default_rng(0), 16, 4, 16, shifted=shifted)
         weight.arrays[f"{weight.name}_scale"][...] = 5000
         arrays |= {f"{shifted}.{name}": array for name, array in weight.arrays.items()}
         groups[str(shifted)] = weight.config["config_groups"]["group_0"]
-    tree = made.tree_of(arrays, {"quantization_config": {**weight.config, "config_groups": groups}})
-    (said,) = value_faults(tree, weights_in(tree).readable.values(), DTYPES["float16"]).damaged
-    assert said.startswith("True.")
+    tree = built.tree_of(arrays, {"quantization_config": {**weight.config, "config_groups": groups}})
+    (declared,) = value_faults(tree, weights_in(tree).readable.values(), DTYPES["float16"]).damaged
+    assert declared.startswith("True.")
 
 
 def test_scales_without_axes_that_stay_are_looked_at():
     codes, one = DTYPES["float8_e4m3fn"], np.asarray(1, np.float32)
     scales = {"whole": one, "broken": one * np.nan}
-    named = {name: stored(each, DTYPES["float32"]) for name, each in scales.items()}
-    arrays = [elementwise(each, sound_of(each, codes, name)) for name, each in named.items()]
+    named = {name: stored(item, DTYPES["float32"]) for name, item in scales.items()}
+    arrays = [elementwise(item, sound_of(item, codes, name)) for name, item in named.items()]
     assert "broken: nan" in str(naming_all(DamagedScalesError("one"), arrays))
 
 

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support import quantised_weights as made
+from support import quantised_weights as built
 from support.command_line import run, succeed
+from support.locations import GOLDEN, ROOT
 from support.measured import within
-from support.places import GOLDEN, ROOT
 
 import ckpttools
 from ckpttools.array.tree import dotted
@@ -22,7 +22,7 @@ from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.doctor.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.quantized import stored_values
-from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.dequantizable import weights_in
 
 BLOCK = (24, 40)
 FP8 = {"quant_method": "fp8", "weight_block_size": list(BLOCK), "modules_to_not_convert": ["lm_head", "norm"]}
@@ -44,15 +44,15 @@ class Pair:
         arrays = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays.items()}
         rng = np.random.default_rng(0)
         stored, plain = dict(arrays), dict(arrays)
-        said: dict[str, object] = FP8
+        declared: dict[str, object] = FP8
         for name, array in arrays.items():
             if family == "gpt-oss" and name.endswith(("gate_up_proj", "down_proj")):
-                said = {"quant_method": "mxfp4"}
+                declared = {"quant_method": "mxfp4"}
                 experts, inside, outside = array.shape
-                weight = made.mxfp4(rng, experts, outside, inside // 32)
+                weight = built.mxfp4(rng, experts, outside, inside // 32)
                 part = "model.layers.0.mlp.experts.down_proj"
             elif family != "gpt-oss" and name.endswith("proj.weight"):
-                weight = made.fp8_blocks(rng, array.shape, BLOCK)
+                weight = built.fp8_blocks(rng, array.shape, BLOCK)
                 part = weight.name
             else:
                 continue
@@ -60,7 +60,7 @@ class Pair:
             sides = {key: value for key, value in weight.arrays.items() if not key.endswith("_bias")}
             stored |= {key.replace(part, name): value for key, value in sides.items()}
             plain[name] = weight.bfloat16
-        self._write(self.quantised, stored, {"quantization_config": said})
+        self._write(self.quantised, stored, {"quantization_config": declared})
         self._write(self.plain, plain, {})
 
     def _write(self, directory: Path, arrays: dict[str, np.ndarray], more: dict[str, object]) -> None:
@@ -86,10 +86,10 @@ def pair(request, tmp_path_factory):
     return Pair(tmp_path_factory.mktemp(request.param), request.param)
 
 
-def content(place: Path) -> dict[str, tuple[str, bytes]]:
+def content(location: Path) -> dict[str, tuple[str, bytes]]:
     return {
         dotted(path): (array.dtype.name, array.read().tobytes())
-        for path, array in open_tree(place).arrays.items()
+        for path, array in open_tree(location).arrays.items()
     }
 
 
@@ -159,7 +159,7 @@ def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_pa
 
     source = rewritten(pair, tmp_path / "damaged", damage)
     if is_far:
-        source = gcs.filled({each.name: each.read_bytes() for each in source.iterdir()})
+        source = gcs.filled({item.name: item.read_bytes() for item in source.iterdir()})
     for read in (
         lambda: ckpttools.cast(source, tmp_path / "out", dtype="bfloat16"),
         lambda: ckpttools.hf_to_maxtext(source, tmp_path / "outside"),
@@ -171,12 +171,12 @@ def test_damaged_scales_are_all_listed_before_they_are_used_or_then(pair, tmp_pa
             read()
         assert [name for name in broken if f"    {name}" not in str(error.value)] == []
         assert "nan, of which no finite bfloat16 can be made" in str(error.value)
-        assert {each.name for each in tmp_path.iterdir()} <= {"damaged", "out.partial", "outside.partial"}
+        assert {item.name for item in tmp_path.iterdir()} <= {"damaged", "out.partial", "outside.partial"}
     if not is_far:
-        (said,) = (each for each in ckpttools.doctor(source).findings if each.level == "error")
-        assert "and 1 more" in said.what
+        (declared,) = (finding for finding in ckpttools.doctor(source).findings if finding.level == "error")
+        assert "and 1 more" in declared.what
         same = ckpttools.diff(source, source)
-        assert any("and 1 more" in str(each) for each in same.remarks)
+        assert any("and 1 more" in str(remark) for remark in same.remarks)
 
 
 @pytest.mark.parametrize("block", [(1, 4), (3, 5), (40, 1), (40, 64)])
@@ -184,8 +184,10 @@ def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, mon
     """Zeros may have such scales: all blocks are looked at, and one by one these took minutes of a model."""
     rng, shape, name = np.random.default_rng(1), (40, 64), "model.layers.0.mlp.up_proj.weight"
     grid = tuple(-(-length // step) for length, step in zip(shape, block, strict=True))
-    said = {"quant_method": "fp8", "weight_block_size": list(block)}
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": said}))
+    declared = {"quant_method": "fp8", "weight_block_size": list(block)}
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "llama", "quantization_config": declared})
+    )
     reads = []
     unscaled = stored_values.unscaled
 
@@ -203,8 +205,8 @@ def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, mon
         arrays = {name: codes, f"{name}_scale_inv": np.where(is_zero, 0, 1).astype("f4")}
         save_file(arrays, tmp_path / "model.safetensors")
         tree = open_tree(tmp_path)
-        found = stored_values.value_faults(tree, weights_in(tree).readable.values())
-        assert found.not_positive == ((f"{name}_scale_inv: 0",) if number % 2 else ())
+        result = stored_values.value_faults(tree, weights_in(tree).readable.values())
+        assert result.not_positive == ((f"{name}_scale_inv: 0",) if number % 2 else ())
     assert len(reads) == 8
 
 
@@ -215,29 +217,31 @@ def test_a_mean_names_the_model_of_damaged_scales(fp8, tmp_path, gcs, is_far):
 
     whole, *damaged = fp8.quantised, *(rewritten(fp8, tmp_path / name, damage) for name in "ab")
     if is_far:
-        files = [{each.name: each.read_bytes() for each in place.iterdir()} for place in (whole, *damaged)]
+        files = [
+            {item.name: item.read_bytes() for item in location.iterdir()} for location in (whole, *damaged)
+        ]
         whole, *damaged = map(gcs.filled, files)
     with pytest.raises(DamagedScalesError) as error:
         ckpttools.average(whole, tmp_path / "mean", others=damaged, dtype="float32")
     line = "model.layers.1.mlp.up_proj.weight_scale_inv: inf, of which"
     if is_far:
         # All models are read at once; those alike are folded into one line.
-        numbers = "..".join(str(place).split("/")[3] for place in damaged)
+        numbers = "..".join(str(location).split("/")[3] for location in damaged)
         assert f"/{{{numbers}}}/some where: {line}" in str(error.value)
     else:
-        assert f"    {line}" in str(error.value) and error.value.place == str(damaged[0])
+        assert f"    {line}" in str(error.value) and error.value.location == str(damaged[0])
     assert not (tmp_path / "mean").exists()
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_a_mean_tells_of_scales_that_are_zero_whichever_model_has_them(fp8, tmp_path, place):
+@pytest.mark.parametrize("location", [0, 1])
+def test_a_mean_tells_of_scales_that_are_zero_whichever_model_has_them(fp8, tmp_path, location):
     name = "model.layers.1.mlp.up_proj.weight_scale_inv"
     odd = rewritten(fp8, tmp_path / "odd", lambda arrays: arrays[name].__setitem__((0, 1), 0))
     models = [fp8.quantised]
-    models.insert(place, odd)
+    models.insert(location, odd)
     plan = ckpttools.average.plan(models[0], tmp_path / "mean", others=models[1:]).plan
-    (told,) = (each for each in plan.notes.remarks if "zero or negative" in each)
-    assert f"({name}: 0)" in told and (str(odd) in told) == (place == 0)
+    (told,) = (remark for remark in plan.notes.remarks if "zero or negative" in remark)
+    assert f"({name}: 0)" in told and (str(odd) in told) == (location == 0)
 
 
 def rewritten(pair: Pair, directory: Path, change) -> Path:
@@ -257,19 +261,19 @@ def fp8(tmp_path_factory):
 
 def test_products_that_rounding_would_make_equal_differ(tmp_path):
     """Two models that are quantised in different ways have the same bfloat16, and not the same products."""
-    rows = made.fp8_rows(np.random.default_rng(0), (16, 24))
+    rows = built.fp8_rows(np.random.default_rng(0), (16, 24))
     scale = np.float32(0.0117)
     rows.arrays[f"{rows.name}_scale"][...] = scale
     blocks = {rows.name: rows.arrays[rows.name], f"{rows.name}_scale_inv": np.full((2, 3), scale)}
-    by_blocks = made.tree_of(
+    by_blocks = built.tree_of(
         blocks, {"quantization_config": {"quant_method": "fp8", "weight_block_size": [8, 8]}}
     )
     same = (ckpttools.verify(by_blocks, against=rows.tree), ckpttools.diff(by_blocks, rows.tree))
-    assert [each.equal for each in same] == [True, True]
+    assert [item.equal for item in same] == [True, True]
     rows.arrays[f"{rows.name}_scale"][3] = np.nextafter(scale, np.float32(1))
     differ = (ckpttools.verify(by_blocks, against=rows.tree), ckpttools.diff(by_blocks, rows.tree))
-    assert [each.equal for each in differ] == [False, False]
-    assert (made.scaled(rows.arrays[rows.name], np.full((16, 1), scale), (1, 24)) != rows.product).any()
+    assert [item.equal for item in differ] == [False, False]
+    assert (built.scaled(rows.arrays[rows.name], np.full((16, 1), scale), (1, 24)) != rows.product).any()
 
 
 class TestRefused:
@@ -294,11 +298,11 @@ class TestRefused:
                 ml_dtypes.bfloat16
             )
 
-        said = self.lines(rewritten(fp8, tmp_path / "source", change), tmp_path)
-        assert "model.layers.0.mlp.up_proj.weight: float8_e4m3fn, without its scale" in said
-        assert "model.layers.1.mlp.up_proj.weight_scale_inv: float32, a scale without a weight" in said
-        assert "model.layers.3.mlp.up_proj.weight: bfloat16, with weight_scale_inv" in said
-        assert "in blocks of 24 x 40 has" in said
+        declared = self.lines(rewritten(fp8, tmp_path / "source", change), tmp_path)
+        assert "model.layers.0.mlp.up_proj.weight: float8_e4m3fn, without its scale" in declared
+        assert "model.layers.1.mlp.up_proj.weight_scale_inv: float32, a scale without a weight" in declared
+        assert "model.layers.3.mlp.up_proj.weight: bfloat16, with weight_scale_inv" in declared
+        assert "in blocks of 24 x 40 has" in declared
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e36])
     def test_scales_that_are_no_numbers(self, fp8, tmp_path, value):
@@ -329,16 +333,16 @@ class TestLooking:
 
     def test_inspect_tree_shows_one_array_for_each_weight(self, pair):
         report, plain = ckpttools.inspect(pair.quantised), ckpttools.inspect(pair.plain)
-        assert {each.path: each.shape for each in report.arrays} == {e.path: e.shape for e in plain.arrays}
-        assert {each.dtype for each in report.arrays} == {each.dtype for each in plain.arrays}
+        assert {item.path: item.shape for item in report.arrays} == {e.path: e.shape for e in plain.arrays}
+        assert {item.dtype for item in report.arrays} == {item.dtype for item in plain.arrays}
         assert report.num_parameters == plain.num_parameters
         assert report.families == plain.families
-        quantised = [each for each in report.arrays if each.quantized]
-        assert {each.quantized for each in quantised} in ({"fp8 24x40"}, {"mxfp4"})
+        quantised = [item for item in report.arrays if item.quantized]
+        assert {item.quantized for item in quantised} in ({"fp8 24x40"}, {"mxfp4"})
         files = pair.quantised.glob("*.safetensors")
         stored = sum(array.nbytes for file in files for array in open_tree(file).arrays.values())
         assert report.nbytes == stored
-        assert report.nbytes == sum(each.nbytes for each in report.arrays) + report.scales.nbytes
+        assert report.nbytes == sum(item.nbytes for item in report.arrays) + report.scales.nbytes
         assert report.scales.num_arrays == len(quantised)
         text = " ".join(succeed("inspect", "tree", pair.quantised).output.split())
         assert f"scales {len(quantised)} arrays" in text
@@ -358,8 +362,8 @@ class TestLooking:
         ):
             report = ckpttools.diff(a, b)
             assert report.equal, report
-            said = [str(each) for each in report.remarks if "dequantised" in each.text]
-            assert len(said) == (a != b)
+            declared = [str(remark) for remark in report.remarks if "dequantised" in remark.text]
+            assert len(declared) == (a != b)
         for made_of_it in (tmp_path / "maxtext", pair.plain):
             report = ckpttools.verify(made_of_it, pair.quantised)
             assert report.equal
@@ -375,18 +379,18 @@ class TestLooking:
         assert not ckpttools.verify(pair.plain, other).equal
 
     def test_statistics_and_digests_are_of_the_numbers(self, pair):
-        looks = [ckpttools.stats(each).arrays for each in (pair.quantised, pair.plain)]
+        looks = [ckpttools.stats(item).arrays for item in (pair.quantised, pair.plain)]
         assert {e.path: e.statistics for e in looks[0]} == {e.path: e.statistics for e in looks[1]}
-        digests = {ckpttools.hash(each, names="maxtext").digest for each in (pair.quantised, pair.plain)}
+        digests = {ckpttools.hash(item, names="maxtext").digest for item in (pair.quantised, pair.plain)}
         assert len(digests) == 1
 
     def test_load(self, pair):
         import jax
 
-        wanted = ckpttools.load(pair.plain, to="maxtext")
+        expected = ckpttools.load(pair.plain, to="maxtext")
         got = ckpttools.load(pair.quantised, to="maxtext")
-        assert jax.tree.structure(got) == jax.tree.structure(wanted)
-        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
+        assert jax.tree.structure(got) == jax.tree.structure(expected)
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
             assert a.dtype == b.dtype
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
         assert len(ckpttools.load(pair.quantised, dtype="bfloat16")) == len(ckpttools.open(pair.plain))
@@ -408,20 +412,20 @@ def test_diff_does_not_fail_where_it_looks_for_causes(fp8, tmp_path):
     report = ckpttools.diff(rewritten(fp8, tmp_path / "a", change), tmp_path / "plain", filter=asked)
     assert report.outcomes == {"differs": 1}
     assert any(
-        f"numbers can be made of {tmp_path}/a: {broken}_scale_inv" in str(each) for each in report.remarks
+        f"numbers can be made of {tmp_path}/a: {broken}_scale_inv" in str(remark) for remark in report.remarks
     )
 
 
 def test_like_maxtext_rounds_scales_before(fp8, tmp_path):
     """28 % of the elements are one unit in the last place off the product in float32."""
     run("cast", fp8.quantised, tmp_path / "a", "--dtype", "bfloat16", "--dequantize-like", "maxtext")
-    found = {dotted(path): array.read() for path, array in open_tree(fp8.quantised).arrays.items()}
+    result = {dotted(path): array.read() for path, array in open_tree(fp8.quantised).arrays.items()}
     made_of_it = {dotted(path): array.read() for path, array in open_tree(tmp_path / "a").arrays.items()}
     name = "model.layers.0.mlp.up_proj.weight"
-    scales = found[f"{name}_scale_inv"].astype(ml_dtypes.bfloat16)
-    product = made.scaled(found[name], scales.astype(np.float32), BLOCK).astype(ml_dtypes.bfloat16)
+    scales = result[f"{name}_scale_inv"].astype(ml_dtypes.bfloat16)
+    product = built.scaled(result[name], scales.astype(np.float32), BLOCK).astype(ml_dtypes.bfloat16)
     assert (made_of_it[name] == product).all()
-    once = made.scaled(found[name], found[f"{name}_scale_inv"], BLOCK).astype(ml_dtypes.bfloat16)
+    once = built.scaled(result[name], result[f"{name}_scale_inv"], BLOCK).astype(ml_dtypes.bfloat16)
     assert 0.1 < (made_of_it[name] != once).mean() < 0.5
 
 
@@ -438,11 +442,11 @@ def test_other_codes_for_the_same_numbers(fp8, tmp_path):
         return rewritten(fp8, tmp_path / f"{code}-{odd}", change)
 
     one, other, third = made_of(64, 1), made_of(32, 2), made_of(16, 4, odd=18)
-    for each, equal in ((other, True), (third, False)):
-        found = ckpttools.diff(one, each, explain=False), ckpttools.verify(one, each)
-        assert found[0].outcomes["differs"] == 2
-        assert not any(report.equal for report in found)
-        assert all(("codes and scales of 1 array differ" in str(r.hints)) == equal for r in found)
+    for item, equal in ((other, True), (third, False)):
+        result = ckpttools.diff(one, item, explain=False), ckpttools.verify(one, item)
+        assert result[0].outcomes["differs"] == 2
+        assert not any(report.equal for report in result)
+        assert all(("codes and scales of 1 array differ" in str(r.hints)) == equal for r in result)
 
 
 def test_damaged_scales_are_named_wherever_numbers_are_looked_at(fp8, tmp_path):
@@ -472,7 +476,7 @@ def test_damaged_scales_are_named_wherever_numbers_are_looked_at(fp8, tmp_path):
 
 class TestDoctor:
     def findings(self, directory: Path):
-        return [each for each in examine(directory).findings if each.check == "quantization"]
+        return [finding for finding in examine(directory).findings if finding.check == "quantization"]
 
     def test_all_is_well(self, pair):
         (finding,) = self.findings(pair.quantised)
@@ -485,9 +489,9 @@ class TestDoctor:
             name = "model.layers.2.mlp.up_proj.weight_scale_inv"
             arrays[name] = arrays[name][:-1]
 
-        found = self.findings(rewritten(fp8, tmp_path / "source", change))
-        assert "error" in [each.level for each in found]
-        assert any("in blocks of 24 x 40 has" in each.what for each in found)
+        result = self.findings(rewritten(fp8, tmp_path / "source", change))
+        assert "error" in [item.level for item in result]
+        assert any("in blocks of 24 x 40 has" in item.what for item in result)
 
 
 class TestPage:
@@ -517,7 +521,7 @@ def test_an_array_beyond_the_memory_is_dequantised_within_it(tmp_path):
     with (source / "model.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + scales["data_offsets"][1])
-    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    (source / "config.json").write_text(json.dumps({"quantization_config": said}))
+    declared = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (source / "config.json").write_text(json.dumps({"quantization_config": declared}))
     done = within("cast", source, tmp_path / "plain", "--dtype", "bfloat16", "--jobs", "2", mib=128)
-    assert done.code == 0 and done.peak < 128 << 20, done.said
+    assert done.code == 0 and done.peak < 128 << 20, done.declared

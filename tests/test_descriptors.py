@@ -97,9 +97,9 @@ def test_threads_share_few_descriptors(tmp_path, few_files):
     def reading(start):
         for turn in range(300):
             number = (start + 7 * turn) % len(files)
-            found = files[number].read(4 * (turn % 1000), 4)
-            if int.from_bytes(found, "little") != number:
-                wrong.append((number, found))
+            result = files[number].read(4 * (turn % 1000), 4)
+            if int.from_bytes(result, "little") != number:
+                wrong.append((number, result))
 
     threads = [threading.Thread(target=reading, args=(k,)) for k in range(6)]
     for thread in threads:

@@ -89,25 +89,25 @@ def reported(path, config):
     ],
 )
 def test_deviations_apply_to_the_models_that_have_them(tmp_path, config, expected):
-    found = reported(tmp_path, config)
+    result = reported(tmp_path, config)
     if expected is None:
-        assert not any(each.what.startswith(OLMO) for each in found)
+        assert not any(item.what.startswith(OLMO) for item in result)
         return
-    assert len(found) == len(expected)
-    assert all(text in each.what for text, each in zip(expected, found, strict=True))
+    assert len(result) == len(expected)
+    assert all(text in item.what for text, item in zip(expected, result, strict=True))
 
 
 @pytest.mark.parametrize(
     ("width", "percent"), [(640, -0.19), (1152, 0.17), (2560, -0.19), (3840, 0.05), (5376, 0.24)]
 )
 def test_released_sizes_of_gemma3_are_reported_with_their_deviation(tmp_path, width, percent):
-    found = reported(tmp_path, {**GEMMA3, "hidden_size": width})
-    assert f"off by {percent:+.2f} %" in found[-1].effect
-    assert 'tied="materialize"' in found[-1].remedy
+    result = reported(tmp_path, {**GEMMA3, "hidden_size": width})
+    assert f"off by {percent:+.2f} %" in result[-1].effect
+    assert 'tied="materialize"' in result[-1].remedy
 
 
 def test_factors_of_llama4_are_reported_with_what_was_measured_for_it(tmp_path):
-    (factor,) = (each for each in reported(tmp_path, {**LLAMA4, "rope_scaling": SCOUT}) if each.effect)
+    (factor,) = (item for item in reported(tmp_path, {**LLAMA4, "rope_scaling": SCOUT}) if item.effect)
     assert "2.0 after 512" in factor.effect and "rope_use_scale=false" in factor.effect
 
 
@@ -118,16 +118,16 @@ def test_rounded_root_is_that_of_bfloat16(width):
 
 def test_entries_name_families_fields_and_versions_that_exist():
     known = known_deviations()
-    assert len({each.name for each in known}) == len(known)
-    for each in known:
-        assert set(each.families) <= families().keys() and set(each.versions) <= VERSIONS.keys()
-        assert not (each.applies and each.field)
+    assert len({item.name for item in known}) == len(known)
+    for item in known:
+        assert set(item.families) <= families().keys() and set(item.versions) <= VERSIONS.keys()
+        assert not (item.applies and item.field)
         fields = {
-            limit.wanted.left.name
-            for name in each.families or families()
+            limit.expected.left.name
+            for name in item.families or families()
             for limit in families()[name].settings.limits
         }
-        assert not each.field or each.field in fields
+        assert not item.field or item.field in fields
 
 
 @pytest.mark.parametrize(
@@ -144,8 +144,8 @@ def test_commands_report_what_applies_and_what_to_do(tmp_path, config, phrase):
     for words in (("convert", "hf-to-maxtext", tmp_path / "hf"), ("maxtext-config",)):
         assert phrase in " ".join(succeed(*words, tmp_path / "mt").stderr.split())
     report = ckpttools.doctor(tmp_path / "mt")
-    assert report.healthy or {each.level for each in report.findings} == {"info"}
-    assert any(phrase.split()[-1] in each.do for each in report.findings)
+    assert report.healthy or {finding.level for finding in report.findings} == {"info"}
+    assert any(phrase.split()[-1] in finding.do for finding in report.findings)
     assert ckpttools.doctor(tmp_path / "hf").findings == ()
 
 
@@ -153,8 +153,8 @@ def test_a_head_of_its_own_removes_the_deviations_of_a_tied_one(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(GEMMA3))
     ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt", tied="materialize")
-    found = ckpttools.maxtext_config(tmp_path / "mt")
-    assert found.deviations == () and found.as_mapping()["logits_via_embedding"] is False
+    result = ckpttools.maxtext_config(tmp_path / "mt")
+    assert result.deviations == () and result.as_mapping()["logits_via_embedding"] is False
     tree = ckpttools.open(tmp_path / "mt")
     (kernel,) = (np.asarray(tree.arrays[path].read()) for path in tree.arrays if "logits_dense" in path)
     head = ckpttools.open(tmp_path / "hf").arrays["model.embed_tokens.weight",].read()
@@ -169,7 +169,7 @@ def test_conversions_refuse_lists_of_layers_that_doctor_reports(tmp_path, count)
     config.write_text(
         json.dumps(json.loads(config.read_text()) | {"layer_types": ["full_attention"] * count})
     )
-    assert [each.check for each in ckpttools.doctor(tmp_path / "hf").findings] == ["layer-lists"]
+    assert [finding.check for finding in ckpttools.doctor(tmp_path / "hf").findings] == ["layer-lists"]
     with pytest.raises(FormatError, match=f"layer_types has {count} entr.*num_hidden_layers is 6"):
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt")
     assert not (tmp_path / "mt").exists()

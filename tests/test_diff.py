@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from support.command_line import ended
 from support.golden_data import golden_checkpoint
 from support.large_pairs import differing_models, said_within
-from support.places import GOLDEN, HF
+from support.locations import GOLDEN, HF
 from support.stored_trees import write
 
 from ckpttools.array.lazy import LazyArray
@@ -46,8 +46,8 @@ WHOLE = [dtype for dtype in DTYPES.values() if dtype.kind in ("int", "uint")]
 
 
 def of_pair(a: LazyArray, b: LazyArray, tolerances: Tolerances | None = None) -> ArrayDiff:
-    (found,) = diff(Pairing({"a": a}, {"a": b}), tolerances or Tolerances(), **PLENTY)
-    return found
+    (result,) = diff(Pairing({"a": a}, {"a": b}), tolerances or Tolerances(), **PLENTY)
+    return result
 
 
 def values_of(dtype, count: int) -> np.ndarray:
@@ -66,8 +66,8 @@ class TestUlps:
         for a, b in random.choice(everything, (300, 2)):
             x, y = as_doubles(np.array([a, b]), dtype)
             if not np.isnan(x) and not np.isnan(y):
-                found = deviation(np.array([a]), np.array([b]), (dtype, dtype))
-                assert found.max_ulp == abs(ranks[x] - ranks[y]), (x, y)
+                result = deviation(np.array([a]), np.array([b]), (dtype, dtype))
+                assert result.max_ulp == abs(ranks[x] - ranks[y]), (x, y)
 
     @given(
         start=st.floats(-(2.0**90), 2.0**90, width=32),
@@ -81,40 +81,40 @@ class TestUlps:
         end = kind(start)
         for _ in range(steps):
             end = np.nextafter(end, kind(np.inf if up else -np.inf))
-        found = deviation(
+        result = deviation(
             np.array([start], kind).view(dtype.carrier),
             np.array([end], kind).view(dtype.carrier),
             (dtype, dtype),
         )
         # -0 lies nowhere: nextafter goes from the smallest number to 0, and on from there.
-        assert found.max_ulp == steps
+        assert result.max_ulp == steps
 
     @given(dtype=st.sampled_from(WHOLE), data=st.data())
     def test_of_integers_it_is_the_difference(self, dtype, data: st.DataObject):
         limits = np.iinfo(dtype.numpy) if dtype.bits >= 8 and dtype.name not in ("int4", "int2") else None
         low, high = (limits.min, limits.max) if limits else (-2, 1)
         a, b = (data.draw(st.integers(int(low), int(high))) for _ in range(2))
-        arrays = [np.array([each]).astype(dtype.numpy).view(dtype.carrier) for each in (a, b)]
-        found = deviation(*arrays, (dtype, dtype))
-        assert found.max_ulp == min(abs(a - b), (1 << 64) - 1)
-        assert found.max_abs == pytest.approx(abs(a - b))
-        assert found.differing == (a != b)
+        arrays = [np.array([item]).astype(dtype.numpy).view(dtype.carrier) for item in (a, b)]
+        result = deviation(*arrays, (dtype, dtype))
+        assert result.max_ulp == min(abs(a - b), (1 << 64) - 1)
+        assert result.max_abs == pytest.approx(abs(a - b))
+        assert result.differing == (a != b)
 
     def test_of_two_dtypes_it_is_in_the_coarser_one(self):
         a = np.array([1.0, 1.0 + 2**-9], np.float32).view(np.uint32)
         b = np.array([0x3F80, 0x3F82], np.uint16)
-        found = deviation(a, b, (DTYPES["float32"], DTYPES["bfloat16"]))
-        assert (found.differing, found.max_ulp) == (1, 2)
+        result = deviation(a, b, (DTYPES["float32"], DTYPES["bfloat16"]))
+        assert (result.differing, result.max_ulp) == (1, 2)
 
     def test_none_between_kinds(self):
-        found = deviation(
+        result = deviation(
             np.array([3], np.uint32), np.array([0x4080], np.uint16), (DTYPES["int32"], DTYPES["bfloat16"])
         )
-        assert (found.differing, found.max_ulp, found.max_abs) == (1, None, 1.0)
+        assert (result.differing, result.max_ulp, result.max_abs) == (1, None, 1.0)
 
 
 class TestMeasures:
-    @given(data=st.data(), shape=shapes(most=300), pair=st.tuples(dtypes(packed=True), dtypes(packed=True)))
+    @given(data=st.data(), shape=shapes(limit=300), pair=st.tuples(dtypes(packed=True), dtypes(packed=True)))
     def test_they_are_numpys(self, data: st.DataObject, shape, pair):
         pair = data.draw(st.sampled_from([pair, (pair[0], pair[0])]))
         seeds = data.draw(st.tuples(st.integers(0, 9), st.integers(0, 9)))
@@ -123,15 +123,15 @@ class TestMeasures:
             keep = np.random.default_rng(seeds[0]).random(shape) < 0.7
             truth[1] = np.where(keep, truth[0], truth[1])
         arrays = [
-            each if dtype.packed or not shape else chunked(values, dtype, data.draw(chunk_shapes(shape)))
+            item if dtype.packed or not shape else chunked(values, dtype, data.draw(chunk_shapes(shape)))
             for values, dtype in zip(truth, pair, strict=True)
-            for each in [stored(values, dtype)]
+            for item in [stored(values, dtype)]
         ]
-        found = of_pair(*arrays)
-        x, y = (as_doubles(each.reshape(-1), dtype) for each, dtype in zip(truth, pair, strict=True))
-        if {each.kind for each in pair} <= {"int", "uint"}:
+        result = of_pair(*arrays)
+        x, y = (as_doubles(item.reshape(-1), dtype) for item, dtype in zip(truth, pair, strict=True))
+        if {item.kind for item in pair} <= {"int", "uint"}:
             x, y = (
-                each.reshape(-1).view(d.numpy).astype(object) for each, d in zip(truth, pair, strict=True)
+                item.reshape(-1).view(d.numpy).astype(object) for item, d in zip(truth, pair, strict=True)
             )
             unequal = np.array(x != y, bool)
             nan = np.zeros((2, x.size), bool)
@@ -139,22 +139,22 @@ class TestMeasures:
             nan = np.isnan(x), np.isnan(y)
             with np.errstate(invalid="ignore"):
                 unequal = (x != y) & ~(nan[0] & nan[1])
-        assert found.deviation is not None
-        assert found.deviation.elements == x.size
-        assert found.deviation.differing == found.deviation.beyond == np.count_nonzero(unequal)
-        assert found.deviation.nan == np.count_nonzero(nan[0] != nan[1])
+        assert result.deviation is not None
+        assert result.deviation.elements == x.size
+        assert result.deviation.differing == result.deviation.beyond == np.count_nonzero(unequal)
+        assert result.deviation.nan == np.count_nonzero(nan[0] != nan[1])
         compared = unequal & ~(nan[0] | nan[1])
         with np.errstate(all="ignore"):
             gap = np.abs(x - y)[compared].astype(float)
             rel = gap / np.maximum(np.abs(x), np.abs(y))[compared].astype(float)
         rel[~np.isfinite(gap)] = np.inf
-        assert found.deviation.max_abs == pytest.approx(gap.max(initial=0), rel=1e-12)
-        assert found.deviation.max_rel == pytest.approx(rel.max(initial=0), rel=1e-12)
+        assert result.deviation.max_abs == pytest.approx(gap.max(initial=0), rel=1e-12)
+        assert result.deviation.max_rel == pytest.approx(rel.max(initial=0), rel=1e-12)
         first = None if not unequal.any() else np.unravel_index(int(unequal.argmax()), shape)
-        assert found.deviation.first == first
+        assert result.deviation.first == first
         same = pair[0] == pair[1]
-        alike = "bits" if found.deviation.other_bits else "equal"
-        assert found.outcome == ("differs" if unequal.any() else alike if same else "dtype")
+        alike = "bits" if result.deviation.other_bits else "equal"
+        assert result.outcome == ("differs" if unequal.any() else alike if same else "dtype")
 
     @given(
         atol=st.sampled_from([0.0, 1e-3, 0.1]),
@@ -167,8 +167,8 @@ class TestMeasures:
         a = random.standard_normal(200).astype(np.float32)
         b = (a + random.standard_normal(200) * 10.0 ** random.integers(-9, 1, 200)).astype(np.float32)
         b[:3] = np.inf, np.nan, a[2]
-        found = of_pair(
-            *(stored(each.view(np.uint32), DTYPES["float32"]) for each in (a, b)), Tolerances(atol, rtol, ulp)
+        result = of_pair(
+            *(stored(item.view(np.uint32), DTYPES["float32"]) for item in (a, b)), Tolerances(atol, rtol, ulp)
         )
         wide = a.astype(float), b.astype(float)
         with np.errstate(invalid="ignore"):
@@ -178,10 +178,10 @@ class TestMeasures:
         ]
         steps = np.abs(bits[0].astype(int) - bits[1].astype(int)) <= ulp if ulp else np.zeros(200, bool)
         beyond = (a != b) & ~(near & np.isfinite(b)) & ~(steps & ~np.isnan(b))
-        assert found.deviation is not None
-        assert found.deviation.beyond == np.count_nonzero(beyond)
-        assert found.deviation.first == (int(beyond.argmax()),)
-        assert found.outcome == "differs"
+        assert result.deviation is not None
+        assert result.deviation.beyond == np.count_nonzero(beyond)
+        assert result.deviation.first == (int(beyond.argmax()),)
+        assert result.outcome == "differs"
 
     def test_within(self):
         a, b = (
@@ -197,35 +197,35 @@ class TestMeasures:
         a, b = ([quiet, quiet, zero, zero], [quiet, other, zero, minus])
         sides = [stored(np.array(v, np.uint32), DTYPES["float32"]) for v in (a, b)]
         assert of_pair(*sides, Tolerances(atol=1e-45)).outcome == "within"
-        found = of_pair(*sides)
-        assert found.outcome == "bits"
-        assert found.deviation is not None
-        assert (found.deviation.differing, found.deviation.other_bits) == (0, 2)
+        result = of_pair(*sides)
+        assert result.outcome == "bits"
+        assert result.deviation is not None
+        assert (result.deviation.differing, result.deviation.other_bits) == (0, 2)
 
     def test_infinity(self):
         a, b = (
             stored(np.array(v, np.float32).view(np.uint32), DTYPES["float32"])
             for v in ([np.inf, np.inf, 1], [np.inf, -np.inf, np.inf])
         )
-        found = of_pair(a, b, Tolerances(rtol=1, atol=1e9)).deviation
-        assert found is not None
-        assert (found.differing, found.beyond) == (2, 2)
-        assert found.max_abs == found.max_rel == np.inf
+        result = of_pair(a, b, Tolerances(rtol=1, atol=1e9)).deviation
+        assert result is not None
+        assert (result.differing, result.beyond) == (2, 2)
+        assert result.max_abs == result.max_rel == np.inf
 
     def test_infinite_complex_numbers(self):
         """inf - inf is NaN in one part, and still the numbers are apart."""
         a, b = (np.array([complex(np.inf, part), 1]) for part in (1, 2))
-        found = deviation(a, b, (DTYPES["complex128"],) * 2)
-        assert (found.differing, found.max_abs, found.max_rel) == (1, np.inf, np.inf)
+        result = deviation(a, b, (DTYPES["complex128"],) * 2)
+        assert (result.differing, result.max_abs, result.max_rel) == (1, np.inf, np.inf)
 
     @pytest.mark.parametrize(
         ("number", "name"), [(1e30, "float8_e4m3fn"), (1e30, "float16"), (np.inf, "float16")]
     )
     def test_what_a_dtype_has_no_room_for_is_not_near_its_largest(self, number: float, name: str):
         a, coarse = np.array([number], np.float32).view(np.uint32), DTYPES[name]
-        most = np.array([float(ml_dtypes.finfo(coarse.numpy).max)]).astype(coarse.numpy).view(coarse.carrier)
-        found = deviation(a, most, (DTYPES["float32"], coarse), Tolerances(ulp=1))
-        assert (found.differing, found.beyond) == (1, 1)
+        limit = np.array([float(ml_dtypes.finfo(coarse.numpy).max)]).astype(coarse.numpy).view(coarse.carrier)
+        result = deviation(a, limit, (DTYPES["float32"], coarse), Tolerances(ulp=1))
+        assert (result.differing, result.beyond) == (1, 1)
 
     @given(parts=st.lists(st.integers(0, 40), min_size=1, max_size=5), seed=st.integers(0, 99))
     def test_parts_add_up(self, parts: list[int], seed: int):
@@ -256,16 +256,16 @@ class TestMeasures:
         mine = {f"layers_{k}": take(whole, 1, k) for k in range(4)}
         theirs = {f"layers_{k}": stored(truth[:, k].copy(), dtype) for k in range(4)}
         for a, b in ((mine, theirs), (theirs, mine)):
-            found = {each.name: each for each in diff(Pairing(a, b), **PLENTY)}
-            assert [name for name, each in found.items() if not each.is_equal] == [f"layers_{layer}"]
-            part = found[f"layers_{layer}"].deviation
+            result = {item.name: item for item in diff(Pairing(a, b), **PLENTY)}
+            assert [name for name, item in result.items() if not item.is_equal] == [f"layers_{layer}"]
+            part = result[f"layers_{layer}"].deviation
             assert part is not None
             assert (part.elements, part.differing, part.max_ulp, part.first) == (35, 12, 1, (2, 3))
 
     def test_what_only_one_side_has_and_what_has_another_shape(self):
         array, other = (stored(noise(shape, DTYPES["int8"]), DTYPES["int8"]) for shape in ((4,), (2, 2)))
-        found = diff(Pairing({"a": array, "b": array}, {"b": other, "c": other}), **PLENTY)
-        assert [(each.name, each.outcome) for each in found] == [
+        result = diff(Pairing({"a": array, "b": array}, {"b": other, "c": other}), **PLENTY)
+        assert [(item.name, item.outcome) for item in result] == [
             ("a", "only in A"),
             ("b", "shape"),
             ("c", "only in B"),
@@ -276,21 +276,21 @@ class TestMeasures:
         a = stored(values.view(np.uint32), DTYPES["float32"])
         b = stored((values.view(np.uint32) >> 16).astype(np.uint16), DTYPES["bfloat16"])
         assert of_pair(a, b).outcome == "dtype"
-        (found,) = diff(Pairing({"a": a}, {"a": b}), ignore_dtypes=True, **PLENTY)
-        assert found.outcome == "equal"
+        (result,) = diff(Pairing({"a": a}, {"a": b}), ignore_dtypes=True, **PLENTY)
+        assert result.outcome == "equal"
 
     def test_layers_of_two_dtypes(self):
         f32 = stored(np.ones((2, 3), np.float32).view(np.uint32), DTYPES["float32"])
         whole = chunked(np.full((2, 2, 3), 0x3F80, np.uint16), DTYPES["bfloat16"], (2, 2, 3))
         a = {f"l{k}": take(whole, 1, k) for k in range(2)}
-        found = diff(Pairing(a, {"l0": f32, "l1": take(whole, 1, 1)}), **PLENTY)
-        assert [each.outcome for each in found] == ["dtype", "equal"]
+        result = diff(Pairing(a, {"l0": f32, "l1": take(whole, 1, 1)}), **PLENTY)
+        assert [item.outcome for item in result] == ["dtype", "equal"]
 
     def test_only_what_both_have_is_read(self):
         refusing = Stored((1 << 20,), DTYPES["int8"], Refusing("a", 1 << 20), 0)
         short = stored(noise((2,), DTYPES["int8"]), DTYPES["int8"])
-        found = diff(Pairing({"a": refusing, "b": refusing}, {"b": short, "c": refusing}), **PLENTY)
-        assert {each.outcome for each in found} == {"only in A", "shape", "only in B"}
+        result = diff(Pairing({"a": refusing, "b": refusing}, {"b": short, "c": refusing}), **PLENTY)
+        assert {item.outcome for item in result} == {"only in A", "shape", "only in B"}
 
     def test_too_little_memory(self):
         array = stored(noise((4,), DTYPES["int8"]), DTYPES["int8"])
@@ -361,11 +361,11 @@ class TestCommand:
         report = json.loads(ckpt(changed, HF, "--json", code=1).output)
         assert report["equal"] is False
         assert report["outcomes"] == {"differs": 6, "equal": 31, "dtype": 1, "only in A": 1, "only in B": 1}
-        by_name = {each["name"]: each for each in report["arrays"]}
+        by_name = {item["name"]: item for item in report["arrays"]}
         assert len(by_name) == 9
-        found = by_name["model.layers.0.mlp.up_proj.weight"]
-        assert found["deviation"]["first"] == [5, 7]
-        assert found["a"] == found["b"] == {"dtype": "bfloat16", "shape": [128, 64]}
+        result = by_name["model.layers.0.mlp.up_proj.weight"]
+        assert result["deviation"]["first"] == [5, 7]
+        assert result["a"] == result["b"] == {"dtype": "bfloat16", "shape": [128, 64]}
         everything = json.loads(ckpt(changed, HF, "--json", "--all", code=1).output)
         assert len(everything["arrays"]) == 40
 
@@ -446,17 +446,17 @@ print(sum(not each.is_equal for each in found), peak_bytes())
 
 @pytest.mark.parametrize("memory", [160 << 20, 512 << 20])
 def test_the_memory_is_kept_where_much_differs(tmp_path: Path, memory: int):
-    found, peak = said_within(DIFF, memory, differing_models(tmp_path))
-    assert found == 1
+    result, peak = said_within(DIFF, memory, differing_models(tmp_path))
+    assert result == 1
     assert peak <= memory
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
 def test_whole_numbers_that_float64_does_not_tell_apart_differ(dtype: str):
     sides = [{"w": stored(np.array([1, 2**53 + k], dtype).view(np.uint64), DTYPES[dtype])} for k in (0, 1)]
-    (found,) = diff(Pairing(*sides), **PLENTY)
-    assert found.outcome == "differs"
-    assert found.deviation is not None and (found.deviation.differing, found.deviation.first) == (1, (1,))
+    (result,) = diff(Pairing(*sides), **PLENTY)
+    assert result.outcome == "differs"
+    assert result.deviation is not None and (result.deviation.differing, result.deviation.first) == (1, (1,))
 
 
 def test_trees_may_be_empty():

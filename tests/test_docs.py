@@ -18,7 +18,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import succeed
 from support.hf_models import write_llama
-from support.places import FIXTURES, ROOT
+from support.locations import FIXTURES, ROOT
 from support.torch_files import save, whole
 
 import ckpttools
@@ -54,8 +54,8 @@ def install(
 
 def with_path(path: Path | None) -> dict[str, str]:
     """The environment, with one more place for modules."""
-    places = [str(path)] if path else []
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*places, *sys.path])}
+    locations = [str(path)] if path else []
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([*locations, *sys.path])}
 
 
 def ckpt_process(*arguments: object, path: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,7 @@ print(json.dumps([{"code": each.exit_code, "output": each.output} for each in re
 
 def ckpt_session(*commands: list[object], path: Path) -> list[dict[str, Any]]:
     """The exit codes and outputs of several commands, which find what is installed in `path`."""
-    words = json.dumps([[str(word) for word in each] for each in commands])
+    words = json.dumps([[str(word) for word in item] for item in commands])
     command = [sys.executable, "-c", SESSION, words]
     done = subprocess.run(command, capture_output=True, text=True, env=with_path(path), check=True)
     return json.loads(done.stdout)
@@ -108,12 +108,12 @@ def test_links_lead_somewhere(page):
 
 def anchors(page):
     """What headings are called in links: the second of one name gets a number."""
-    found = Counter()
+    result = Counter()
     for line in re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL).splitlines():
         if line.startswith("#"):
             name = re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-            found[name] += 1
-            yield name if found[name] == 1 else f"{name}-{found[name] - 1}"
+            result[name] += 1
+            yield name if result[name] == 1 else f"{name}-{result[name] - 1}"
 
 
 def test_every_heading_of_the_reference_is_linked_once():
@@ -167,9 +167,9 @@ def tiny(tmp_path):
     return model
 
 
-def assert_tiny(model: Path, made: Path) -> None:
+def assert_tiny(model: Path, built: Path) -> None:
     tensors = load_file(model / "model.safetensors")
-    tree = ckpttools.open(made)
+    tree = ckpttools.open(built)
 
     def layers(*path: str) -> np.ndarray:
         return tree[("params", "params", "decoder", "layers", *path)].read()
@@ -240,21 +240,21 @@ def test_a_format_can_be_added_as_the_page_says(tmp_path):
 
 def test_the_added_scheme_reads_what_compressed_tensors_wrote(tmp_path):
     install(tmp_path, "add-a-scheme.md", "mx_scheme", "ckpttools.schemes", "packed-mx", "SCHEME")
-    sample, model, made = FIXTURES / "compressed-tensors" / "mxfp4", tmp_path / "model", tmp_path / "made"
+    sample, model, built = FIXTURES / "compressed-tensors" / "mxfp4", tmp_path / "model", tmp_path / "made"
     model.mkdir()
     for file in ("model.safetensors", "config.json"):
         (model / file).write_bytes((sample / file).read_bytes())
     done = ckpt_session(
         ["inspect", "tree", model],
-        ["cast", model, made, "--dtype", "bfloat16"],
-        ["diff", model, made],
+        ["cast", model, built, "--dtype", "bfloat16"],
+        ["diff", model, built],
         path=tmp_path,
     )
-    assert [each["code"] for each in done] == [0, 0, 0], done
+    assert [item["code"] for item in done] == [0, 0, 0], done
     assert "mxfp4 1x32" in done[0]["output"]
-    (wanted,) = load_file(sample / "expected.safetensors").values()
-    (found,) = load_file(made / "model.safetensors").values()
-    assert np.array_equal(found.astype(np.float32), wanted)
+    (expected,) = load_file(sample / "expected.safetensors").values()
+    (result,) = load_file(built / "model.safetensors").values()
+    assert np.array_equal(result.astype(np.float32), expected)
 
 
 def test_a_store_can_be_added_as_the_page_says(tmp_path):
@@ -275,7 +275,7 @@ def test_the_added_format_is_read_written_checked_and_described(tmp_path):
     (tmp_path / "st").mkdir()
     save_file(truth, tmp_path / "st" / "model.safetensors")
     one, two, back = (tmp_path / name for name in ("one", "two", "back"))
-    listed, made, again, chunks, healthy, refused, wrong, help, returned, selected = ckpt_session(
+    listed, built, again, chunks, healthy, refused, wrong, help, returned, selected = ckpt_session(
         ["formats", "--json"],
         ["convert", "to-npy", tmp_path / "st", one, "--pages"],
         ["convert", "to-npy", tmp_path / "st", one, "--overwrite"],
@@ -289,13 +289,13 @@ def test_the_added_format_is_read_written_checked_and_described(tmp_path):
         path=tmp_path,
     )
     assert {"name": "npy", "written": True} in json.loads(listed["output"])
-    for each in (made, again, chunks, healthy, returned, selected):
-        assert each["code"] == 0, each["output"]
+    for item in (built, again, chunks, healthy, returned, selected):
+        assert item["code"] == 0, item["output"]
     for number, array in enumerate(truth.values()):
         assert np.array_equal(np.load(one / f"{number}.npy"), array)
-    found = json.loads(chunks["output"])["report"]
-    assert [(each["path"], each["num_chunks"]) for each in found["arrays"]] == [("b", 1), ("a.w", 1)]
-    live = {each["name"]: each["live"] for each in found["files"]}
+    result = json.loads(chunks["output"])["report"]
+    assert [(item["path"], item["num_chunks"]) for item in result["arrays"]] == [("b", 1), ("a.w", 1)]
+    live = {item["name"]: item["live"] for item in result["files"]}
     assert live == {"0.npy": 56, "1.npy": 48, "tree.json": 0}
     assert "1 checkpoint of npy" in healthy["output"]
     assert refused["code"] == 3
@@ -306,7 +306,7 @@ def test_the_added_format_is_read_written_checked_and_described(tmp_path):
     assert {name: array.tobytes() for name, array in load_file(back / "model.safetensors").items()} == {
         name: array.tobytes() for name, array in truth.items()
     }
-    assert [each.name for each in sorted(two.iterdir())] == ["0.npy", "tree.json"]
+    assert [item.name for item in sorted(two.iterdir())] == ["0.npy", "tree.json"]
     (one / "1.npy").write_bytes((one / "1.npy").read_bytes()[:-1])
     (one / "notes.txt").write_text("mine")
     ill, kept = ckpt_session(
@@ -348,9 +348,9 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
     subprocess.run(["sh", "-e"], input=lines, text=True, cwd=tmp_path, env=environment, check=True)
     layers = np.arange(60).reshape(3, 4, 5)
     for name, every, format in (("thin", 3, "zarr3"), ("two", 2, "safetensors")):
-        made = ckpttools.open(tmp_path / "out" / name)
-        assert made.metadata.format == format
-        assert np.array_equal(made["layers"].read(), layers[:, ::every])
+        built = ckpttools.open(tmp_path / "out" / name)
+        assert built.metadata.format == format
+        assert np.array_equal(built["layers"].read(), layers[:, ::every])
     with pytest.raises(UsageError, match="there is no transform 'every-layer'"):
         ckpttools.transform(source, tmp_path / "y", transforms="every-layer")
 
@@ -358,7 +358,7 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
 def test_a_command_can_be_added_as_the_page_says(tmp_path):
     install(tmp_path, "add-a-command.md", "largest_command", "ckpttools.commands", "largest", "command")
     save_file({"a": np.zeros(3), "b": np.zeros(5)}, tmp_path / "model.safetensors")
-    listed, found, text, missing = ckpt_session(
+    listed, result, text, missing = ckpt_session(
         ["--help"],
         ["largest", tmp_path / "model.safetensors", "--count", "1", "--json"],
         ["largest", tmp_path / "model.safetensors"],
@@ -366,7 +366,7 @@ def test_a_command_can_be_added_as_the_page_says(tmp_path):
         path=tmp_path,
     )
     assert "Of the package largest_command." in listed["output"]
-    assert json.loads(found["output"]) == [{"path": "b", "nbytes": 40}]
+    assert json.loads(result["output"]) == [{"path": "b", "nbytes": 40}]
     assert [line.split()[-1] for line in text["output"].splitlines()] == ["b", "a"]
     assert missing["code"] == 5
     (tmp_path / "largest_command.py").write_text("command = 1")
@@ -394,19 +394,19 @@ def test_a_codec_can_be_added_as_the_page_says(tmp_path, lzma_codec, shards):
     from zarr.codecs.numcodecs import LZMA
 
     truth = np.arange(63, dtype="float32").reshape(9, 7)
-    made = zarr.create_group(tmp_path / "z").create_array(
+    built = zarr.create_group(tmp_path / "z").create_array(
         "w", shape=truth.shape, chunks=(4, 3), shards=shards, dtype="f4", compressors=LZMA(preset=2)
     )
-    made[...] = truth
+    built[...] = truth
     array = ckpttools.open(tmp_path / "z")[("w",)]
     assert np.array_equal(array.read(), truth)
     assert np.array_equal(array[2:7, 1:4], truth[2:7, 1:4])
-    (found,) = ckpttools.chunks(tmp_path / "z").arrays
-    assert (found.codecs[0], found.compressed) == ("lzma:2", True)
+    (result,) = ckpttools.chunks(tmp_path / "z").arrays
+    assert (result.codecs[0], result.compressed) == ("lzma:2", True)
     assert ckpttools.doctor(tmp_path / "z").findings == ()
     chunk = next(path for path in sorted((tmp_path / "z" / "w" / "c").rglob("0")) if path.is_file())
     chunk.write_bytes(chunk.read_bytes()[:-1])
-    assert any("are cut" in each.what for each in ckpttools.doctor(tmp_path / "z").findings)
+    assert any("are cut" in finding.what for finding in ckpttools.doctor(tmp_path / "z").findings)
 
 
 @pytest.mark.filterwarnings("ignore::zarr.errors.ZarrUserWarning")
@@ -422,14 +422,14 @@ def test_the_added_codec_is_written_and_refused(tmp_path, lzma_codec):
     assert np.array_equal(zarr.open_array(tmp_path / "z" / "w", mode="r")[...], truth)
     with pytest.raises(UsageError, match="unknown compression 'lzma:10'") as refused:
         ckpttools.convert(tmp_path / "a", tmp_path / "y", format="zarr3", compression="lzma:10")
-    assert "lzma or lzma:LEVEL with a level from 0 to 9" in refused.value.wanted
+    assert "lzma or lzma:LEVEL with a level from 0 to 9" in refused.value.expected
     chunk = next(path for path in (tmp_path / "z" / "w" / "c").rglob("*") if path.is_file())
     data = bytearray(chunk.read_bytes())
     data[len(data) // 2] ^= 255
     chunk.write_bytes(data)
     with pytest.raises(FormatError, match="the lzma data is damaged") as damaged:
         ckpttools.open(tmp_path / "z")[("w",)].read()
-    assert damaged.value.place.endswith("w, chunk c/0/0")
+    assert damaged.value.location.endswith("w, chunk c/0/0")
 
 
 def test_a_plug_in_that_cannot_be_loaded_is_named_and_breaks_nothing(tmp_path):
@@ -450,7 +450,7 @@ def test_the_page_on_fp8_is_true(tmp_path, monkeypatch):
     blocks = code_blocks(ROOT / "docs" / "fp8-maxtext.md", "console")
     run_lines("".join(blocks))
     # The query's scales are divided by what they were multiplied by: the root of 128.
-    differing = {each.name for each in ckpttools.diff(tmp_path / "fp8", tmp_path / "back").arrays}
+    differing = {array.name for array in ckpttools.diff(tmp_path / "fp8", tmp_path / "back").arrays}
     assert all(name.endswith("q_proj.weight_scale_inv") for name in differing)
 
 
@@ -470,10 +470,10 @@ def test_the_page_on_pytorch_is_true(tmp_path, monkeypatch):
     save(tmp_path / "hf/pytorch_model.bin", nested)
     with pytest.raises(CoverageError) as refused:
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out")
-    (said,) = code_blocks(page, "text")
+    (declared,) = code_blocks(page, "text")
     assert (
         "there is more than a model in it" in str(refused.value)
-        and "there is more than a model in it" in said
+        and "there is more than a model in it" in declared
     )
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out", drop="optim.*")
     assert (tmp_path / "out/0/items").is_dir()
@@ -498,14 +498,14 @@ def test_the_page_from_training_to_the_hub(tmp_path, monkeypatch):
 def test_the_page_on_flax(tmp_path, monkeypatch):
     (rules,) = code_blocks(ROOT / "docs" / "from-flax.md", "toml")
     (tmp_path / "flax.toml").write_text(rules)
-    places = {"llama": ROOT / "fixtures/flax/llama", "trainers": ROOT / "fixtures/torch/trainers"}
-    carry_out("from-flax.md", tmp_path, monkeypatch, **places)
+    locations = {"llama": ROOT / "fixtures/flax/llama", "trainers": ROOT / "fixtures/torch/trainers"}
+    carry_out("from-flax.md", tmp_path, monkeypatch, **locations)
 
 
-def carry_out(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **places: Path) -> None:
+def carry_out(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **locations: Path) -> None:
     """Runs the commands of a page, then its Python, where copies of these directories are."""
     monkeypatch.chdir(tmp_path)
-    for name, source in places.items():
+    for name, source in locations.items():
         shutil.copytree(source, tmp_path / name)
     run_lines("".join(code_blocks(ROOT / "docs" / page, "console")))
     for block in code_blocks(ROOT / "docs" / page, "python"):

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
+from support.locations import FIXTURES, GOLDEN, HF, ORBAX
 from support.object_stores import files_in
 from support.orbax_items import (
     EXPECTED,
@@ -29,7 +30,6 @@ from support.orbax_items import (
     write_item,
     zarr3,
 )
-from support.places import FIXTURES, GOLDEN, HF, ORBAX
 
 import ckpttools
 from ckpttools.array.tree import keystr
@@ -58,15 +58,15 @@ UNSOUND = {
 def told(path, level=None):
     """(level, check) of what is found, or the checks of one level."""
     findings = examine(path).findings
-    assert not any("stopped" in each.what for each in findings), findings
-    found = {(each.level, each.check) for each in findings}
-    return found if level is None else {check for each, check in found if each == level}
+    assert not any("stopped" in finding.what for finding in findings), findings
+    result = {(finding.level, finding.check) for finding in findings}
+    return result if level is None else {check for entry, check in result if entry == level}
 
 
 def only(path, check):
     """The one error at a path, which must come from this check."""
-    errors = [each for each in examine(path).findings if each.level == "error"]
-    assert [each.check for each in errors] == [check], errors
+    errors = [finding for finding in examine(path).findings if finding.level == "error"]
+    assert [error.check for error in errors] == [check], errors
     return errors[0]
 
 
@@ -100,10 +100,10 @@ class TestSound:
     def test_where_one_stands_says_the_same(self, monkeypatch):
         """What is above a place counts, however it is written."""
         (item,) = (ORBAX / "emergency").glob("local_host2/*/state")
-        wanted = examine(item)
+        expected = examine(item)
         monkeypatch.chdir(item)
-        found = examine(Path())
-        assert wanted.findings and found.findings == wanted.findings
+        result = examine(Path())
+        assert expected.findings and result.findings == expected.findings
 
     def test_one_file(self):
         assert examine(HF / "model.safetensors").findings == ()
@@ -135,9 +135,9 @@ class TestOrbax:
     def test_unmerged(self, tmp_path):
         item = copy(ORBAX / "lazy_2proc", tmp_path) / "7" / "items"
         (item / "manifest.ocdbt").unlink()
-        found = only(item, "unmerged")
-        assert found.fix == "merge"
-        assert f"ckpt doctor {item} --fix merge" in found.do
+        result = only(item, "unmerged")
+        assert result.fix == "merge"
+        assert f"ckpt doctor {item} --fix merge" in result.do
 
     def test_partly_merged(self, tmp_path):
         item = copy(ORBAX / "lazy_2proc", tmp_path) / "7" / "items"
@@ -148,9 +148,9 @@ class TestOrbax:
     def test_a_damaged_manifest(self, tmp_path):
         item = self.item(tmp_path)
         (item / "manifest.ocdbt").write_bytes((item / "manifest.ocdbt").read_bytes()[:30])
-        found = only(item, "index")
-        assert "truncated" in found.what
-        assert found.place == str(item / "manifest.ocdbt")
+        result = only(item, "index")
+        assert "truncated" in result.what
+        assert result.location == str(item / "manifest.ocdbt")
 
     def test_a_damaged_node(self, tmp_path):
         item = self.item(tmp_path)
@@ -160,11 +160,11 @@ class TestOrbax:
     def test_a_cut_data_file(self, tmp_path):
         item = self.item(tmp_path)
         change_index(item, lambda entries: None)
-        last = max(extents(item), key=lambda each: each.offset)
+        last = max(extents(item), key=lambda extent: extent.offset)
         file = item / last.file
         os.truncate(file, last.offset + last.length - 1)
-        cut = [each for each in examine(item).findings if each.level == "error"]
-        assert [each.place for each in cut] == [str(file)]
+        cut = [finding for finding in examine(item).findings if finding.level == "error"]
+        assert [entry.location for entry in cut] == [str(file)]
         assert "end beyond its" in cut[0].what
         assert "cut short" in cut[0].why and "deleted" not in cut[0].do
 
@@ -173,15 +173,15 @@ class TestOrbax:
         change_index(item, lambda entries: None)
         file = item / extents(item)[0].file
         file.unlink()
-        found = only(item, "chunks")
-        assert (found.place, "No such file" in found.what) == (str(file), True)
+        result = only(item, "chunks")
+        assert (result.location, "No such file" in result.what) == (str(file), True)
 
     def test_a_data_file_that_nobody_names(self, tmp_path):
         item = self.item(tmp_path)
         (item / "d" / "stray").write_bytes(bytes(500))
-        found = examine(item).findings
-        assert ("warning", "index") in {(each.level, each.check) for each in found}
-        assert any("500 bytes, the largest d/stray" in each.what for each in found)
+        result = examine(item).findings
+        assert ("warning", "index") in {(entry.level, entry.check) for entry in result}
+        assert any("500 bytes, the largest d/stray" in entry.what for entry in result)
 
     @pytest.mark.parametrize("use_ocdbt", [True, False])
     def test_a_missing_chunk(self, tmp_path, use_ocdbt):
@@ -214,17 +214,17 @@ class TestOrbax:
         source = ORBAX / ("pytree_ocdbt1_zarr30" if says else "pytree_ocdbt1_zarr31")
         item = copy(source, tmp_path)
         change_json(item / "_METADATA", use_zarr3=says)
-        found = only(item, "chunks")
-        assert f"use_zarr3 {str(says).lower()}" in found.what
-        assert os.system(found.do) == 0
+        result = only(item, "chunks")
+        assert f"use_zarr3 {str(says).lower()}" in result.what
+        assert os.system(result.do) == 0
         assert examine(item).findings == ()
 
     @pytest.mark.parametrize("says", [True, False])
     def test_an_index_where_none_is_said_to_be(self, tmp_path, says):
         item = copy(ORBAX / ("pytree_ocdbt0_zarr31" if says else "pytree_ocdbt1_zarr31"), tmp_path)
         change_json(item / "_METADATA", use_ocdbt=says)
-        found = only(item, "chunks")
-        assert os.system(found.do) == 0
+        result = only(item, "chunks")
+        assert os.system(result.do) == 0
         assert examine(item).findings == ()
 
     def test_an_item_without_its_index(self, tmp_path):
@@ -242,7 +242,7 @@ class TestOrbax:
     def test_an_array_that_nobody_names(self, tmp_path):
         item = self.item(tmp_path)
         change_json(item / "_METADATA", tree_metadata={})
-        assert any("does not name (1): w" in each.what for each in examine(item).findings)
+        assert any("does not name (1): w" in finding.what for finding in examine(item).findings)
 
     @pytest.mark.parametrize("changed", [{"shape": [300, 2]}, {"data_type": "float128"}, {"codecs": 3}])
     def test_metadata_of_another_array(self, tmp_path, changed):
@@ -281,9 +281,9 @@ class TestOrbax:
         assert "no text for" in only(item, "metadata").what
 
     def test_a_host_has_its_part(self):
-        found = examine(ORBAX / "replicator").findings
-        assert [each.level for each in found] == ["warning"]
-        assert "one host" in found[0].why
+        result = examine(ORBAX / "replicator").findings
+        assert [entry.level for entry in result] == ["warning"]
+        assert "one host" in result[0].why
 
 
 def beginning_of(path):
@@ -296,12 +296,12 @@ class TestSteps:
         run = copy(ORBAX / "cm_default", tmp_path)
         for path in run.rglob("commit_success.txt"):
             path.unlink()
-        found = examine(run)
-        assert found.healthy
-        assert {(each.level, each.check, each.fix) for each in found.findings} == {
+        result = examine(run)
+        assert result.healthy
+        assert {(finding.level, finding.check, finding.fix) for finding in result.findings} == {
             ("warning", "commit", "commit-marker")
         }
-        assert len(mend(run, "commit-marker").fixed) == len(found.findings) > 1
+        assert len(mend(run, "commit-marker").fixed) == len(result.findings) > 1
         assert examine(run).findings == ()
 
     def test_items_of_v1_have_no_marker_of_their_own(self):
@@ -330,8 +330,8 @@ class TestSteps:
         diagnosis = mend(run, "commit-marker")
         assert (run / "0" / "commit_success.txt").exists()
         assert all(f"{run}/0" in line for line in diagnosis.fixed)
-        assert {each.place for each in diagnosis.refused} == {f"{run}/5", f"{run}/5/default"}
-        assert all("cannot be marked as whole" in each.what for each in diagnosis.refused)
+        assert {entry.location for entry in diagnosis.refused} == {f"{run}/5", f"{run}/5/default"}
+        assert all("cannot be marked as whole" in entry.what for entry in diagnosis.refused)
         with pytest.raises(FormatError, match="could repair nothing") as caught:
             mend(run, "commit-marker")
         assert f"{run}/5/default" in caught.value.message
@@ -389,19 +389,19 @@ class TestSteps:
         metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"commit_timestamp_nsecs": None}))
         if not has_file:
             (run / "10" / "commit_success.txt").unlink()
-        place = gcs.filled({f"x/checkpoints/{name}": each for name, each in files_in(run).items()})
-        step = place / "x" / "checkpoints" / "10"
-        (found,) = [each for each in examine(place).findings if each.check == "unfinished"]
-        resolved = ckpttools.resolve(base_output_directory=str(place), run_name="x")
+        location = gcs.filled({f"x/checkpoints/{name}": entry for name, entry in files_in(run).items()})
+        step = location / "x" / "checkpoints" / "10"
+        (result,) = [finding for finding in examine(location).findings if finding.check == "unfinished"]
+        resolved = ckpttools.resolve(base_output_directory=str(location), run_name="x")
         assert resolved.step == (10 if has_file else 4)
-        assert found.fix is None and found.place == str(step)
+        assert result.fix is None and result.location == str(step)
         removed = step / "commit_success.txt" if has_file else step
-        assert found.command == f"gcloud storage rm -r {shlex.quote(str(removed))}"
+        assert result.command == f"gcloud storage rm -r {shlex.quote(str(removed))}"
         if has_file:
-            assert found.level == "error" and resolved.outcome == "fails"
-            assert found.command in resolved.problems[0].do and "step 4" in resolved.problems[0].do
+            assert result.level == "error" and resolved.outcome == "fails"
+            assert result.command in resolved.problems[0].do and "step 4" in resolved.problems[0].do
         else:
-            assert told(place, "error") == set() and resolved.loads
+            assert told(location, "error") == set() and resolved.loads
             assert "10 is passed over: no commit_success.txt, commit timestamp null" in repr(resolved.tried)
             assert told(step, "error") == {"unfinished"}
 
@@ -410,7 +410,7 @@ class TestSteps:
         for name in ("10", "9"):
             shutil.copytree(run / "4", run / name)
             (run / name / "commit_success.txt").unlink()
-        assert [Path(each.place).name for each in examine(run).findings] == ["9", "10"]
+        assert [Path(finding.location).name for finding in examine(run).findings] == ["9", "10"]
 
     def test_what_was_set_aside_is_still_told(self, tmp_path):
         run = copy(ORBAX / "unfinished_commit_file", tmp_path)
@@ -423,12 +423,12 @@ class TestSteps:
         """Whatever is an error in it, the run is what users give to commands."""
         run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         (run / "4" / lost).write_text("{") if lost[0] == "_" else (run / "4" / lost).unlink()
-        found = [each for each in examine(run).findings if each.check == "latest"]
-        assert [(each.level, each.place, each.fix) for each in found] == [
+        result = [finding for finding in examine(run).findings if finding.check == "latest"]
+        assert [(entry.level, entry.location, entry.fix) for entry in result] == [
             ("warning", str(run / "4"), "set-aside")
         ]
-        assert "the latest step is damaged" in found[0].what and "--fix set-aside" in found[0].command
-        assert found[0].what in [each.what for each in examine(run / "4").findings]
+        assert "the latest step is damaged" in result[0].what and "--fix set-aside" in result[0].command
+        assert result[0].what in [finding.what for finding in examine(run / "4").findings]
 
     @pytest.mark.parametrize("step", ["2", "4"])
     @pytest.mark.parametrize("named", [False, True])
@@ -441,24 +441,24 @@ class TestSteps:
         run = tmp_path / "run"
         for name in ("2", "3", "4"):
             shutil.copytree(ORBAX / "maxtext_run/checkpoints/4", run / name)
-        place = run / step / ("items" if lost == "all but metadata" else lost)
+        location = run / step / ("items" if lost == "all but metadata" else lost)
         if lost == "_CHECKPOINT_METADATA":
-            place.write_text("{")
+            location.write_text("{")
         elif lost == "all but metadata":
-            for path in [path for path in place.iterdir() if path.name != "_METADATA"]:
+            for path in [path for path in location.iterdir() if path.name != "_METADATA"]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         elif lost == "items":
-            shutil.rmtree(place)
+            shutil.rmtree(location)
         else:
-            place.unlink()
-            for directory in place.parent.glob("ocdbt.process_*" if "manifest" in lost else "none"):
+            location.unlink()
+            for directory in location.parent.glob("ocdbt.process_*" if "manifest" in lost else "none"):
                 shutil.rmtree(directory)
-        assert [each.name for each in ckpttools.ls(run).steps if each.is_damaged] == [step]
+        assert [entry.name for entry in ckpttools.ls(run).steps if entry.is_damaged] == [step]
         with pytest.raises(FormatError, match=f"step {step} was saved completely"):
             ckpttools.copy(run, tmp_path / "copy")
         if step == "4":
             assert ckpttools.summary(run).next == (f"ckpt doctor {run}", f"ckpt {run / '3'}")
-        assert not any("to-orbax" in each.do for each in examine(run).findings)
+        assert not any("to-orbax" in finding.do for finding in examine(run).findings)
         asked = run / step if named else run
         with pytest.raises(FormatError, match="may still be running"):
             mend(asked, "set-aside")
@@ -467,7 +467,7 @@ class TestSteps:
         mend(asked, "set-aside")
         names = {"2", "3", "4", f"{step}.unfinished"} - {step}
         assert {path.name for path in run.iterdir()} == names
-        assert all(each.unfinished is None for each in ckpttools.ls(run).steps)
+        assert all(entry.unfinished is None for entry in ckpttools.ls(run).steps)
         assert ckpttools.copy(run, tmp_path / "copy") and ckpttools.open(run).arrays
 
     def test_little_is_left_of_a_step(self, tmp_path):
@@ -475,10 +475,10 @@ class TestSteps:
         run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         (run / "7" / "items").mkdir(parents=True)
         (run / "finetune_9").mkdir()
-        (found,) = (each for each in examine(run).findings if each.check == "latest")
-        assert (found.level, found.place) == ("warning", str(run / "7"))
+        (result,) = (finding for finding in examine(run).findings if finding.check == "latest")
+        assert (result.level, result.location) == ("warning", str(run / "7"))
         (run / "7" / "items").rename(run / "7" / "items.orbax-checkpoint-tmp")
-        assert "latest" not in {each.check for each in examine(run).findings}
+        assert "latest" not in {finding.check for finding in examine(run).findings}
 
     def test_an_item_that_is_gone(self, tmp_path):
         run = copy(ORBAX / "maxtext_run", tmp_path)
@@ -495,16 +495,16 @@ class TestSteps:
         run = copy(ORBAX / "cm_default", tmp_path, "run" if name.startswith("run") else "copy")
         (tmp_path / name).mkdir()
         (tmp_path / name / "journal.ckpttools").write_bytes(bytes(77))
-        found = [each for each in examine(run).findings if each.check == "leftovers"]
-        assert [each.place for each in found] == [str(tmp_path / name)]
-        assert "77 bytes" in found[0].what
-        assert f"rm -r {tmp_path / name}" in found[0].do
+        result = [finding for finding in examine(run).findings if finding.check == "leftovers"]
+        assert [entry.location for entry in result] == [str(tmp_path / name)]
+        assert "77 bytes" in result[0].what
+        assert f"rm -r {tmp_path / name}" in result[0].do
 
     def test_what_only_has_the_name_of_an_interrupted_conversion_is_somebody_elses(self, tmp_path):
         run = copy(ORBAX / "cm_default", tmp_path, "copy")
         (tmp_path / "copy.partial").mkdir()
         (tmp_path / "copy.partial" / "precious").touch()
-        assert not [each for each in examine(run).findings if each.check == "leftovers"]
+        assert not [finding for finding in examine(run).findings if finding.check == "leftovers"]
 
     def test_what_was_to_be_replaced_is_not_to_be_deleted(self, tmp_path):
         copy(ORBAX / "cm_default", tmp_path, "copy.partial/replaced")
@@ -538,8 +538,8 @@ class TestSafetensors:
         folder = self.folder(tmp_path)
         shard = self.shards(folder)[1]
         shard.write_bytes(shard.read_bytes()[:-10])
-        found = only(folder, "safetensors")
-        assert (found.place, "10 bytes are missing" in found.what) == (str(shard), True)
+        result = only(folder, "safetensors")
+        assert (result.location, "10 bytes are missing" in result.what) == (str(shard), True)
 
     def test_all_faults_are_told_at_once(self, tmp_path):
         folder = self.folder(tmp_path)
@@ -551,8 +551,8 @@ class TestSafetensors:
         folder = self.folder(tmp_path)
         shard = self.shards(folder)[0]
         shard.unlink()
-        found = only(folder, "safetensors-index")
-        assert shard.name in found.what and shard.name in found.do
+        result = only(folder, "safetensors-index")
+        assert shard.name in result.what and shard.name in result.do
 
     def test_all_missing_shards_are_fetched_by_one_command(self, tmp_path):
         folder = self.folder(tmp_path)
@@ -582,9 +582,9 @@ class TestSafetensors:
         named = self.named(folder)
         named.pop("model.norm.weight")
         self.rename(folder, named)
-        found = [each for each in examine(folder).findings if each.check == "safetensors-index"]
-        assert [each.level for each in found] == ["warning"]
-        assert "does not name 1 tensor of its files: model.norm.weight" in found[0].what
+        result = [finding for finding in examine(folder).findings if finding.check == "safetensors-index"]
+        assert [entry.level for entry in result] == ["warning"]
+        assert "does not name 1 tensor of its files: model.norm.weight" in result[0].what
 
     def test_an_index_that_leads_elsewhere(self, tmp_path):
         folder = self.folder(tmp_path)
@@ -624,17 +624,19 @@ class TestSafetensors:
         index = folder / "model.safetensors.index.json"
         index.unlink()
         mend(folder, "index")
-        wanted = content(folder)
+        expected = content(folder)
         beginning_of(index).write_bytes(index.read_bytes()[:30])
         index.unlink()
         assert len(mend(folder, "index").fixed) == 1
-        assert content(folder) == wanted
+        assert content(folder) == expected
 
     def test_no_index_over_two_copies_of_a_tensor(self, tmp_path):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors.index.json").unlink()
         shutil.copy(self.shards(folder)[0], folder / "old.safetensors")
-        assert [each.fix for each in examine(folder).findings if each.check == "safetensors-index"] == [None]
+        assert [
+            finding.fix for finding in examine(folder).findings if finding.check == "safetensors-index"
+        ] == [None]
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(parse(folder), ReadOptions())
 
@@ -643,9 +645,9 @@ class TestSafetensors:
         folder = copy(HF, tmp_path)
         other = folder / f"{name}.safetensors"
         save_file({"base_model.model.lora_A.weight": np.ones(4, F32)}, other)
-        (found,) = examine(folder).findings
-        assert (found.level, found.check, found.fix) == ("info", "safetensors-index", None)
-        assert other.name in found.what and "take model.safetensors alone" in found.why
+        (result,) = examine(folder).findings
+        assert (result.level, result.check, result.fix) == ("info", "safetensors-index", None)
+        assert other.name in result.what and "take model.safetensors alone" in result.why
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(parse(folder), ReadOptions())
         assert not (folder / "model.safetensors.index.json").exists()
@@ -653,15 +655,15 @@ class TestSafetensors:
     def test_what_lies_beside_a_quantised_model_says_nothing_of_its_weights(self, tmp_path):
         folder = copy(FIXTURES / "compressed-tensors" / "int4-asymmetric", tmp_path)
         assert len(list(folder.glob("*.safetensors"))) == 2
-        assert not [each for each in examine(folder).findings if each.level == "error"]
+        assert not [finding for finding in examine(folder).findings if finding.level == "error"]
 
     def test_shards_and_an_adapter_are_not_joined(self, tmp_path):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors.index.json").unlink()
         save_file({"base_model.model.lora_A.weight": np.ones(4, F32)}, folder / "adapter_model.safetensors")
-        (found,) = (each for each in examine(folder).findings if each.check == "safetensors-index")
-        assert (found.level, found.fix) == ("warning", None)
-        assert "not shards of one model: adapter_model, model" in found.what
+        (result,) = (finding for finding in examine(folder).findings if finding.check == "safetensors-index")
+        assert (result.level, result.fix) == ("warning", None)
+        assert "not shards of one model: adapter_model, model" in result.what
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(parse(folder), ReadOptions())
 
@@ -701,8 +703,8 @@ class TestMerge:
         kept = content(item)
         assert {path: kept[path] for path in before} == before
         restored = ocp.PyTreeCheckpointer().restore(item)
-        wanted = ocp.PyTreeCheckpointer().restore(ORBAX / "lazy_2proc" / "7" / "items")
-        np.testing.assert_array_equal(restored["params"]["params"]["w"], wanted["params"]["params"]["w"])
+        expected = ocp.PyTreeCheckpointer().restore(ORBAX / "lazy_2proc" / "7" / "items")
+        np.testing.assert_array_equal(restored["params"]["params"]["w"], expected["params"]["params"]["w"])
         assert {keystr(path) for path in open_tree(item)} == {"step", "params/params/w"}
 
     def test_it_is_done_once(self, tmp_path):
@@ -718,7 +720,7 @@ class TestMerge:
     def test_an_interrupted_merge_is_repeated(self, tmp_path, left):
         item = self.unmerged(tmp_path)
         mend(item, "merge")
-        wanted = content(item)
+        expected = content(item)
         manifest, (node,) = item / "manifest.ocdbt", (item / "d").iterdir()
         half = {"half a node": node, "half a manifest": manifest}.get(left)
         if half:
@@ -726,7 +728,7 @@ class TestMerge:
         for path in [manifest] + [node] * (left == "half a node"):
             path.unlink()
         assert len(mend(item, "merge").fixed) == 1
-        assert content(item) == wanted
+        assert content(item) == expected
 
     def test_other_files_are_not_replaced(self, tmp_path):
         item = self.unmerged(tmp_path)
@@ -795,8 +797,8 @@ class TestCommandsToPaste:
         return [item, weights, unnamed, named, bare, several, stray, unmerged, partly, left, run]
 
     def test_paths_are_quoted(self, tmp_path):
-        found = [each for scene in self.scenes(tmp_path) for each in examine(scene).findings]
-        commands = [each.do for each in found if "a dir" in each.do]
+        result = [finding for scene in self.scenes(tmp_path) for finding in examine(scene).findings]
+        commands = [entry.do for entry in result if "a dir" in entry.do]
         assert len(commands) >= 9
         for command in commands:
             words = [word for word in shlex.split(command) if "a dir" in word]
@@ -830,10 +832,10 @@ class TestCommand:
         assert "error  " in output and "  why   " in output and "  next  " in output
         assert output.endswith("1 error\n")
         command = "inspect", "stats", str(ORBAX / "standard"), "--nan"
-        said = f"nothing found; values were not read (`ckpt {' '.join(command)}` reads them)\n"
-        assert self.run(ORBAX / "standard").output.endswith(said)
-        said = said.replace("values", "these files have no checksums of their data, and values")
-        assert self.run(ORBAX / "standard", "--checksums").output.endswith(said)
+        declared = f"nothing found; values were not read (`ckpt {' '.join(command)}` reads them)\n"
+        assert self.run(ORBAX / "standard").output.endswith(declared)
+        declared = declared.replace("values", "these files have no checksums of their data, and values")
+        assert self.run(ORBAX / "standard", "--checksums").output.endswith(declared)
         assert ckpt(*command).exit_code == 0
 
     def test_json(self):
@@ -846,7 +848,7 @@ class TestCommand:
         output = self.run("--list").output
         assert all(f" {check.name} " in output for check in checks())
         assert all(f"fix    {name} " in output for name in fixes())
-        assert {each["kind"] for each in json.loads(self.run("--list", "--json").output)} == {"check", "fix"}
+        assert {load["kind"] for load in json.loads(self.run("--list", "--json").output)} == {"check", "fix"}
 
     def test_a_list_looks_at_nothing(self, tmp_path):
         assert self.run("--list", "--fix", "merge").exit_code == 2
@@ -880,8 +882,8 @@ class TestCommand:
         with pytest.raises(FormatError, match="interrupted conversion"):
             open_tree(tmp_path / "dst.partial")
         (tmp_path / "dst.partial/replaced").mkdir()
-        (found,) = examine(tmp_path / "dst.partial").findings
-        assert "rm" not in found.do and "move it back" in found.do
+        (result,) = examine(tmp_path / "dst.partial").findings
+        assert "rm" not in result.do and "move it back" in result.do
         with pytest.raises(StorageError) as caught:
             open_tree(tmp_path / "else")
         assert caught.value.hint == "check the spelling of the path"
@@ -889,8 +891,8 @@ class TestCommand:
 
 def test_no_permission(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "_METADATA")
-    found = [each for each in examine(ORBAX / "standard").findings if each.check == "access"]
-    assert [(each.level, "chmod u+r" in each.do) for each in found] == [("error", True)]
+    result = [finding for finding in examine(ORBAX / "standard").findings if finding.check == "access"]
+    assert [(entry.level, "chmod u+r" in entry.do) for entry in result] == [("error", True)]
 
 
 @pytest.mark.parametrize("use_ocdbt", [True, False])
@@ -901,9 +903,9 @@ def test_no_permission_for_data(tmp_path, monkeypatch, use_ocdbt):
         change_index(item, lambda entries: None)
     denied = extents(item)[0].file if use_ocdbt else "1/0"
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(denied))
-    (found,) = (each for each in examine(item).findings if each.level == "error")
-    assert denied in (found.place if use_ocdbt else found.what)
-    assert "permission" in found.what or "may not be read" in found.what
+    (result,) = (finding for finding in examine(item).findings if finding.level == "error")
+    assert denied in (result.location if use_ocdbt else result.what)
+    assert "permission" in result.what or "may not be read" in result.what
 
 
 def test_a_directory_that_cannot_be_listed(monkeypatch):
@@ -915,9 +917,9 @@ def test_a_directory_that_cannot_be_listed(monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    found = examine(ORBAX / "maxtext_run").findings
-    assert {"access"} <= {each.check for each in found if each.level == "error"}
-    assert not any("stopped" in each.what for each in found)
+    result = examine(ORBAX / "maxtext_run").findings
+    assert {"access"} <= {entry.check for entry in result if entry.level == "error"}
+    assert not any("stopped" in entry.what for entry in result)
 
 
 def test_links(tmp_path):
@@ -937,7 +939,9 @@ def test_a_pipe_is_not_waited_for(tmp_path, name):
     (folder / name).unlink()
     os.mkfifo(folder / name)
     assert any(
-        each.what.startswith("not a file") for each in examine(folder).findings if each.level == "error"
+        finding.what.startswith("not a file")
+        for finding in examine(folder).findings
+        if finding.level == "error"
     )
     with pytest.raises(CheckpointError):
         open_tree(folder).metadata.config["model_type"]
@@ -984,12 +988,12 @@ def test_a_check_that_fails_is_told(monkeypatch):
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr("ckpttools.doctor.examine.checks", lambda: (type(failing)("planted", "", look),))
-    found = examine(ORBAX / "standard").findings
-    assert ["ZeroDivisionError: planted" in each.what for each in found] == [True]
+    result = examine(ORBAX / "standard").findings
+    assert ["ZeroDivisionError: planted" in entry.what for entry in result] == [True]
 
 
 def extents(item):
-    return [each for each in entries_of(parse(item)).all.values() if not isinstance(each, bytes)]
+    return [entry for entry in entries_of(parse(item)).all.values() if not isinstance(entry, bytes)]
 
 
 SOURCES = [
@@ -1065,10 +1069,10 @@ def outcome(top):
         assert error.message.endswith(("is not a checkpoint", "is an empty directory", "has no weights"))
         return None
     assert content(top) == before
-    for each in diagnosis.findings:
-        assert each.level in LEVELS and each.place and each.what and each.why and each.do
-        assert "stopped" not in each.what, each
-    json.dumps([each.place for each in diagnosis.findings])
+    for finding in diagnosis.findings:
+        assert finding.level in LEVELS and finding.location and finding.what and finding.why and finding.do
+        assert "stopped" not in finding.what, finding
+    json.dumps([finding.location for finding in diagnosis.findings])
     return diagnosis
 
 
@@ -1088,8 +1092,8 @@ class TestGarbage:
         """A report; and whatever is called healthy can be opened."""
         top = copy(source, tmp_path_factory.mktemp("garbage"))
         try:
-            for each in damages:
-                damage(top, *each)
+            for entry in damages:
+                damage(top, *entry)
             diagnosis = outcome(top)
             if diagnosis is not None and diagnosis.healthy and source.name not in ("replicator",):
                 open_tree(top)
@@ -1106,8 +1110,8 @@ class TestGarbage:
         try:
             (top / "7" / "items" / "manifest.ocdbt").unlink()
             (top / "7" / "commit_success.txt").unlink()
-            for each in damages:
-                damage(top, *each)
+            for entry in damages:
+                damage(top, *entry)
             before = content(top)
             for name in ("merge", "commit-marker", "index"):
                 try:

@@ -23,8 +23,8 @@ from click.testing import Result
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt
 from support.hf_models import write_llama
+from support.locations import ORBAX
 from support.orbax_items import LITTLE, change_index, change_json, values_of, write_item, zarr2, zarr3
-from support.places import ORBAX
 
 import ckpttools
 from ckpttools.doctor.base import Finding
@@ -46,9 +46,9 @@ def top(tmp_path: Path) -> Path:
 
 def the_finding(path: Path, check: str) -> Finding:
     """The one finding of a check that has a command."""
-    (found,) = (each for each in examine(path).findings if each.check == check and each.command)
-    assert found.command in found.do
-    return found
+    (result,) = (finding for finding in examine(path).findings if finding.check == check and finding.command)
+    assert result.command in result.do
+    return result
 
 
 def run_command(command: str, directory: Path, **replaced: Path | str) -> None:
@@ -77,7 +77,7 @@ def values(path: Path) -> dict[str, Any]:
 def assert_sound(path: Path, check: str, expected: dict[str, Any]) -> None:
     """The check finds nothing any more, nothing is an error, and the arrays are those that were there."""
     diagnosis = examine(path)
-    assert diagnosis.healthy and check not in {each.check for each in diagnosis.findings}, diagnosis
+    assert diagnosis.healthy and check not in {finding.check for finding in diagnosis.findings}, diagnosis
     assert values(path) == expected
 
 
@@ -122,7 +122,7 @@ class TestModels:
         buffer = np.tril(np.ones((8, 8), np.bool_)) if "mask" in name else np.ones(2, F32)
         save_file(arrays | {name: buffer}, top / "m/model.safetensors")
         run_command(the_finding(top / "m", "buffers").command or "", top, DST=top / "out")
-        assert_sound(top / "out", "buffers", {each: array.tobytes() for each, array in arrays.items()})
+        assert_sound(top / "out", "buffers", {item: array.tobytes() for item, array in arrays.items()})
 
     @pytest.mark.parametrize("stated", ["bfloat16", "float16", "float64"])
     def test_dtype(self, top: Path, stated: str) -> None:
@@ -143,8 +143,8 @@ class TestModels:
     @pytest.mark.parametrize("method", ["fp8", "gptq", "compressed-tensors"])
     def test_quantization_that_is_stated_and_absent(self, top: Path, method: str) -> None:
         model(top / "m", quantization_config={"quant_method": method, "weight_block_size": [128, 128]})
-        (found,) = (each for each in examine(top / "m").findings if each.check == "quantization")
-        assert "`ckpt convert to-safetensors` does" in found.do
+        (result,) = (finding for finding in examine(top / "m").findings if finding.check == "quantization")
+        assert "`ckpt convert to-safetensors` does" in result.do
         assert ckpt("convert", "to-safetensors", top / "m", top / "out").exit_code == 0
         assert_sound(top / "out", "quantization", values(top / "m"))
 
@@ -163,11 +163,11 @@ class TestModels:
         arrays = model(top / "m", vocab_size=32 + more)
         config = json.loads((top / "m/config.json").read_bytes()) | {"vocab_size": 32}
         (top / "m/config.json").write_text(json.dumps(config))
-        found = the_finding(top / "m", "vocabulary-rows")
+        result = the_finding(top / "m", "vocabulary-rows")
         expected = values(top / "m")
-        run_command(found.command or "", top)
+        run_command(result.command or "", top)
         assert_sound(top / "m", "vocabulary-rows", expected)
-        (trim,) = re.findall("`(ckpt shrink .*?)`", found.do)
+        (trim,) = re.findall("`(ckpt shrink .*?)`", result.do)
         run_command(trim, top, DST=top / "out")
         trimmed = {
             name: (array[:32] if array.shape[0] == 32 + more else array).tobytes()
@@ -186,16 +186,16 @@ class TestModels:
         command = the_finding(top / "adapter", "config").command or ""
         run_command(command, top, BASE=top / "base", MODEL=top / "out")
         base["model.layers.0.self_attn.q_proj.weight"] = base["model.layers.0.self_attn.q_proj.weight"] + 1
-        assert_sound(top / "out", "config", {each: array.tobytes() for each, array in base.items()})
+        assert_sound(top / "out", "config", {item: array.tobytes() for item, array in base.items()})
 
     @pytest.mark.parametrize("prefix", ["transformer.", "backbone.", "module.model."])
     def test_name_prefixes(self, top: Path, prefix: str) -> None:
         arrays = model(top / "m")
-        other = {prefix + name.removeprefix("model."): each for name, each in arrays.items()}
+        other = {prefix + name.removeprefix("model."): item for name, item in arrays.items()}
         save_file(other, top / "m/model.safetensors")
         run_command(the_finding(top / "m", "name-prefixes").command or "", top, DST=top / "mt")
         ckpttools.maxtext_to_hf(top / "mt", top / "out")
-        assert_sound(top / "out", "name-prefixes", {key: each.tobytes() for key, each in arrays.items()})
+        assert_sound(top / "out", "name-prefixes", {key: item.tobytes() for key, item in arrays.items()})
 
 
 def item_at(path: Path, **options: Any) -> Path:
@@ -233,7 +233,7 @@ class TestOrbax:
     def test_data_file_without_permission(self, top: Path) -> None:
         item = item_at(top / "item")
         expected = values(item)
-        (file,) = (each for each in (item / "d").iterdir())
+        (file,) = (entry for entry in (item / "d").iterdir())
         file.chmod(0)
         run_command(the_finding(item, "chunks").command or "", top)
         assert values(item) == expected
@@ -258,7 +258,7 @@ class TestOrbax:
         expected = values(run)
         for path in run.rglob("commit_success.txt"):
             path.unlink()
-        (command,) = {each.command for each in examine(run).findings}
+        (command,) = {finding.command for finding in examine(run).findings}
         run_command(command or "", top)
         assert_sound(run, "commit", expected)
 
@@ -296,7 +296,7 @@ class TestLeftovers:
     """What is removed is what was left over, and nothing else."""
 
     def left(self, path: Path) -> list[str]:
-        return sorted(str(each.relative_to(path)) for each in path.rglob("*") if each.is_file())
+        return sorted(str(item.relative_to(path)) for item in path.rglob("*") if item.is_file())
 
     @pytest.mark.parametrize("name", ["3.orbax-checkpoint-tmp-17", "3.unfinished"])
     def test_unfinished_saves(self, top: Path, name: str) -> None:
@@ -317,12 +317,12 @@ class TestLeftovers:
             lambda: ckpt("convert", "to-orbax", "m", "out", "--no-progress"), StagingDirectory, "rename"
         )
         assert (top / "out.partial").is_dir()
-        found = the_finding(top, "leftovers")
+        result = the_finding(top, "leftovers")
         if way == "discard":
-            run_command(found.command or "", top)
+            run_command(result.command or "", top)
             assert not (top / "out.partial").exists()
         else:
-            (resume,) = re.findall("`(ckpt convert .*?)`", found.do)
+            (resume,) = re.findall("`(ckpt convert .*?)`", result.do)
             run_command(resume, top)
             assert_sound(top / "out", "leftovers", expected)
         assert values(top / "m") == expected
@@ -334,10 +334,10 @@ class TestLeftovers:
             ckpttools.save({"w": np.full(3, step, F32)}, run / str(step), format="orbax", level="step")
         expected = {step: values(run / str(step)) for step in (1, 2, 3)}
         interrupt(lambda: ckpt("prune", run, "--keep-last", "1", "--yes"), Removal, "_delete")
-        found = the_finding(run, "leftovers")
-        finish, undo = found.do.partition("; or put back")[0], found.do.rpartition(": ")[2]
-        assert (found.command or "") in finish
-        run_command(found.command or "" if way == "finish" else undo, top)
+        result = the_finding(run, "leftovers")
+        finish, undo = result.do.partition("; or put back")[0], result.do.rpartition(": ")[2]
+        assert (result.command or "") in finish
+        run_command(result.command or "" if way == "finish" else undo, top)
         kept = [step for step in expected if (run / str(step)).is_dir()]
         assert 3 in kept and (way == "finish") == (kept == [3])
         assert all(values(run / str(step)) == expected[step] for step in kept)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.hf_models import write_llama
-from support.places import GOLDEN, GOLDEN_0_2_5
+from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.doctor.tokenizers import token_count
@@ -17,11 +17,11 @@ from ckpttools.doctor.tokenizers import token_count
 CHECKS = {"dtype", "layers", "vocabulary", "vocabulary-rows"}
 
 
-def found(model: Path) -> dict[str, tuple[str, str]]:
+def result(model: Path) -> dict[str, tuple[str, str]]:
     return {
-        each.check: (each.level, each.what)
-        for each in ckpttools.doctor(model).findings
-        if each.check in CHECKS
+        finding.check: (finding.level, finding.what)
+        for finding in ckpttools.doctor(model).findings
+        if finding.check in CHECKS
     }
 
 
@@ -39,14 +39,14 @@ def model(tmp_path):
 
 
 def test_a_sound_model_is_left_in_peace(model):
-    assert found(model) == {}
+    assert result(model) == {}
 
 
 @pytest.mark.parametrize(
     "hf", sorted([*GOLDEN.glob("*/hf"), *GOLDEN_0_2_5.glob("*/hf")]), ids=lambda p: p.parent.name
 )
 def test_so_are_models_of_every_family(hf):
-    assert {check: each for check, each in found(hf).items() if check != "dtype"} == {}
+    assert {check: item for check, item in result(hf).items() if check != "dtype"} == {}
 
 
 FAULTS = [
@@ -72,13 +72,13 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(
-    ("file", "fields", "check", "level", "what"), FAULTS, ids=lambda each: str(each)[:30]
+    ("file", "fields", "check", "level", "what"), FAULTS, ids=lambda item: str(item)[:30]
 )
 def test_a_contradiction_is_named(model, file, fields, check, level, what):
     write(model / file, **fields)
-    said = found(model)
-    assert said.keys() == {check}
-    assert said[check][0] == level and what in said[check][1]
+    declared = result(model)
+    assert declared.keys() == {check}
+    assert declared[check][0] == level and what in declared[check][1]
 
 
 @given(

@@ -91,7 +91,7 @@ def test_a_wrong_name_brings_the_near_one(text, near):
     with pytest.raises(UnknownNameError, match=f"unknown dtype '{text}'") as caught:
         parse_dtype(text)
     assert caught.value.hint == f"did you mean {near}?"
-    assert caught.value.wanted is None
+    assert caught.value.expected is None
 
 
 @pytest.mark.parametrize("text", ["float8", "fp8", "torch.float8"])

@@ -27,7 +27,7 @@ from ckpttools.run import journaled
 from ckpttools.run.parts import execute_part
 from ckpttools.stores.local.files import sync_tree
 from ckpttools.stores.local.partial import JOURNAL
-from ckpttools.stores.publishing import PLAN_MARK, Purpose
+from ckpttools.stores.publishing import PLAN_MARK, JobInfo
 from ckpttools.stores.registry import parse
 from ckpttools.stores.shares import PARTS, Share
 from ckpttools.transforms.select import Select
@@ -46,12 +46,12 @@ WRITERS: dict[str, tuple[Tree, Writer]] = {
 Sync = Callable[[int], None]
 
 
-def at_every_sync(patch: pytest.MonkeyPatch, made: Callable[[Sync], Sync]) -> None:
+def at_every_sync(patch: pytest.MonkeyPatch, built: Callable[[Sync], Sync]) -> None:
     for name in ("fsync", "fdatasync"):
-        patch.setattr(os, name, made(getattr(os, name)))
+        patch.setattr(os, name, built(getattr(os, name)))
 
 
-def place_of(descriptor: int) -> Path:
+def location_of(descriptor: int) -> Path:
     return Path(f"/proc/self/fd/{descriptor}").readlink()
 
 
@@ -67,8 +67,8 @@ class Durable:
         def write(descriptor: int, data: memoryview, offset: int) -> int:
             count = pwrite(descriptor, data, offset)
             with self._lock:
-                self._written[place_of(descriptor)][offset : offset + count] = True
-                self._durable[place_of(descriptor)][offset : offset + count] = False
+                self._written[location_of(descriptor)][offset : offset + count] = True
+                self._durable[location_of(descriptor)][offset : offset + count] = False
             return count
 
         patch.setattr(os, "pwrite", write)
@@ -77,10 +77,10 @@ class Durable:
     def _noted(self, sync: Sync) -> Sync:
         def noted(descriptor: int) -> None:
             with self._lock:
-                written = self._written[place_of(descriptor)].copy()
+                written = self._written[location_of(descriptor)].copy()
             sync(descriptor)
             with self._lock:
-                self._durable[place_of(descriptor)] |= written
+                self._durable[location_of(descriptor)] |= written
 
         return noted
 
@@ -96,7 +96,7 @@ def whole(conversion: Conversion, destination: Path) -> None:
 def alone_in_a_part(conversion: Conversion, destination: Path) -> None:
     """Does all tasks as one process of several would; nobody publishes."""
     plan, nbytes = conversion.plan, sum(task.bytes_out for task in conversion.plan.tasks)
-    share, purpose = Share("0/1", 0, len(plan.tasks)), Purpose("a plan")
+    share, purpose = Share("0/1", 0, len(plan.tasks)), JobInfo("a plan")
     execute_part(
         plan, 0, share, parse(destination), purpose, nbytes=nbytes, overwrite=False, sources=lambda: ()
     )
@@ -116,7 +116,7 @@ def test_the_journal_promises_no_more_than_the_disk_holds(
     def look() -> None:
         for number, ranges in () if (tmp_path / "out").exists() else entered(conversion, tmp_path):
             promised.add(number)
-            if not all(durable.holds(*each) for each in ranges):
+            if not all(durable.holds(*span) for span in ranges):
                 broken.add(number)
 
     def checked(sync: Sync) -> Sync:
@@ -136,7 +136,7 @@ def test_the_journal_promises_no_more_than_the_disk_holds(
 def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list[tuple[Path, int, int]]]]:
     """Each task that a journal below `directory` names, with file, offset and length of what it wrote."""
     for staging in {journal.parent for journal in directory.rglob(JOURNAL)}:
-        files = [place for place in staging.rglob("content/**/*") if place.is_file()]
+        files = [location for location in staging.rglob("content/**/*") if location.is_file()]
         if not files:  # it has its name
             continue
         journals = [staging / JOURNAL, *staging.glob(f"{PARTS}/*")]
@@ -144,8 +144,8 @@ def entered(conversion: Conversion, directory: Path) -> Iterator[tuple[int, list
             kind, content = json.loads(line.partition(" ")[2])
             if kind == "task" and content[0] >= 0:  # others are about the source or void tasks
                 number, chunks, *_ = content
-                ranges = [place for _, *place in chunks] or as_they_are(conversion, number)
-                yield number, [(ending_in(name, files), *place) for name, *place in ranges]
+                ranges = [location for _, *location in chunks] or as_they_are(conversion, number)
+                yield number, [(ending_in(name, files), *location) for name, *location in ranges]
 
 
 def as_they_are(conversion: Conversion, number: int) -> list[tuple[str, int, int]]:
@@ -194,8 +194,8 @@ class Synced:
 
     def _noted(self, sync: Sync) -> Sync:
         def noted(descriptor: int) -> None:
-            place = place_of(descriptor)
-            self._syncs.append((inode(self._out), inode(place), state(place)))
+            location = location_of(descriptor)
+            self._syncs.append((inode(self._out), inode(location), state(location)))
             sync(descriptor)
 
         return noted
@@ -209,14 +209,14 @@ class Synced:
         return {file: what for name, file, what in self._syncs if name == inode(self._out)}
 
 
-def inode(place: Path) -> int:
-    return place.stat().st_ino if place.exists() else 0
+def inode(location: Path) -> int:
+    return location.stat().st_ino if location.exists() else 0
 
 
-def state(place: Path) -> Any:
-    if place.is_dir():
-        return sorted(each.name for each in place.iterdir() if each.name != PLAN_MARK)
-    return place.read_bytes()
+def state(location: Path) -> Any:
+    if location.is_dir():
+        return sorted(item.name for item in location.iterdir() if item.name != PLAN_MARK)
+    return location.read_bytes()
 
 
 @pytest.mark.parametrize("failing", ["0", "70", "79"])
@@ -228,7 +228,7 @@ def test_of_many_files_no_error_of_a_sync_is_lost(
 
     def failed(sync: Sync) -> Sync:
         def fail(descriptor: int) -> None:
-            if place_of(descriptor) == tmp_path / failing:
+            if location_of(descriptor) == tmp_path / failing:
                 raise OSError(errno.EIO, "Input/output error", failing)
 
         return fail

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from support.places import TESTS
+from support.locations import TESTS
 from support.scripts import answers
 from support.sharded_checks import CHECKS
 
@@ -75,22 +75,22 @@ def interrupted(tmp_path_factory):
 
 
 def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_a_checkpoint(interrupted):
-    place = interrupted[0] / "killed"
-    assert interrupted[1]["killed"] == -9, (place / "said").read_text()
-    assert {path.name for path in place.iterdir()} == {"out.partial", "said"}
+    location = interrupted[0] / "killed"
+    assert interrupted[1]["killed"] == -9, (location / "said").read_text()
+    assert {path.name for path in location.iterdir()} == {"out.partial", "said"}
     tree = {"w": np.ones((4, 4), np.float32)}
     with pytest.raises(UsageError, match="holds the beginning of another conversion"):
-        ckpttools.save(tree, place / "out")
-    assert ckpttools.save(tree, place / "out", overwrite=True).tasks_resumed == 0
-    assert ckpttools.open(place / "out").arrays.keys() == {("w",)}
+        ckpttools.save(tree, location / "out")
+    assert ckpttools.save(tree, location / "out", overwrite=True).tasks_resumed == 0
+    assert ckpttools.open(location / "out").arrays.keys() == {("w",)}
 
 
 @pytest.mark.parametrize("how", ["left", "logged"])
 def test_a_process_ends_when_its_saves_have(interrupted, how):
-    place = interrupted[0] / how
-    said = (place / "said").read_text()
-    assert interrupted[1][how] == 0, said
-    assert len(ckpttools.open(place / "whole").arrays) == 8
-    assert said.count("taken was not saved: ") == 1
-    assert how == "left" or "taken was not saved: " in (place / "log").read_text()
-    assert (place / "taken").read_text() == "somebody else's"
+    location = interrupted[0] / how
+    declared = (location / "said").read_text()
+    assert interrupted[1][how] == 0, declared
+    assert len(ckpttools.open(location / "whole").arrays) == 8
+    assert declared.count("taken was not saved: ") == 1
+    assert how == "left" or "taken was not saved: " in (location / "log").read_text()
+    assert (location / "taken").read_text() == "somebody else's"

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt
-from support.places import DOCS
+from support.locations import DOCS
 
-from ckpttools.cli import border
+from ckpttools.cli import error_boundary as border
 from ckpttools.core import errors
 from ckpttools.core.errors import EXIT_CODES, CheckpointError, FormatError, listing, near_names
 
@@ -31,35 +31,35 @@ CODES = {
     "OtherProcessError": 5,
 }
 LEAVES = {
-    name: each
-    for name, each in vars(errors).items()
-    if isinstance(each, type) and issubclass(each, CheckpointError) and each is not CheckpointError
+    name: item
+    for name, item in vars(errors).items()
+    if isinstance(item, type) and issubclass(item, CheckpointError) and item is not CheckpointError
 }
 
 
 def test_every_error_has_its_exit_code():
-    assert {name: each.exit_code for name, each in LEAVES.items()} == CODES
+    assert {name: item.exit_code for name, item in LEAVES.items()} == CODES
 
 
 class TestCodes:
     """docs/errors.md and `ckpt --help` say of every exit code what the program says."""
 
     def test_each_error_stands_beside_its_code(self):
-        said = {}
+        declared = {}
         for line in PAGE.splitlines():
             cells = line.split(" | ")
             if line.startswith("| ") and cells[0][2:].isdigit():
-                said[int(cells[0][2:])] = cells[1:]
-        assert list(said) == list(EXIT_CODES)
-        for code, (meaning, named) in said.items():
+                declared[int(cells[0][2:])] = cells[1:]
+        assert list(declared) == list(EXIT_CODES)
+        for code, (meaning, named) in declared.items():
             assert meaning.startswith(EXIT_CODES[code])
-            errors = {name for name, each in LEAVES.items() if each.exit_code == code}
+            errors = {name for name, item in LEAVES.items() if item.exit_code == code}
             assert set(re.findall(r"`(\w+Error)`", named)) == errors
 
     def test_the_help_lists_them(self):
         text = " ".join(ckpt("--help").stdout.split())
-        said = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
-        assert f"Exit codes: {said}." in text
+        declared = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+        assert f"Exit codes: {declared}." in text
 
     @pytest.mark.parametrize(
         ("end", "code", "text"),
@@ -73,7 +73,7 @@ class TestCodes:
             (OSError(errno.ENOMEM, "Cannot allocate memory"), 4, "ulimit"),
             (OSError(errno.ENOSPC, "No space left on device"), 4, "is full"),
             (OSError(errno.EDQUOT, "Disk quota exceeded"), 4, "is full"),
-            (OSError(errno.EIO, "Input/output error", "x.bin"), 5, "at     x.bin"),
+            (OSError(errno.EIO, "Input/output error", "x.bin"), 5, "at       x.bin"),
             (PermissionError(errno.EACCES, "Permission denied", "x.bin"), 5, "mode bits"),
             (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
             (KeyboardInterrupt(), 130, "Stopped."),
@@ -96,11 +96,11 @@ class TestCodes:
 
 @pytest.mark.parametrize("kind", LEAVES.values(), ids=LEAVES)
 def test_the_full_text(kind):
-    error = kind("it is wrong", place="model.safetensors", got=3, wanted=[4], hint="fetch it again")
+    error = kind("it is wrong", location="model.safetensors", got=3, expected=[4], hint="fetch it again")
     assert str(error) == (
-        "it is wrong\n  at     model.safetensors\n  got    3\n  wanted [4]\n  next   fetch it again"
+        "it is wrong\n  at       model.safetensors\n  expected [4]\n  got      3\n  hint     fetch it again"
     )
-    assert (error.message, error.place, error.got, error.wanted) == (
+    assert (error.message, error.location, error.got, error.expected) == (
         "it is wrong",
         "model.safetensors",
         "3",
@@ -116,12 +116,12 @@ def test_what_is_not_said_takes_no_line():
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), max_size=40), st.integers(1, 30))
-def test_a_listing_names_or_counts_all(items, most):
-    lines = listing(items, most).split("\n")[1:]
-    assert [line.strip() for line in lines[:most]] == items[:most]
-    left = [line.strip() for line in lines[most:]]
-    assert len(left) == (len(items) > most)
-    assert not left or left[0].startswith(f"… and {len(items) - most} more")
+def test_a_listing_names_or_counts_all(items, limit):
+    lines = listing(items, limit).split("\n")[1:]
+    assert [line.strip() for line in lines[:limit]] == items[:limit]
+    left = [line.strip() for line in lines[limit:]]
+    assert len(left) == (len(items) > limit)
+    assert not left or left[0].startswith(f"… and {len(items) - limit} more")
 
 
 def test_near_names():
@@ -130,12 +130,12 @@ def test_near_names():
     assert len(near_names("qwen", ["qwen2", "qwen3", "qwen4", "qwen5"], 2)) == 2
 
 
-def test_the_same_error_at_another_place():
-    error = errors.FormatError("cut short", place="a", got=3, wanted=4, hint="copy it again")
+def test_the_same_error_at_another_location():
+    error = errors.FormatError("cut short", location="a", got=3, expected=4, hint="copy it again")
     moved = error.at("b")
-    assert type(moved) is errors.FormatError and str(moved) == str(error).replace("at     a", "at     b")
+    assert type(moved) is errors.FormatError and str(moved) == str(error).replace("at       a", "at       b")
     assert error.at(hint="give up").details() == [*error.details()[:3], ("next", "give up")]
-    assert error.place == "a" and error.hint == "copy it again"
+    assert error.location == "a" and error.hint == "copy it again"
 
 
 class TestLinesOfAnError:
@@ -143,8 +143,8 @@ class TestLinesOfAnError:
 
     ERROR = FormatError(
         "this is a sentence that is longer than the terminal is wide" + listing(["x" * 60]),
-        place="/some/where/" + "long/" * 10,
-        wanted="words and more words, until the end of the line is reached and another begins",
+        location="/some/where/" + "long/" * 10,
+        expected="words and more words, until the end of the line is reached and another begins",
         hint="do this or that, and then `ckpt doctor '/some where/with a name' --fix merge` says more of it",
     )
 
@@ -157,7 +157,7 @@ class TestLinesOfAnError:
     def test_a_command_without_backticks_stays_whole(self):
         hint = "ckpt convert maxtext-to-hf '/some where' DST makes a Hugging Face checkpoint of it"
         lines = border._lines(FormatError("no", hint=hint + "\n         mkdir NEW && cp -r a b"), 40)
-        assert lines[1:] == [f"  next   {hint}", "         mkdir NEW && cp -r a b"]
+        assert lines[1:] == [f"  hint     {hint}", "         mkdir NEW && cp -r a b"]
 
     def test_in_a_pipe(self):
         assert "\n".join(border._lines(self.ERROR, None)) == f"Error: {self.ERROR}"
@@ -173,12 +173,12 @@ def test_a_package_that_is_not_there_is_no_defect():
 
 def test_numbers_of_bytes_are_read_alike_whoever_raised_the_error():
     error = CheckpointError(
-        "wrong", got="a file of 1234567 bytes", wanted="999 to 12,345 bytes, or 4096 bytes"
+        "wrong", got="a file of 1234567 bytes", expected="999 to 12,345 bytes, or 4096 bytes"
     )
     lines = [
         "wrong",
-        "  got    a file of 1,234,567 bytes",
-        "  wanted 999 to 12,345 bytes, or 4,096 bytes",
+        "  expected 999 to 12,345 bytes, or 4,096 bytes",
+        "  got      a file of 1,234,567 bytes",
     ]
     assert str(error).splitlines() == lines
     assert error.got == "a file of 1234567 bytes"

@@ -17,7 +17,7 @@ import pytest
 from click.testing import Result
 from support.command_line import ckpt
 from support.hf_models import write_llama
-from support.places import ORBAX
+from support.locations import ORBAX
 
 from ckpttools.cli.main import main
 from ckpttools.core.plugins import announced
@@ -84,7 +84,7 @@ OTHERS = {
 OTHERS |= {"assemble", *(f"adapter {name}" for name in ("extract", "merge", "to-maxtext", "to-peft"))}
 
 
-class Place:
+class Location:
     """Checkpoints in a directory that everybody may enter, and the commands run on them."""
 
     def __init__(self, directory: Path) -> None:
@@ -113,13 +113,13 @@ class Place:
 
     def codes(self, commands: Iterable[str], source: object = None, *options: object, out: object = None):
         """The exit code of each command; none may be without words."""
-        found = {}
+        result = {}
         for command in commands:
-            result = self.run(command, source, *options, out=out)
-            assert result.exit_code == 0 or "Error: " in result.stderr or command == "doctor", command
-            assert "a defect" not in result.stderr, result.stderr
-            found[command] = result.exit_code
-        return found
+            outcome = self.run(command, source, *options, out=out)
+            assert outcome.exit_code == 0 or "Error: " in outcome.stderr or command == "doctor", command
+            assert "a defect" not in outcome.stderr, outcome.stderr
+            result[command] = outcome.exit_code
+        return result
 
 
 def all_of(commands: Iterable[str], code: int) -> dict[str, int]:
@@ -127,11 +127,11 @@ def all_of(commands: Iterable[str], code: int) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def place() -> Iterator[Place]:
+def location() -> Iterator[Location]:
     # Not pytest's own, which only its owner may enter.
     directory = Path(tempfile.mkdtemp(prefix="ckpttools-"))
     directory.chmod(0o755)
-    yield Place(directory)
+    yield Location(directory)
     shutil.rmtree(directory)
 
 
@@ -153,11 +153,11 @@ def leaves(command: click.Command, path: str = "") -> dict[str, click.Command]:
         return {path: command}
     context = click.Context(command)
     below = {name: command.get_command(context, name) for name in command.list_commands(context)}
-    found = {}
-    for name, each in below.items():
-        assert each is not None
-        found |= leaves(each, f"{path} {name}".strip())
-    return found
+    result = {}
+    for name, item in below.items():
+        assert item is not None
+        result |= leaves(item, f"{path} {name}".strip())
+    return result
 
 
 @cache
@@ -168,7 +168,7 @@ def commands() -> dict[str, click.Command]:
 
 def having(option: str) -> list[str]:
     """The commands of the table whose command has an option."""
-    names = {name: {part for each in one.params for part in each.opts} for name, one in commands().items()}
+    names = {name: {part for param in one.params for part in param.opts} for name, one in commands().items()}
     return [name for name, words in ALL.items() if option in names[called(words)]]
 
 
@@ -181,75 +181,83 @@ def test_every_command_is_in_the_table():
     assert {called(words) for words in ALL.values()} | OTHERS == set(commands())
 
 
-def test_nothing_is_wrong(place):
+def test_nothing_is_wrong(location):
     for command in ALL:
         if command != "--manifest":
-            good = {"--map": place.names["RULES"], "--config": place.names["HF"], "--like": place.names["HF"]}
-            out = place.directory / f"good {command}"
-            result = place.run(command, good.get(command), out=out)
+            good = {
+                "--map": location.names["RULES"],
+                "--config": location.names["HF"],
+                "--like": location.names["HF"],
+            }
+            out = location.directory / f"good {command}"
+            result = location.run(command, good.get(command), out=out)
             assert result.exit_code == 0, result.output
 
 
 class TestPaths:
     @pytest.mark.parametrize("name", ["nothing", "rules.toml/below"])
-    def test_missing(self, place, name):
-        assert place.codes(ALL, place.directory / name) == all_of(ALL, 5)
+    def test_missing(self, location, name):
+        assert location.codes(ALL, location.directory / name) == all_of(ALL, 5)
 
-    def test_no_name(self, place):
-        assert place.codes(ALL, "") == all_of(ALL, 2)
+    def test_no_name(self, location):
+        assert location.codes(ALL, "") == all_of(ALL, 2)
 
-    def test_not_a_checkpoint(self, place):
-        empty = place.directory / "empty"
+    def test_not_a_checkpoint(self, location):
+        empty = location.directory / "empty"
         empty.mkdir(exist_ok=True)
-        assert place.codes(CHECKPOINTS, empty) == all_of(CHECKPOINTS, 3)
-        other = place.directory / "other"
+        assert location.codes(CHECKPOINTS, empty) == all_of(CHECKPOINTS, 3)
+        other = location.directory / "other"
         other.mkdir(exist_ok=True)
         (other / "file").write_text("a plain file\n")
-        assert place.codes(CHECKPOINTS, other) == all_of(CHECKPOINTS, 3)
-        assert place.codes(ALL, other / "file") == all_of(ALL, 3)
-        assert place.codes(["--config", "--like"], empty) == all_of(["--config", "--like"], 3)
+        assert location.codes(CHECKPOINTS, other) == all_of(CHECKPOINTS, 3)
+        assert location.codes(ALL, other / "file") == all_of(ALL, 3)
+        assert location.codes(["--config", "--like"], empty) == all_of(["--config", "--like"], 3)
 
     @pytest.mark.parametrize("name", ["bare_leaf", "tree_zoo", "v1_checkpointables"])
-    def test_no_model(self, place, name):
+    def test_no_model(self, location, name):
         """One array without a name, trees of any shape: what cannot be done with them is said."""
-        for number, command in enumerate(each for each in CHECKPOINTS if each != "prune"):
-            result = place.run(command, ORBAX / name, out=place.directory / f"{name} {number}")
+        for number, command in enumerate(checkpoint for checkpoint in CHECKPOINTS if checkpoint != "prune"):
+            result = location.run(command, ORBAX / name, out=location.directory / f"{name} {number}")
             assert result.exit_code in range(6), (command, result.stderr)
 
-    def test_damaged(self, place):
+    def test_damaged(self, location):
         codes = {}
         for command in CHECKPOINTS:
-            copy = shutil.copytree(place.good(command), place.directory / "damaged")
+            copy = shutil.copytree(location.good(command), location.directory / "damaged")
             for path in [*copy.rglob("manifest.ocdbt"), *copy.rglob("model.safetensors")]:
                 path.write_bytes(path.read_bytes()[:20])
-            codes |= place.codes([command], copy)
+            codes |= location.codes([command], copy)
             shutil.rmtree(copy)
         # The doctor has found what it looks for.
         # What lists steps says which cannot be read.
         assert codes == all_of(CHECKPOINTS, 3) | {"doctor": 1, "ls": 0}
 
-    def test_not_to_be_read(self, place, request):
-        locked = shutil.copytree(place.names["SCANNED"], place.directory / "locked")
-        files = place.directory / "files"
+    def test_not_to_be_read(self, location, request):
+        locked = shutil.copytree(location.names["SCANNED"], location.directory / "locked")
+        files = location.directory / "files"
         files.mkdir()
         for name in ("config.json", "rules.toml", "manifest.json"):
             (files / name).write_text("{}")
             (files / name).chmod(0)
-        sealed = shutil.copytree(place.names["HF"], place.directory / "sealed")
+        sealed = shutil.copytree(location.names["HF"], location.directory / "sealed")
         (sealed / "model.safetensors").chmod(0)
         locked.chmod(0)
-        place.codes(ALL, place.directory / "nothing")  # imports what somebody else may not be able to
+        location.codes(ALL, location.directory / "nothing")  # imports what somebody else may not be able to
         request.getfixturevalue("nobody")
-        assert place.codes(CHECKPOINTS, locked) == all_of(CHECKPOINTS, 5)
-        assert place.codes(["--like"], locked) == {"--like": 5}
+        assert location.codes(CHECKPOINTS, locked) == all_of(CHECKPOINTS, 5)
+        assert location.codes(["--like"], locked) == {"--like": 5}
         for command, name in (("--config", "config.json"), ("--map", "rules.toml")):
-            assert place.codes([command], files / name) == {command: 5}
-        assert place.codes(["--manifest"], files / "manifest.json") == {"--manifest": 5}
-        readers = [each for each in CHECKPOINTS if GOOD.get(each) == "HF" or each in ("hash", "to-orbax")]
-        assert place.codes(readers, sealed) == all_of(readers, 5)
+            assert location.codes([command], files / name) == {command: 5}
+        assert location.codes(["--manifest"], files / "manifest.json") == {"--manifest": 5}
+        readers = [
+            checkpoint
+            for checkpoint in CHECKPOINTS
+            if GOOD.get(checkpoint) == "HF" or checkpoint in ("hash", "to-orbax")
+        ]
+        assert location.codes(readers, sealed) == all_of(readers, 5)
 
-    def test_where_modules_may_be_that_nobody_may_enter(self, place, monkeypatch, request):
-        locked = place.directory / "no modules"
+    def test_where_modules_may_be_that_nobody_may_enter(self, location, monkeypatch, request):
+        locked = location.directory / "no modules"
         locked.mkdir()
         locked.chmod(0)
         request.getfixturevalue("nobody")
@@ -281,91 +289,91 @@ class TestOptions:
             ("--fix", "everything"),
         ],
     )
-    def test_a_value_that_cannot_be_meant(self, place, option, value):
+    def test_a_value_that_cannot_be_meant(self, location, option, value):
         commands = list(ALL) if option == "--nonsense" else having(option)
-        commands = [each for each in commands if each not in FILES]
+        commands = [command for command in commands if command not in FILES]
         assert commands
-        assert place.codes(commands, None, option, value) == all_of(commands, 2)
+        assert location.codes(commands, None, option, value) == all_of(commands, 2)
 
     @pytest.mark.parametrize("option", ["--family", "--like", "--config", "--map"])
-    def test_a_file_that_is_not_there(self, place, option):
+    def test_a_file_that_is_not_there(self, location, option):
         # What is said of a conversion is looked at only where there is one.
-        commands = [each for each in having(option) if each in CHECKPOINTS and "verify" not in each]
+        commands = [item for item in having(option) if item in CHECKPOINTS and "verify" not in item]
         # `remap` takes a family for --maxtext alone.
-        commands = [each for each in commands if each not in ("hash", "hash as", "remap")]
+        commands = [command for command in commands if command not in ("hash", "hash as", "remap")]
         for name in ("x.toml", "x.py:f") if option == "--map" else ("x.toml",):
-            missing = place.directory / "nothing" / name
-            assert place.codes(commands, None, option, missing) == all_of(commands, 5)
+            missing = location.directory / "nothing" / name
+            assert location.codes(commands, None, option, missing) == all_of(commands, 5)
 
-    def test_memory_that_is_too_small(self, place):
-        commands = [each for each in having("--memory") if each in CHECKPOINTS]
+    def test_memory_that_is_too_small(self, location):
+        commands = [item for item in having("--memory") if item in CHECKPOINTS]
         assert len(commands) > 15
-        assert place.codes(commands, None, "--memory", "2MiB") == all_of(commands, 4)
+        assert location.codes(commands, None, "--memory", "2MiB") == all_of(commands, 4)
 
-    def test_no_configuration(self, place):
-        bare = shutil.copytree(place.names["HF"], place.directory / "bare", dirs_exist_ok=True)
+    def test_no_configuration(self, location):
+        bare = shutil.copytree(location.names["HF"], location.directory / "bare", dirs_exist_ok=True)
         (bare / "config.json").unlink()
-        assert place.codes(["hf-to-maxtext"], bare) == {"hf-to-maxtext": 3}
-        assert place.codes(["--like", "--config"], bare) == {"--like": 3, "--config": 3}
+        assert location.codes(["hf-to-maxtext"], bare) == {"hf-to-maxtext": 3}
+        assert location.codes(["--like", "--config"], bare) == {"--like": 3, "--config": 3}
 
-    def test_a_model_of_no_family(self, place):
-        unknown = shutil.copytree(place.names["HF"], place.directory / "unknown", dirs_exist_ok=True)
+    def test_a_model_of_no_family(self, location):
+        unknown = shutil.copytree(location.names["HF"], location.directory / "unknown", dirs_exist_ok=True)
         config = (unknown / "config.json").read_text()
         (unknown / "config.json").write_text(config.replace('"llama"', '"lama"'))
-        assert place.codes(["hf-to-maxtext"], unknown) == {"hf-to-maxtext": 3}
+        assert location.codes(["hf-to-maxtext"], unknown) == {"hf-to-maxtext": 3}
 
 
 class TestDestinations:
     WRITING = tuple(name for name, words in CHECKPOINTS.items() if " OUT" in words)
 
-    def test_one_that_exists(self, place):
-        other = place.directory / "taken"
+    def test_one_that_exists(self, location):
+        other = location.directory / "taken"
         other.mkdir()
         (other / "file").touch()
-        (place.directory / "taken.html").touch()
-        assert place.codes(self.WRITING, out=other) == all_of(self.WRITING, 2)
-        assert [each.name for each in other.iterdir()] == ["file"]
+        (location.directory / "taken.html").touch()
+        assert location.codes(self.WRITING, out=other) == all_of(self.WRITING, 2)
+        assert [item.name for item in other.iterdir()] == ["file"]
         writing = having("--manifest")
-        writing = [each for each in writing if each in CHECKPOINTS and "verify" not in each]
-        assert place.codes(writing, None, "--manifest", other / "file") == all_of(writing, 2)
+        writing = [item for item in writing if item in CHECKPOINTS and "verify" not in item]
+        assert location.codes(writing, None, "--manifest", other / "file") == all_of(writing, 2)
 
-    def test_one_that_cannot_be_made(self, place, request):
-        below = place.names["RULES"] / "below"
-        assert place.codes(self.WRITING, out=below) == all_of(self.WRITING, 5)
+    def test_one_that_cannot_be_made(self, location, request):
+        below = location.names["RULES"] / "below"
+        assert location.codes(self.WRITING, out=below) == all_of(self.WRITING, 5)
         request.getfixturevalue("nobody")
-        assert place.codes(self.WRITING, out=place.directory / "mine") == all_of(self.WRITING, 5)
+        assert location.codes(self.WRITING, out=location.directory / "mine") == all_of(self.WRITING, 5)
 
     @pytest.mark.parametrize("name", ["", ".", "..", "/", "below/..", "./", "../.."])
-    def test_one_that_cannot_be_a_name(self, place, tmp_path, monkeypatch, name):
+    def test_one_that_cannot_be_a_name(self, location, tmp_path, monkeypatch, name):
         here = tmp_path / "a" / "b" / "c"
         (here / "below").mkdir(parents=True)
         monkeypatch.chdir(here)
-        commands = [each for each in self.WRITING if "OUT.html" not in CHECKPOINTS[each]]
+        commands = [item for item in self.WRITING if "OUT.html" not in CHECKPOINTS[item]]
         assert len(commands) > 10
         before = sorted(tmp_path.rglob("*"))
         for options in ([], ["--overwrite"], ["--dry-run"]):
-            assert place.codes(commands, None, *options, out=name) == all_of(commands, 2)
+            assert location.codes(commands, None, *options, out=name) == all_of(commands, 2)
         assert sorted(tmp_path.rglob("*")) == before
-        assert place.codes(["inspect report"], None, "-o", name) == {"inspect report": 2}
+        assert location.codes(["inspect report"], None, "-o", name) == {"inspect report": 2}
 
     def test_no_room_for_what_is_printed(self):
         command = [sys.executable, "-m", "ckpttools", "formats", "--json"]
         with Path("/dev/full").open("w") as full:
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         assert done.returncode == 4
-        assert done.stderr.startswith("Error: the disk that the output goes to is full\n  at     stdout\n")
+        assert done.stderr.startswith("Error: the disk that the output goes to is full\n  at       stdout\n")
 
 
 class TestDemo:
-    def test_a_step_that_fails_is_the_end(self, place, monkeypatch):
+    def test_a_step_that_fails_is_the_end(self, location, monkeypatch):
         monkeypatch.setattr("ckpttools.cli.demo._make", write_llama)
         monkeypatch.setattr("ckpttools.cli.demo._load", lambda *_: click.get_current_context().exit(3))
-        result = ckpt("demo", place.directory / "demo")
+        result = ckpt("demo", location.directory / "demo")
         assert result.exit_code == 3
         assert "inspect tree" in result.stdout and "maxtext-to-hf" not in result.stdout
 
-    def test_what_is_there_stays(self, place):
-        (place.directory / "there" / "hf").mkdir(parents=True)
-        result = ckpt("demo", place.directory / "there")
+    def test_what_is_there_stays(self, location):
+        (location.directory / "there" / "hf").mkdir(parents=True)
+        result = ckpt("demo", location.directory / "there")
         assert result.exit_code == 2 and "the directory for the demo exists already" in result.stderr
-        assert [*(place.directory / "there").rglob("*")] == [place.directory / "there" / "hf"]
+        assert [*(location.directory / "there").rglob("*")] == [location.directory / "there" / "hf"]

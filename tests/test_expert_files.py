@@ -7,7 +7,7 @@ import ml_dtypes  # noqa: F401 - numpy then knows bfloat16
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support.places import GOLDEN, GOLDEN_0_2_5
+from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 
@@ -21,17 +21,17 @@ def turned(arrays):
 
 def apart(arrays):
     """An array for each expert in place of the fused."""
-    found = {}
+    result = {}
     for key, array in arrays.items():
         before, experts, name = key.partition(EXPERTS)
         if name not in ("gate_up_proj", "down_proj"):
-            found[key] = array
+            result[key] = array
             continue
         names = ("gate_proj", "up_proj") if name == "gate_up_proj" else ("down_proj",)
         for expert, whole in enumerate(array):
             for one, part in zip(names, whole.reshape(len(names), -1, whole.shape[-1]), strict=True):
-                found[f"{before}{experts}{expert}.{one}.weight"] = part.copy()
-    return found
+                result[f"{before}{experts}{expert}.{one}.weight"] = part.copy()
+    return result
 
 
 # What is fused, of which arrays of each expert; Mixtral has other names.
@@ -40,21 +40,21 @@ FUSED = {"gate_up_proj": ("gate_proj w1", "up_proj w3"), "down_proj": ("down_pro
 
 def fused(arrays):
     """Two arrays for all experts of a layer, as transformers computes with them."""
-    found = {key.replace("block_sparse_moe", "mlp"): array for key, array in arrays.items()}
+    result = {key.replace("block_sparse_moe", "mlp"): array for key, array in arrays.items()}
     layers = {
         key.removesuffix("0")
-        for key in (name.rsplit(".", 2)[0] for name in found)
+        for key in (name.rsplit(".", 2)[0] for name in result)
         if key.endswith(EXPERTS + "0")
     }
     for layer in sorted(layers):
-        own = {key.removeprefix(layer): found.pop(key) for key in [*found] if key.startswith(layer)}
+        own = {key.removeprefix(layer): result.pop(key) for key in [*result] if key.startswith(layer)}
         for name, parts in FUSED.items():
             stacks = [
                 np.stack([own[key] for key in sorted(own) if key.split(".")[1] in words.split()])
                 for words in parts
             ]
-            found[layer + name] = np.concatenate(stacks, axis=1)
-    return found
+            result[layer + name] = np.concatenate(stacks, axis=1)
+    return result
 
 
 WRITTEN = {
@@ -65,7 +65,7 @@ WRITTEN = {
 
 
 def golden(model):
-    return next(each / model / "hf" for each in (GOLDEN_0_2_5, GOLDEN) if (each / model).is_dir())
+    return next(item / model / "hf" for item in (GOLDEN_0_2_5, GOLDEN) if (item / model).is_dir())
 
 
 def files(directory, model, change, config=None):
@@ -81,9 +81,9 @@ def files(directory, model, change, config=None):
 def test_the_files_of_either_make_the_same_checkpoint(model, tmp_path):
     source = files(tmp_path / "hf", model, WRITTEN[model])
     ckpttools.hf_to_maxtext(source, tmp_path / "made", scan=False)
-    ckpttools.hf_to_maxtext(golden(model), tmp_path / "wanted", scan=False)
-    assert ckpttools.hash(tmp_path / "made").digest == ckpttools.hash(tmp_path / "wanted").digest
-    assert ckpttools.verify(tmp_path / "wanted", against=source).equal
+    ckpttools.hf_to_maxtext(golden(model), tmp_path / "expected", scan=False)
+    assert ckpttools.hash(tmp_path / "made").digest == ckpttools.hash(tmp_path / "expected").digest
+    assert ckpttools.verify(tmp_path / "expected", against=source).equal
 
 
 @pytest.mark.parametrize("model", ["qwen3-vl-moe", "qwen3.5", "deepseek3", "mixtral-8x7b"])
@@ -105,14 +105,14 @@ def test_of_square_experts_the_other_array_tells_how_they_lie(tmp_path):
     config["text_config"]["moe_intermediate_size"] = width
 
     def cut(arrays):
-        found = {}
+        result = {}
         for key, array in arrays.items():
             if key.endswith(EXPERTS + "gate_up_proj"):
                 array = array[:, :, : 2 * width].copy()
             if key.endswith(EXPERTS + "down_proj"):
                 array = array[:, :width].copy()
-            found[key] = array
-        return found
+            result[key] = array
+        return result
 
     digests = set()
     for name, change in (("published", cut), ("turned", lambda arrays: turned(cut(arrays)))):

@@ -52,8 +52,8 @@ GATE, UP, DOWN = (f"mlp/{name}/kernel" for name in ("wi_0", "wi_1", "wo"))
 
 def compared(a: Tree, b: Tree, tolerances: Tolerances = EXACT) -> dict[str, ArrayDiff]:
     both = align(a, b)
-    found = diff(both, tolerances, **PLENTY)
-    return {each.name: each for each in explain(found, both, **PLENTY)}
+    result = diff(both, tolerances, **PLENTY)
+    return {each.name: each for each in explain(result, both, **PLENTY)}
 
 
 def explained(a: Mapping[str, LazyArray], b: Mapping[str, LazyArray]) -> tuple[ArrayDiff, ...]:
@@ -61,9 +61,9 @@ def explained(a: Mapping[str, LazyArray], b: Mapping[str, LazyArray]) -> tuple[A
     return explain(diff(both, **PLENTY), both, **PLENTY)
 
 
-def causes(found: Mapping[str, ArrayDiff]) -> dict[str, str | None]:
+def causes(result: Mapping[str, ArrayDiff]) -> dict[str, str | None]:
     """Names of what differs -> names of causes."""
-    return {name: each.cause and each.cause.name for name, each in found.items() if not each.is_equal}
+    return {name: each.cause and each.cause.name for name, each in result.items() if not each.is_equal}
 
 
 def each(name: str, function: Callable[[np.ndarray], np.ndarray]) -> Edit:
@@ -171,11 +171,11 @@ class TestPlanted:
     def test_rope_layouts(self, family: str, scan: bool):
         hf = hugging_face(family)
         other = "halves" if family == "llama3.1" else "interleaved"
-        made = to_maxtext(hf, ToMaxText(scan=scan, model=ModelOptions(rope_layout=other))).state
-        found = compared(hf, made)
-        assert causes(found) == dict.fromkeys([*numbered(QUERY), *numbered(KEY)], "rope-layout")
+        built = to_maxtext(hf, ToMaxText(scan=scan, model=ModelOptions(rope_layout=other))).state
+        result = compared(hf, built)
+        assert causes(result) == dict.fromkeys([*numbered(QUERY), *numbered(KEY)], "rope-layout")
         own = "interleaved" if other == "halves" else "halves"
-        for each_found in found.values():
+        for each_found in result.values():
             if each_found.cause:
                 assert f'rope_layout="{own}"' in each_found.cause.advice
                 assert "the Hugging Face model that B came from (or is)" in each_found.cause.advice
@@ -188,8 +188,8 @@ class TestPlanted:
             (pairs, halves, "rope-layout", "heads of 48 are interleaved in A, in halves in B"),
             (pairs.T, halves.T, "order", "entries of axis 0 are in another order"),
         ):
-            found = compared(*(Tree({("w",): lazy(each)}) for each in (a, b)))["w"].cause
-            assert found is not None and (found.name, text in found.text) == (cause, True), found
+            result = compared(*(Tree({("w",): lazy(each)}) for each in (a, b)))["w"].cause
+            assert result is not None and (result.name, text in result.text) == (cause, True), result
 
     @SCANS
     def test_layers_shifted(self, scan: bool):
@@ -198,10 +198,10 @@ class TestPlanted:
         for name in names:
             for k in reversed(LAYERS[1:]):
                 values[f"decoder/layers_{k}/{name}"] = values[f"decoder/layers_{k - 1}/{name}"]
-        found = compared(hugging_face("llama3.1"), parameters_of(values, scan=scan))
-        wanted = {f"decoder/layers_{k}/{name}" for name in names for k in LAYERS[1:]}
-        assert causes(found) == dict.fromkeys(wanted, "shifted")
-        assert {e.cause.text for e in found.values() if e.cause} == {
+        result = compared(hugging_face("llama3.1"), parameters_of(values, scan=scan))
+        expected = {f"decoder/layers_{k}/{name}" for name in names for k in LAYERS[1:]}
+        assert causes(result) == dict.fromkeys(expected, "shifted")
+        assert {e.cause.text for e in result.values() if e.cause} == {
             "layers are shifted: number n in B is number n-1 in A"
         }
 
@@ -211,10 +211,10 @@ class TestPlanted:
         for k, theirs in zip(LAYERS, (2, 0, 3, 1), strict=True):
             for name in layer[k]:
                 values[name] = layer[theirs][name.replace(f"layers_{k}/", f"layers_{theirs}/")]
-        found = compared(hugging_face("llama3.1"), parameters_of(values))
-        assert set(causes(found).values()) == {"permuted"}
-        assert len(causes(found)) == 4 * 9
-        assert "0 is 2, 1 is 0, 2 is 3, 3 is 1" in found[numbered(GATE)[0]].cause.text
+        result = compared(hugging_face("llama3.1"), parameters_of(values))
+        assert set(causes(result).values()) == {"permuted"}
+        assert len(causes(result)) == 4 * 9
+        assert "0 is 2, 1 is 0, 2 is 3, 3 is 1" in result[numbered(GATE)[0]].cause.text
 
     @pytest.mark.parametrize("filled", [True, False])
     def test_a_padded_vocabulary(self, filled: bool):
@@ -222,16 +222,16 @@ class TestPlanted:
         values = values_of("llama3.2-tied", pad_vocab=320)
         if not filled:
             values["token_embedder/embedding"][-64:] = 1
-        found = compared(hf, parameters_of(values))
-        assert causes(found) == {"token_embedder/embedding": "padded"}
-        assert ("all zeros" in found["token_embedder/embedding"].cause.text) == filled
-        assert "B has 64 more entries on axis 0" in found["token_embedder/embedding"].cause.text
+        result = compared(hf, parameters_of(values))
+        assert causes(result) == {"token_embedder/embedding": "padded"}
+        assert ("all zeros" in result["token_embedder/embedding"].cause.text) == filled
+        assert "B has 64 more entries on axis 0" in result["token_embedder/embedding"].cause.text
 
     def test_a_tied_head(self):
         values = values_of("llama3.2-tied")
         values["decoder/logits_dense/kernel"] = np.ascontiguousarray(values["token_embedder/embedding"].T)
-        found = compared(hugging_face("llama3.2-tied"), parameters_of(values))
-        assert causes(found) == {"decoder/logits_dense/kernel": "tied"}
+        result = compared(hugging_face("llama3.2-tied"), parameters_of(values))
+        assert causes(result) == {"decoder/logits_dense/kernel": "tied"}
 
     def test_constants_are_not_tied(self):
         zeros = {f"{name}.lora_B": np.zeros((32, 32), np.float32) for name in "ab"}
@@ -271,8 +271,8 @@ class TestPlanted:
     def test_numbers_that_passed_through_float32(self):
         a = np.random.default_rng(0).standard_normal((64, 64))
         b = a.astype(np.float32).astype(np.float64)
-        found = compared(parameters_of({"w": a}), parameters_of({"w": b}))["w"]
-        assert found.cause is not None and found.cause.text == "B is A rounded to float32"
+        result = compared(parameters_of({"w": a}), parameters_of({"w": b}))["w"]
+        assert result.cause is not None and result.cause.text == "B is A rounded to float32"
 
     def test_between_two_of_hugging_face(self):
         """Lengths come from the configuration, as no names are mapped."""
@@ -286,9 +286,9 @@ class TestPlanted:
             for end, change in changes.items():
                 if keystr(path).endswith(end):
                     leaves[path] = lazy(change(array.read()))
-        found = causes(compared(hf, Tree(leaves, hf.metadata)))
+        result = causes(compared(hf, Tree(leaves, hf.metadata)))
         layers = [f"model.layers.{k}.self_attn." for k in LAYERS]
-        assert found == {f"{each}q_proj.weight": "query-scale" for each in layers} | {
+        assert result == {f"{each}q_proj.weight": "query-scale" for each in layers} | {
             f"{each}k_proj.weight": "rope-layout" for each in layers
         }
 
@@ -299,15 +299,15 @@ class TestPlanted:
             path: lazy(times(0.25)(leaf.read())) if keystr(path).endswith("q_proj.weight") else leaf
             for path, leaf in hf.items()
         }
-        found = causes(compared(hf, Tree(leaves, hf.metadata)))
-        assert found and set(found.values()) <= {"factor", "query-scale"}
+        result = causes(compared(hf, Tree(leaves, hf.metadata)))
+        assert result and set(result.values()) <= {"factor", "query-scale"}
 
     def test_two_causes_at_once(self):
         """Queries of one family converted with the rows of another: neither scaled nor interleaved."""
         values = values_of("llama3.1", model=ModelOptions(rope_layout="halves"))
         each(QUERY, times(4))(values)
-        found = compared(hugging_face("llama3.1"), parameters_of(values))
-        assert causes(found) == dict.fromkeys(numbered(KEY), "rope-layout") | dict.fromkeys(
+        result = compared(hugging_face("llama3.1"), parameters_of(values))
+        assert causes(result) == dict.fromkeys(numbered(KEY), "rope-layout") | dict.fromkeys(
             numbered(QUERY), "rope-layout+query-scale"
         )
 
@@ -324,28 +324,28 @@ class TestPlanted:
         values[third] = times(3)(values[third])
         random = np.random.default_rng(0).standard_normal(values[second].shape)
         values[second] = random.astype(values[second].dtype)
-        found = causes(compared(hugging_face("llama3.1"), parameters_of(values)))
-        assert found == {first: "zeros", second: None, third: "factor"}
-        assert fourth not in found
+        result = causes(compared(hugging_face("llama3.1"), parameters_of(values)))
+        assert result == {first: "zeros", second: None, third: "factor"}
+        assert fourth not in result
 
 
 def test_nothing_is_explained_by_what_holds_for_a_sample_only():
     """All but one element agree with a cause."""
     truth = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
-    for made in (truth.T.copy(), truth * np.float32(3), truth + np.float32(1), np.zeros_like(truth)):
-        made[150, 77] += 0.5
-        a, b = {"w": lazy(truth)}, {"w": lazy(made)}
-        (found,) = explained(a, b)
-        assert found.outcome == "differs" and found.cause is None
+    for built in (truth.T.copy(), truth * np.float32(3), truth + np.float32(1), np.zeros_like(truth)):
+        built[150, 77] += 0.5
+        a, b = {"w": lazy(truth)}, {"w": lazy(built)}
+        (result,) = explained(a, b)
+        assert result.outcome == "differs" and result.cause is None
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "float8_e5m2"])
 def test_a_factor_in_every_dtype(dtype: str):
     truth = np.random.default_rng(0).standard_normal((64, 32)).astype(DTYPES[dtype].numpy)
-    made = (truth.astype(np.float64) * 1.7).astype(truth.dtype)
-    a, b = {"w": lazy(truth)}, {"w": lazy(made)}
-    (found,) = explained(a, b)
-    assert found.cause is not None and found.cause.name == "factor"
+    built = (truth.astype(np.float64) * 1.7).astype(truth.dtype)
+    a, b = {"w": lazy(truth)}, {"w": lazy(built)}
+    (result,) = explained(a, b)
+    assert result.cause is not None and result.cause.name == "factor"
 
 
 @settings(max_examples=40)
@@ -358,15 +358,15 @@ def test_every_pair_of_dtypes_can_be_looked_at(pair: tuple[str, str], seed: int,
         for k, (name, shape) in enumerate(zip(pair, shapes_of, strict=True))
     ]
     a, b = ({"w": each} for each in sides)
-    (found,) = explained(a, b)
-    assert found.cause is None
+    (result,) = explained(a, b)
+    assert result.cause is None
 
 
 def test_one_number_in_another_shape_is_no_evidence():
     sides = [{"w": lazy(np.full(shape, 0.5, np.float32))} for shape in ((8, 6), (12, 4))]
-    (found,) = explained(*sides)
-    assert found.outcome == "shape"
-    assert found.cause is None
+    (result,) = explained(*sides)
+    assert result.outcome == "shape"
+    assert result.cause is None
 
 
 def test_encoded_arrays_are_sampled_in_memory_where_there_is_room(tmp_path: Path):
@@ -376,8 +376,8 @@ def test_encoded_arrays_are_sampled_in_memory_where_there_is_room(tmp_path: Path
     a, b = (
         {keystr(path): array for path, array in open_tree(tmp_path / name).arrays.items()} for name in "ab"
     )
-    (found,) = explained(a, b)
-    assert found.cause is not None and found.cause.name == "transposed"
+    (result,) = explained(a, b)
+    assert result.cause is not None and result.cause.name == "transposed"
     copy = in_memory(a["w"], truth.nbytes)
     assert isinstance(copy, Stored) and np.array_equal(copy.read(), truth)
     assert in_memory(a["w"], truth.nbytes - 1) is a["w"]
@@ -410,18 +410,18 @@ def test_no_cause_is_named_where_none_is(
     changed = PERTURBATIONS[kind](values[0], random)
     a = {f"layers_{k}": lazy(each.astype(DTYPES[dtypes[0]].numpy)) for k, each in enumerate(values)}
     b = dict(a) | {"layers_0": lazy(changed.astype(DTYPES[dtypes[1]].numpy))}
-    found = explained(a, b)
-    assert [each.cause for each in found] == [None] * 3
+    result = explained(a, b)
+    assert [each.cause for each in result] == [None] * 3
 
 
-@given(shape=shapes(min_rank=1, max_rank=4, most=400), seed=st.integers(0, 99), data=st.data())
+@given(shape=shapes(min_rank=1, max_rank=4, limit=400), seed=st.integers(0, 99), data=st.data())
 def test_reshapes_and_transposes_are_numpys(shape: tuple[int, ...], seed: int, data: st.DataObject):
     truth = noise(shape, BF16, seed)
     array = stored(truth, BF16)
     target = data.draw(st.permutations(shape)) if len(shape) < 3 else (shape[0] * shape[1], *shape[2:])
-    made = reshape(array, tuple(target))
-    if made is not None:
-        assert np.array_equal(made.read().view(np.uint16), truth.reshape(target))
+    built = reshape(array, tuple(target))
+    if built is not None:
+        assert np.array_equal(built.read().view(np.uint16), truth.reshape(target))
     for turned, _ in transposes(array, tuple(data.draw(st.permutations(shape)))):
         assert sorted(turned.read().view(np.uint16).reshape(-1)) == sorted(truth.reshape(-1))
 

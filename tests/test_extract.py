@@ -10,13 +10,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import run
 from support.hf_models import write_llama
-from support.places import FIXTURES
+from support.locations import FIXTURES
 from support.trees import lazy
 
 import ckpttools
 from ckpttools.adapters.bases import base_of
 from ckpttools.adapters.extract import Extracting, extracted
-from ckpttools.adapters.spectrum import ranked_spectrum, spectrum
+from ckpttools.adapters.truncated_svd import ranked_spectrum, spectrum
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError, SourceChangedError, UsageError
 
@@ -36,22 +36,22 @@ def matrices(decay):
 
 def test_the_largest_singular_values_and_what_they_leave():
     tuned, base, values = matrices(5)
-    found = spectrum(tuned, base, 8)
-    assert np.allclose(found.values, values[:8], rtol=1e-4)
+    result = spectrum(tuned, base, 8)
+    assert np.allclose(result.values, values[:8], rtol=1e-4)
     least = np.sqrt((values[8:] ** 2).sum() / (values**2).sum())
     difference = tuned.read().astype("f8") - base.read()
-    left = np.linalg.norm(difference - found.left @ found.right) / np.linalg.norm(difference)
-    assert left == pytest.approx(found.error(8), rel=1e-6) and least <= left < 1.01 * least
+    left = np.linalg.norm(difference - result.left @ result.right) / np.linalg.norm(difference)
+    assert left == pytest.approx(result.error(8), rel=1e-6) and least <= left < 1.01 * least
 
 
 @pytest.mark.parametrize("error", [0.5, 0.05, 0.001])
 def test_as_many_as_leave_no_more_than_an_error(error):
     tuned, base, values = matrices(8)
-    found = ranked_spectrum(tuned, base, error, 90)
+    result = ranked_spectrum(tuned, base, error, 90)
     left = [np.sqrt((values[k:] ** 2).sum() / (values**2).sum()) for k in range(61)]
-    wanted = next(k for k in range(61) if left[k] <= error)
-    assert found.error(len(found.values)) <= error and wanted <= len(found.values) <= wanted + 1
-    assert len(ranked_spectrum(tuned, base, error, 3).values) == min(3, wanted)
+    expected = next(k for k in range(61) if left[k] <= error)
+    assert result.error(len(result.values)) <= error and expected <= len(result.values) <= expected + 1
+    assert len(ranked_spectrum(tuned, base, error, 3).values) == min(3, expected)
 
 
 def test_an_adapter_that_was_merged_comes_out_again(tmp_path):
@@ -68,8 +68,8 @@ def test_an_adapter_that_was_merged_comes_out_again(tmp_path):
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("tuned", "again"))
     for name, array in one.items():
         assert np.allclose(two[name], array, atol=1e-6), name
-    found = ckpttools.inspect(tmp_path / "adapter").adapter
-    assert (found.ranks, found.alpha, found.base_model) == ({2: 14}, 2, str(BASE))
+    result = ckpttools.inspect(tmp_path / "adapter").adapter
+    assert (result.ranks, result.alpha, result.base_model) == ({2: 14}, 2, str(BASE))
 
 
 def test_of_maxtext_checkpoints_and_to_an_error(tmp_path):
@@ -79,10 +79,10 @@ def test_of_maxtext_checkpoints_and_to_an_error(tmp_path):
     ckpttools.extract_adapter(
         tmp_path / "maxtext", tmp_path / "adapter", base=BASE, error=0.001, base_name="me/base"
     )
-    found = ckpttools.inspect(tmp_path / "adapter").adapter
-    assert found.ranks == {1: 1, 2: 7, 3: 2} and found.base_model == "me/base"
-    said = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
-    assert said["rank_pattern"] and said["alpha_pattern"] == said["rank_pattern"]
+    result = ckpttools.inspect(tmp_path / "adapter").adapter
+    assert result.ranks == {1: 1, 2: 7, 3: 2} and result.base_model == "me/base"
+    declared = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
+    assert declared["rank_pattern"] and declared["alpha_pattern"] == declared["rank_pattern"]
     ckpttools.merge_adapter(BASE, tmp_path / "again", adapter=tmp_path / "adapter")
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("tuned", "again"))
     for name, array in one.items():
@@ -99,10 +99,10 @@ def test_what_is_no_matrix_is_named(tmp_path):
     words = ("adapter", "extract", tmp_path / "tuned", tmp_path / "base", tmp_path / "adapter")
     told = " ".join(run(*words, "--rank", "1", "--dtype", "bfloat16").split())
     assert "no matrices of layers: 1 array (model.norm.weight)" in told
-    made = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
-    assert list(made) == [f"base_model.model.{NAME[:-7]}.lora_{x}.weight" for x in "AB"]
-    said = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
-    assert said["target_modules"] == [NAME[:-7]], "layer 0 has none"
+    built = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert list(built) == [f"base_model.model.{NAME[:-7]}.lora_{x}.weight" for x in "AB"]
+    declared = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
+    assert declared["target_modules"] == [NAME[:-7]], "layer 0 has none"
 
 
 def test_what_cannot_be_extracted_is_refused(tmp_path):
@@ -126,7 +126,7 @@ def test_factors_that_do_not_fit_into_the_memory_are_refused(monkeypatch, tmp_pa
     from ckpttools.core.dtypes import DTYPES
 
     ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
-    tuned, base = (base_of(ckpttools.open(place)) for place in (tmp_path / "tuned", BASE))
+    tuned, base = (base_of(ckpttools.open(location)) for location in (tmp_path / "tuned", BASE))
     options = Extracting(2, None, DTYPES["float32"])
     assert extracted(tuned, base, options, 1 << 20).nbytes < 1 << 20
     with pytest.raises(MemoryBudgetError, match="factors do not fit"):

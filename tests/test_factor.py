@@ -44,8 +44,8 @@ def products(draw):
 def test_any_region_is_rounded_once(drawn):
     array, factor, region = drawn
     wide = np.float64 if array.dtype.itemsize == 8 else np.float32
-    wanted = (array.astype(wide) * factor.astype(wide)).astype(array.dtype)[region.slices]
-    np.testing.assert_array_equal(times(lazy(array), lazy(factor)).read(region), wanted)
+    expected = (array.astype(wide) * factor.astype(wide)).astype(array.dtype)[region.slices]
+    np.testing.assert_array_equal(times(lazy(array), lazy(factor)).read(region), expected)
 
 
 @pytest.mark.parametrize("axes", ["n", "k", "n k"])
@@ -62,13 +62,13 @@ def test_there_is_none_on_the_way_back(axes):
     np.testing.assert_array_equal(both.to_right(there.arrays).arrays["fn"].read(), fn)
 
     factor = numbers([SIZES[axis].length for axis in axes.split()], "float32", 1)
-    made = both.to_right({**there.arrays, "s": lazy(factor)})
+    built = both.to_right({**there.arrays, "s": lazy(factor)})
     on_all = np.broadcast_to(factor[:, None] if axes == "n" else factor, (3, 2))
-    wanted = fn * np.concatenate([np.tile(on_all, (1, 4)), on_all], axis=1).T
-    np.testing.assert_array_equal(made.arrays["fn"].read(), wanted)
-    (note,) = made.values
+    expected = fn * np.concatenate([np.tile(on_all, (1, 4)), on_all], axis=1).T
+    np.testing.assert_array_equal(built.arrays["fn"].read(), expected)
+    (note,) = built.values
     assert (note.key, note.exact) == ("fn", False)
-    assert not made.filled
+    assert not built.filled
 
 
 def test_what_cannot_be_multiplied_is_refused():

@@ -14,8 +14,8 @@ from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, U
 from ckpttools.families.family import FlagRule
 from ckpttools.families.registry import OF_MAXTEXT, UNFIT, families, family_named, family_of
 from ckpttools.family_check.definition import Definition
-from ckpttools.family_check.made_up import Sizes, configuration, flag_settings
 from ckpttools.family_check.round_trip import present_rows
+from ckpttools.family_check.synthetic_models import Sizes, configuration, flag_settings
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.whole_numbers import Whole
@@ -56,8 +56,8 @@ def lazy(tensors):
     return {key: stored(t.view(F32.carrier), F32, key) for key, t in tensors.items()}
 
 
-def bound(config, axis=None, place="config.json"):
-    return family_of(config, place).table(config, place, scan_axis=axis)
+def bound(config, axis=None, location="config.json"):
+    return family_of(config, location).table(config, location, scan_axis=axis)
 
 
 @st.composite
@@ -120,8 +120,8 @@ def test_a_hundred_layers():
     stacked = there["decoder.layers.mlp.wi_0.kernel"]
     assert stacked.shape == (3, 100, 1)
     for layer in (0, 9, 10, 99):
-        wanted = tensors[f"model.layers.{layer}.mlp.gate_proj.weight"].T
-        assert stacked.read()[:, layer].tobytes() == wanted.tobytes()
+        expected = tensors[f"model.layers.{layer}.mlp.gate_proj.weight"].T
+        assert stacked.read()[:, layer].tobytes() == expected.tobytes()
     back = table.to_right(there).arrays
     assert all(back[key].read().tobytes() == tensor.tobytes() for key, tensor in tensors.items())
 
@@ -140,12 +140,12 @@ def maxtext(config, tensors, interleaved):
         out[..., 0::2], out[..., 1::2] = array[..., : dim // 2], array[..., dim // 2 :]
         return out
 
-    made = {
+    built = {
         "token_embedder.embedding": tensors["model.embed_tokens.weight"],
         "decoder.decoder_norm.scale": tensors["model.norm.weight"],
     }
     if not config["tie_word_embeddings"]:
-        made["decoder.logits_dense.kernel"] = tensors["lm_head.weight"].T
+        built["decoder.logits_dense.kernel"] = tensors["lm_head.weight"].T
     for n in range(config["num_hidden_layers"]):
         hf = {k.removeprefix(f"model.layers.{n}."): t for k, t in tensors.items() if f"layers.{n}." in k}
         layer = {
@@ -166,8 +166,8 @@ def maxtext(config, tensors, interleaved):
         if config["model_type"] == "qwen3":
             layer["self_attention.query_norm.scale"] = hf["self_attn.q_norm.weight"]
             layer["self_attention.key_norm.scale"] = hf["self_attn.k_norm.weight"]
-        made |= {f"decoder.layers_{n}.{name}": array for name, array in layer.items()}
-    return made
+        built |= {f"decoder.layers_{n}.{name}": array for name, array in layer.items()}
+    return built
 
 
 @settings(max_examples=60)
@@ -176,15 +176,15 @@ def test_left_arrays_are_what_numpy_makes_of_them(config, axis):
     interleaved = "rope_scaling" in config or "rope_parameters" in config
     table = bound(config, axis)
     tensors = weights(llama_shapes(config), seed=1)
-    wanted = maxtext(config, tensors, interleaved)
+    expected = maxtext(config, tensors, interleaved)
     got = table.to_left(lazy(tensors)).arrays
     if axis is not None:
-        names = {key.split("layers_0.")[1] for key in wanted if "layers_0." in key}
+        names = {key.split("layers_0.")[1] for key in expected if "layers_0." in key}
         for name in names:
-            parts = [wanted.pop(f"decoder.layers_{n}.{name}") for n in range(config["num_hidden_layers"])]
-            wanted[f"decoder.layers.{name}"] = np.stack(parts, min(axis, parts[0].ndim))
-    assert got.keys() == wanted.keys()
-    for key, truth in wanted.items():
+            parts = [expected.pop(f"decoder.layers_{n}.{name}") for n in range(config["num_hidden_layers"])]
+            expected[f"decoder.layers.{name}"] = np.stack(parts, min(axis, parts[0].ndim))
+    assert got.keys() == expected.keys()
+    for key, truth in expected.items():
         assert got[key].shape == truth.shape, key
         assert got[key].read().tobytes() == truth.tobytes(), key
 
@@ -195,9 +195,9 @@ def test_fields_of_which_a_configuration_says_nothing(family, absent):
     config = config_of(family, num_key_value_heads=4, hidden_size=16)
     tensors = lazy(weights(llama_shapes(config)))
     full = family_named(family).table(config, "c").to_left(tensors)
-    made = family_named(family).table(config | {absent: None}, "c").to_left(tensors)
-    assert made.sizes == full.sizes
-    assert {k: a.read().tobytes() for k, a in made.arrays.items()} == {
+    built = family_named(family).table(config | {absent: None}, "c").to_left(tensors)
+    assert built.sizes == full.sizes
+    assert {k: a.read().tobytes() for k, a in built.arrays.items()} == {
         k: a.read().tobytes() for k, a in full.arrays.items()
     }
 
@@ -255,7 +255,7 @@ def test_a_wrong_configuration_names_field_and_array(family):
     wrong = config | {"hidden_size": 8}
     with pytest.raises(CoverageError) as caught:
         bound(wrong).to_left(tensors)
-    assert "model.embed_tokens.weight: got [14, 6], wanted [14, 8]" in caught.value.message
+    assert "model.embed_tokens.weight: got [14, 6], expected [14, 8]" in caught.value.message
     assert "embed 8 from config.json: hidden_size" in caught.value.message
 
 
@@ -294,7 +294,7 @@ def test_spellings_that_differ_in_layers_alone_are_told_apart():
     for spelling in family.spellings:
         names = [spelling.key(row.right.key).first() for row in family.all_rows(None)]
         assert family.spelling_of(names) is spelling
-    assert {each.name for each in family.spellings} == {"hub", "transformers", "nested"}
+    assert {item.name for item in family.spellings} == {"hub", "transformers", "nested"}
 
 
 def test_unknown_families_are_named_with_near_ones():
@@ -324,8 +324,8 @@ def test_names_of_models_lead_to_their_families(model, family):
 def test_a_configuration_of_an_unknown_model_type():
     with pytest.raises(ConfigError, match="no family has model_type 'qwen9'") as caught:
         family_of({"model_type": "qwen9"}, "config.json")
-    assert caught.value.place == "config.json"
-    assert "qwen2" in caught.value.wanted
+    assert caught.value.location == "config.json"
+    assert "qwen2" in caught.value.expected
     assert 'family="NAME"' in caught.value.hint and "ckpt families" in caught.value.hint
 
 
@@ -344,7 +344,7 @@ def test_what_no_family_can_take_is_told_why(model_type):
 
 def test_what_no_family_can_take_has_none():
     assert not {**UNFIT, **OF_MAXTEXT}.keys() & {
-        name for each in families().values() for name in each.model_types
+        name for family in families().values() for name in family.model_types
     }
 
 
@@ -383,8 +383,8 @@ NAMES = st.sampled_from(tuple(families()))
 def random_models(draw):
     """Any family with any sizes, in any setting of its flags and any spelling; and lengths of all axes."""
     name = draw(NAMES)
-    family, (usual, most) = families()[name], usual_sizes(name)
-    variables = {name: draw(st.integers(1, most.get(name, 5))) for name in usual.variables}
+    family, (usual, limit) = families()[name], usual_sizes(name)
+    variables = {name: draw(st.integers(1, limit.get(name, 5))) for name in usual.variables}
     sizes = replace(usual, variables=variables)
     setting = draw(st.sampled_from(list(flag_settings(family, sizes.stated))))
     config = configuration({**sizes.stated, **setting.fields})

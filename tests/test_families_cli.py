@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import ckpt, succeed
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 from ckpttools.families.registry import families
 from ckpttools.families.toml_read import family_from_toml
@@ -60,9 +60,9 @@ class TestList:
         assert "hf-to-maxtext, maxtext-to-hf" in text
 
     def test_json(self):
-        found = {each["name"]: each for each in json.loads(succeed("families", "--json").stdout)}
-        assert found.keys() == families().keys()
-        llama = found["llama"]
+        result = {load["name"]: load for load in json.loads(succeed("families", "--json").stdout)}
+        assert result.keys() == families().keys()
+        llama = result["llama"]
         assert llama["model_types"] == ["llama"]
         assert llama["directions"] == ["hf-to-maxtext", "maxtext-to-hf"]
         assert llama["layers"] == [
@@ -76,7 +76,7 @@ class TestList:
         (value,) = llama["values"]
         assert (value["op"], value["exact"]) == ("scale head_dim -0.5", False)
         assert value["rows"] == ["self_attention.query.kernel"]
-        assert found["qwen3"]["values"] == []
+        assert result["qwen3"]["values"] == []
 
     def test_help_names_the_commands(self):
         text = succeed("families", "--help").stdout
@@ -102,8 +102,8 @@ class TestShow:
         assert family_from_toml(text, "out") == families()["gemma3"]
 
     def test_json_says_the_same(self):
-        found = json.loads(succeed("families", "show", "deepseek", "--json").stdout)
-        assert found == tomllib.loads(succeed("families", "show", "deepseek", "--toml").stdout)
+        result = json.loads(succeed("families", "show", "deepseek", "--json").stdout)
+        assert result == tomllib.loads(succeed("families", "show", "deepseek", "--toml").stdout)
 
     def test_a_file(self, mine):
         assert succeed("families", "show", mine()).stdout.startswith("llama\n")
@@ -148,10 +148,10 @@ class TestCheck:
         assert "39 arrays, 12 in MaxText, and back" in text
 
     def test_json(self, mine):
-        found = json.loads(succeed("families", "check", mine(), "--against", LLAMA / "hf", "--json").stdout)
-        assert found["findings"] == []
-        assert found["side"] == "huggingface"
-        assert [layout["num_arrays"] for layout in found["layouts"]] == [39, 12, 12]
+        result = json.loads(succeed("families", "check", mine(), "--against", LLAMA / "hf", "--json").stdout)
+        assert result["findings"] == []
+        assert result["side"] == "huggingface"
+        assert [layout["num_arrays"] for layout in result["layouts"]] == [39, 12, 12]
 
     def test_the_whole_list_on_stdout_and_exit_code_3(self, mine):
         broken = mine("_proj.weight: mlp embed", "_proj.weight: embed mlp")
@@ -161,8 +161,8 @@ class TestCheck:
         lines = result.stdout.splitlines()
         assert lines[0] == "llama: 8 findings"
         assert "shape (8)" in lines
-        wanted = "mlp.up_proj.weight: got [128, 64], wanted [64, 128] (it looks transposed)"
-        assert f"  model.layers.{{0..3}}.{wanted}" in lines
+        expected = "mlp.up_proj.weight: got [128, 64], expected [64, 128] (it looks transposed)"
+        assert f"  model.layers.{{0..3}}.{expected}" in lines
 
     def test_findings_as_json_are_one_by_one(self, mine):
         broken = mine("_proj.weight: mlp embed", "_proj.weight: embed mlp")
@@ -173,7 +173,7 @@ class TestCheck:
         assert findings[0] == {
             "kind": "shape",
             "place": "model.layers.0.mlp.gate_proj.weight",
-            "text": "got [128, 64], wanted [64, 128] (it looks transposed)",
+            "text": "got [128, 64], expected [64, 128] (it looks transposed)",
         }
 
     @pytest.mark.parametrize("columns", [80, 200])
@@ -245,7 +245,7 @@ class TestBadInput:
         assert result.exit_code == 2
         assert "Did you mean 'check'?" in result.stderr
 
-    def test_conversion_names_the_place_in_the_file(self, mine, tmp_path):
+    def test_conversion_names_the_location_in_the_file(self, mine, tmp_path):
         path = mine("scale head_dim -0.5", "halve")
         result = ckpt("convert", "hf-to-maxtext", LLAMA / "hf", tmp_path / "out", "--family", path)
         assert result.exit_code == 3

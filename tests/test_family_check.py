@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.trees import hugging_face
 
 from ckpttools.array.nodes import Constant
@@ -23,7 +23,7 @@ from ckpttools.families.toml_read import family_from_toml
 from ckpttools.families.toml_write import family_to_toml
 from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
 from ckpttools.family_check.definition import Definition
-from ckpttools.family_check.made_up import Sizes, made_up
+from ckpttools.family_check.synthetic_models import Sizes, made_up
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
 from ckpttools.mapping.settings import SettingRules
@@ -50,11 +50,11 @@ def family(model):
 def tree(**shapes):
     """A checkpoint of arrays that hold nothing; names have dots as `__`."""
     arrays = {(name.replace("__", "."),): Constant(shape, F32, bytes(4)) for name, shape in shapes.items()}
-    return Tree(arrays, Metadata(place="made up"))
+    return Tree(arrays, Metadata(location="made up"))
 
 
-def found(check):
-    return {(each.kind, each.place) for each in check.findings}
+def result(check):
+    return {(finding.kind, finding.location) for finding in check.findings}
 
 
 class TestSound:
@@ -88,7 +88,7 @@ class TestSound:
             check = check_family(family(model), against=source, config=config)
             assert check.findings == ()
             assert check.side == "maxtext"
-            assert [each.name for each in check.layouts] == ALL_LAYOUTS
+            assert [item.name for item in check.layouts] == ALL_LAYOUTS
             assert (config is None) == any("interleaved" in hint for hint in check.hints)
 
     def test_no_array_is_read(self):
@@ -122,19 +122,19 @@ class TestMadeUp:
         assert all(sizes.lengths[axis] >= 2 for axis in derived)
 
     def test_every_setting_of_the_flags_is_tried(self):
-        said = [model.said for model in made_up(Definition(families()["deepseek"]))]
-        assert len(said) == len(set(said)) == 80
-        assert sum("q_lora_rank null" in each for each in said) == 40
-        assert sum("no first_k_dense_replace" in each for each in said) == 40
+        declared = [model.declared for model in made_up(Definition(families()["deepseek"]))]
+        assert len(declared) == len(set(declared)) == 80
+        assert sum("q_lora_rank null" in item for item in declared) == 40
+        assert sum("no first_k_dense_replace" in item for item in declared) == 40
 
     def test_flags_that_only_users_set(self):
-        said = [model.said for model in made_up(Definition(families()["mistral"]))]
-        assert sum("interleaved true" in each for each in said) == 2
+        declared = [model.declared for model in made_up(Definition(families()["mistral"]))]
+        assert sum("interleaved true" in item for item in declared) == 2
 
     def test_formulas_that_never_come_out(self):
         broken = replace(families()["qwen3"], derived={"x": "head_dim - head_dim - 1"})
         check = check_alone(broken)
-        assert ("formula", "x") in found(check)
+        assert ("formula", "x") in result(check)
 
 
 def all_rows(of):
@@ -255,10 +255,10 @@ class TestMutations:
     def test_a_flag_under_another_name(self, name, data):
         of = families()[name]
         flag = data.draw(st.sampled_from(sorted(of.flags)))
-        flags = {("x_" + each if each == flag else each): rule for each, rule in of.flags.items()}
+        flags = {("x_" + item if item == flag else item): rule for item, rule in of.flags.items()}
         check = check_alone(replace(of, flags=flags))
-        assert found(check) == {("flag", flag), ("flag", f"x_{flag}")}
-        assert all("did you mean" in each.text for each in check.findings)
+        assert result(check) == {("flag", flag), ("flag", f"x_{flag}")}
+        assert all("did you mean" in finding.text for finding in check.findings)
 
     @settings(max_examples=40)
     @given(model=st.sampled_from(MODELS), data=st.data())
@@ -267,16 +267,16 @@ class TestMutations:
         path = data.draw(st.sampled_from(sorted(p for p in arrays if p[0] not in mapped(model).dropped)))
         name = path[0] + "x"
         arrays[(name,)] = arrays.pop(path)
-        check = check_against(family(model), Tree(arrays, Metadata(place="p")), config_of(model))
+        check = check_against(family(model), Tree(arrays, Metadata(location="p")), config_of(model))
         assert not check.sound
-        if {each.kind for each in check.findings} == {"missing", "not expected"}:
-            assert found(check) == {("missing", path[0]), ("not expected", name)}
-            missing = next(each for each in check.findings if each.kind == "missing")
+        if {finding.kind for finding in check.findings} == {"missing", "not expected"}:
+            assert result(check) == {("missing", path[0]), ("not expected", name)}
+            missing = next(finding for finding in check.findings if finding.kind == "missing")
             assert missing.text.endswith(f"there is {name}")
 
 
 def _renamed(side, axis, name):
-    groups = tuple(tuple(name if each == axis else each for each in group) for group in side.groups)
+    groups = tuple(tuple(name if item == axis else item for item in group) for group in side.groups)
     return replace(side, groups=groups)
 
 
@@ -294,7 +294,7 @@ class TestDefinition:
     """What is wrong whatever the model is, in one small family each."""
 
     @pytest.mark.parametrize(
-        ("fields", "kind", "place", "text"),
+        ("fields", "kind", "location", "text"),
         [
             ({"rows": ()}, "row", "rows", "there are none"),
             ({"sizes": {"x": ("n")}}, "row", "sizes['x']", "write ('n',)"),
@@ -359,17 +359,17 @@ class TestDefinition:
             ),
         ],
     )
-    def test_what_is_found(self, fields, kind, place, text):
+    def test_what_is_found(self, fields, kind, location, text):
         check = check_alone(tiny(**fields))
-        matching = [each for each in check.findings if each.kind == kind and text in each.text]
+        matching = [finding for finding in check.findings if finding.kind == kind and text in finding.text]
         assert matching
-        assert any(place in each.place for each in matching)
+        assert any(location in item.location for item in matching)
 
     def test_a_family_of_one_row_is_sound(self):
         assert check_alone(tiny()).sound
 
     @pytest.mark.parametrize(
-        ("rows", "place", "text"),
+        ("rows", "location", "text"),
         [
             ((X, row("a: x <-> c: x")), "a", "made twice, from b and from c"),
             ((X, X), "b", "made twice, from a and from a"),
@@ -377,10 +377,10 @@ class TestDefinition:
             ((X, row("c.{k+p}: <-> d.{k}.{p}:")), "c.1", "made twice by c.{k+p}, at two coordinates"),
         ],
     )
-    def test_keys_that_are_made_twice(self, rows, place, text):
+    def test_keys_that_are_made_twice(self, rows, location, text):
         check = check_alone(tiny(rows=rows))
-        assert ("key", place) in found(check)
-        assert text in {each.text for each in check.findings}
+        assert ("key", location) in result(check)
+        assert text in {finding.text for finding in check.findings}
         assert check.layouts == ()
 
     def test_keys_that_are_made_twice_only_when_scanned(self):
@@ -389,40 +389,40 @@ class TestDefinition:
             Layers("m.{j}", "e_{j}", "d", ("j",), (X,)),
         )
         check = check_alone(tiny(layers=groups))
-        assert found(check) == {("key", "d.a")}
+        assert result(check) == {("key", "d.a")}
         assert [layout.name for layout in check.layouts] == ["unscanned"]
 
     def test_keys_that_are_made_twice_only_in_one_spelling(self):
         rows = (X, row("c: x <-> d: x"))
         spellings = (Spelling(), Spelling({"b": "bb", "d": "bb"}, name="other"))
-        assert ("key", "bb") in found(check_alone(tiny(rows=rows, spellings=spellings)))
+        assert ("key", "bb") in result(check_alone(tiny(rows=rows, spellings=spellings)))
 
     def test_keys_that_are_made_twice_only_with_one_flag(self):
         rows = (X, row("a: x <-> c: x, when f"))
         check = check_alone(tiny(rows=rows, flags={"f": FlagRule(("n",), (3,))}))
-        assert ("key", "a") in found(check)
+        assert ("key", "a") in result(check)
         apart = (replace(X, unless="f"), rows[1])
         assert check_alone(tiny(rows=apart, flags={"f": FlagRule(("n",), (3,))})).sound
 
     def test_sizes_that_nothing_tells(self):
         check = check_alone(tiny(rows=(X, row("c: (y z) <-> d: (z y)"))))
-        (finding,) = {(each.kind, each.text.split(";")[0]) for each in check.findings}
+        (finding,) = {(item.kind, item.text.split(";")[0]) for item in check.findings}
         assert finding == ("size", "the size of y, z cannot be inferred")
 
     def test_a_merged_axis_that_only_one_side_tells(self):
         rows = (X, row("c: y z <-> d: (y z)"))
-        assert "size" in {each.kind for each in check_alone(tiny(rows=rows)).findings}
+        assert "size" in {finding.kind for finding in check_alone(tiny(rows=rows)).findings}
         assert check_alone(tiny(rows=rows, sizes={"y": ("n_y",)})).sound
 
     def test_all_that_is_wrong_is_found_at_once(self):
         rows = (X, row("c: x <-> d: x, when f", op=Scale("z", 1.0)))
         check = check_alone(tiny(rows=rows, derived={"n": "m"}, spellings=(Spelling({"z": "y"}),)))
-        assert {each.kind for each in check.findings} == {"flag", "op", "formula", "spelling"}
+        assert {finding.kind for finding in check.findings} == {"flag", "op", "formula", "spelling"}
 
     def test_what_leaves_rows_to_be_tried_does_not_hide_what_they_come_to(self):
         rows = (X, row("c: x <-> d: x, when f"))
         check = check_against(tiny(rows=rows, spellings=(Spelling({"z": "y"}),)), tree(b=(3,), e=(3,)))
-        assert [each.kind for each in check.findings] == ["flag", "spelling", "not expected"]
+        assert [finding.kind for finding in check.findings] == ["flag", "spelling", "not expected"]
 
 
 class TestAgainst:
@@ -430,12 +430,12 @@ class TestAgainst:
         rows = tuple(row(f"a{k}: x <-> b{k}: x") for k in range(300))
         check = check_against(tiny(rows=rows), tree(b0=(3,), c=(3,)))
         assert len(check.findings) == 300
-        assert found(check) == {("missing", f"b{k}") for k in range(1, 300)} | {("not expected", "c")}
+        assert result(check) == {("missing", f"b{k}") for k in range(1, 300)} | {("not expected", "c")}
 
     def test_a_configuration_that_contradicts(self):
         config = config_of("llama3.1") | {"hidden_size": 65}
         check = check_against(families()["llama"], hugging_face("llama3.1"), config)
-        assert {each.kind for each in check.findings} == {"shape"}
+        assert {finding.kind for finding in check.findings} == {"shape"}
         assert "embed 65 from config.json: hidden_size" in check.findings[0].text
 
     @pytest.mark.parametrize("config", [{"hidden_size": "x"}, {"num_hidden_layers": -1}])
@@ -444,13 +444,13 @@ class TestAgainst:
             check_against(families()["llama"], hugging_face("llama3.1"), config_of("llama3.1") | config),
             check_on_config(families()["llama"], config_of("llama3.1") | config, "config.json"),
         ):
-            assert [each.kind for each in check.findings] == ["size"]
+            assert [finding.kind for finding in check.findings] == ["size"]
             assert "is not a size" in check.findings[0].text
 
     def test_layers_that_do_not_fill_their_blocks(self):
         config = config_of("gpt-oss") | {"num_hidden_layers": 3}
         check = check_on_config(families()["gpt-oss"], config, "config.json")
-        assert check.sound and [each.name for each in check.layouts] == ["unscanned"]
+        assert check.sound and [layout.name for layout in check.layouts] == ["unscanned"]
         config = config_of("gemma2") | {"num_hidden_layers": 3}
         check = check_on_config(families()["gemma2"], config, "config.json")
         assert "3 is no multiple of 2" in check.findings[0].text
@@ -458,7 +458,7 @@ class TestAgainst:
     def test_the_flag_that_decides_is_a_hint(self):
         config = config_of("llama3.1") | {"tie_word_embeddings": True}
         check = check_against(families()["llama"], hugging_face("llama3.1"), config)
-        assert found(check) == {("not expected", "lm_head.weight")}
+        assert result(check) == {("not expected", "lm_head.weight")}
         assert any("tie_word_embeddings is true" in hint for hint in check.hints)
 
     def test_another_model_altogether(self):

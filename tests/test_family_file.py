@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
@@ -71,10 +71,10 @@ MAYBE_OP = st.none() | OPS
 @cache
 @st.composite
 def rows(draw):
-    said = draw(statements())
+    declared = draw(statements())
     op = draw(MAYBE_OP)
     when, unless = (" ".join(draw(some(WORDS))) for _ in range(2))
-    return replace(row(said.text), op=op, when=when, unless=unless)
+    return replace(row(declared.text), op=op, when=when, unless=unless)
 
 
 def a_group(draw, shared):
@@ -125,8 +125,8 @@ def damaged_files(draw):
         kind = draw(st.sampled_from(("drop", "twice", "letter", "value")))
         line = lines[at]
         if kind == "letter" and line:
-            place = draw(st.integers(0, len(line) - 1))
-            line = line[:place] + draw(st.sampled_from('x"{}[]#=. 0')) + line[place + 1 :]
+            location = draw(st.integers(0, len(line) - 1))
+            line = line[:location] + draw(st.sampled_from('x"{}[]#=. 0')) + line[location + 1 :]
         elif kind == "value":
             line = line.partition("=")[0] + "= " + draw(st.sampled_from(("3", "[]", "true", "{}", '""')))
         lines[at : at + 1] = [line] * {"drop": 0, "twice": 2}.get(kind, 1)
@@ -186,7 +186,7 @@ class TestRoundTrip:
         with pytest.raises(MappingError, match=message) as caught:
             parse_op(text)
         assert (
-            caught.value.wanted
+            caught.value.expected
             == "scale AXIS POWER [DTYPE], shift AMOUNT, fill NUMBER, factor or whole DTYPE DTYPE"
         )
         assert hint is None or caught.value.hint == hint
@@ -342,11 +342,11 @@ BAD = {
 
 class TestBadToml:
     @pytest.mark.parametrize("case", BAD)
-    def test_what_is_wrong_is_said_with_its_place(self, case):
-        text, place, message, got = BAD[case]
+    def test_what_is_wrong_is_said_with_its_location(self, case):
+        text, location, message, got = BAD[case]
         with pytest.raises(MappingError, match=message.replace("(", r"\(")) as caught:
             family_from_toml(text, "tiny.toml")
-        assert caught.value.place == place
+        assert caught.value.location == location
         assert got is None or got in caught.value.got
 
     @pytest.mark.parametrize(
@@ -376,7 +376,7 @@ class TestBadToml:
         try:
             family = family_from_toml(text, "file")
         except CheckpointError as error:
-            assert (error.place or "").startswith("file")
+            assert (error.location or "").startswith("file")
         else:
             assert isinstance(family, Family)
 
@@ -450,7 +450,7 @@ class TestFiles:
         path = self.write(tmp_path, "mine.py", text)
         with pytest.raises(FormatError, match="running the file fails") as caught:
             family_from_file(path)
-        assert caught.value.place == f"{path}, line {line}"
+        assert caught.value.location == f"{path}, line {line}"
         assert got in caught.value.got
 
     def test_a_row_that_is_none_is_named_with_its_line(self, tmp_path):
@@ -458,7 +458,7 @@ class TestFiles:
         path = self.write(tmp_path, "mine.py", text)
         with pytest.raises(MappingError, match="different axes") as caught:
             family_from_file(path)
-        assert caught.value.place == f"{path}, line 4"
+        assert caught.value.location == f"{path}, line 4"
         assert "x, y" in caught.value.got
 
     def test_layers_that_do_not_go_together_are_named_with_their_file(self, tmp_path):
@@ -469,7 +469,7 @@ class TestFiles:
         path = self.write(tmp_path, "mine.py", text)
         with pytest.raises(MappingError, match="different axes") as caught:
             family_from_file(path)
-        assert caught.value.place == str(path)
+        assert caught.value.location == str(path)
         assert "block, layer" in caught.value.got
 
     @pytest.mark.parametrize(
@@ -483,7 +483,7 @@ class TestFiles:
     def test_python_without_a_family(self, tmp_path, text, got):
         with pytest.raises(MappingError, match="makes no family") as caught:
             family_from_file(self.write(tmp_path, "mine.py", text))
-        assert (caught.value.got, caught.value.wanted) == (got, "FAMILY = Family(...)")
+        assert (caught.value.got, caught.value.expected) == (got, "FAMILY = Family(...)")
 
     def test_files_that_cannot_be_read(self, tmp_path):
         for name in ("mine.toml", "mine.py"):
@@ -525,9 +525,9 @@ class TestConversion:
             plan_to_maxtext(model, ToMaxText(scan=scan))
         plan_to_maxtext(model, ToMaxText(scan=scan, model=options)).run(tmp_path / "out")
         plan_to_maxtext(GOLDEN / "llama3.1" / "hf", ToMaxText(scan=scan)).run(tmp_path / "llama")
-        mine, wanted = (ckpttools.open(tmp_path / name) for name in ("out", "llama"))
-        assert list(mine.arrays) == list(wanted.arrays)
-        for path, array in wanted.arrays.items():
+        mine, expected = (ckpttools.open(tmp_path / name) for name in ("out", "llama"))
+        assert list(mine.arrays) == list(expected.arrays)
+        for path, array in expected.arrays.items():
             assert mine.arrays[path].read().tobytes() == array.read().tobytes(), path
         plan_to_huggingface(tmp_path / "out", ToHuggingFace(model=options)).run(tmp_path / "back")
         assert (tmp_path / "back" / "config.json").read_bytes() == (model / "config.json").read_bytes()

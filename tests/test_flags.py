@@ -21,7 +21,7 @@ ROWS = (
     row("layers_{layer}.query: embed <-> layers.{layer}.q: embed, when interleaved"),
     row("layers_{layer}.query: embed <-> layers.{layer}.q: embed, unless interleaved"),
 )
-SIDES = [(each, each.left) for each in ROWS]
+SIDES = [(item, item.left) for item in ROWS]
 
 
 def told(names, keys):
@@ -34,7 +34,7 @@ def test_the_names_of_a_model_tell_its_flags(tied, experts, biased, layers):
         name for name, there in (("tied", tied), ("experts", experts), ("biased", biased)) if there
     } | {"interleaved"}
     sizes = {"layer": layers, "embed": 2}
-    keys = [key for each in ROWS if each.applies(present) for key in each.left.keys(sizes)]
+    keys = [key for item in ROWS if item.applies(present) for key in item.left.keys(sizes)]
     flags = told(["biased", "experts", "tied"], keys)
     assert {name: flag.value for name, flag in flags.items()} == {
         "tied": tied,
@@ -56,8 +56,8 @@ def test_names_that_are_parts_of_others_are_not_mixed_up(rules, present):
         for k, (name, when) in enumerate(rules)
     ]
     names = sorted({name for name, _ in rules})
-    keys = [str(each.left.key) for each in rows if each.applies(present)]
-    flags = inferred_flags(names, [(each, each.left) for each in rows], keys)
+    keys = [str(item.left.key) for item in rows if item.applies(present)]
+    flags = inferred_flags(names, [(item, item.left) for item in rows], keys)
     assert {name for name in names if flags[name].value} == present & set(names)
 
 
@@ -66,7 +66,7 @@ def test_rows_of_two_flags():
         row("scale: embed <-> scale: embed, unless tied fused"),
         row("bias: embed <-> bias: embed, when tied fused"),
     ]
-    sides = [(each, each.left) for each in rows]
+    sides = [(item, item.left) for item in rows]
     for name in ("tied", "fused"):
         assert inferred_flags([name], sides, ["scale"])[name] == Flag(False, "scale, which is there")
         assert inferred_flags([name], sides, ["bias"])[name] == Flag(True, "bias, which is there")
@@ -88,7 +88,7 @@ def test_a_flag_that_changes_no_name_is_open():
     with pytest.raises(ConfigError, match="do not show whether rotary pairs are") as caught:
         refuse_open(flags, "here")
     assert caught.value.got == "layers_0.query, which is there either way"
-    assert caught.value.place == "here"
+    assert caught.value.location == "here"
     assert caught.value.hint.index("like=") < caught.value.hint.index("rope_layout=")
     refuse_open({"tied": flags["tied"]}, "here")
 
@@ -102,7 +102,7 @@ def test_a_key_that_is_there_either_way_tells_nothing_beside_one_that_does():
     )
 
     def fused(*keys):
-        return inferred_flags(["fused"], [(each, each.left) for each in rows], keys)["fused"]
+        return inferred_flags(["fused"], [(item, item.left) for item in rows], keys)["fused"]
 
     assert fused("attention", "scale") == Flag(True, "scale, which is there")
     assert fused("attention", "key") == Flag(False, "key, which is there")

@@ -95,11 +95,11 @@ def test_streams(tmp_path):
     parts = {("params", "w"): np.arange(6, dtype="f4"), ("params", "b"): np.ones(2, "f2")}
     file = tmp_path / "streaming_params"
     file.write_bytes(
-        b"".join(packer.pack((key, serialization.to_bytes(each))) for key, each in parts.items())
+        b"".join(packer.pack((key, serialization.to_bytes(item))) for key, item in parts.items())
     )
     tree = open_tree(file)
-    assert {path: each.read().tolist() for path, each in tree.arrays.items()} == {
-        path: each.tolist() for path, each in parts.items()
+    assert {path: item.read().tolist() for path, item in tree.arrays.items()} == {
+        path: item.tolist() for path, item in parts.items()
     }
 
 
@@ -161,7 +161,7 @@ def test_damage_is_refused_or_read(tmp_path_factory, noise, at, cut):
         for array in tree.arrays.values():
             array.read()
     except CheckpointError as error:
-        assert error.place
+        assert error.location
 
 
 @pytest.mark.parametrize(
@@ -220,8 +220,8 @@ def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
         "kvstore": {"driver": "file", "path": "target.decoder.kernel"},
     }
     named = spec if how == "t5x" else "PLACEHOLDER://target.decoder.kernel"
-    said = {"version": 3, "optimizer": {"target": {"decoder": {"kernel": named, "bias": value[0]}}}}
-    written(tmp_path / "checkpoint", said)
+    declared = {"version": 3, "optimizer": {"target": {"decoder": {"kernel": named, "bias": value[0]}}}}
+    written(tmp_path / "checkpoint", declared)
     tree = open_tree(tmp_path)
     assert np.array_equal(tree["optimizer/target/decoder/kernel"].read(), value)
     assert np.array_equal(tree["optimizer/target/decoder/bias"].read(), value[0])
@@ -230,7 +230,7 @@ def test_small_arrays_beside_those_of_tensorstore(tmp_path, how):
     assert "\n1 checkpoint of zarr-tree\n" in ckpt("doctor", run_directory).output
     zarr_array(tmp_path / "target.other", value)
     assert "here, and not named there (1):\n    target.other" in run("hash", tmp_path, code=3)
-    assert "not named there (1): target.other; wanted" in " ".join(ckpt("doctor", tmp_path).output.split())
+    assert "not named there (1): target.other; expected" in " ".join(ckpt("doctor", tmp_path).output.split())
     shutil.rmtree(tmp_path / "target.other")
     shutil.rmtree(tmp_path / "target.decoder.kernel")
     assert "directories of their own" in run("hash", tmp_path / "checkpoint", code=3)
@@ -263,7 +263,7 @@ def test_directory_of_states_opens_the_latest(tmp_path, names, latest, step):
         (folder / "config.json").write_text("{}")
     tree = open_tree(folder)
     assert tree["name",] == Text(latest) and tree.metadata.step == step
-    assert tree.metadata.place == str(folder / latest)
+    assert tree.metadata.location == str(folder / latest)
     assert f"run/{latest}\n" in ckpt(folder).output
     numbered = [name for name in names if re.fullmatch(r"checkpoint_[\d.]+", name)]
     count = "1 checkpoint" if len(numbered) < 2 else f"{len(numbered)} checkpoints"
@@ -301,19 +301,21 @@ def test_every_state_in_a_directory_is_examined(tmp_path, step, left):
     damaged = folder / f"checkpoint_{step}"
     damaged.write_bytes(damaged.read_bytes()[:left])
     report = ckpttools.doctor(folder)
-    assert [each.place for each in report.findings if each.level == "error"] == [str(damaged)]
+    assert [finding.location for finding in report.findings if finding.level == "error"] == [str(damaged)]
     assert report.looked_at == ("3 checkpoints of flax-msgpack",)
     latest = 2 if step == 10 else 10
     assert f"the latest other state is {folder}/checkpoint_{latest}" in report.findings[0].do
     assert str(damaged) in run("copy", folder, tmp_path / "copy", code=3) and not (tmp_path / "copy").exists()
-    assert {each.step for each in ckpttools.ls(folder).steps if each.unfinished} == {step}
+    assert {item.step for item in ckpttools.ls(folder).steps if item.unfinished} == {step}
 
 
-def test_zeros_in_place_of_a_state_are_damage(tmp_path):
+def test_zeros_in_location_of_a_state_are_damage(tmp_path):
     written(tmp_path / "checkpoint_2")
     (tmp_path / "checkpoint_1").write_bytes(bytes(100))
     (tmp_path / "checkpoint_3x").write_bytes(bytes(100))
-    assert [each.place for each in ckpttools.doctor(tmp_path).findings] == [str(tmp_path / "checkpoint_1")]
+    assert [finding.location for finding in ckpttools.doctor(tmp_path).findings] == [
+        str(tmp_path / "checkpoint_1")
+    ]
 
 
 def test_files_of_other_programs_are_not_states(tmp_path):
@@ -338,22 +340,22 @@ class TestStepsInFilesAndDirectories:
     def run_of(self, tmp_path):
         import orbax.checkpoint as ocp
 
-        def made(**steps):
+        def built(**steps):
             # In order, as Flax removes steps later than the one that it writes.
             for number, kind in sorted(
                 (int(name.removeprefix("step_")), kind) for name, kind in steps.items()
             ):
                 state = {"w": np.full(3, number, np.float32), "step": number}
-                place = tmp_path / "run" / f"checkpoint_{number}"
+                location = tmp_path / "run" / f"checkpoint_{number}"
                 if kind == "orbax":
                     with ocp.PyTreeCheckpointer() as checkpointer:
-                        checkpointer.save(place, state)
+                        checkpointer.save(location, state)
                 else:
-                    place.parent.mkdir(exist_ok=True)
-                    place.write_bytes(serialization.to_bytes(state))
+                    location.parent.mkdir(exist_ok=True)
+                    location.write_bytes(serialization.to_bytes(state))
             return tmp_path / "run"
 
-        return made
+        return built
 
     @pytest.mark.parametrize(
         "steps",
@@ -368,8 +370,8 @@ class TestStepsInFilesAndDirectories:
     def test_latest_step_and_list_are_those_of_flax(self, run_of, steps):
         run = run_of(**steps)
         expected = [int(step) for step in checkpoints.available_steps(run)]
-        assert sorted(expected) == [each.step for each in ckpttools.ls(run).steps]
-        assert all(each.unfinished is None for each in ckpttools.ls(run).steps)
+        assert sorted(expected) == [item.step for item in ckpttools.ls(run).steps]
+        assert all(item.unfinished is None for item in ckpttools.ls(run).steps)
         for step in (None, *expected):
             tree = ckpttools.open(run, step=step)
             restored = checkpoints.restore_checkpoint(run, None, step=step)
@@ -382,7 +384,7 @@ class TestStepsInFilesAndDirectories:
         with pytest.raises(FormatError):
             ckpttools.open(run)
         assert ckpttools.open(run, step=9).metadata.step == 9
-        assert [each.unfinished is None for each in ckpttools.ls(run).steps] == [True, False]
+        assert [step.unfinished is None for step in ckpttools.ls(run).steps] == [True, False]
 
     def test_copy_leaves_out_a_damaged_file_and_names_it(self, run_of, tmp_path):
         run = run_of(step_1="msgpack", step_2="msgpack", step_9="orbax")

@@ -57,15 +57,15 @@ def trees(draw):
     return Tree({paths[0]: array(1, 2), **leaves}, Metadata())
 
 
-def check_round_trip(tree, format, place):
+def check_round_trip(tree, format, location):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            ckpttools.save(tree, place / "out", **FORMATS[format])
+            ckpttools.save(tree, location / "out", **FORMATS[format])
         except CheckpointError:
-            assert not (place / "out").exists()
+            assert not (location / "out").exists()
             return False
-        got = ckpttools.open(place / "out")
+        got = ckpttools.open(location / "out")
     assert set(got.leaves) == set(tree.leaves)
     for path, leaf in tree.leaves.items():
         if path in tree.arrays:
@@ -113,7 +113,7 @@ def test_remap_to_a_reserved_name_reads_back(name, format, tmp_path):
         assert done.exit_code in (2, 3) and "Error:" in done.output, done.output
         return
     tree = ckpttools.open(tmp_path / "out")
-    assert len(tree.arrays) == 2 and all(each.read().sum() in (0, 4) for each in tree.arrays.values())
+    assert len(tree.arrays) == 2 and all(item.read().sum() in (0, 4) for item in tree.arrays.values())
     assert ckpt("hash", tmp_path / "out").exit_code == 0
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.locations import FIXTURES, HF
 from support.mounts import on_a_small_disk
-from support.places import FIXTURES, HF
 from support.pruned_runs import write_run
 
 PAGE, ROOM = 4096, 1000
@@ -29,7 +29,7 @@ RULES = ["prune", "DISK/run", "--keep-last", 1, "--keep-every", 4, "--yes", "--j
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+def result(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
     """What became of all cases, of one process."""
     top = tmp_path_factory.mktemp("full")
     small, linked = write_run(top / "small/run", range(1, 6)), with_links(top / "linked/run")
@@ -50,29 +50,29 @@ def with_links(run: Path) -> Path:
     return run
 
 
-def test_a_full_disk_loses_nothing_and_with_room_it_goes_on(found):
-    ended = list(zip(CASES, found, strict=False))
+def test_a_full_disk_loses_nothing_and_with_room_it_goes_on(result):
+    ended = list(zip(CASES, result, strict=False))
     whole = {str(words): little for (room, words), (_, little, _) in ended if room == ROOM}
-    assert all(each["code"] == 0 for each in whole.values())
+    assert all(item["code"] == 0 for item in whole.values())
     for (room, words), (before, little, again) in ended:
         if room == ROOM:
             continue
-        place = f"{words[0]} with {room} pages"
-        assert little["code"] == 4, place
+        location = f"{words[0]} with {room} pages"
+        assert little["code"] == 4, location
         advice = "leave --strip-older out at first" if "--strip-older" in words else "takes some kB"
         assert words[0] != "prune" or advice in little["output"]
         assert "disk is full" in little["output"] or "too little room" in little["output"]
-        assert before["files"].items() <= little["files"].items(), place
-        assert not any(name.startswith("out/") for name in little["files"]), place
-        assert again["code"] == 0 and again["files"] == whole[str(words)]["files"], place
+        assert before["files"].items() <= little["files"].items(), location
+        assert not any(name.startswith("out/") for name in little["files"]), location
+        assert again["code"] == 0 and again["files"] == whole[str(words)]["files"], location
 
 
-def test_a_prune_frees_what_it_says_by_df(found):
+def test_a_prune_frees_what_it_says_by_df(result):
     """Also of files that only deleted steps share, and not of what is stripped by reference."""
-    for before, after, _ in found[len(CASES) :]:
+    for before, after, _ in result[len(CASES) :]:
         report = json.loads(after["output"])
-        assert [each["fate"] for each in report["steps"]].count("deleted") == 4
-        alone = sum(each["frees"] for each in report["steps"])
+        assert [item["fate"] for item in report["steps"]].count("deleted") == 4
+        alone = sum(item["frees"] for item in report["steps"])
         gone = len(before["files"]) - len(after["files"])
         # Of each file df counts whole pages, the last of which is half empty on average.
         assert 0 <= before["used"] - after["used"] - report["frees"] < gone * PAGE

@@ -32,8 +32,10 @@ def test_seeds_are_accepted_and_their_mutants_are_different():
         seeds = target.seeds()
         accepted = [refused_or_done(target, seed) is None for seed in seeds]
         assert any(accepted), name
-        changed = [mutated(seeds[0], 1 << 20, number, lambda data, most: data[:most]) for number in range(20)]
-        assert any(each != seeds[0] for each in changed) or name in ("family", "ocdbt", "chunk"), name
+        changed = [
+            mutated(seeds[0], 1 << 20, number, lambda data, limit: data[:limit]) for number in range(20)
+        ]
+        assert any(item != seeds[0] for item in changed) or name in ("family", "ocdbt", "chunk"), name
 
 
 def test_what_was_found_is_of_a_target():

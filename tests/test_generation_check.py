@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from support.command_line import ckpt
-from support.places import ROOT
+from support.locations import ROOT
 
 HUB = ROOT / "fixtures/torch/trainers/hub"
 
 
-def said(tmp_path, generation=None, **settings):
+def declared(tmp_path, generation=None, **settings):
     """What doctor says of a model whose files say this."""
     model = tmp_path / "m"
     shutil.copytree(HUB, model)
@@ -23,7 +23,7 @@ def said(tmp_path, generation=None, **settings):
 
 def test_what_agrees(tmp_path):
     """Two ends, of which one is the tokenizer's, as of chat models."""
-    assert "healthy" in said(tmp_path)
+    assert "healthy" in declared(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_agrees(tmp_path):
     ],
 )
 def test_what_does_not(tmp_path, generation, settings, says):
-    assert says in said(tmp_path, generation, **settings)
+    assert says in declared(tmp_path, generation, **settings)
 
 
 def test_an_id_of_no_token(tmp_path):

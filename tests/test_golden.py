@@ -27,7 +27,7 @@ from support.golden_data import (
     golden_leaves,
     leaves_by_package,
 )
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
@@ -42,7 +42,7 @@ SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)
 LLAMA_LIKE = pytest.mark.parametrize("family", LLAMA_LINE)
 EVERY_FAMILY = pytest.mark.parametrize("family", FAMILIES)
 EVERY_SOURCE = pytest.mark.parametrize(
-    ("family", "source"), SOURCES, ids=["-".join(each) for each in SOURCES]
+    ("family", "source"), SOURCES, ids=["-".join(element) for element in SOURCES]
 )
 # A scanned leaf is a stack of what the unscanned ones are, so its tasks cut all that theirs cut: of the
 # unscanned ones a plain model, one of experts and one whose layers are of several kinds.
@@ -60,9 +60,9 @@ def converted(tmp_path_factory):
         resources = Resources(SMALL_MEMORY, jobs=2)
         conversion = plan_to_maxtext(GOLDEN / family / source, options, resources)
         assert conversion.plan.projected_peak <= SMALL_MEMORY
-        place = tmp_path_factory.mktemp(family) / "out"
-        conversion.run(place)
-        return place / "0" / "items"
+        location = tmp_path_factory.mktemp(family) / "out"
+        conversion.run(location)
+        return location / "0" / "items"
 
     return item
 
@@ -114,8 +114,8 @@ class TestEqualToMaxText:
             "/".join(key["key"] for key in entry["key_metadata"]): entry["value_metadata"]["value_type"]
             for entry in entries
         }
-        wanted = dict.fromkeys(golden_arrays(family, scan), "np.ndarray")
-        assert kinds == wanted | {"step": "scalar", "opt_state": "Dict"}
+        expected = dict.fromkeys(golden_arrays(family, scan), "np.ndarray")
+        assert kinds == expected | {"step": "scalar", "opt_state": "Dict"}
 
     @SCANS
     def test_tree_metadata_agrees_with_maxtexts_own(self, converted, scan):
@@ -240,9 +240,9 @@ class TestWayBack:
         table = table_of(family, scan)
         left = table.to_left({dotted(path): array for path, array in tree.arrays.items()})
         right = table.to_right(left.arrays)
-        wanted = {key: each for key, each in hf_tensors(family).items() if key not in left.dropped}
-        made = {key: rounded(array.read(), right.changed, key) for key, array in right.arrays.items()}
-        assert all_described(made) == wanted
+        expected = {key: entry for key, entry in hf_tensors(family).items() if key not in left.dropped}
+        built = {key: rounded(array.read(), right.changed, key) for key, array in right.arrays.items()}
+        assert all_described(built) == expected
 
 
 def rounded(array: np.ndarray, changed: frozenset[str], key: str) -> np.ndarray:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors import deserialize
 from support.golden_data import SCAN_NAMES, Leaves, all_described, arrays_by_tensorstore, leaves_by_package
-from support.places import GOLDEN_0_2_5
+from support.locations import GOLDEN_0_2_5
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
@@ -60,7 +60,7 @@ def converted(tmp_path_factory):
 
     @cache
     def run(model: str, scan: bool, exact: bool = False) -> Path:
-        place = tmp_path_factory.mktemp(model) / "out"
+        location = tmp_path_factory.mktemp(model) / "out"
         options = ToMaxText(
             scan=scan,
             text_only=is_text_only(model, scan),
@@ -68,8 +68,8 @@ def converted(tmp_path_factory):
             exact=exact,
             quantized="keep" if model in QUANTISED else "dequantize",
         )
-        plan_to_maxtext(hugging_face(model), options, Resources(jobs=2)).run(place)
-        return place
+        plan_to_maxtext(hugging_face(model), options, Resources(jobs=2)).run(location)
+        return location
 
     return run
 
@@ -87,13 +87,14 @@ def test_every_tensor_comes_back(converted, tmp_path, model, scan):
     source = converted(model, scan, exact=model in ROUNDED)
     plan_to_huggingface(source, ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
     assert tensors(tmp_path / "hf") == tensors(hugging_face(model))
-    made, own = (
-        json.loads((place / "config.json").read_bytes()) for place in (tmp_path / "hf", hugging_face(model))
+    built, own = (
+        json.loads((location / "config.json").read_bytes())
+        for location in (tmp_path / "hf", hugging_face(model))
     )
-    assert made.get("quantization_config") == own.get("quantization_config")
+    assert built.get("quantization_config") == own.get("quantization_config")
 
 
 def tensors(directory: Path) -> Leaves:
     """By name; the safetensors library has no float8 for numpy, and the bytes are all that is compared."""
-    found = deserialize((directory / "model.safetensors").read_bytes())
-    return {name: [each["dtype"], each["shape"], sha256(each["data"]).hexdigest()] for name, each in found}
+    result = deserialize((directory / "model.safetensors").read_bytes())
+    return {name: [item["dtype"], item["shape"], sha256(item["data"]).hexdigest()] for name, item in result}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.command_line import run
 from support.digests import array_digest, tree_digest
 from support.golden_data import golden_checkpoint
-from support.places import DOCS, GOLDEN, ORBAX
+from support.locations import DOCS, GOLDEN, ORBAX
 from support.stored_trees import write
 
 from ckpttools.array.nodes import Chunked, Decoded, take
@@ -79,8 +79,8 @@ def test_the_digest_does_not_depend_on_parts_or_their_order(data, shape, dtype, 
     parts = data.draw(tilings(shape))
     arrange = data.draw(st.sampled_from(ARRANGEMENTS))
     with blocks_of():
-        made = hashed(truth, dtype, parts, algorithm=algorithm, arrange=arrange)
-    assert made == array_digest(truth, dtype.name, algorithm, SMALL_BLOCK)
+        built = hashed(truth, dtype, parts, algorithm=algorithm, arrange=arrange)
+    assert built == array_digest(truth, dtype.name, algorithm, SMALL_BLOCK)
 
 
 @given(st.data(), shapes(min_rank=1), dtypes())
@@ -129,7 +129,7 @@ def test_parts_may_come_from_several_threads():
     truth, dtype = noise((256, 300), DTYPES["bfloat16"]), DTYPES["bfloat16"]
     rows = [Region((k, 0), (k + 8, 300)) for k in range(0, 128, 8)]
     columns = [Region((128, k), (256, k + 20)) for k in range(0, 300, 20)]
-    wanted = array_digest(truth, "bfloat16", block=4096)
+    expected = array_digest(truth, "bfloat16", block=4096)
     for seed in range(20):
         parts = [*rows, *columns]
         np.random.default_rng(seed).shuffle(parts)
@@ -138,7 +138,7 @@ def test_parts_may_come_from_several_threads():
             with ThreadPoolExecutor(8) as pool:
                 list(pool.map(lambda region, to=hasher: to.add(region, truth[region.slices]), parts))
         assert hasher.is_complete
-        assert hasher.digest().digest == wanted
+        assert hasher.digest().digest == expected
         assert room.take(MIB), "all room is given back"
 
 
@@ -162,11 +162,11 @@ def test_without_room_an_array_is_given_up_and_may_come_again(data, shape):
 
 @given(st.lists(lazy_arrays(), min_size=1, max_size=4))
 def test_arrays_of_any_kind_have_the_digest_of_what_they_hold(known):
-    tree = Tree({(f"a{k}",): each.array for k, each in enumerate(known)})
-    made = hash_tree(tree, **PLENTY)
-    wanted = {f"a{k}": array_digest(each.truth, each.array.dtype.name) for k, each in enumerate(known)}
-    assert {name: each.digest for name, each in made.arrays.items()} == wanted
-    assert made.digest == made.parameters == tree_digest(wanted)
+    tree = Tree({(f"a{k}",): item.array for k, item in enumerate(known)})
+    built = hash_tree(tree, **PLENTY)
+    expected = {f"a{k}": array_digest(item.truth, item.array.dtype.name) for k, item in enumerate(known)}
+    assert {name: item.digest for name, item in built.arrays.items()} == expected
+    assert built.digest == built.parameters == tree_digest(expected)
 
 
 def test_an_unknown_algorithm_is_named():
@@ -237,9 +237,9 @@ def test_chunks_of_several_layers_are_decoded_once():
     truth = noise((64, 5, 48), dtype)
     source, decoded = encoded(truth, dtype, (16, 5, 48))
     arrays = {f"layers_{k}": take(source, 1, k) for k in range(5)}
-    made = Digester(arrays, "xxh3-128").digests(**PLENTY)
+    built = Digester(arrays, "xxh3-128").digests(**PLENTY)
     assert sum(decoded) == truth.nbytes
-    assert [each.digest for each in made.values()] == [
+    assert [item.digest for item in built.values()] == [
         array_digest(truth[:, k], "bfloat16") for k in range(5)
     ]
 
@@ -260,7 +260,7 @@ def test_of_one_layer_only_that_is_read():
     assert sum(read) == 8 * 6 * 2
 
 
-@given(st.data(), shapes(min_rank=2, max_rank=4, most=300), st.integers(1, 2))
+@given(st.data(), shapes(min_rank=2, max_rank=4, limit=300), st.integers(1, 2))
 def test_parts_of_a_whole_are_split_off_and_put_together_again(data, shape, count):
     dtype = DTYPES["uint16"]
     truth = noise(shape, dtype)
@@ -289,7 +289,7 @@ def test_columns_that_find_no_room_are_read_again():
     truth = noise((64, 6, 64), dtype)
     columns, decoded = encoded(truth, dtype, (64, 6, 4))
     arrays = {f"layers_{k}": take(columns, 1, k) for k in range(6)}
-    wanted = [array_digest(truth[:, k], "uint16") for k in range(6)]
+    expected = [array_digest(truth[:, k], "uint16") for k in range(6)]
     for room, passes in ((6 * layer, 1), (2 * layer, 3), (layer, 6)):
         decoded.clear()
         peak = SimpleNamespace(projected_peak=PLENTY["memory"] - room + digester.ROOM_BYTES)
@@ -298,7 +298,7 @@ def test_columns_that_find_no_room_are_read_again():
             patch.object(digester, "fitted_pieces", lambda *_, peak=peak, **__: peak),
         ):
             digests = Digester(arrays, "xxh3-128").digests(**PLENTY)
-        assert [each.digest for each in digests.values()] == wanted
+        assert [item.digest for item in digests.values()] == expected
         assert sum(decoded) == passes * truth.nbytes
 
 
@@ -322,10 +322,10 @@ def test_too_little_memory_is_an_error():
     with pytest.raises(MemoryBudgetError) as caught:
         hash_tree(tree, memory=8 * MIB, jobs=1)
     assert caught.value.got == 'memory="8MiB"'
-    wanted = int(caught.value.hint.removeprefix('try memory="').removesuffix('MiB"')) * MIB
-    hash_tree(tree, memory=wanted, jobs=1)
+    expected = int(caught.value.hint.removeprefix('try memory="').removesuffix('MiB"')) * MIB
+    hash_tree(tree, memory=expected, jobs=1)
     with pytest.raises(MemoryBudgetError):
-        hash_tree(tree, memory=wanted - MIB, jobs=1)
+        hash_tree(tree, memory=expected - MIB, jobs=1)
 
 
 # Formats
@@ -344,8 +344,8 @@ WRITERS = {
 def test_every_format_has_the_same_digests(name, tmp_path):
     tree = StackLayers()(layered()).tree
     write(tree, WRITERS[name], tmp_path / "made")
-    made = open_tree(tmp_path / "made")
-    assert hash_tree(made, **PLENTY) == hash_tree(tree, **PLENTY)
+    built = open_tree(tmp_path / "made")
+    assert hash_tree(built, **PLENTY) == hash_tree(tree, **PLENTY)
 
 
 def variants():
@@ -359,13 +359,13 @@ def test_every_layout_of_a_maxtext_checkpoint_has_the_same_digests():
     trees = [open_tree(path) for path in variants()]
     assert len(trees) >= 6
     manifests = [hash_tree(tree, **PLENTY) for tree in trees]
-    assert all(each == manifests[0] for each in manifests)
+    assert all(manifest == manifests[0] for manifest in manifests)
     arrays = per_layer(trees[0])
-    wanted = {name: array_digest(array.read(), array.dtype.name) for name, array in arrays.items()}
-    assert {name: each.digest for name, each in manifests[0].arrays.items()} == wanted
-    assert manifests[0].digest == tree_digest(wanted)
-    del wanted["step"]
-    assert manifests[0].parameters == tree_digest(wanted)
+    expected = {name: array_digest(array.read(), array.dtype.name) for name, array in arrays.items()}
+    assert {name: item.digest for name, item in manifests[0].arrays.items()} == expected
+    assert manifests[0].digest == tree_digest(expected)
+    del expected["step"]
+    assert manifests[0].parameters == tree_digest(expected)
 
 
 def test_one_file_and_shards_have_the_same_digests():
@@ -415,7 +415,7 @@ def test_json_and_options():
     )
     assert report["algorithm"] == "sha256"
     assert not report["per_layer"]
-    assert [(each["name"], each["shape"]) for each in report["arrays"]] == [
+    assert [(item["name"], item["shape"]) for item in report["arrays"]] == [
         ("decoder/layers/mlp/wi_0/kernel", [64, 4, 128]),
         ("decoder/layers/mlp/wi_1/kernel", [64, 4, 128]),
     ]

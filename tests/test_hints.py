@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, ended, run
 from support.golden_data import convert
 from support.hf_models import write_llama
-from support.places import FIXTURES, GOLDEN, HF, TRAINED
+from support.locations import FIXTURES, GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.save import save
@@ -48,11 +48,11 @@ def changed(source: Path, destination: Path, name: str) -> Path:
 
 
 def test_another_dtype(tmp_path):
-    made = {}
+    built = {}
     for name in ("bfloat16", "float16", "float32"):
-        convert(made.setdefault(name, tmp_path / name), "qwen3", dtype=DTYPES[name])
+        convert(built.setdefault(name, tmp_path / name), "qwen3", dtype=DTYPES[name])
     source = GOLDEN / "qwen3" / "hf"
-    same, half, wide = (made[name] for name in ("bfloat16", "float16", "float32"))
+    same, half, wide = (built[name] for name in ("bfloat16", "float16", "float32"))
     for one, other in ((wide, same), (same, wide), (half, source)):
         assert hints("verify", one, "--against", other) == [CAST]
         assert hints("verify", one, "--against", other, "--cast", code=0) == []
@@ -92,8 +92,8 @@ def test_training_state_on_one_side(tmp_path):
     damaged = changed(stripped, tmp_path / "damaged", "embedding")
     (hint,) = hints("verify", damaged, "--against", TRAINED)
     command = hint.removesuffix(f"`{DIFF}").removeprefix("`ckpt ").split()
-    (found,) = json.loads(ckpt(*command, "--json").stdout)["arrays"]
-    assert found["name"] == "token_embedder/embedding"
+    (result,) = json.loads(ckpt(*command, "--json").stdout)["arrays"]
+    assert result["name"] == "token_embedder/embedding"
     assert hints("verify", damaged, "--manifest", manifest) == []
 
 
@@ -139,8 +139,8 @@ def test_a_manifest_refuses_what_it_cannot_obey(tmp_path):
     """And obeys what became of the head."""
     source, manifest = GOLDEN / "llama3.2-tied" / "hf", tmp_path / "m.json"
     convert(tmp_path / "maxtext", "llama3.2-tied")
-    made = ["hash", str(tmp_path / "maxtext"), "--as", "maxtext", "--manifest", str(manifest)]
-    assert ckpt(*made).exit_code == 0
+    built = ["hash", str(tmp_path / "maxtext"), "--as", "maxtext", "--manifest", str(manifest)]
+    assert ckpt(*built).exit_code == 0
     for option in ("--cast", "--parameters", "--filter=*"):
         refused = ckpt("verify", source, "--manifest", manifest, option)
         assert (refused.exit_code == 2) == (option != "--filter=*"), refused.output
@@ -148,9 +148,9 @@ def test_a_manifest_refuses_what_it_cannot_obey(tmp_path):
     assert hints("verify", source, "--manifest", manifest, "--tied", "materialize") == []
 
 
-def obeyed(hint: str, **places: Path) -> list[list[str]]:
+def obeyed(hint: str, **locations: Path) -> list[list[str]]:
     """The commands in a hint, with the paths that its placeholders stand for."""
-    known = {name: str(place) for name, place in places.items()}
+    known = {name: str(location) for name, location in locations.items()}
     return [[known.get(word, word) for word in text.split()[1:]] for text in hint.split("`")[1::2]]
 
 
@@ -176,11 +176,11 @@ def test_layers_stacked_on_one_side(tmp_path):
 
 
 def test_another_order_of_rotary_pairs(tmp_path):
-    source, made = GOLDEN / "llama3.1" / "hf", tmp_path / "maxtext"
-    words = ["convert", "hf-to-maxtext", str(source), str(made), "--rope-layout", "halves"]
+    source, built = GOLDEN / "llama3.1" / "hf", tmp_path / "maxtext"
+    words = ["convert", "hf-to-maxtext", str(source), str(built), "--rope-layout", "halves"]
     assert ckpt(*words).exit_code == 0
-    (hint,) = hints("verify", made, "--against", source)
-    (command,) = obeyed(hint, SRC=source, DST=made)
+    (hint,) = hints("verify", built, "--against", source)
+    (command,) = obeyed(hint, SRC=source, DST=built)
     told = ckpt(*command, "--no-progress").stdout
     assert "rotary pairs" in told and "--rope-layout interleaved" in told
 
@@ -197,8 +197,8 @@ def test_equal_numbers_of_other_bits_are_said(tmp_path):
     same = "all numbers are the same but for the sign of zero or the bits of NaN"
     (hint,) = hints("diff", a, b)
     assert hint == f"{same}: with a tolerance, such as --atol 1e-45, these are equal"
-    said = "1 element equal but for the sign of zero or the bits of NaN"
-    assert said in ckpt("diff", a, b, "--no-progress").stdout
+    declared = "1 element equal but for the sign of zero or the bits of NaN"
+    assert declared in ckpt("diff", a, b, "--no-progress").stdout
     assert hints("diff", a, b, "--atol", "1e-45", code=0) == []
     assert hints("diff", a, a, code=0) == []
     assert ckpt("verify", b, "--against", a, "--no-progress").exit_code == 1
@@ -236,8 +236,8 @@ def test_an_adapter_is_no_side_of_a_conversion(tmp_path):
     model, plain = FIXTURES / "peft/bases/llama-float32", FIXTURES / "peft/plain"
     ckpttools.hf_to_maxtext(model, tmp_path / "maxtext")
     ckpttools.adapter_to_maxtext(plain, tmp_path / "lora", base=model)
-    for made, source in (("maxtext", plain), ("lora", plain), ("lora", model)):
-        told = ended("verify", tmp_path / made, "--against", source, code=3).output
+    for built, source in (("maxtext", plain), ("lora", plain), ("lora", model)):
+        told = ended("verify", tmp_path / built, "--against", source, code=3).output
         assert "this is a LoRA adapter" in told and "config.json" not in told
     told = ended("verify", model, "--against", tmp_path / "lora", code=3).output
     assert "this is a LoRA adapter, without the parameters of its model" in told
@@ -263,8 +263,8 @@ def test_an_output_head_alone(tmp_path):
     assert hints("verify", sides[1], "--against", sides[0]) == [in_tied]
     wide = {name: array.astype("f4") for name, array in tensors.items()}
     save_file(wide, tmp_path / "tied/model.safetensors", {"format": "pt"})
-    found = hints("verify", tmp_path / "tied", "--against", tmp_path / "one")
-    assert found == [in_tied, CAST.partition(": ")[2]]
+    result = hints("verify", tmp_path / "tied", "--against", tmp_path / "one")
+    assert result == [in_tied, CAST.partition(": ")[2]]
     # Both have one. Its other name is recognized, as `ckpt diff` does.
     renamed = {**tensors, "tower.lm_head.weight": both["lm_head.weight"]}
     save_file(renamed, tmp_path / "tied/model.safetensors", {"format": "pt"})
@@ -272,7 +272,7 @@ def test_an_output_head_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "declared"),
     [
         (
             ("convert", "hf-to-maxtext", OPEN_INSTRUCT, "OUT"),
@@ -285,6 +285,6 @@ def test_an_output_head_alone(tmp_path):
         ),
     ],
 )
-def test_what_to_do_next_names_the_source(words, said, tmp_path):
+def test_what_to_do_next_names_the_source(words, declared, tmp_path):
     result = ckpt(*(tmp_path / "out" if word == "OUT" else word for word in words))
-    assert result.exit_code == 3 and said in result.stderr
+    assert result.exit_code == 3 and declared in result.stderr

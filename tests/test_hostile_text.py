@@ -114,16 +114,16 @@ class TestDeepJson:
         assert ckpt("inspect", "tree", weights).exit_code == 3
 
     def test_groups_in_groups(self, tmp_path):
-        place = tmp_path / "groups"
-        place.mkdir()
+        location = tmp_path / "groups"
+        location.mkdir()
         try:
-            self.check_groups(place)
+            self.check_groups(location)
         finally:
             # Python's own rmtree calls itself.
-            subprocess.run(["rm", "-rf", place], check=True)
+            subprocess.run(["rm", "-rf", location], check=True)
 
-    def check_groups(self, place):
-        descriptor = os.open(place, os.O_RDONLY)
+    def check_groups(self, location):
+        descriptor = os.open(location, os.O_RDONLY)
         for _ in range(1500):
             with open(os.open("zarr.json", os.O_WRONLY | os.O_CREAT, dir_fd=descriptor), "w") as file:  # noqa: PTH123
                 file.write('{"zarr_format": 3, "node_type": "group"}')
@@ -132,10 +132,10 @@ class TestDeepJson:
             os.close(descriptor)
             descriptor = inner
         os.close(descriptor)
-        shown = ckpt("inspect", "tree", place)
+        shown = ckpt("inspect", "tree", location)
         assert shown.exit_code == 3
         assert "groups are nested too deep" in shown.output
-        assert ckpt("doctor", place).exit_code in (0, 1)
+        assert ckpt("doctor", location).exit_code in (0, 1)
 
 
 class TestNames:
@@ -173,27 +173,27 @@ class TestNames:
         for words in (("remap", path, tmp_path / "out", "--map", tmp_path), ("diff", path, path)):
             self.check(ckpt(*words).output, words)
         names = [
-            each["path"] for each in json.loads(ckpt("inspect", "tree", path, "--json").output)["arrays"]
+            load["path"] for load in json.loads(ckpt("inspect", "tree", path, "--json").output)["arrays"]
         ]
         assert names == [STEERING]
 
     def test_names_of_files_and_what_is_damaged(self, tmp_path):
-        place = tmp_path / STEERING.replace("/", "")
-        place.mkdir()
-        header_file(place / "model.safetensors", {STEERING: ENTRY | {"dtype": STEERING}})
+        location = tmp_path / STEERING.replace("/", "")
+        location.mkdir()
+        header_file(location / "model.safetensors", {STEERING: ENTRY | {"dtype": STEERING}})
         item = write_item(
-            place / "item", {(STEERING.replace("/", ""),): (zarr3([LITTLE], [2]), np.ones(4, "float32"))}
+            location / "item", {(STEERING.replace("/", ""),): (zarr3([LITTLE], [2]), np.ones(4, "float32"))}
         )
         for words in (
-            ("inspect", "tree", place),
-            ("inspect", "tree", place / "model.safetensors"),
+            ("inspect", "tree", location),
+            ("inspect", "tree", location / "model.safetensors"),
             ("inspect", "tree", item),
-            ("doctor", place),
+            ("doctor", location),
             ("doctor", item),
-            ("convert", "to-safetensors", place, place / "out"),
-            ("convert", "to-safetensors", item, place / "out", "--dry-run"),
-            ("convert", "to-safetensors", item, place / "out"),
-            ("convert", "to-orbax", item, place / STEERING),
+            ("convert", "to-safetensors", location, location / "out"),
+            ("convert", "to-safetensors", item, location / "out", "--dry-run"),
+            ("convert", "to-safetensors", item, location / "out"),
+            ("convert", "to-orbax", item, location / STEERING),
         ):
             self.check(ckpt(*words).output, words)
 
@@ -223,7 +223,7 @@ OWN = re.compile(r"\x1b\[(?:0|1|2|3[1236])m")
 
 
 def assert_clean(words, name):
-    result = CliRunner().invoke(main, [str(each) for each in words], catch_exceptions=False, color=True)
+    result = CliRunner().invoke(main, [str(word) for word in words], catch_exceptions=False, color=True)
     shown = OWN.sub("", result.output)
     assert result.exit_code != 70, shown
     assert all(c.isprintable() or c == "\n" for c in shown), (words, name, shown)
@@ -236,11 +236,11 @@ def test_commands_escape_control_characters(tmp_path_factory, name, other):
     """Names of arrays, files, directories and types; values of configurations and metadata."""
     top = tmp_path_factory.mktemp("hostile")
     file_name = name.replace("/", "")[:40]
-    place = top / f"m{file_name}"
-    place.mkdir()
+    location = top / f"m{file_name}"
+    location.mkdir()
     layer = "model.layers.0.mlp.up_proj.weight"
     names = {f"model.{name}.weight": ENTRY, layer + other: ENTRY | {"data_offsets": [0, 4]}}
-    header_file(place / "model.safetensors", {**names, "__metadata__": {name: other, "format": other}})
+    header_file(location / "model.safetensors", {**names, "__metadata__": {name: other, "format": other}})
     config = {
         "model_type": other,
         "architectures": [name],
@@ -248,8 +248,8 @@ def test_commands_escape_control_characters(tmp_path_factory, name, other):
         "hidden_size": name,
         name: other,
     }
-    (place / "config.json").write_text(json.dumps(config))
-    (place / f"tokenizer{file_name}").write_text(name)
+    (location / "config.json").write_text(json.dumps(config))
+    (location / f"tokenizer{file_name}").write_text(name)
     bad = top / f"b{file_name}"
     bad.mkdir()
     header_file(bad / "model.safetensors", {name: ENTRY | {"dtype": other, "shape": [name]}})
@@ -257,28 +257,28 @@ def test_commands_escape_control_characters(tmp_path_factory, name, other):
     (bad / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: other}}))
     out = top / f"o{file_name}"
     for words in (
-        ("inspect", "tree", place),
-        ("inspect", "tree", place, "--flat", "--json"),
-        ("inspect", "stats", place),
-        ("doctor", place),
+        ("inspect", "tree", location),
+        ("inspect", "tree", location, "--flat", "--json"),
+        ("inspect", "stats", location),
+        ("doctor", location),
         ("doctor", bad),
         ("doctor", bad, "--json"),
         ("ls", top),
-        (place,),
-        ("hash", place),
-        ("diff", place, bad),
-        ("verify", place, "--against", bad),
-        ("convert", "hf-to-maxtext", place, out),
-        ("convert", "to-orbax", place, out, "--dry-run"),
+        (location,),
+        ("hash", location),
+        ("diff", location, bad),
+        ("verify", location, "--against", bad),
+        ("convert", "hf-to-maxtext", location, out),
+        ("convert", "to-orbax", location, out, "--dry-run"),
         ("convert", "to-safetensors", bad, out),
-        ("copy", place, out),
+        ("copy", location, out),
         ("copy", bad, out),
-        ("select", place, out, "--include", name),
-        ("inspect", "tree", place / name.replace("/", "")),
-        ("convert", name, place, out),
+        ("select", location, out, "--include", name),
+        ("inspect", "tree", location / name.replace("/", "")),
+        ("convert", name, location, out),
         ("doctor", f"--{name}"),
-        ("maxtext-config", place),
-        ("resolve", place, f"{name}={other}"),
+        ("maxtext-config", location),
+        ("resolve", location, f"{name}={other}"),
     ):
         assert_clean(words, name)
 
@@ -286,18 +286,24 @@ def test_commands_escape_control_characters(tmp_path_factory, name, other):
 def test_only_one_module_prints():
     """What is printed elsewhere would not be escaped; what is styled elsewhere would be."""
     package = Path(printable.__code__.co_filename).parents[1]
-    allowed = {"cli/output.py", "cli/report.py", "cli/families.py", "cli/stopping.py", "cli/border.py"}
+    allowed = {
+        "cli/output.py",
+        "cli/report.py",
+        "cli/families.py",
+        "cli/stopping.py",
+        "cli/error_boundary.py",
+    }
     allowed.add("cli/completion.py")  # a script, which has no text from data
     writes = re.compile(
         r"click\.(?:echo|secho|style)\(|(?<![\w.`])print\(|sys\.std(?:out|err)\.(?:buffer\.)?write\("
     )
-    found = {
+    result = {
         path.relative_to(package).as_posix(): line.strip()
         for path in package.rglob("*.py")
         for line in path.read_text().splitlines()
         if writes.search(line)
     }
-    assert {name: line for name, line in found.items() if name not in allowed} == {
+    assert {name: line for name, line in result.items() if name not in allowed} == {
         # An error of a background save, escaped there: it is printed where Python's logging does not.
         "sharding/save_background.py": 'sys.stderr.write(f"ckpttools: {text}\\n")'
     }

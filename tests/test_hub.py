@@ -8,7 +8,7 @@ import shutil
 import huggingface_hub.constants
 import pytest
 from support.command_line import ckpt, ended, run
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.stores_on_loopback import ask_only, cached, forget
 from support.web_server import COMMIT, cut, hub_name, stating, status, web_server
 
@@ -60,21 +60,21 @@ class TestVerify:
         server.files["hub/org/llama/gone.safetensors"] = b"x" * 100
         server.fault("resolve.*gone", status(404), 9)
         done = ended("verify", HUB, "--json", code=1)
-        found = json.loads(done.stdout)
-        assert {each["name"] for each in found["differences"]} == {
+        result = json.loads(done.stdout)
+        assert {item["name"] for item in result["differences"]} == {
             SHARD,
             "config.json",
             "short.safetensors",
             "gone.safetensors",
         }
-        by_name = {each["name"]: each for each in found["differences"]}
+        by_name = {item["name"]: item for item in result["differences"]}
         assert (
-            by_name[SHARD]["wanted"].startswith("SHA-256 ")
-            and by_name[SHARD]["got"] != by_name[SHARD]["wanted"]
+            by_name[SHARD]["expected"].startswith("SHA-256 ")
+            and by_name[SHARD]["got"] != by_name[SHARD]["expected"]
         )
-        assert by_name["config.json"]["wanted"].startswith("git's SHA-1 ")
+        assert by_name["config.json"]["expected"].startswith("git's SHA-1 ")
         text = ended("verify", HUB, code=1).output
-        assert f"differs from what the hub lists: 4 of {found['files']} files" in text and SHARD in text
+        assert f"differs from what the hub lists: 4 of {result['files']} files" in text and SHARD in text
 
     def test_of_what_was_copied_the_copy_is_compared(self, server, tmp_path):
         folder = cached(tmp_path / "hub_cache", SHARDED, SHARD)
@@ -85,21 +85,23 @@ class TestVerify:
 
     def test_one_file_or_directory_can_be_meant(self, server):
         server.files["hub/org/llama/sub/a.bin"] = b"abc"
-        found = ckpttools.verify_files(f"{HUB}/sub")
-        assert (found.files, found.nbytes, found.equal) == (1, 3, True)
+        result = ckpttools.verify_files(f"{HUB}/sub")
+        assert (result.files, result.nbytes, result.equal) == (1, 3, True)
         server.stored[f"org/llama/{SHARD}"] = b"x" * len(server.files[f"hub/org/llama/{SHARD}"])
-        assert [each.name for each in ckpttools.verify_files(f"{HUB}/{SHARD}").differences] == [SHARD]
+        assert [difference.name for difference in ckpttools.verify_files(f"{HUB}/{SHARD}").differences] == [
+            SHARD
+        ]
 
     def test_large_files_are_read_in_blocks_and_bodies_that_break_off_go_on(self, server):
         server.files["hub/org/llama/large.safetensors"] = bytes(range(256)) * (9 << 12)
         server.fault("signed.*large", cut(1 << 20), 2)
         seen = []
-        found = ckpttools.verify_files(
+        result = ckpttools.verify_files(
             f"{HUB}/large.safetensors",
             memory="256MiB",
             observe=lambda done, total: seen.append((done, total)),
         )
-        assert found.equal and seen[0] == (0, 9 << 20) and seen[-1] == (9 << 20, 9 << 20)
+        assert result.equal and seen[0] == (0, 9 << 20) and seen[-1] == (9 << 20, 9 << 20)
 
     def test_an_error_of_the_network_is_no_difference(self, server):
         server.fault(f"signed.*{SHARD}", status(503), 99)

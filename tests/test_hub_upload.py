@@ -16,8 +16,8 @@ import huggingface_hub.constants
 import pytest
 from support.command_line import ckpt, ended, run, succeed
 from support.hf_models import write_llama
+from support.locations import GOLDEN
 from support.object_stores import files_in
-from support.places import GOLDEN
 from support.stores_on_loopback import asked_by_writer
 from support.web_server import COMMIT, Fault, status, web_server
 
@@ -66,16 +66,16 @@ class TestDataFiles:
         head = {"a.safetensors": b"head"}
         return HubDataFiles(staging.repository, "", {"a.safetensors": len(LARGE) + 100}, head)
 
-    def made(self, files, content=LARGE, again=None, piece=700_000) -> list[bool]:
+    def built(self, files, content=LARGE, again=None, piece=700_000) -> list[bool]:
         """Writes a group as a worker does; whether each pass was a rehearsal, as it says at its end."""
-        found = []
+        result = []
         with closing(files.passes(0)) as sinks:
             for number, sink in enumerate(sinks):
                 now = content if not number or again is None else again
                 for start in range(0, len(now), piece):
                     sink.write("a.safetensors", 10 + start, memoryview(now)[start : start + piece], 0)
-                found.append(sink.is_rehearsal)
-        return found
+                result.append(sink.is_rehearsal)
+        return result
 
     @property
     def whole(self) -> bytes:
@@ -84,19 +84,19 @@ class TestDataFiles:
     @pytest.mark.parametrize("chunk", [None, 1 << 20, len(LARGE) + 100])
     def test_bytes_come_once_for_the_digest_and_once_to_be_sent(self, server, files, chunk):
         server.hub.chunk = chunk
-        assert self.made(files) == [True, False]
+        assert self.built(files) == [True, False]
         assert list(server.hub.objects.values()) == [self.whole]
         assert len(sent(server)) == (1 if chunk is None else -(-len(self.whole) // chunk))
         assert files.large["a.safetensors"].size == len(self.whole) and not files.small
 
     def test_what_storage_has_is_not_sent_again(self, server, files):
-        self.made(files)
+        self.built(files)
         server.log.clear()
-        assert self.made(files) == [True] and not sent(server)
+        assert self.built(files) == [True] and not sent(server)
 
     def test_small_files_are_kept_and_made_once(self, server, files):
         files.sizes, files.heads = {}, {}
-        assert self.made(files, LARGE[:1000]) == [True]
+        assert self.built(files, LARGE[:1000]) == [True]
         assert list(server.hub.objects.values()) == [b"\0" * 10 + LARGE[:1000]]
         with closing(files.passes(1)) as sinks:
             for sink in sinks:
@@ -111,19 +111,19 @@ class TestDataFiles:
     def test_what_is_not_taken_for_a_moment_is_made_and_sent_anew(self, server, files, act, chunk):
         server.hub.chunk = chunk
         server.fault("PUT /storage", act, 2)
-        passes = self.made(files)
+        passes = self.built(files)
         assert len(passes) > 2 and all(passes[2:]), "what watches sees nothing twice"
         assert list(server.hub.objects.values()) == [self.whole]
 
     def test_a_connection_that_breaks_is_not_the_end(self, server, files):
         server.fault("PUT /storage", hang_up, 1)
-        assert len(self.made(files)) == 3
+        assert len(self.built(files)) == 3
         assert list(server.hub.objects.values()) == [self.whole]
 
     def test_after_three_times_it_is_the_end(self, server, files):
         server.fault("PUT /storage", status(500), 99)
         with pytest.raises(StorageError, match=r"cannot upload hf://me/new/a\.safetensors") as caught:
-            self.made(files)
+            self.built(files)
         assert "500" in caught.value.got and caught.value.got.endswith(", tried 3 times")
         assert "not sent again" in caught.value.hint
         assert len(sent(server)) == 3
@@ -132,18 +132,18 @@ class TestDataFiles:
     def test_upload_errors_name_number_of_tries(self, server, files, act):
         server.fault("PUT /storage", act, 99)
         with pytest.raises(StorageError, match="cannot upload") as caught:
-            self.made(files)
+            self.built(files)
         assert caught.value.got.endswith(", tried 3 times"), caught.value
 
     def test_other_bytes_the_second_time_never_get_there(self, server, files):
         with pytest.raises(SourceChangedError, match="another when it was made"):
-            self.made(files, again=LARGE[:-1] + b"x")
+            self.built(files, again=LARGE[:-1] + b"x")
         assert server.hub.objects == {}
 
     def test_no_room_is_told_at_once(self, server, files):
         server.hub.full = 1000
         with pytest.raises(NoSpaceError, match="takes no more") as caught:
-            self.made(files)
+            self.built(files)
         assert "storage limit reached" in caught.value.got and not sent(server)
 
     def test_whoever_gives_up_leaves_nothing(self, server, files):
@@ -164,7 +164,7 @@ class TestDataFiles:
     def test_an_answer_that_is_none_of_a_hub(self, server, files, body):
         server.fault("objects/batch", lambda handler: (200, {}, body))
         with pytest.raises(CheckpointError, match="cannot upload") as caught:
-            self.made(files)
+            self.built(files)
         assert "HF_ENDPOINT" in caught.value.hint
 
 
@@ -255,12 +255,12 @@ class TestCommands:
         for name in ("first", "second"):
             run("convert", to, "hf://org/llama", tmp_path / name)
         first, second = (
-            {path: re.sub(rb'_nsecs": [0-9]+', b"", each) for path, each in files_in(tmp_path / name).items()}
+            {path: re.sub(rb'_nsecs": [0-9]+', b"", item) for path, item in files_in(tmp_path / name).items()}
             for name in ("first", "second")
         )
         assert first == second
-        said = succeed("inspect", "tree", tmp_path / "first").output
-        assert re.search(f"made of +hf://org/llama@{COMMIT}\n", said)
+        declared = succeed("inspect", "tree", tmp_path / "first").output
+        assert re.search(f"made of +hf://org/llama@{COMMIT}\n", declared)
         run("convert", to, HF, tmp_path / "local")
         assert run("hash", tmp_path / "local").split()[0] == run("hash", tmp_path / "first").split()[0]
         assert "made of" not in succeed("inspect", "tree", tmp_path / "local").output
@@ -275,8 +275,8 @@ class TestCommands:
         assert ckpttools.hf_to_maxtext("org/llama", "made").source == f"hf://org/llama@{COMMIT}"
         assert ckpttools.maxtext_to_hf(ITEM, "back", like="org/llama").arrays
         assert ckpttools.convert("org/llama", "any", format="zarr3").source == f"hf://org/llama@{COMMIT}"
-        said = run("convert", "maxtext-to-hf", ITEM, "again", "--like", "org/llama")
-        assert "org/llama is no directory here: it is taken for hf://org/llama" in said
+        declared = run("convert", "maxtext-to-hf", ITEM, "again", "--like", "org/llama")
+        assert "org/llama is no directory here: it is taken for hf://org/llama" in declared
         with pytest.raises(StorageError, match="org/llama is not there"):
             ckpttools.convert(Path("org/llama"), "no", format="zarr3")
 
@@ -391,9 +391,9 @@ class TestStopped:
         server.fault("PUT /storage/.*/2$", status(500), 1)
         words = "--jobs", "16", "--max-shard-size", "5MB", "--manifest", tmp_path / "out.json"
         run("convert", "to-safetensors", tmp_path / "model", NEW, *words)
-        run("hash", tmp_path / "model", "--manifest", tmp_path / "wanted.json")
-        out, wanted = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("out", "wanted"))
-        assert out["digest"] == wanted["digest"]
+        run("hash", tmp_path / "model", "--manifest", tmp_path / "expected.json")
+        out, expected = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("out", "expected"))
+        assert out["digest"] == expected["digest"]
         run("verify", NEW, "--manifest", tmp_path / "out.json")
 
     def test_a_process_that_is_killed_leaves_the_repository_as_it_was(self, server, tmp_path):
@@ -439,7 +439,7 @@ class TestRefusals:
     def test_what_cannot_be_written_is_explained(self, server, monkeypatch, prepare, code, told):
         prepare(server, lambda token: monkeypatch.setenv("HF_TOKEN", token))
         done = ended("convert", "to-safetensors", HF, NEW, code=code)
-        assert all(each in done.output for each in told), done.output
+        assert all(item in done.output for item in told), done.output
         assert not server.hub.commits and not server.hub.objects
 
     def test_without_the_right_to_write_nothing_is_read(self, server):
@@ -501,7 +501,7 @@ class TestCopies:
         done = []
         report = ckpttools.copy(model, NEW, verify=verify, observe=lambda nbytes, total: done.append(nbytes))
         assert done == sorted(done) and done[-1] == report.bytes
-        assert names(server) == {".gitattributes", *(each.name for each in model.iterdir())}
+        assert names(server) == {".gitattributes", *(item.name for item in model.iterdir())}
         (part,) = report.parts
         assert part.bytes_verified == (part.bytes if verify else 0)
         run("verify", NEW, "--against", model)

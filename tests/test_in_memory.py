@@ -9,14 +9,14 @@ from itertools import count
 import pytest
 from support.command_line import ckpt
 from support.golden_data import SOURCES
-from support.places import GOLDEN, HF, TRAINED
+from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from ckpttools.stores import Place, parse
+from ckpttools.stores import Location, parse
 from ckpttools.stores.memory import STORE
 
 NUMBERS = count()
@@ -27,25 +27,25 @@ _TIMES = re.compile(rb'"[a-z]+_timestamp_nsecs": ?\d+|"seconds": ?[0-9.e-]+|"pea
 
 
 @pytest.fixture
-def memory() -> Iterator[Place]:
+def memory() -> Iterator[Location]:
     """An empty place in memory."""
-    place = parse(f"memory://commands/{next(NUMBERS)}")
-    yield place
-    STORE.remove(place.key)
+    location = parse(f"memory://commands/{next(NUMBERS)}")
+    yield location
+    STORE.remove(location.key)
 
 
-def copied(source: Place, target: Place) -> Place:
+def copied(source: Location, target: Location) -> Location:
     """All files of a directory under another name, in any store."""
     for name, _ in source.walk():
         (target / name).write_bytes((source / name).read_bytes())
     return target
 
 
-def contents(place: Place) -> dict[str, bytes]:
-    return {name: _TIMES.sub(b"", (place / name).read_bytes()) for name, _ in place.walk()}
+def contents(location: Location) -> dict[str, bytes]:
+    return {name: _TIMES.sub(b"", (location / name).read_bytes()) for name, _ in location.walk()}
 
 
-@pytest.mark.parametrize(("family", "source"), SOURCES, ids=["-".join(each) for each in SOURCES])
+@pytest.mark.parametrize(("family", "source"), SOURCES, ids=["-".join(item) for item in SOURCES])
 def test_conversions_make_the_same_bytes(tmp_path, memory, family, source):
     """Both ways, scanned and unscanned, for every golden model."""
     local, held = parse(tmp_path), copied(parse(GOLDEN / family / source), memory / "hf")
@@ -102,12 +102,12 @@ def test_every_command_does_the_same_in_memory(tmp_path, memory):
         copied(parse(HF), home / "hf")
         copied(parse(TRAINED), home / "run")
     for words in (*WRITING, *LOOKING):
-        found = []
+        result = []
         for home in homes:
             done = ckpt(*(home / word if word in NAMES else word for word in words))
             text = _TIMES.sub(b"", done.output.replace(str(home), "HOME").encode())
-            found.append((done.exit_code, text.decode() if "--json" in words or done.exit_code else ""))
-        assert found[0] == found[1], words
+            result.append((done.exit_code, text.decode() if "--json" in words or done.exit_code else ""))
+        assert result[0] == result[1], words
     for name in sorted(NAMES - {"nothing", "f32.json", "mt/0/items/d/data", "mt/0/inside"}):
         assert contents(memory / name) == contents(parse(tmp_path) / name), name
 

@@ -36,10 +36,10 @@ def test_any_index_gives_what_numpy_gives(case):
 @given(indexed())
 def test_no_smaller_box_has_all_of_it(case):
     shape, index = case
-    places = np.indices(shape).reshape((len(shape), *shape))
+    locations = np.indices(shape).reshape((len(shape), *shape))
     region = indexing(shape, index).region
-    for axis, found in enumerate(places):
-        taken = found[index]
+    for axis, result in enumerate(locations):
+        taken = result[index]
         if taken.size:
             assert (region.start[axis], region.stop[axis]) == (taken.min(), taken.max() + 1)
         else:

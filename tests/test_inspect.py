@@ -52,7 +52,7 @@ class TestInspectTree:
             ("opt_state", 0, "mu"): constant(8, dtype="float32"),
             ("opt_state", 1): Empty("None"),
         }
-        metadata = Metadata("orbax", step=7, custom={"scan_layers": True}, place="/run/7/items")
+        metadata = Metadata("orbax", step=7, custom={"scan_layers": True}, location="/run/7/items")
         sharding = Sharding("NamedSharding", (("fsdp", 4),), (("fsdp",),))
         report = inspect_tree(
             Tree(leaves, metadata),
@@ -99,7 +99,7 @@ class TestInspectTree:
             ("params", "params", "decoder", "layers_0", "norm", "scale"): constant(8),
         }
         report = inspect_tree(Tree(leaves), "*/layers_*")
-        assert [each.path for each in report.arrays] == ["params/params/decoder/layers_0/norm/scale"]
+        assert [array.path for array in report.arrays] == ["params/params/decoder/layers_0/norm/scale"]
         assert (report.num_arrays, report.num_parameters, report.nbytes) == (1, 8, 16)
         assert report.kind == "unstacked-inference"
 
@@ -162,7 +162,7 @@ class TestFold:
         arrays = {"a/b/c": constant(1), "a/b/d": constant(2), "a/e": constant(4)}
         (top,) = fold(reported(arrays).arrays, depth=2)
         assert (top.name, top.count, top.num_elements, top.nbytes, top.share) == ("a", 3, 7, 14, 1.0)
-        assert [(each.name, each.count, each.children) for each in top.children] == [
+        assert [(child.name, child.count, child.children) for child in top.children] == [
             ("b", 2, ()),
             ("e", 1, ()),
         ]
@@ -265,9 +265,9 @@ def test_a_cut_tree_is_the_top_of_the_whole_one(lengths: dict[str, int], depth: 
 def test_sorting_changes_the_order_only(lengths: dict[str, int]):
     arrays = reported({path: constant(2**length) for path, length in lengths.items()}).arrays
     by_size = sort_arrays(arrays, "size")
-    assert sorted(by_size, key=lambda each: each.path) == sorted(arrays, key=lambda each: each.path)
+    assert sorted(by_size, key=lambda item: item.path) == sorted(arrays, key=lambda array: array.path)
     assert all(a.nbytes >= b.nbytes for a, b in pairwise(by_size))
-    names = [natural_key(each.path) for each in sort_arrays(arrays, "name")]
+    names = [natural_key(array.path) for array in sort_arrays(arrays, "name")]
     assert names == sorted(names)
 
 
@@ -298,8 +298,8 @@ def _expanded(name: str) -> list[str]:
         return [name]
     ranges, _, after = rest.partition("}")
     numbers: list[str] = []
-    for each in ranges.split(","):
-        run, _, step = each.partition(" by ")
+    for item in ranges.split(","):
+        run, _, step = item.partition(" by ")
         first, _, last = run.partition("..")
         values = range(int(first), int(last or first) + 1, int(step or 1))
         numbers += [str(k).zfill(len(first)) for k in values]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.golden_data import FAMILIES
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.trees import maxtext_tree, right_one, without
 
 from ckpttools.array.nodes import Constant
@@ -46,20 +46,22 @@ class TestTrees:
     def test_the_lists_turn_one_tree_into_the_other(
         self, mine: dict[TreePath, Constant], theirs: dict[TreePath, Constant]
     ):
-        found = against_tree(Tree(mine), Tree(theirs))
-        made = {keystr(path): (array.shape, array.dtype.name) for path, array in mine.items()}
-        for extra in found.extra:
-            assert made.pop(extra.path) == (extra.shape, extra.dtype)
-        for each in found.different:
+        result = against_tree(Tree(mine), Tree(theirs))
+        built = {keystr(path): (array.shape, array.dtype.name) for path, array in mine.items()}
+        for extra in result.extra:
+            assert built.pop(extra.path) == (extra.shape, extra.dtype)
+        for item in result.different:
             assert (
-                made[each.path] == (each.got.shape, each.got.dtype) != (each.wanted.shape, each.wanted.dtype)
+                built[item.path]
+                == (item.got.shape, item.got.dtype)
+                != (item.expected.shape, item.expected.dtype)
             )
-            made[each.path] = (each.wanted.shape, each.wanted.dtype)
-        for missing in found.missing:
-            assert missing.path not in made
-            made[missing.path] = (missing.shape, missing.dtype)
-        assert made == {keystr(path): (array.shape, array.dtype.name) for path, array in theirs.items()}
-        assert found.is_same == (not found.missing and not found.extra and not found.different)
+            built[item.path] = (item.expected.shape, item.expected.dtype)
+        for missing in result.missing:
+            assert missing.path not in built
+            built[missing.path] = (missing.shape, missing.dtype)
+        assert built == {keystr(path): (array.shape, array.dtype.name) for path, array in theirs.items()}
+        assert result.is_same == (not result.missing and not result.extra and not result.different)
 
     @given(
         st.dictionaries(NAMES, ARRAYS, max_size=8),
@@ -84,16 +86,16 @@ class TestTrees:
         specs = tuple(ArraySpec(name, shape, "int8") for name, shape in shapes.items())
         unknown = ArraySpec("c", None, None)
         wide = ArraySpec("d", (2,), "float64")
-        found = Comparison("x", 4, missing=(*specs, unknown), extra=(*specs, wide))
-        assert [each.path for each in arranged(found, "size").missing] == ["b", "w9", "w10", "a", "c"]
-        assert [each.path for each in arranged(found, "size").extra] == ["d", "b", "w9", "w10", "a"]
-        assert [each.path for each in arranged(found, "name").missing] == ["a", "b", "c", "w9", "w10"]
+        result = Comparison("x", 4, missing=(*specs, unknown), extra=(*specs, wide))
+        assert [item.path for item in arranged(result, "size").missing] == ["b", "w9", "w10", "a", "c"]
+        assert [item.path for item in arranged(result, "size").extra] == ["d", "b", "w9", "w10", "a"]
+        assert [item.path for item in arranged(result, "name").missing] == ["a", "b", "c", "w9", "w10"]
 
     def test_a_tree_is_as_itself(self):
         tree = open_tree(LLAMA / "hf")
-        found = against_tree(tree, open_tree(LLAMA / "hf_sharded"))
-        assert found.is_same
-        assert (found.num_compared, found.against) == (39, str(LLAMA / "hf_sharded"))
+        result = against_tree(tree, open_tree(LLAMA / "hf_sharded"))
+        assert result.is_same
+        assert (result.num_compared, result.against) == (39, str(LLAMA / "hf_sharded"))
 
 
 class TestFamilies:
@@ -118,11 +120,11 @@ class TestFamilies:
         odd = Constant((64, 7), DTYPES["bfloat16"], b"\0\0")
         changed = Tree({**tree, (*top, "layers_1", "mlp", "wi_0", "kernel"): odd, (*top, "foo"): odd})
         config = config_of("llama3.1") if with_config else None
-        found = against_family(changed, families()["llama"], config, "config.json")
-        assert found.missing == (ArraySpec("decoder.layers_2.mlp.wo.kernel", (128, 64), None),)
-        assert found.extra == (ArraySpec("decoder.foo", (64, 7), "bfloat16"),)
-        (different,) = found.different
-        assert (different.path, different.got.shape, different.wanted.shape) == (
+        result = against_family(changed, families()["llama"], config, "config.json")
+        assert result.missing == (ArraySpec("decoder.layers_2.mlp.wo.kernel", (128, 64), None),)
+        assert result.extra == (ArraySpec("decoder.foo", (64, 7), "bfloat16"),)
+        (different,) = result.different
+        assert (different.path, different.got.shape, different.expected.shape) == (
             "decoder.layers_1.mlp.wi_0.kernel",
             (64, 7),
             (64, 128),
@@ -132,26 +134,26 @@ class TestFamilies:
     def test_optimizer_and_step_take_no_part(self):
         tree = maxtext_tree("llama3.1", scan=True)
         state = Constant((), DTYPES["int32"], bytes(4))
-        found = against_family(Tree({**tree, ("opt_state", 0, "count"): state}), families()["llama"])
-        assert found.is_same
-        assert found.num_compared == 12
+        result = against_family(Tree({**tree, ("opt_state", 0, "count"): state}), families()["llama"])
+        assert result.is_same
+        assert result.num_compared == 12
 
     def test_another_family(self):
-        found = against_family(maxtext_tree("llama3.1", scan=True), families()["qwen3"])
-        assert [each.path.split(".")[-2] for each in found.missing] == ["query_norm", "key_norm"]
-        assert not found.extra
+        result = against_family(maxtext_tree("llama3.1", scan=True), families()["qwen3"])
+        assert [item.path.split(".")[-2] for item in result.missing] == ["query_norm", "key_norm"]
+        assert not result.extra
 
     def test_a_layer_between_others_that_is_not_there(self):
         tree = open_tree(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.2." not in keystr(path)}
-        found = against_family(Tree(arrays), families()["llama"])
-        assert found.missing == (ArraySpec("model.layers.2.*", None, None),)
+        result = against_family(Tree(arrays), families()["llama"])
+        assert result.missing == (ArraySpec("model.layers.2.*", None, None),)
 
     def test_the_first_layer_that_is_not_there(self):
         tree = open_tree(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.0." not in keystr(path)}
-        found = against_family(Tree(arrays), families()["llama"])
-        assert found.missing == (ArraySpec("model.layers.0.*", None, None),)
+        result = against_family(Tree(arrays), families()["llama"])
+        assert result.missing == (ArraySpec("model.layers.0.*", None, None),)
 
     @pytest.mark.parametrize(("number", "first"), [("{layer}", 0), ("{layer+1}", 1)])
     def test_which_layer_is_the_first_the_family_says(self, number: str, first: int):
@@ -161,16 +163,16 @@ class TestFamilies:
         rows = (row("head: mlp <-> head: mlp"),)
         family = Family("own", ("own",), (), rows=rows, layers=(layers,), sizes={})
         leaf = Constant((4,), DTYPES["int8"], b"\0")
-        found = against_family(Tree({(f"blocks.{k}.up",): leaf for k in (2, 3)} | {("head",): leaf}), family)
-        assert [each.path for each in found.missing] == [f"blocks.{k}.*" for k in range(first, 2)]
+        result = against_family(Tree({(f"blocks.{k}.up",): leaf for k in (2, 3)} | {("head",): leaf}), family)
+        assert [item.path for item in result.missing] == [f"blocks.{k}.*" for k in range(first, 2)]
 
-    @pytest.mark.parametrize("place", ["hf", "maxtext_scanned", "maxtext_unscanned"])
-    def test_how_many_layers_there_should_be_only_a_configuration_tells(self, place: str):
+    @pytest.mark.parametrize("location", ["hf", "maxtext_scanned", "maxtext_unscanned"])
+    def test_how_many_layers_there_should_be_only_a_configuration_tells(self, location: str):
         """Without the last one names and shapes are those of a shorter model."""
-        tree = Tree(dict(open_tree(LLAMA / place)))
-        where = "model.layers" if place == "hf" else "decoder/layers"
-        (*_, said) = against_family(tree, families()["llama"]).reasons
-        assert said == (
+        tree = Tree(dict(open_tree(LLAMA / location)))
+        where = "model.layers" if location == "hf" else "decoder/layers"
+        (*_, declared) = against_family(tree, families()["llama"]).reasons
+        assert declared == (
             f"Layers found: 4 in {where}. Only the model's config.json tells whether more belong there."
         )
         assert not against_family(tree, families()["llama"], config_of("llama3.1"), "config.json").reasons
@@ -179,14 +181,14 @@ class TestFamilies:
         tree = Tree(dict(open_tree(LLAMA / "hf")))
         last = max(tree, key=keystr)
         odd = Tree({**tree, (f"model.layers.{10**30}.mlp.up_proj.weight",): tree[last]})
-        found = against_family(odd, families()["llama"])
-        assert len(found.missing) + len(found.extra) < 20
+        result = against_family(odd, families()["llama"])
+        assert len(result.missing) + len(result.extra) < 20
 
     def test_a_pattern_is_of_paths_as_the_tree_has_them(self):
         tree, qwen = maxtext_tree("llama3.1", scan=True), families()["qwen3"]
-        found = against_family(tree, qwen, pattern="params/params/*/self_attention/*")
-        assert [each.path.split(".")[-2] for each in found.missing] == ["query_norm", "key_norm"]
-        assert found.num_compared == 4
+        result = against_family(tree, qwen, pattern="params/params/*/self_attention/*")
+        assert [item.path.split(".")[-2] for item in result.missing] == ["query_norm", "key_norm"]
+        assert result.num_compared == 4
         only = against_family(tree, qwen, pattern="*/query_norm/*")
         assert (len(only.missing), only.num_compared) == (1, 0)
         assert against_family(tree, qwen, pattern="*/mlp/*").is_same
@@ -204,9 +206,9 @@ class TestFamilies:
     def test_where_only_names_can_be_compared_that_is_said(self):
         """Gemma 3's unscanned layers do not tell how many form a cycle."""
         tree = maxtext_tree("gemma3", scan=False)
-        found = against_family(tree, families()["gemma3"])
-        assert found.is_same
-        assert not found.shapes_compared
+        result = against_family(tree, families()["gemma3"])
+        assert result.is_same
+        assert not result.shapes_compared
         lost = Tree({path: leaf for path, leaf in tree.items() if "wi_0" not in path})
         assert not against_family(lost, families()["gemma3"]).is_same
 
@@ -229,21 +231,21 @@ class TestCommand:
     def test_filter_sort_and_flat(self, tmp_path: Path):
         """With --flat one line for each array; the filter may mean nothing but what is missing."""
         tree = open_tree(LLAMA / "hf")
-        arrays = {keystr(p): each.read() for p, each in tree.arrays.items() if ".layers.3." not in keystr(p)}
+        arrays = {keystr(p): item.read() for p, item in tree.arrays.items() if ".layers.3." not in keystr(p)}
         save_file(arrays, tmp_path / "model.safetensors")
         arguments = ("--against", LLAMA / "hf", "--filter", "*.3.mlp.*", "--sort", "size", "--flat")
-        result = ckpt("inspect", "tree", tmp_path, *arguments)
-        assert result.exit_code == 1
-        lines = result.stdout.splitlines()
+        outcome = ckpt("inspect", "tree", tmp_path, *arguments)
+        assert outcome.exit_code == 1
+        lines = outcome.stdout.splitlines()
         assert "  holds       0 arrays, 0 B" in lines
         assert lines[lines.index("3 arrays are missing") + 1 :] == [
             "  model.layers.3.mlp.down_proj.weight  bfloat16[64,128]",
             "  model.layers.3.mlp.gate_proj.weight  bfloat16[128,64]",
             "  model.layers.3.mlp.up_proj.weight    bfloat16[128,64]",
         ]
-        found = json.loads(ckpt("inspect", "tree", tmp_path, *arguments, "--json").stdout)["comparison"]
-        assert len(found["missing"]) == 3
-        assert not found["extra"]
+        result = json.loads(ckpt("inspect", "tree", tmp_path, *arguments, "--json").stdout)["comparison"]
+        assert len(result["missing"]) == 3
+        assert not result["extra"]
         same = ckpt("inspect", "tree", tmp_path, "--against", LLAMA / "hf", "--filter", "*.2.mlp.*")
         assert same.exit_code == 0
         assert " ".join(same.stdout.split()).endswith(
@@ -286,15 +288,15 @@ class TestCommand:
         assert "with the config.json beside it" in result.stdout
 
     def test_json(self):
-        result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "qwen3", "--json")
-        assert result.exit_code == 1
-        found = json.loads(result.stdout)
-        assert found["num_arrays"] == 39
-        assert found["comparison"]["missing"] == [
+        outcome = ckpt("inspect", "tree", LLAMA / "hf", "--against", "qwen3", "--json")
+        assert outcome.exit_code == 1
+        result = json.loads(outcome.stdout)
+        assert result["num_arrays"] == 39
+        assert result["comparison"]["missing"] == [
             {"path": f"model.layers.{{layer}}.self_attn.{name}.weight", "shape": None, "dtype": None}
             for name in ("q_norm", "k_norm")
         ]
-        assert not found["comparison"]["shapes_compared"]
+        assert not result["comparison"]["shapes_compared"]
 
     @pytest.mark.parametrize(
         ("what", "code", "words"),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.hf_models import write_llama
-from support.places import GOLDEN, ORBAX
+from support.locations import GOLDEN, ORBAX
 
 from ckpttools.array.tree import keystr
 from ckpttools.cli.inspect_tree import COLUMNS, amounts, shortened
@@ -45,10 +45,10 @@ def tree_lines(*arguments: object, **environment: str) -> list[str]:
 
 
 def json_of(*arguments: object) -> dict[str, object]:
-    result = ckpt("inspect", "tree", *arguments, "--json")
-    assert result.exit_code == 0, result.output
-    found: dict[str, object] = json.loads(result.stdout)
-    return found
+    outcome = ckpt("inspect", "tree", *arguments, "--json")
+    assert outcome.exit_code == 0, outcome.output
+    result: dict[str, object] = json.loads(outcome.stdout)
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def scanned() -> Path:
 
 class TestJson:
     def test_a_converted_checkpoint(self, scanned: Path):
-        found = json_of(scanned)
-        arrays = {each["path"]: each for each in found.pop("arrays")}  # type: ignore[attr-defined]
+        result = json_of(scanned)
+        arrays = {item["path"]: item for item in result.pop("arrays")}  # type: ignore[attr-defined]
         promised = {
             "path": f"{scanned}/0/items",
             "format": "orbax",
@@ -79,16 +79,16 @@ class TestJson:
             "nbytes": 361_608,
             "custom_metadata": {"scan_layers": True},
         }
-        assert {name: found[name] for name in promised} == promised
-        assert found["layers"] == [
+        assert {name: result[name] for name in promised} == promised
+        assert result["layers"] == [
             {"path": "decoder/layers", "length": 4, "layout": "stacked", "cycle": 1, "remainder": 0}
         ]
-        assert found["roles"] == {
+        assert result["roles"] == {
             "parameter": {"num_arrays": 12, "num_elements": 180_800, "nbytes": 361_600},
             "other": {"num_arrays": 1, "num_elements": 1, "nbytes": 8},
         }
-        assert [each["name"] for each in found["families"]] == ["llama", "mistral"]  # type: ignore[attr-defined]
-        assert (found["optimizer"], found["random_states"], found["warnings"]) == (None, 0, [])
+        assert [item["name"] for item in result["families"]] == ["llama", "mistral"]  # type: ignore[attr-defined]
+        assert (result["optimizer"], result["random_states"], result["warnings"]) == (None, 0, [])
         assert len(arrays) == 13
         assert arrays["params/params/decoder/layers/self_attention/query/kernel"] == {
             "path": "params/params/decoder/layers/self_attention/query/kernel",
@@ -101,13 +101,13 @@ class TestJson:
         }
 
     def test_safetensors(self, llama: Path):
-        found = json_of(llama)
-        assert found["format"] == "safetensors"
-        assert [found[name] for name in ("kind", "flavour", "scan_axis", "step")] == [None] * 4
-        assert (found["num_arrays"], found["num_parameters"], found["nbytes"]) == (39, 180_800, 361_600)
-        arrays = found["arrays"]
-        assert "model.layers.0.mlp.up_proj.weight" in [each["path"] for each in arrays]  # type: ignore[attr-defined]
-        assert {each["role"] for each in arrays} == {"parameter"}  # type: ignore[attr-defined]
+        result = json_of(llama)
+        assert result["format"] == "safetensors"
+        assert [result[name] for name in ("kind", "flavour", "scan_axis", "step")] == [None] * 4
+        assert (result["num_arrays"], result["num_parameters"], result["nbytes"]) == (39, 180_800, 361_600)
+        arrays = result["arrays"]
+        assert "model.layers.0.mlp.up_proj.weight" in [array["path"] for array in arrays]  # type: ignore[attr-defined]
+        assert {array["role"] for array in arrays} == {"parameter"}  # type: ignore[attr-defined]
 
     def test_subtrees_with_their_totals(self, llama: Path):
         head, model = json_of(llama, "--depth", 1, "--sort", "name")["subtrees"]  # type: ignore[misc]
@@ -116,17 +116,17 @@ class TestJson:
         assert head["share"] + model["share"] == pytest.approx(1)
 
     def test_filter(self, llama: Path):
-        found = json_of(llama, "--filter", "*.mlp.*")
-        assert found["num_arrays"] == 12
-        assert all(".mlp." in each["path"] for each in found["arrays"])  # type: ignore[attr-defined]
+        result = json_of(llama, "--filter", "*.mlp.*")
+        assert result["num_arrays"] == 12
+        assert all(".mlp." in item["path"] for item in result["arrays"])  # type: ignore[attr-defined]
 
     def test_sorted_by_size(self, scanned: Path):
-        sizes = [each["nbytes"] for each in json_of(scanned, "--sort", "size")["arrays"]]  # type: ignore[attr-defined]
+        sizes = [item["nbytes"] for item in json_of(scanned, "--sort", "size")["arrays"]]  # type: ignore[attr-defined]
         assert sizes == sorted(sizes, reverse=True)
 
     def test_sharding(self):
-        found = json_of(ORBAX / "multihost_plain", "--sharding")
-        arrays = {each["path"]: each for each in found["arrays"]}  # type: ignore[attr-defined]
+        result = json_of(ORBAX / "multihost_plain", "--sharding")
+        arrays = {item["path"]: item for item in result["arrays"]}  # type: ignore[attr-defined]
         assert arrays["params/params/decoder/w_col"]["sharding"] == {
             "kind": "NamedSharding",
             "mesh": [["fsdp", 4]],
@@ -189,8 +189,8 @@ class TestFacts:
 
     def test_long_metadata_is_cut(self, tmp_path: Path):
         write_llama(tmp_path / "hf")
-        place = ckpt("convert", "to-orbax", tmp_path / "hf", tmp_path / "out")
-        assert place.exit_code == 0, place.output
+        location = ckpt("convert", "to-orbax", tmp_path / "hf", tmp_path / "out")
+        assert location.exit_code == 0, location.output
         path = tmp_path / "out" / "0" / "_CHECKPOINT_METADATA"
         document = json.loads(path.read_text()) | {"custom_metadata": {"note": "x" * 5000}}
         path.write_text(json.dumps(document))
@@ -257,7 +257,7 @@ class TestTree:
     def test_a_filter_that_nothing_matches(self, llama: Path):
         result = ckpt("inspect", "tree", llama, "--filter", "nope")
         assert result.exit_code == 2
-        assert "got    nope" in result.stderr
+        assert "got      nope" in result.stderr
 
     def test_one_shard_of_several(self, llama: Path, tmp_path: Path):
         for shard in sorted(llama.glob("*.safetensors")):
@@ -325,8 +325,8 @@ class TestTree:
         assert ckpt("inspect", "tree", step, "--step", 4).exit_code == 0
         result = ckpt("inspect", "tree", step, "--step", 0)
         assert result.exit_code == 2
-        assert "there is no step 0" in result.stderr and "got    step 4\n" in result.stderr
-        assert "next   give the directory of the run, or leave --step out" in result.stderr
+        assert "there is no step 0" in result.stderr and "got      step 4\n" in result.stderr
+        assert "hint     give the directory of the run, or leave --step out" in result.stderr
 
     def test_names_cannot_steer_the_terminal(self):
         assert printable("a\x1b[31m\n\ud800") == r"a\x1b[31m\n\ud800"
@@ -401,10 +401,10 @@ def test_a_row_that_is_too_long_goes_on_below_its_name():
 
 
 @pytest.mark.parametrize("options", [(), ("--flat",), ("--sharding",), ("--flat", "--sharding")])
-@pytest.mark.parametrize("place", ["gemma4-moe/hf", "llama4-scout/hf", "llama3.1/maxtext_scanned"])
-def test_lines_fit_the_terminal(place: str, options: tuple[str, ...]):
-    lines = lines_of(GOLDEN / place, *options, COLUMNS="80")
+@pytest.mark.parametrize("location", ["gemma4-moe/hf", "llama4-scout/hf", "llama3.1/maxtext_scanned"])
+def test_lines_fit_the_terminal(location: str, options: tuple[str, ...]):
+    lines = lines_of(GOLDEN / location, *options, COLUMNS="80")
     assert max(map(len, lines[1:])) <= 80
     if "--flat" in options:
-        names = {keystr(path) for path in open_tree(GOLDEN / place).arrays}
+        names = {keystr(path) for path in open_tree(GOLDEN / location).arrays}
         assert names <= {line.split(" ")[0] for line in lines}

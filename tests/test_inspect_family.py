@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.golden_data import FAMILIES
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.trees import maxtext_tree, right_one, without
 
 from ckpttools.array.nodes import Constant
@@ -24,27 +24,27 @@ NUMBERS = re.compile("[0-9]+")
 
 
 def guessed(tree: Tree) -> dict[str, FamilyGuess]:
-    return {each.name: each for each in guess_families(tree, families().values())}
+    return {family.name: family for family in guess_families(tree, families().values())}
 
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
 @pytest.mark.parametrize("model", FAMILIES)
 def test_names_tell_the_family_of_what_maxtext_wrote(model: str, scan: bool):
-    found = guessed(maxtext_tree(model, scan))
-    assert right_one(model) in found
-    assert set(found) <= {right_one(model)} or set(found) in ALIKE
-    for guess in found.values():
+    result = guessed(maxtext_tree(model, scan))
+    assert right_one(model) in result
+    assert set(result) <= {right_one(model)} or set(result) in ALIKE
+    for guess in result.values():
         assert (guess.side, guess.named, guess.missing, guess.others) == ("maxtext", False, (), ())
-        assert guess.matched == guess.wanted > 5
+        assert guess.matched == guess.expected > 5
 
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_names_tell_the_family_of_hugging_face_weights(model: str):
     tree = open_tree(GOLDEN / model / "hf")
-    found = guessed(tree.with_metadata(config=None))
-    assert right_one(model) in found
-    assert set(found) <= {right_one(model)} or set(found) in ALIKE
-    assert all((each.side, each.missing, each.others) == ("huggingface", (), ()) for each in found.values())
+    result = guessed(tree.with_metadata(config=None))
+    assert right_one(model) in result
+    assert set(result) <= {right_one(model)} or set(result) in ALIKE
+    assert all((item.side, item.missing, item.others) == ("huggingface", (), ()) for item in result.values())
 
 
 @pytest.mark.parametrize("model", ["llama3.1", "mistral-7b"])
@@ -59,7 +59,7 @@ def test_what_is_missing_is_said_as_a_template():
         tree = without(tree, ("params", "params", "decoder", f"layers_{layer}", "mlp", "wi_1", "kernel"))
     guess = guessed(tree)["llama"]
     assert guess.missing == ("decoder.layers_{layer}.mlp.wi_1.kernel",)
-    assert (guess.matched, guess.wanted) == (10, 11)
+    assert (guess.matched, guess.expected) == (10, 11)
 
 
 def test_what_is_left_over_is_said_folded():
@@ -96,7 +96,7 @@ def test_taking_arrays_away_takes_their_names_from_the_matched(data: st.DataObje
     # The head is there or not, as the model is tied or not: that it is gone is no fault.
     needed = [path for path in gone if "logits_dense" not in path]
     (guess,) = fits
-    assert guess.wanted - guess.matched == len(needed) == len(guess.missing)
+    assert guess.expected - guess.matched == len(needed) == len(guess.missing)
     assert not guess.others
 
 
@@ -110,5 +110,5 @@ def test_taking_arrays_away_takes_their_names_from_the_matched(data: st.DataObje
 )
 def test_any_names_are_looked_at(leaves: dict[Path, Constant]):
     for guess in guessed(Tree(leaves)).values():
-        assert 0 <= guess.matched <= guess.wanted
-        assert len(guess.missing) == guess.wanted - guess.matched
+        assert 0 <= guess.matched <= guess.expected
+        assert len(guess.missing) == guess.expected - guess.matched

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.places import ORBAX
+from support.locations import ORBAX
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.shardings import Sharding
@@ -33,13 +33,13 @@ MESH_AXES = st.lists(
 
 def test_what_orbax_stored():
     tree = open_tree(ORBAX / "multihost_plain")
-    found = {keystr(path): each for path, each in stored_shardings(tree).items()}
+    result = {keystr(path): item for path, item in stored_shardings(tree).items()}
     mesh = (("fsdp", 4),)
-    assert found["params/params/decoder/w_col"] == Sharding(
+    assert result["params/params/decoder/w_col"] == Sharding(
         "NamedSharding", mesh, ((), ("fsdp",)), write_shape=(16, 8)
     )
-    assert found["step"] == Sharding("NamedSharding", mesh, write_shape=())
-    assert set(found) == {keystr(path) for path in tree.arrays}
+    assert result["step"] == Sharding("NamedSharding", mesh, write_shape=())
+    assert set(result) == {keystr(path) for path in tree.arrays}
 
 
 def test_one_device():
@@ -49,7 +49,7 @@ def test_one_device():
 
 def test_none_where_none_is_stored():
     assert stored_shardings(open_tree(ORBAX / "maxtext_converted")) == {}
-    assert stored_shardings(Tree({}, Metadata("safetensors", place="/"))) == {}
+    assert stored_shardings(Tree({}, Metadata("safetensors", location="/"))) == {}
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_none_where_none_is_stored():
 def test_a_damaged_file(tmp_path: Path, text: str):
     (tmp_path / "_sharding").write_text(text)
     with pytest.raises(FormatError) as caught:
-        stored_shardings(Tree({}, Metadata("orbax", place=str(tmp_path))))
+        stored_shardings(Tree({}, Metadata("orbax", location=str(tmp_path))))
     assert str(tmp_path / "_sharding") in str(caught.value)
 
 
@@ -80,10 +80,10 @@ def test_any_named_sharding(tmp_path_factory: pytest.TempPathFactory, data: st.D
     key = base64.urlsafe_b64encode(b"a.b").decode()
     (directory / "_sharding").write_text(json.dumps({key: json.dumps(document)}))
     leaf = Constant((8, 8, 8), DTYPES["int8"], b"\0")
-    tree = Tree({("a", "b"): leaf, ("c",): leaf}, Metadata("orbax", place=str(directory)))
-    (found,) = stored_shardings(tree).items()
-    wanted = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
-    assert found == (("a", "b"), Sharding("NamedSharding", tuple(map(tuple, mesh)), wanted))
+    tree = Tree({("a", "b"): leaf, ("c",): leaf}, Metadata("orbax", location=str(directory)))
+    (result,) = stored_shardings(tree).items()
+    expected = tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in spec)
+    assert result == (("a", "b"), Sharding("NamedSharding", tuple(map(tuple, mesh)), expected))
 
 
 def test_devices_are_nested_by_the_axes_of_their_mesh():
@@ -93,7 +93,7 @@ def test_devices_are_nested_by_the_axes_of_their_mesh():
     cut = Sharding("NamedSharding", (("x", 2), ("y", 3)), (("x",),), devices=devices)
     (text,) = sharding_document(tree, {("a",): cut}, ()).values()
     nested = json.loads(text)["device_mesh"]["mesh"]
-    assert [[each["id"] for each in row] for row in nested] == [[5, 4, 3], [2, 1, 0]]
+    assert [[item["id"] for item in row] for row in nested] == [[5, 4, 3], [2, 1, 0]]
 
 
 def test_it_is_written_as_jax_writes_it():

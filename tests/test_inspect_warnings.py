@@ -39,39 +39,39 @@ def small(dtype: str = "bfloat16") -> Constant:
     return Constant((4, 2), DTYPES[dtype], bytes(DTYPES[dtype].itemsize))
 
 
-def said(
+def declared(
     leaves: Mapping[Path, LazyArray], unfinished: Mapping[str, str] | None = None, **metadata: Any
 ) -> tuple[TreeWarning, ...]:
     """All but the warning that one small array does not show its axis of layers: see test_scan_axis.py."""
     tree = Tree(leaves, Metadata("orbax", step=4, **metadata))
-    return tuple(each for each in warnings_of(tree, unfinished or {}) if each.name != "open-scan-axis")
+    return tuple(item for item in warnings_of(tree, unfinished or {}) if item.name != "open-scan-axis")
 
 
 def test_nothing_to_say():
-    assert said({LAYER: small(), ("step",): small("int32")}, custom={"scan_layers": True}) == ()
-    assert said({}) == ()
+    assert declared({LAYER: small(), ("step",): small("int32")}, custom={"scan_layers": True}) == ()
+    assert declared({}) == ()
 
 
 def test_an_unfinished_step():
-    (warning,) = said({("a",): small()}, {"5": "no _METADATA"})
+    (warning,) = declared({("a",): small()}, {"5": "no _METADATA"})
     assert warning == TreeWarning("unfinished-step", "5, beside step 4, is an unfinished save: no _METADATA")
 
 
 class TestScanLayers:
     def test_missing_in_a_stacked_tree(self):
-        (warning,) = said({LAYER: small()})
+        (warning,) = declared({LAYER: small()})
         assert warning.name == "no-scan-layers"
         assert "scan_layers=true" in warning.text
 
     def test_missing_in_an_unstacked_tree(self):
-        (warning,) = said({("params", "params", "decoder", "layers_0", "norm", "scale"): small()})
+        (warning,) = declared({("params", "params", "decoder", "layers_0", "norm", "scale"): small()})
         assert "scan_layers=false" in warning.text
 
     def test_no_matter_in_other_trees(self):
-        assert said({("weights",): small()}) == ()
+        assert declared({("weights",): small()}) == ()
 
     def test_contradicted_by_the_arrays(self):
-        (warning,) = said({LAYER: small()}, custom={"scan_layers": False})
+        (warning,) = declared({LAYER: small()}, custom={"scan_layers": False})
         assert warning.name == "contradiction"
         assert "scan_layers=false" in warning.text
 
@@ -79,40 +79,40 @@ class TestScanLayers:
 class TestGiantChunks:
     def test_a_leaf_in_one_giant_chunk(self):
         big, bigger = chunked(128, MIB, chunk=(128, MIB)), chunked(256, MIB, chunk=(256, MIB))
-        (warning,) = said({("a", "x"): big, ("a", "y"): bigger, ("b",): small()})
+        (warning,) = declared({("a", "x"): big, ("a", "y"): bigger, ("b",): small()})
         assert (warning.name, warning.arrays) == ("giant-chunk", ("a/x", "a/y"))
         assert warning.text.startswith("2 arrays are one chunk each, a/y 0.5 GB:")
 
     @pytest.mark.parametrize("chunk", [(64, MIB), (128, MIB // 2)])
     def test_cut_in_two_it_is_none(self, chunk: tuple[int, ...]):
-        assert said({("a",): chunked(128, MIB, chunk=chunk)}) == ()
+        assert declared({("a",): chunked(128, MIB, chunk=chunk)}) == ()
 
     def test_small_ones_do_not_matter(self):
-        assert said({("a",): chunked(64, MIB, chunk=(64, MIB))}) == ()
+        assert declared({("a",): chunked(64, MIB, chunk=(64, MIB))}) == ()
 
 
 class TestFineChunks:
     def test_many_small_chunks(self):
-        (warning,) = said({("a",): chunked(2048, 1024, chunk=(2, 1024))})
+        (warning,) = declared({("a",): chunked(2048, 1024, chunk=(2, 1024))})
         assert (warning.name, warning.arrays) == ("fine-chunks", ("a",))
         assert "a into 1,024 chunks of 4.1 kB" in warning.text
 
     def test_a_few_small_chunks(self):
-        assert said({("a",): chunked(2046, 1024, chunk=(2, 1024))}) == ()
+        assert declared({("a",): chunked(2046, 1024, chunk=(2, 1024))}) == ()
 
     def test_many_large_chunks(self):
-        assert said({("a",): chunked(2048, 65536, chunk=(1, 65536))}) == ()
+        assert declared({("a",): chunked(2048, 65536, chunk=(1, 65536))}) == ()
 
 
 class TestMixedDtypes:
     def test_the_odd_ones_are_named(self):
-        (warning,) = said({("a",): small(), ("b",): small(), ("norm",): small("float32")})
+        (warning,) = declared({("a",): small(), ("b",): small(), ("norm",): small("float32")})
         assert (warning.name, warning.arrays) == ("mixed-dtypes", ("norm",))
         assert warning.text == "parameters have mixed dtypes: 2 in bfloat16, 1 in float32"
 
     def test_optimizer_and_integers_may_be_other(self):
         leaves = {("a",): small(), ("table",): small("int32"), ("opt_state", 0, "mu"): small("float32")}
-        assert said(leaves) == ()
+        assert declared(leaves) == ()
 
 
 @given(
@@ -126,7 +126,7 @@ def test_arrays_named_are_those_with_the_fault(sizes: dict[Path, tuple[int, int,
     arrays = {
         path: chunked(n, m << 6, chunk=(min(a, n), min(b, m << 6))) for path, (n, m, a, b) in sizes.items()
     }
-    found = {warning.name: set(warning.arrays) for warning in said(arrays)}
+    result = {warning.name: set(warning.arrays) for warning in declared(arrays)}
     giant, fine = set(), set()
     for (name,), array in arrays.items():
         (n, m), (a, b) = array.shape, array.chunk
@@ -135,7 +135,7 @@ def test_arrays_named_are_those_with_the_fault(sizes: dict[Path, tuple[int, int,
             giant.add(name)
         if 2 * a * b < 65536 and count >= 1024:
             fine.add(name)
-    assert found == {name: names for name, names in (("giant-chunk", giant), ("fine-chunks", fine)) if names}
+    assert result == {name: names for name, names in (("giant-chunk", giant), ("fine-chunks", fine)) if names}
 
 
 def test_advice_about_chunks_is_of_the_same_arrays(tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_advice_about_chunks_is_of_the_same_arrays(tmp_path, monkeypatch):
         for name, how in grids.items()
     }
     tree = open_tree(write_item(tmp_path / "item", arrays))
-    warned = {each.name.partition("-")[0]: each.arrays for each in inspect_tree(tree).warnings}
-    advised = {each.subject: each.paths for each in advice(inspect_chunks(tree, storage_of(tree)))}
+    warned = {warning.name.partition("-")[0]: warning.arrays for warning in inspect_tree(tree).warnings}
+    advised = {item.subject: item.paths for item in advice(inspect_chunks(tree, storage_of(tree)))}
     assert (warned["giant"], warned["fine"]) == (("giant",), ("fine", "pieces"))
     assert (advised["giant chunks"], advised["over-fine chunks"]) == (("giant",), ("fine", "pieces"))

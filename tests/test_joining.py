@@ -35,7 +35,9 @@ REGROUPED = """
 
 
 def table(text, **lengths):
-    return Table(with_parts(rows(text)), {axis: Size(n, axis) for axis, n in lengths.items()}, place="model")
+    return Table(
+        with_parts(rows(text)), {axis: Size(n, axis) for axis, n in lengths.items()}, location="model"
+    )
 
 
 def lazy(**arrays):
@@ -57,7 +59,7 @@ def test_parts_are_concatenated_and_taken_apart(embed, heads, query, key, value)
     lengths = {"embed": embed, "heads": heads, "query": query, "key": key, "value": value}
     q, k, v = parts(**lengths).values()
     whole = np.concatenate([q, k, v], axis=2).reshape(embed, -1)
-    flat = [each.transpose(1, 2, 0).reshape(-1, embed) for each in (q, k, v)]
+    flat = [item.transpose(1, 2, 0).reshape(-1, embed) for item in (q, k, v)]
     right = {"q": flat[0], "k": k, "v": v.transpose(1, 0, 2)}
     regrouped = {"qk": np.concatenate(flat[:2]), "v": flat[2]}
     for text, arrays in ((SEVERAL, right), (REGROUPED, regrouped)):
@@ -76,10 +78,10 @@ def test_without_one_of_its_parts_there_is_no_array():
 
 
 @pytest.mark.parametrize("shape", [(2, 20), (2, 21, 1), (21, 2)])
-def test_the_shape_of_all_parts_is_wanted(shape):
+def test_the_shape_of_all_parts_is_expected(shape):
     """Nothing is read of an array that is not as long as its parts."""
     lengths = {"embed": 2, "heads": 3, "query": 1, "key": 4, "value": 2}
-    with pytest.raises(CoverageError, match=r"wanted \[2, 21\]"):
+    with pytest.raises(CoverageError, match=r"expected \[2, 21\]"):
         table(SEVERAL, **lengths).to_right({"all": Stored(shape, F32, Refusing("all"), 0)})
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.flavours import with_parameters
 from support.golden_data import golden_checkpoint
-from support.places import ORBAX, TRAINED
+from support.locations import ORBAX, TRAINED
 from support.train_data import ALL, FLAVOURS, golden_leaves, layered
 from support.trees import lazy
 
@@ -77,7 +77,7 @@ class TestKinds:
     @given(layered())
     def test_numbers_of_layers_are_those_of_the_other_side(self, case):
         stacks = layer_stacks(below_decoder(view_of(case.stacked).parameters), case.axis)
-        keys = [key for each in stacks for key in each.layer_keys]
+        keys = [key for stack in stacks for key in stack.layer_keys]
         singles = {path[:1] for path in below_decoder(view_of(case.single).parameters) if numbered(path[0])}
         assert sorted(keys) == sorted(singles)
 
@@ -139,7 +139,7 @@ class TestGolden:
 
     @pytest.mark.skipif(ALL is None, reason="CKPTTOOLS_GOLDEN names no directory")
     @pytest.mark.parametrize(
-        ("family", "wanted"),
+        ("family", "expected"),
         [
             ("gemma3", [LayerGroup("decoder/layers", 8, "cycle", 6, 2)]),
             ("gemma4-moe", [LayerGroup("decoder/scanned_blocks", 12, "blocks", 6)]),
@@ -155,9 +155,9 @@ class TestGolden:
             ),
         ],
     )
-    def test_all_families(self, family, wanted):
+    def test_all_families(self, family, expected):
         view = view_of(open_tree(ALL / family / "maxtext_scanned"))
-        assert (list(view.layers), view.scan_axis, view.contradictions) == (wanted, 1, ())
+        assert (list(view.layers), view.scan_axis, view.contradictions) == (expected, 1, ())
 
 
 MODEL = {("decoder", "layers", "mlp", "kernel"): array(2, 3), ("embedding",): array(4)}
@@ -168,7 +168,7 @@ def state(*optimizer):
 
 
 def mirrored(head, *wrapping):
-    return [((*head, *wrapping, *path), each) for path, each in MODEL.items()]
+    return [((*head, *wrapping, *path), item) for path, item in MODEL.items()]
 
 
 class TestOptimizers:
@@ -183,9 +183,9 @@ class TestOptimizers:
     def test_chain_beside_its_module(self):
         head = ("optimizer", "opt_state", 0)
         moments = [*mirrored((*head, "mu")), *mirrored((*head, "nu"))]
-        leaves = [((*path, "value"), each) for path, each in moments]
+        leaves = [((*path, "value"), item) for path, item in moments]
         tree = Tree(
-            {("model", *path, "value"): each for path, each in MODEL.items()}
+            {("model", *path, "value"): item for path, item in MODEL.items()}
             | {("optimizer", "step", "value"): array(), (*head, "count", "value"): array()}
             | dict(leaves)
         )
@@ -235,20 +235,20 @@ class TestFlavours:
 
     @pytest.mark.parametrize("flavour", FLAVOURS)
     def test_names(self, flavour):
-        tree = Tree({flavour.wrapped(path): each for path, each in MODEL.items()})
+        tree = Tree({flavour.wrapped(path): item for path, item in MODEL.items()})
         assert view_of(tree).flavour == flavour
         assert view_of(tree).parameters == MODEL
 
     def test_other_models_stay(self):
         other = {("critic", "decoder", "x"): array(2), ("step",): array()}
-        tree = Tree({("base", *path): each for path, each in MODEL.items()} | other)
+        tree = Tree({("base", *path): item for path, item in MODEL.items()} | other)
         assert view_of(tree).parameters == MODEL
         changed = with_parameters(tree, {("y",): array(1)})
         assert set(changed) == {("base", "y"), *other}
 
     def test_random_states_are_no_parameters(self):
         rngs = {("model", "decoder", "dropout", "rngs", "params", "key", "value"): words(4)}
-        tree = Tree({("model", *path, "value"): each for path, each in MODEL.items()} | rngs)
+        tree = Tree({("model", *path, "value"): item for path, item in MODEL.items()} | rngs)
         assert view_of(tree).parameters == MODEL
 
     def test_names_without_a_tree_are_as_they_are(self):
@@ -269,7 +269,7 @@ class TestFlavours:
 
 
 @pytest.mark.parametrize(
-    ("path", "wanted"),
+    ("path", "expected"),
     [
         (("params", "params", "x"), "parameter"),
         (("opt_state", "mu"), "optimizer"),
@@ -280,9 +280,9 @@ class TestFlavours:
         ((), "parameter"),
     ],
 )
-def test_roles(path, wanted):
+def test_roles(path, expected):
     leaf = words() if {"rngs", "step"} & {*path} else array()
-    assert roles(Tree({path: leaf})).of(path) == wanted
+    assert roles(Tree({path: leaf})).of(path) == expected
 
 
 def test_lazy_arrays_hold_what_numpy_does():

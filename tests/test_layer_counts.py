@@ -44,8 +44,8 @@ def test_layers_of_an_incomplete_cycle_are_converted_one_by_one(tmp_path, case, 
     keys = {str(key) for path in ckpttools.open(tmp_path / "mt").arrays for key in path}
     names = {key for key in keys if key.startswith("layers_")}
     assert names == {f"layers_{number}" for number in range(count)}
-    found = ckpttools.verify(tmp_path / "mt", against=tmp_path / "hf")
-    assert found.equal or "visual" in str(found)
+    result = ckpttools.verify(tmp_path / "mt", against=tmp_path / "hf")
+    assert result.equal or "visual" in str(result)
     assert ckpttools.maxtext_config(tmp_path / "mt").as_mapping()["scan_layers"] is False
 
 
@@ -145,10 +145,10 @@ def test_error_names_the_layer_of_another_kind(tmp_path, case, count, index):
         with pytest.raises(CoverageError) as refused:
             ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt", scan=scan, text_only=True)
         assert f'layer_types[{index}] is "{full}" instead of "{other}"' in refused.value.hint
-    (finding,) = [each for each in ckpttools.doctor(tmp_path / "hf").findings if each.check == "coverage"]
+    (finding,) = [item for item in ckpttools.doctor(tmp_path / "hf").findings if item.check == "coverage"]
     assert finding.level == "info"
-    found = [each.what for each in ckpttools.maxtext_config(tmp_path / "config.json").deviations]
-    assert any(f"layer_types[{index}] is" in what for what in found)
+    result = [deviation.what for deviation in ckpttools.maxtext_config(tmp_path / "config.json").deviations]
+    assert any(f"layer_types[{index}] is" in what for what in result)
 
 
 def config_at(path, config):

@@ -31,13 +31,17 @@ TEXT = {
 def both(config, scan):
     """The Hugging Face arrays by name, and MaxText's below `params/params` by path."""
     tree = model(config, 3)
-    made = to_maxtext(tree, ToMaxText(scan=scan)).state
+    built = to_maxtext(tree, ToMaxText(scan=scan)).state
     theirs = {path[0]: array.read() for path, array in tree.arrays.items()}
-    return theirs, {"/".join(p[2:]): a.read() for p, a in made.arrays.items() if p[0] == "params"}
+    return theirs, {"/".join(p[2:]): a.read() for p, a in built.arrays.items() if p[0] == "params"}
 
 
-def same(made, wanted):
-    return made.shape == wanted.shape and made.dtype == wanted.dtype and made.tobytes() == wanted.tobytes()
+def same(built, expected):
+    return (
+        built.shape == expected.shape
+        and built.dtype == expected.dtype
+        and built.tobytes() == expected.tobytes()
+    )
 
 
 def stacked(arrays):
@@ -61,8 +65,8 @@ class TestOlmo3:
 
     def test_one_by_one(self):
         theirs, ours = both(self.CONFIG, scan=False)
-        wanted = theirs["model.layers.6.mlp.down_proj.weight"].T
-        assert same(ours["decoder/layers_6/mlp/wo/kernel"], wanted)
+        expected = theirs["model.layers.6.mlp.down_proj.weight"].T
+        assert same(ours["decoder/layers_6/mlp/wo/kernel"], expected)
         assert not any("remainder" in name for name in ours)
 
 
@@ -85,12 +89,12 @@ class TestLlama4:
     @pytest.mark.parametrize("position", [0, 2])
     def test_dense_layers(self, position):
         theirs, ours = both(self.CONFIG, scan=True)
-        wanted = [
+        expected = [
             theirs[f"language_model.model.layers.{n}.feed_forward.gate_proj.weight"].T
             for n in (position, position + 4)
         ]
-        assert wanted[0].shape == (16, 7)
-        assert same(ours[f"decoder/layers/layers_{position}/mlp/wi_0/kernel"], stacked(wanted))
+        assert expected[0].shape == (16, 7)
+        assert same(ours[f"decoder/layers/layers_{position}/mlp/wi_0/kernel"], stacked(expected))
 
     @pytest.mark.parametrize("position", [1, 3])
     def test_layers_with_experts(self, position):
@@ -100,14 +104,14 @@ class TestLlama4:
             for n in (position, position + 4)
         ]
         below = f"decoder/layers/layers_{position}/Llama4MoEBlock_0"
-        assert same(ours[f"{below}/MoeBlock_0/wi_0"], stacked([each[..., :6] for each in fused]))
-        assert same(ours[f"{below}/MoeBlock_0/wi_1"], stacked([each[..., 6:] for each in fused]))
+        assert same(ours[f"{below}/MoeBlock_0/wi_0"], stacked([item[..., :6] for item in fused]))
+        assert same(ours[f"{below}/MoeBlock_0/wi_1"], stacked([item[..., 6:] for item in fused]))
         assert f"decoder/layers/layers_{position}/mlp/wi_0/kernel" not in ours
 
     def test_one_by_one(self):
         theirs, ours = both(self.CONFIG, scan=False)
-        wanted = theirs["language_model.model.layers.6.feed_forward.down_proj.weight"].T
-        assert same(ours["decoder/layers_6/mlp/wo/kernel"], wanted)
+        expected = theirs["language_model.model.layers.6.feed_forward.down_proj.weight"].T
+        assert same(ours["decoder/layers_6/mlp/wo/kernel"], expected)
         router = theirs["language_model.model.layers.7.feed_forward.router.weight"].T
         assert same(ours["decoder/layers_7/Llama4MoEBlock_0/MoeBlock_0/gate/kernel"], router)
 
@@ -135,9 +139,9 @@ class TestGemma4:
             np.stack([theirs[f"{self.HF}.{6 * b + n}.mlp.up_proj.weight"].T for n in range(5)], axis=1)
             for b in range(2)
         ]
-        made = ours["decoder/scanned_blocks/local_layers/mlp/wi_1/kernel"]
-        assert same(made, stacked(blocks))
-        assert made.shape == (16, 2, 5, 6)
+        built = ours["decoder/scanned_blocks/local_layers/mlp/wi_1/kernel"]
+        assert same(built, stacked(blocks))
+        assert built.shape == (16, 2, 5, 6)
 
     def test_global_layers_have_other_heads_and_no_values(self):
         theirs, ours = both(self.CONFIG, scan=True)
@@ -153,8 +157,8 @@ class TestGemma4:
 
     def test_one_by_one(self):
         theirs, ours = both(self.CONFIG, scan=False)
-        wanted = theirs[f"{self.HF}.13.pre_feedforward_layernorm.weight"]
-        assert same(ours["decoder/layers_13/pre_ffw_norm/scale"], wanted)
+        expected = theirs[f"{self.HF}.13.pre_feedforward_layernorm.weight"]
+        assert same(ours["decoder/layers_13/pre_ffw_norm/scale"], expected)
 
 
 class TestGemma3:
@@ -169,8 +173,8 @@ class TestGemma3:
         assert rest == {f"layers_{n}" for n in range(single)}
         if single:
             last = theirs[f"model.layers.{layers - 1}.mlp.gate_proj.weight"].T
-            made = ours[f"decoder/layers_remainder/layers_{single - 1}/mlp/wi_0/kernel"]
-            assert same(made, last)
+            built = ours[f"decoder/layers_remainder/layers_{single - 1}/mlp/wi_0/kernel"]
+            assert same(built, last)
 
 
 class TestDeepSeek:
@@ -201,17 +205,17 @@ class TestDeepSeek:
                 [theirs[f"model.layers.{n}.mlp.experts.{e}.up_proj.weight"].T for n in (1, 2)]
                 for e in range(2)
             ]
-            wanted = np.array(experts)
-            assert same(ours["decoder/moe_layers/DeepSeekMoeBlock_0/MoeBlock_0/wi_1"], wanted)
+            expected = np.array(experts)
+            assert same(ours["decoder/moe_layers/DeepSeekMoeBlock_0/MoeBlock_0/wi_1"], expected)
 
     @pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
     @pytest.mark.parametrize("dense", [0, 1, 3])
     def test_widths_are_equal_if_all_layers_have_experts(self, tmp_path, kind, dense):
         """MaxText refuses other widths (configs/types.py: is_fully_moe)."""
-        said = {"first_k_dense_replace": dense, "model_type": kind, "num_experts_per_tok": 1}
-        config = {**self.CONFIG, **said}
+        declared = {"first_k_dense_replace": dense, "model_type": kind, "num_experts_per_tok": 1}
+        config = {**self.CONFIG, **declared}
         (tmp_path / "config.json").write_text(json.dumps(config))
-        told = dict(each.split("=", 1) for each in ckpttools.maxtext_config(tmp_path).arguments())
+        told = dict(argument.split("=", 1) for argument in ckpttools.maxtext_config(tmp_path).arguments())
         assert told["base_moe_mlp_dim"] == "3"
         assert told["base_mlp_dim"] == ("3" if dense == 0 else str(config["intermediate_size"]))
 
@@ -221,9 +225,9 @@ class TestDeepSeek:
         name = "model.layers.3.eh_proj.weight"
         leaves = {**tree.leaves, (name,): tree["model.norm.weight",]}
         with_prediction = type(tree)(leaves, tree.metadata)
-        made = to_maxtext(with_prediction, ToMaxText())
-        assert made.notes.dropped == (name,)
-        assert not made.carried
+        built = to_maxtext(with_prediction, ToMaxText())
+        assert built.notes.dropped == (name,)
+        assert not built.carried
         carried = to_maxtext(with_prediction, ToMaxText(carry=True))
         assert list(carried.carried) == [name]
         assert not carried.notes.dropped

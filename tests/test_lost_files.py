@@ -31,7 +31,7 @@ from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.work import LocalWork
 from ckpttools.stores.local.written import WrittenFiles
 from ckpttools.stores.objects.work import ObjectWork
-from ckpttools.stores.publishing import Purpose, staging_of
+from ckpttools.stores.publishing import JobInfo, staging_of
 from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, sample_starts
 from ckpttools.testing.models import LlamaSizes, write_llama
 
@@ -47,27 +47,27 @@ class StopError(Exception):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A model of nonzero arrays, one array of zeros, and one array that ends with zeros."""
-    place = tmp_path_factory.mktemp("source") / "model"
-    place.mkdir()
+    location = tmp_path_factory.mktemp("source") / "model"
+    location.mkdir()
     rng = np.random.default_rng(0)
     arrays = {f"w{i:02}": rng.uniform(1, 2, SHAPE).astype(np.float32) for i in range(COUNT)}
     arrays["z0"], arrays["z1"] = np.zeros(SHAPE, np.float32), arrays["w00"].copy()
     arrays["z1"][3:] = 0
-    save_file(arrays, place / "model.safetensors")
-    (place / "config.json").write_text("{}")
-    return place
+    save_file(arrays, location / "model.safetensors")
+    (location / "config.json").write_text("{}")
+    return location
 
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory):
     """A model with more bytes than one request of an upload takes."""
-    place = tmp_path_factory.mktemp("source") / "large"
-    place.mkdir()
+    location = tmp_path_factory.mktemp("source") / "large"
+    location.mkdir()
     rng = np.random.default_rng(0)
     arrays = {f"w{i}": rng.uniform(1, 2, (1024, 512)).astype(np.float32) for i in range(5)}
-    save_file(arrays, place / "model.safetensors")
-    (place / "config.json").write_text("{}")
-    return place
+    save_file(arrays, location / "model.safetensors")
+    (location / "config.json").write_text("{}")
+    return location
 
 
 def stop_after(count):
@@ -81,14 +81,16 @@ def stop_after(count):
     return observe
 
 
-def content(place):
+def content(location):
     """Return the content of all files except the one with the save's timestamp."""
-    return {name: data for name, data in files_in(place).items() if not name.endswith("_CHECKPOINT_METADATA")}
+    return {
+        name: data for name, data in files_in(location).items() if not name.endswith("_CHECKPOINT_METADATA")
+    }
 
 
-def convert(source, place, **options):
+def convert(source, location, **options):
     with suppress(StopError):
-        ckpttools.convert(source, place, format="orbax", jobs=1, **options)
+        ckpttools.convert(source, location, format="orbax", jobs=1, **options)
 
 
 def remove(file):
@@ -150,9 +152,9 @@ NAMES = ["removed", "empty", "third", "most", "byte", "extended", "cleared", "ze
 
 @pytest.fixture(scope="module")
 def whole(model, tmp_path_factory):
-    place = tmp_path_factory.mktemp("whole") / "out"
-    convert(model, place)
-    return content(place)
+    location = tmp_path_factory.mktemp("whole") / "out"
+    convert(model, location)
+    return content(location)
 
 
 @pytest.mark.parametrize("damage", DAMAGE, ids=NAMES)
@@ -236,26 +238,26 @@ zeros_or_data = st.binary(min_size=1, max_size=80) | st.integers(1, 80).map(byte
 @settings(deadline=None)
 def test_bindings_detect_any_cut(tmp_path_factory, pieces, order, at):
     """After a cut and an extension, the record is void or the bytes are unchanged."""
-    place = tmp_path_factory.mktemp("work")
+    location = tmp_path_factory.mktemp("work")
     size = sum(map(len, pieces))
     writes = [(sum(map(len, pieces[:number])), data) for number, data in enumerate(pieces)]
     order.shuffle(writes)
-    files = LocalDataFiles(place, {"f": size}, {})
+    files = LocalDataFiles(location, {"f": size}, {})
     sink = BindingSink(files)
     for offset, data in writes:
         sink.write("f", offset, memoryview(data), 1)
     bindings = sink.bindings
     files.close()
-    assert [FileBinding.from_text(each).to_text() for each in bindings] == list(bindings)
-    before = (place / "f").read_bytes()
-    os.truncate(place / "f", min(at, size))
-    os.truncate(place / "f", size)
+    assert [FileBinding.from_text(binding).to_text() for binding in bindings] == list(bindings)
+    before = (location / "f").read_bytes()
+    os.truncate(location / "f", min(at, size))
+    os.truncate(location / "f", size)
     entered = []
-    work = _Entered(parse(place), [[0, "", list(bindings), "run"]], entered.extend)
+    work = _Entered(parse(location), [[0, "", list(bindings), "run"]], entered.extend)
     records, has_voided = select_sound_records(work)
     if at >= size:
         assert not has_voided and len(records) == 1
-    elif (place / "f").read_bytes() != before:
+    elif (location / "f").read_bytes() != before:
         assert has_voided and not records
     # A hole in place of zeros may be reported or not.
     if has_voided:
@@ -279,7 +281,7 @@ def test_void_record_keeps_later_records(tmp_path):
 def test_records_without_bindings_are_ignored(tmp_path):
     (tmp_path / "f").write_bytes(b"x" * 10)
     records = [[0, [], {}], [1, "digest"], [2, "", ["broken"], "a"]]
-    work = _Entered(parse(tmp_path), records, lambda each: None)
+    work = _Entered(parse(tmp_path), records, lambda item: None)
     assert select_sound_records(work)[0] == []
 
 
@@ -412,11 +414,11 @@ def test_failed_check_restores_old_directory(tmp_path):
     def fail():
         raise StorageError("not what was written")
 
-    with staging_of(parse(tmp_path / "out"), overwrite=True).opened(Purpose("plan")) as work:
+    with staging_of(parse(tmp_path / "out"), overwrite=True).opened(JobInfo("plan")) as work:
         (work.content / "new").write_bytes(b"x")
         with pytest.raises(StorageError, match="not what was written"):
             work.publish_checked(fail)
-        assert [each.name for each in (tmp_path / "out").iterdir()] == ["old"]
+        assert [item.name for item in (tmp_path / "out").iterdir()] == ["old"]
 
 
 LAYOUTS = {
@@ -464,33 +466,33 @@ class TestLayouts:
         assert done and not (tmp_path / "out").exists()
 
 
-def convert_as(source, place, layout, **options):
+def convert_as(source, location, layout, **options):
     with suppress(StopError):
-        ckpttools.convert(source, place, jobs=1, **LAYOUTS[layout], **options)
+        ckpttools.convert(source, location, jobs=1, **LAYOUTS[layout], **options)
 
 
 @pytest.mark.parametrize("is_replacing", [False, True], ids=["new", "overwrite"])
 def test_convert_detects_deleted_object(model, cloud, is_replacing):
     """The checkpoint is not published, and the same command rewrites the lost object."""
-    place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
+    location = parse(f"{cloud.scheme}://{cloud.bucket}/out")
     if is_replacing:
-        ckpttools.convert(model, place, format="orbax")
+        ckpttools.convert(model, location, format="orbax")
     digest = ckpttools.hash(model).digest
     done = []
 
     def observe(event):
         if isinstance(event, Publishing) and not done:
-            top = parse(f"{place}.partial/content") if is_replacing else place
+            top = parse(f"{location}.partial/content") if is_replacing else location
             name = next(name for name, status in top.walk() if status.size > 100_000)
             top.store.remove((top / name).key)
             done.append(name)
 
     with pytest.raises(StorageError, match="was removed or replaced while the checkpoint was written"):
-        ckpttools.convert(model, place, format="orbax", overwrite=is_replacing, observe=observe)
+        ckpttools.convert(model, location, format="orbax", overwrite=is_replacing, observe=observe)
     if is_replacing:
-        assert ckpttools.hash(place).digest == digest
-    ckpttools.convert(model, place, format="orbax", overwrite=is_replacing)
-    assert ckpttools.hash(place).digest == digest
+        assert ckpttools.hash(location).digest == digest
+    ckpttools.convert(model, location, format="orbax", overwrite=is_replacing)
+    assert ckpttools.hash(location).digest == digest
 
 
 def grow(file, tmp_path):
@@ -613,40 +615,40 @@ class TestForeignContent:
 def test_convert_detects_replaced_object_on_resume(large_model, cloud, monkeypatch, is_replacing, size):
     """An object of the same size that the plan has not written is never published."""
     model = large_model
-    place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
+    location = parse(f"{cloud.scheme}://{cloud.bucket}/out")
     options = {"format": "orbax", "target_data_file_size": size, "overwrite": is_replacing}
     if is_replacing:
-        ckpttools.convert(model, place, format="orbax")
+        ckpttools.convert(model, location, format="orbax")
 
     def stop(*arguments):
         raise StopError
 
     with monkeypatch.context() as patch, suppress(StopError):
         patch.setattr(ObjectWork, "publish", stop)
-        ckpttools.convert(model, place, **options)
-    top = parse(f"{place}.partial/content") if is_replacing else place
-    name, status = max(top.walk(), key=lambda each: each[1].size)
+        ckpttools.convert(model, location, **options)
+    top = parse(f"{location}.partial/content") if is_replacing else location
+    name, status = max(top.walk(), key=lambda item: item[1].size)
     (top / name).put(b"x" * status.size)
     with pytest.raises(CheckpointError, match="was written by somebody else meanwhile"):
-        ckpttools.convert(model, place, **options)
+        ckpttools.convert(model, location, **options)
     top.store.remove((top / name).key)
-    receipt = ckpttools.convert(model, place, **options)
+    receipt = ckpttools.convert(model, location, **options)
     assert receipt.tasks_resumed > 0 or size == "20MB"
-    assert ckpttools.hash(place).digest == ckpttools.hash(model).digest
+    assert ckpttools.hash(location).digest == ckpttools.hash(model).digest
 
 
 def test_convert_detects_object_replaced_before_publishing(model, cloud):
-    place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
+    location = parse(f"{cloud.scheme}://{cloud.bucket}/out")
     done = []
 
     def observe(event):
         if isinstance(event, Publishing) and not done:
-            name, status = max(place.walk(), key=lambda each: each[1].size)
-            (place / name).put(b"x" * status.size)
+            name, status = max(location.walk(), key=lambda item: item[1].size)
+            (location / name).put(b"x" * status.size)
             done.append(name)
 
     with pytest.raises(StorageError, match="was removed or replaced while the checkpoint was written"):
-        ckpttools.convert(model, place, format="orbax", observe=observe)
+        ckpttools.convert(model, location, format="orbax", observe=observe)
 
 
 class TestChangedSource:
@@ -674,13 +676,13 @@ class TestChangedSource:
         assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(source).digest
 
     def test_convert_to_bucket_discards_data_of_old_source(self, source, cloud):
-        place = parse(f"{cloud.scheme}://{cloud.bucket}/out")
+        location = parse(f"{cloud.scheme}://{cloud.bucket}/out")
         options = {"format": "orbax", "target_data_file_size": "1MB", "jobs": 1}
         with suppress(StopError):
-            ckpttools.convert(source, place, observe=stop_after(9), **options)
+            ckpttools.convert(source, location, observe=stop_after(9), **options)
         self.change(source)
-        ckpttools.convert(source, place, **options)
-        assert ckpttools.hash(place).digest == ckpttools.hash(source).digest
+        ckpttools.convert(source, location, **options)
+        assert ckpttools.hash(location).digest == ckpttools.hash(source).digest
 
     def test_convert_resumes_if_source_is_unchanged(self, source, tmp_path):
         convert(source, tmp_path / "out", observe=stop_after(9))

@@ -49,9 +49,9 @@ def test_a_region_of_a_product_is_that_of_numpy(data):
     left = whole_numbers(data.draw, (*outer, rows, rank), data.draw(DTYPE))
     right = whole_numbers(data.draw, (*outer, rank, columns), data.draw(DTYPE))
     array = low_rank(stored(data.draw, left), stored(data.draw, right), 0.5)
-    wanted = 0.5 * (left.astype(np.float64) @ right.astype(np.float64))
+    expected = 0.5 * (left.astype(np.float64) @ right.astype(np.float64))
     region = data.draw(regions(array.shape))
-    assert np.array_equal(read(array, region), wanted.astype(np.float32)[region.slices])
+    assert np.array_equal(read(array, region), expected.astype(np.float32)[region.slices])
 
 
 @pytest.mark.parametrize("scale", [1 / 3, -16 / 7, 2.0, 0.0])
@@ -59,7 +59,7 @@ def test_a_region_of_a_product_is_that_of_numpy(data):
 def test_sums_halfway_between_two_numbers_do_not_turn(dtype, scale):
     """Those of half the width are exact, in any order: a scale that rounds comes behind them."""
     random = np.random.default_rng(3)
-    left, right = (random.normal(0, 0.3, each).astype(DTYPES[dtype].numpy) for each in ((151, 7), (7, 163)))
+    left, right = (random.normal(0, 0.3, item).astype(DTYPES[dtype].numpy) for item in ((151, 7), (7, 163)))
     sums = left.astype(np.float64) @ right.astype(np.float64)
     product, region = low_rank(lazy(left), lazy(right), scale), Region((3, 5), (150, 160))
     assert np.array_equal(read(product, region), (scale * sums).astype(np.float32)[region.slices])
@@ -74,9 +74,9 @@ def test_large_products_are_made_in_parts_of_the_same_bits():
     array = low_rank(lazy(left), lazy(right), 1 / 3)
     # A scratch in proportion to read blocks, not to the array.
     assert array.scratch_bytes < 9 << 20 < array.nbytes // 8
-    wanted = (left.astype(np.float64) / 3 @ right).astype(np.float32)
+    expected = (left.astype(np.float64) / 3 @ right).astype(np.float32)
     whole = read(array, Region.whole(array.shape))
-    assert np.max(np.abs(whole - wanted)) <= np.spacing(np.float32(np.max(np.abs(wanted))))
+    assert np.max(np.abs(whole - expected)) <= np.spacing(np.float32(np.max(np.abs(expected))))
     for region in (Region((0, 0), (3000, 1)), Region((17, 5), (18, 8000)), Region((1, 31), (99, 77))):
         assert np.array_equal(read(array, region), whole[region.slices])
 
@@ -90,20 +90,20 @@ def test_a_sum_is_rounded_once(data):
     array = random.standard_normal(shape).astype(DTYPES[dtype].numpy)
     addend = random.standard_normal(shape).astype(np.float32)
     wide = np.float64 if dtype == "float64" else np.float32
-    wanted = (array.astype(wide) + addend).astype(DTYPES[dtype].numpy)
+    expected = (array.astype(wide) + addend).astype(DTYPES[dtype].numpy)
     region = data.draw(regions(shape))
     summed = plus(lazy(array), lazy(addend))
-    assert np.array_equal(read(summed, region), wanted[region.slices])
+    assert np.array_equal(read(summed, region), expected[region.slices])
     # Also into memory of another order.
     out = np.empty(region.shape[::-1], summed.dtype.carrier).T
     summed.read_into(region, out, Scratch(summed.scratch_bytes))
-    assert np.array_equal(out.view(array.dtype), wanted[region.slices])
+    assert np.array_equal(out.view(array.dtype), expected[region.slices])
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "bfloat16", "float32", "float64"])
 def test_addends_of_any_dtype_find_room(dtype):
     addend = np.ones((700, 3000), DTYPES[dtype].numpy)
-    for array in (np.ones((3000, 700), each) for each in (DTYPES["bfloat16"].numpy, np.float64)):
+    for array in (np.ones((3000, 700), item) for item in (DTYPES["bfloat16"].numpy, np.float64)):
         assert (read(plus(lazy(array), swapped(lazy(addend))), Region.whole(array.shape)) == 2).all()
 
 
@@ -111,8 +111,8 @@ def test_adding_a_negative_zero_changes_no_bit():
     every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES["bfloat16"].numpy)
     array = every[~np.isnan(every.astype(np.float32))]
     nothing = Constant(array.shape, DTYPES["float32"], b"\0\0\0\x80")
-    made = plus(lazy(array), nothing).read()
-    assert np.array_equal(made.view(np.uint16), array.view(np.uint16))
+    built = plus(lazy(array), nothing).read()
+    assert np.array_equal(built.view(np.uint16), array.view(np.uint16))
 
 
 @settings(max_examples=40)
@@ -124,9 +124,9 @@ def test_rows_get_the_lengths_that_they_should_have(data):
     lengths = random.uniform(0.5, 2, rows).astype(np.float32)
     array = renormed(lazy(matrix), lazy(addend), lazy(lengths))
     total = (matrix + addend).astype(np.float64)
-    wanted = total * (lengths / np.sqrt((total**2).sum(1)))[:, None] - matrix
+    expected = total * (lengths / np.sqrt((total**2).sum(1)))[:, None] - matrix
     region = data.draw(regions(array.shape))
-    assert np.allclose(read(array, region), wanted[region.slices], atol=1e-5)
+    assert np.allclose(read(array, region), expected[region.slices], atol=1e-5)
     # Read through a transpose, too, as bases that are MaxText's do.
     across = relayout(array, ((rows,), (columns,)), (1, 0), (1, 1))
     assert np.array_equal(across.read().T, array.read())
@@ -169,11 +169,11 @@ def test_a_permuted_product_is_one_of_permuted_factors(data):
     order = data.draw(st.permutations(range(5)))
     atoms = (heads, half, pair, inner, 2)
     merge = data.draw(st.sampled_from(((1, 1, 1, 1, 1), (2, 3), (3, 2), (5,), (1, 3, 1))))
-    made = relayout(array, (atoms[:3], atoms[3:]), order, merge)
+    built = relayout(array, (atoms[:3], atoms[3:]), order, merge)
     moved = truth.reshape(atoms).transpose(order)
-    wanted = moved.reshape(made.shape)
-    region = data.draw(regions(made.shape))
-    assert np.array_equal(read(made, region), wanted[region.slices])
+    expected = moved.reshape(built.shape)
+    region = data.draw(regions(built.shape))
+    assert np.array_equal(read(built, region), expected[region.slices])
 
 
 def test_sums_of_stacked_products_are_made_layer_by_layer():
@@ -181,5 +181,5 @@ def test_sums_of_stacked_products_are_made_layer_by_layer():
     layers = [random.standard_normal((2, 600, 3)).astype(np.float32) for _ in range(5)]
     products = [low_rank(lazy(a), lazy(b.T.copy())) for a, b in layers]
     base = random.standard_normal((600, 5, 600)).astype(np.float32)
-    wanted = base + np.stack([each.read() for each in products], 1)
-    assert np.array_equal(read(plus(lazy(base), stack(products, 1)), Region.whole(base.shape)), wanted)
+    expected = base + np.stack([product.read() for product in products], 1)
+    assert np.array_equal(read(plus(lazy(base), stack(products, 1)), Region.whole(base.shape)), expected)

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
+from support.locations import FIXTURES, HF, ORBAX, TRAINED
 from support.object_stores import files_in
-from support.places import FIXTURES, HF, ORBAX, TRAINED
 
 import ckpttools
 from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError
@@ -34,12 +34,12 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_that_changes_meanwhile_is_looked_at_again(run):
     """As where a job that goes on deletes a step between a look at the run and one at its steps."""
-    found = run_at(parse(run))
-    assert len(found.steps) == 2
+    result = run_at(parse(run))
+    assert len(result.steps) == 2
     shutil.rmtree(run / "1")
-    assert [each.step for each in looked_at(found, listed).steps] == [2]
+    assert [item.step for item in looked_at(result, listed).steps] == [2]
     with pytest.raises(StorageError):
-        listed(found)
+        listed(result)
     # What is so in a run at rest stays an error.
     with pytest.raises(StorageError):
         looked_at(run_at(parse(run)), lambda seen: (seen.path / "1").read_bytes())
@@ -47,9 +47,9 @@ def test_a_run_that_changes_meanwhile_is_looked_at_again(run):
 
 def test_steps_with_their_metrics_and_the_one_that_resumes(run):
     listing = ckpttools.ls(run)
-    assert [each.step for each in listing.steps] == [1, 2]
-    assert [dict(each.metrics or {}) for each in listing.steps] == [{"loss": 1.0}, {"loss": 2.0}]
-    assert [(each.name, each.kind) for each in listing.steps[0].items] == [
+    assert [item.step for item in listing.steps] == [1, 2]
+    assert [dict(item.metrics or {}) for item in listing.steps] == [{"loss": 1.0}, {"loss": 2.0}]
+    assert [(item.name, item.kind) for item in listing.steps[0].items] == [
         ("default", "parameters"),
         ("metrics", "metrics"),
     ]
@@ -75,7 +75,7 @@ def test_a_step_or_an_item_stands_for_its_run(run):
 def test_what_orbax_would_take_is_told_apart_from_what_is_finished(name, latest, unfinished):
     listing = ckpttools.ls(ORBAX / name)
     assert listing.latest == latest
-    assert {each.step for each in listing.steps if each.unfinished} == unfinished
+    assert {item.step for item in listing.steps if item.unfinished} == unfinished
     shown = succeed("ls", ORBAX / name).output
     assert ("which Orbax takes for finished and is not" in shown) == (latest in unfinished)
 
@@ -84,8 +84,8 @@ def test_in_a_bucket_the_commit_file_decides(gcs, run):
     files = files_in(run)
     for lost, latest in (("12", None), ("2", 1), ("", 2)):
         without = {
-            name: each
-            for name, each in files.items()
+            name: item
+            for name, item in files.items()
             if name not in {f"{n}/commit_success.txt" for n in lost}
         }
         listing = ckpttools.ls(gcs.filled(without))
@@ -111,8 +111,8 @@ def test_own_bytes_are_what_deleting_frees(tmp_path_factory, names):
             where.with_name(f"{content}-{number}").write_bytes(b"x" * size)
 
     def on_disk() -> int:
-        found = {each.stat().st_ino: each.stat().st_size for each in top.rglob("*") if each.is_file()}
-        return sum(found.values())
+        result = {item.stat().st_ino: item.stat().st_size for item in top.rglob("*") if item.is_file()}
+        return sum(result.values())
 
     usage, before = usage_of(parse(str(top / "0"))), on_disk()
     shutil.rmtree(top / "0")
@@ -142,9 +142,9 @@ def test_an_item_that_is_being_deleted_is_named(run):
 
 
 def test_the_json_is_the_report(run):
-    said = json.loads(succeed("ls", run, "--json").output)
-    assert [each["step"] for each in said["steps"]] == [1, 2]
-    assert (said["latest"], said["resumes"]) == (2, None)
+    declared = json.loads(succeed("ls", run, "--json").output)
+    assert [item["step"] for item in declared["steps"]] == [1, 2]
+    assert (declared["latest"], declared["resumes"]) == (2, None)
 
 
 def test_a_training_state_resumes_and_a_part_of_a_host_does_not():
@@ -197,7 +197,7 @@ def test_what_is_no_run(tmp_path):
 
 class TestAPathAlone:
     @pytest.mark.parametrize(
-        ("path", "said"),
+        ("path", "declared"),
         [
             (ORBAX / "cm_best_metrics", "a run of 2 steps"),
             (ORBAX / "maxtext_converted" / "0", "a step, orbax"),
@@ -208,9 +208,9 @@ class TestAPathAlone:
             (HF / "model.safetensors", "a file of llama, safetensors"),
         ],
     )
-    def test_it_is_said_what_it_is(self, path, said):
+    def test_it_is_said_what_it_is(self, path, declared):
         shown = succeed(path).output
-        assert said in shown
+        assert declared in shown
         assert f"ckpt inspect tree {path}" in shown
 
     def test_a_run_of_which_a_file_was_cut_short_is_no_part_of_a_host(self, tmp_path):
@@ -284,10 +284,10 @@ class TestSeveralItems:
         (step / "state").rename(step / "model_params")
         (step / "opt").rename(step / "optimizer_state")
         shutil.rmtree(step / "data")
-        said = json.loads((step / "_CHECKPOINT_METADATA").read_text())
-        handler = said["item_handlers"]["state"]
-        said["item_handlers"] = {"model_params": handler, "optimizer_state": handler}
-        (step / "_CHECKPOINT_METADATA").write_text(json.dumps(said))
+        declared = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+        handler = declared["item_handlers"]["state"]
+        declared["item_handlers"] = {"model_params": handler, "optimizer_state": handler}
+        (step / "_CHECKPOINT_METADATA").write_text(json.dumps(declared))
         return step
 
     def test_the_one_with_parameters_is_opened_and_named(self, step):
@@ -296,7 +296,7 @@ class TestSeveralItems:
         ):
             tree = ckpttools.open(step)
         assert tree.metadata.item == "model_params"
-        assert [each.name for each in ckpttools.summary(step).items] == ["model_params", "optimizer_state"]
+        assert [item.name for item in ckpttools.summary(step).items] == ["model_params", "optimizer_state"]
 
     def test_a_thread_that_wants_no_warning_takes_it_from_no_other(self, step):
         inside, done = Event(), Event()
@@ -322,10 +322,10 @@ class TestSeveralItems:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.9, "0 seconds"), (1, "1 second"), (119, "119 seconds"), (7300, "2 hours")]
+    ("seconds", "declared"), [(0.9, "0 seconds"), (1, "1 second"), (119, "119 seconds"), (7300, "2 hours")]
 )
-def test_ages(seconds, said):
-    assert age(seconds) == said
+def test_ages(seconds, declared):
+    assert age(seconds) == declared
 
 
 # ---- runs of trainers of PyTorch
@@ -344,7 +344,7 @@ def test_steps_of_verl(verl):
     assert listing == ckpttools.ls(step) == ckpttools.ls(step / "actor")
     (only,) = listing.steps
     assert (only.step, only.name, only.unfinished) == (10, step.name, None)
-    assert [(each.name, each.kind) for each in only.items] == [("actor", "parameters")]
+    assert [(item.name, item.kind) for item in only.items] == [("actor", "parameters")]
     assert only.nbytes == sum(map(len, files_in(step).values()))
     assert (listing.latest, listing.resumes) == (10, 10)
     shown = " ".join(succeed("ls", verl).output.split())
@@ -360,8 +360,8 @@ def test_steps_of_trainers_that_cannot_be_read(verl):
     (verl / "global_step_11").mkdir()
     (verl / "latest_checkpointed_iteration.txt").write_text("9")
     listing = ckpttools.ls(verl)
-    assert [each.step for each in listing.steps] == [9, 10, 11]
-    assert [each.step for each in listing.finished] == [10]
+    assert [item.step for item in listing.steps] == [9, 10, 11]
+    assert [item.step for item in listing.finished] == [10]
     shown = " ".join(succeed("ls", verl).output.split())
     assert "global_step_9: actor: 2 processes saved, and of their files that of rank 1 is missing" in shown
     assert "global_step_11: there is no checkpoint in it that is read" in shown
@@ -379,7 +379,7 @@ def test_of_a_large_file_that_is_called_latest_little_is_read(tmp_path):
     with (run / "latest").open("ab") as file:
         file.truncate(1 << 30)
     listing = ckpttools.ls(run)
-    assert (listing.tracker, listing.latest, [each.step for each in listing.steps]) == ("latest", None, [3])
+    assert (listing.tracker, listing.latest, [item.step for item in listing.steps]) == ("latest", None, [3])
     assert parse(run) == FORMAT.lies_at(parse(run))
 
 
@@ -389,7 +389,7 @@ def test_of_a_large_file_that_is_called_latest_little_is_read(tmp_path):
 )
 def test_steps_of_other_trainers(name, steps, resumes):
     listing = ckpttools.ls(FIXTURES / name)
-    assert {each.step: each.kind for each in listing.steps} == steps and listing.resumes == resumes
+    assert {item.step: item.kind for item in listing.steps} == steps and listing.resumes == resumes
 
 
 @pytest.mark.parametrize("name", ("torch/trainers", "torch/trainers/fsdp", "torch/full.pt"))

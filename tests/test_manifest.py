@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from support.command_line import run
 from support.digests import array_digest
 from support.golden_data import golden_checkpoint
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.stored_trees import write
 
 from ckpttools.api.conversion import Resources
@@ -50,11 +50,11 @@ PLENTY = {"memory": 512 << 20, "jobs": 2}
 @settings(max_examples=30)
 @given(trees(most_leaves=6), st.sampled_from(sorted(ALGORITHMS)), st.booleans())
 def test_what_is_written_comes_back(tmp_path_factory, tree, algorithm, layers):
-    made = hash_tree(tree, Selection(layers=layers), algorithm=algorithm, **PLENTY)
+    built = hash_tree(tree, Selection(layers=layers), algorithm=algorithm, **PLENTY)
     path = tmp_path_factory.mktemp("manifest") / "file.json"
-    made.write(path)
-    assert read_manifest(path) == made
-    assert [each.name for each in path.parent.iterdir()] == ["file.json"]
+    built.write(path)
+    assert read_manifest(path) == built
+    assert [item.name for item in path.parent.iterdir()] == ["file.json"]
 
 
 @pytest.fixture
@@ -139,12 +139,12 @@ def test_a_flipped_bit_is_found_and_its_block_named(algorithm, tmp_path):
     assert text.endswith("\nx: other values, the first between [262, 216] and [349, 787]\n")
     first = np.ravel_multi_index((262, 216), values.shape), np.ravel_multi_index((349, 787), values.shape)
     assert first == (3 * 131072, 4 * 131072 - 1)
-    (found,) = json.loads(run("verify", tmp_path / "st", "--manifest", manifest, "--json", code=1))[
+    (result,) = json.loads(run("verify", tmp_path / "st", "--manifest", manifest, "--json", code=1))[
         "differences"
     ]
     damaged = np.frombuffer(data[-values.nbytes :], np.uint16).reshape(values.shape)
-    assert found["got"] == array_digest(damaged, "bfloat16", algorithm)
-    assert found["wanted"] == array_digest(values, "bfloat16", algorithm)
+    assert result["got"] == array_digest(damaged, "bfloat16", algorithm)
+    assert result["expected"] == array_digest(values, "bfloat16", algorithm)
 
 
 def test_what_was_hashed_is_what_is_checked(tmp_path):
@@ -172,7 +172,7 @@ def test_what_lies_there_stays(tmp_path):
     link.symlink_to(tmp_path / "nowhere")
     run("hash", golden_checkpoint(scan=True), "--manifest", tmp_path / "m.json")
     assert mine.read_text() == "mine"
-    assert {each.name for each in tmp_path.iterdir()} == {"m.json", "m.json.partial", "link.json"}
+    assert {item.name for item in tmp_path.iterdir()} == {"m.json", "m.json.partial", "link.json"}
     assert "exists" in run("hash", golden_checkpoint(scan=True), "--manifest", link, code=2)
     assert link.is_symlink()
 
@@ -264,8 +264,8 @@ def test_what_is_only_referenced_is_in_the_manifest(tmp_path):
     leaves = {("params", "params", "w"): kernel, ("opt_state", "mu", "w"): moment}
     write(Tree(leaves, Metadata(step=0)), OrbaxWriter(), tmp_path / "training")
     run("strip-optimizer", tmp_path / "training", tmp_path / "made", "--manifest", tmp_path / "m.json")
-    made = read_manifest(tmp_path / "m.json")
-    assert made.arrays["w"].digest == array_digest(kernel.read(), "float32")
+    built = read_manifest(tmp_path / "m.json")
+    assert built.arrays["w"].digest == array_digest(kernel.read(), "float32")
     run("verify", tmp_path / "made", "--manifest", tmp_path / "m.json")
     run("verify", tmp_path / "made", "--against", tmp_path / "training", "--parameters")
 
@@ -284,8 +284,8 @@ print(conversion.run(destination, manifest=manifest).peak_bytes)
 def test_a_conversion_with_a_manifest_keeps_its_memory(tmp_path, memory):
     sizes = LlamaSizes(layers=2, hidden=2048, mlp=8192, heads=16, kv_heads=4, head_dim=128, vocab=32768)
     write_llama(tmp_path / "hf", sizes, sparse=True)
-    places = (tmp_path / "hf", tmp_path / "made", memory, tmp_path / "m.json")
-    command = [sys.executable, "-c", CONVERT, *map(str, places)]
+    locations = (tmp_path / "hf", tmp_path / "made", memory, tmp_path / "m.json")
+    command = [sys.executable, "-c", CONVERT, *map(str, locations)]
     peak = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert int(peak) <= memory
     run("verify", tmp_path / "made", "--manifest", tmp_path / "m.json")
@@ -306,9 +306,9 @@ def test_a_conversion_replaces_a_manifest_only_when_asked(written, tmp_path):
 
 def test_a_conversion_writes_its_manifest_outside(tmp_path):
     conversion = plan_tree(decoder(1), OrbaxWriter(), Resources(jobs=1))
-    for place in (tmp_path / "made", tmp_path / "made" / "m.json", tmp_path / "made.partial"):
+    for location in (tmp_path / "made", tmp_path / "made" / "m.json", tmp_path / "made.partial"):
         with pytest.raises(UsageError, match=r"(is|lies in) .*DST"):
-            conversion.run(tmp_path / "made", manifest=place)
+            conversion.run(tmp_path / "made", manifest=location)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -350,7 +350,7 @@ ENTRY = {
 }
 for key, change in ENTRY.items():
     DAMAGES[f"another {key} of an array"] = lambda document, change=change: (
-        document | {"arrays": {name: each | change for name, each in [*document["arrays"].items()][:1]}}
+        document | {"arrays": {name: item | change for name, item in [*document["arrays"].items()][:1]}}
     )
 
 
@@ -364,7 +364,7 @@ def test_what_is_no_manifest_is_refused(written, damage):
 
 
 class TestOneThatIsKilled:
-    def made(self):
+    def built(self):
         return hash_tree(open_tree(GOLDEN / "llama3.1" / "hf"), **PLENTY)
 
     def unfinished(self, path):
@@ -372,15 +372,15 @@ class TestOneThatIsKilled:
         return path.with_name(name)
 
     def test_what_it_leaves_goes_with_the_next(self, tmp_path):
-        made, path = self.made(), tmp_path / "m.json"
+        built, path = self.built(), tmp_path / "m.json"
         self.unfinished(path).write_text("{")
         names = (".ckpttools-unfinished-0123", ".ckpttools-unfinished-00000000-0123456789abcdef")
         others = [tmp_path / name for name in names]
         for other in others:
             other.write_text("somebody else's")
-        made.write(path)
-        assert {each.name for each in tmp_path.iterdir()} == {"m.json", *(each.name for each in others)}
-        assert read_manifest(path) == made
+        built.write(path)
+        assert {item.name for item in tmp_path.iterdir()} == {"m.json", *(item.name for item in others)}
+        assert read_manifest(path) == built
 
     def test_one_that_still_writes_keeps_its_file(self, tmp_path):
         path = tmp_path / "m.json"
@@ -388,7 +388,7 @@ class TestOneThatIsKilled:
         growing.write_text("{")
         with growing.open() as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            self.made().write(path)
+            self.built().write(path)
         assert growing.exists() and path.exists()
 
     def test_many_that_write_one_file_all_succeed(self, tmp_path):
@@ -403,9 +403,9 @@ class TestOneThatIsKilled:
         assert only.read_bytes() in contents
 
     def test_a_name_taken_meanwhile_is_not_replaced(self, tmp_path):
-        made, path = self.made(), tmp_path / "m.json"
+        built, path = self.built(), tmp_path / "m.json"
         path.write_text("precious")
         for overwrite in (False, True):
             with pytest.raises(DestinationExistsError):
-                made.write(path, overwrite=overwrite)
+                built.write(path, overwrite=overwrite)
         assert path.read_text() == "precious" and len(list(tmp_path.iterdir())) == 1

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 from support.command_line import ckpt
-from support.places import GOLDEN, HF, ROOT
+from support.locations import GOLDEN, HF, ROOT
 
 PAGE = (ROOT / "docs" / "many-hosts.md").read_text()
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -95,16 +95,16 @@ def test_manifests_are_valid_and_their_commands_too(text):
 
 def check_command(words):
     """The options are those of `ckpt run`: it gets as far as to look for the plan."""
-    there = [each if not each.endswith(".plan") else "/nowhere/llama.plan" for each in words]
+    there = [word if not word.endswith(".plan") else "/nowhere/llama.plan" for word in words]
     result = ckpt(*there[1:], JOB_COMPLETION_INDEX="3")
     assert result.exit_code == 5 and "cannot read /nowhere/llama.plan" in result.output, result.output
 
 
 def test_the_command_of_xpk_starts_as_many_parts_as_machines():
-    (text,) = [each for each in blocks("shell") if "xpk" in each]
+    (text,) = [block for block in blocks("shell") if "xpk" in block]
     words = shlex.split(text.replace("\\\n", " "))
     assert words[:3] == ["xpk", "workload", "create"]
-    options = dict(each.split("=", 1) for each in words[3:] if "=" in each)
+    options = dict(word.split("=", 1) for word in words[3:] if "=" in word)
     command = shlex.split(options["--command"])
     assert command[command.index("--parts") + 1] == options["--device-type"].rsplit("-", 1)[1]
     assert options["--num-slices"] == "1"
@@ -153,7 +153,7 @@ def test_the_slurm_script_runs(tmp_path, shell):
 
 
 def test_the_loop_of_a_shell_runs(tmp_path, shell):
-    (script,) = [each for each in blocks("shell") if "seq" in each]
+    (script,) = [block for block in blocks("shell") if "seq" in block]
     plan = tmp_path / "llama.plan"
     there = tmp_path / "out"
     assert ckpt("plan", "cast", HF, there, "--dtype", "float16", "-o", plan).exit_code == 0

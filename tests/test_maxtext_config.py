@@ -16,7 +16,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
-from support.places import DOCS, GOLDEN, GOLDEN_0_2_5
+from support.locations import DOCS, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.core.errors import ConfigError, CoverageError, MappingError, UsageError
@@ -24,10 +24,10 @@ from ckpttools.families.registry import families
 from ckpttools.mapping.settings import setting_rules
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.infer_settings import fitting_model, model_settings
 from ckpttools.maxtext.config.known import known
 from ckpttools.maxtext.config.models import models
 from ckpttools.maxtext.config.reading import _plain
-from ckpttools.maxtext.config.telling import fitting_model, model_settings
 from ckpttools.maxtext.loading.command import parsed
 from ckpttools.maxtext.loading.yaml_values import load_yaml
 
@@ -182,10 +182,11 @@ TOWERS = {
     "qwen3-omni": {"vision_encoder_block": "qwen3_omni", "use_audio": True, "n_window_for_audio": 8},
 }
 ALL = sorted(
-    (each.parent for place in (GOLDEN, GOLDEN_0_2_5) for each in place.glob("*/hf/config.json")), key=str
+    (item.parent for location in (GOLDEN, GOLDEN_0_2_5) for item in location.glob("*/hf/config.json")),
+    key=str,
 )
-ALL = [pytest.param(each, id="/".join(each.parts[-3:-1])) for each in ALL]
-CASES = sorted(each.parent.parent.name for each in GOLDEN.glob("*/hf/config.json"))
+ALL = [pytest.param(item, id="/".join(item.parts[-3:-1])) for item in ALL]
+CASES = sorted(item.parent.parent.name for item in GOLDEN.glob("*/hf/config.json"))
 
 
 def written(directory, config):
@@ -201,9 +202,9 @@ def given_to(source, **options):
 class TestNames:
     @pytest.mark.parametrize("name", NAMED)
     def test_a_model_of_maxtexts_is_named(self, tmp_path, name):
-        found = ckpttools.maxtext_config(written(tmp_path / "m", NAMED[name]))
-        assert (found.model_name, found.is_named) == (name, True)
-        assert found.arguments() == (f"model_name={name}", "scan_layers=true")
+        result = ckpttools.maxtext_config(written(tmp_path / "m", NAMED[name]))
+        assert (result.model_name, result.is_named) == (name, True)
+        assert result.arguments() == (f"model_name={name}", "scan_layers=true")
 
     @pytest.mark.parametrize("name", NAMED)
     @given(data=st.data())
@@ -211,9 +212,9 @@ class TestNames:
         numbers = [key for key, value in NAMED[name].items() if type(value) in (int, float)]
         key = data.draw(st.sampled_from(sorted(set(numbers) - {"head_dim", "num_key_value_heads"})))
         config = {**NAMED[name], key: NAMED[name][key] * 2}
-        found = ckpttools.maxtext_config(written(tmp_path_factory.mktemp("m"), config))
-        assert not found.is_named
-        assert found.as_mapping()["decoder_block"] == {"l": "llama2", "q": "qwen3", "g": "gpt_oss"}[name[0]]
+        result = ckpttools.maxtext_config(written(tmp_path_factory.mktemp("m"), config))
+        assert not result.is_named
+        assert result.as_mapping()["decoder_block"] == {"l": "llama2", "q": "qwen3", "g": "gpt_oss"}[name[0]]
 
     def test_rows_that_fill_up_are_counted_where_they_are(self, tmp_path):
         succeed("convert", "hf-to-maxtext", GOLDEN / "gemma2" / "hf", tmp_path / "m", "--pad-vocab", 260)
@@ -221,8 +222,8 @@ class TestNames:
         assert given_to(tmp_path / "m")["vocab_size"] == 260
 
     def test_names_of_another_version_are_not_given(self, tmp_path):
-        place = written(tmp_path / "m", LLAMA_8B)
-        assert given_to(place, maxtext="e591f30")["model_name"] == "llama3-8b"
+        location = written(tmp_path / "m", LLAMA_8B)
+        assert given_to(location, maxtext="e591f30")["model_name"] == "llama3-8b"
 
 
 class TestSettings:
@@ -232,18 +233,18 @@ class TestSettings:
         for scan in (True, False):
             way = "--scan" if scan else "--no-scan"
             succeed("convert", "hf-to-maxtext", hf, tmp_path / way, way)
-            found = given_to(tmp_path / way)
-            assert found.pop("load_parameters_path") == str(tmp_path / way / "0" / "items")
-            assert found == given_to(hf, scan=scan)
-            assert found["scan_layers"] is scan
+            result = given_to(tmp_path / way)
+            assert result.pop("load_parameters_path") == str(tmp_path / way / "0" / "items")
+            assert result == given_to(hf, scan=scan)
+            assert result["scan_layers"] is scan
 
     def test_paths_are_absolute(self, tmp_path, monkeypatch):
         """Orbax refuses others."""
         succeed("convert", "hf-to-maxtext", GOLDEN / "llama3.1" / "hf", tmp_path / "out")
         monkeypatch.chdir(tmp_path)
         assert given_to("out")["load_parameters_path"] == str(tmp_path / "out" / "0" / "items")
-        wanted = f"load_parameters_path={tmp_path / 'out' / '0' / 'items'}"
-        assert ckpttools.maxtext_config("out", check=[wanted]).contradictions == ()
+        expected = f"load_parameters_path={tmp_path / 'out' / '0' / 'items'}"
+        assert ckpttools.maxtext_config("out", check=[expected]).contradictions == ()
 
     def test_towers_are_named(self, tmp_path):
         vision = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
@@ -258,7 +259,7 @@ class TestSettings:
     @pytest.mark.parametrize("model", MODELS)
     def test_a_configuration_alone_says_as_much_as_with_its_arrays(self, tmp_path, model):
         """Such as heads of global layers, of which Gemma 4 says the sizes layer by layer."""
-        (source,) = (each / model / "hf" for each in (GOLDEN_0_2_5, GOLDEN) if (each / model).is_dir())
+        (source,) = (item / model / "hf" for item in (GOLDEN_0_2_5, GOLDEN) if (item / model).is_dir())
         shutil.copy(source / "config.json", tmp_path)
         alone = ckpttools.maxtext_config(tmp_path / "config.json").arguments()
         assert alone == ckpttools.maxtext_config(source).arguments()
@@ -275,12 +276,12 @@ class TestSettings:
 
     @pytest.mark.parametrize("case", CASES)
     def test_what_is_printed_is_read_as_it_was(self, case):
-        found = ckpttools.maxtext_config(GOLDEN / case / "hf")
-        assert parsed(found.arguments()).overrides == found.as_mapping()
-        content = load_yaml(found.yaml())
-        kept = {key: value for key, value in found.as_mapping().items() if key in content}
+        result = ckpttools.maxtext_config(GOLDEN / case / "hf")
+        assert parsed(result.arguments()).overrides == result.as_mapping()
+        content = load_yaml(result.yaml())
+        kept = {key: value for key, value in result.as_mapping().items() if key in content}
         assert kept == {key: value for key, value in content.items() if key != "base_config"}
-        assert yaml.safe_load(found.yaml()).keys() == content.keys()
+        assert yaml.safe_load(result.yaml()).keys() == content.keys()
 
     @pytest.mark.parametrize("case", CASES)
     def test_a_file_is_printed_line_by_line(self, case):
@@ -289,18 +290,18 @@ class TestSettings:
 
     @pytest.mark.parametrize("value", ["1e-05 x=1", "1e-05", [1], {}, True, 1e400, 10**30])
     def test_what_is_no_number_is_no_setting(self, tmp_path, value):
-        place = written(tmp_path / "m", {**LLAMA_8B, "rms_norm_eps": value})
+        location = written(tmp_path / "m", {**LLAMA_8B, "rms_norm_eps": value})
         with pytest.raises(ConfigError, match="rms_norm_eps gives no normalization_layer_epsilon"):
-            ckpttools.maxtext_config(place)
+            ckpttools.maxtext_config(location)
 
     def test_of_two_rotary_embeddings_it_is_that_of_transformers(self, tmp_path):
         both = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LLAMA3_ROPE}
         assert given_to(written(tmp_path / "m", {**LLAMA_8B, **both}))["model_name"] == "llama3.1-8b"
 
     def test_a_model_whose_code_goes_by_its_name_is_named_and_overridden(self):
-        found = given_to(GOLDEN / "gemma3" / "hf")
-        assert (found["model_name"], found["override_model_config"]) == ("gemma3-4b", True)
-        assert (found["local_rope_max_timescale"], found["rope_max_timescale"]) == (10_000, 1_000_000)
+        result = given_to(GOLDEN / "gemma3" / "hf")
+        assert (result["model_name"], result["override_model_config"]) == ("gemma3-4b", True)
+        assert (result["local_rope_max_timescale"], result["rope_max_timescale"]) == (10_000, 1_000_000)
 
     def test_the_older_way_of_saying_rope(self, tmp_path):
         config = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_text())
@@ -311,13 +312,13 @@ class TestSettings:
             "rope_local_base_freq": 2e4,
             "rope_scaling": {"factor": 8.0, "type": "linear"},
         }
-        found = given_to(written(tmp_path / "m", config))
-        wanted = {
+        result = given_to(written(tmp_path / "m", config))
+        expected = {
             "rope_max_timescale": 2_000_000,
             "local_rope_max_timescale": 20_000,
             "rope_linear_scaling_factor": 8,
         }
-        assert found.items() >= wanted.items()
+        assert result.items() >= expected.items()
 
     def test_a_scan_axis_of_its_own_is_said(self, tmp_path):
         succeed("convert", "hf-to-maxtext", GOLDEN / "qwen3" / "hf", tmp_path / "m", "--scan-axis", 0)
@@ -326,17 +327,17 @@ class TestSettings:
             ckpttools.maxtext_config(tmp_path / "m", scan=False)
 
     def test_two_bases_of_the_rotary_embedding(self, tmp_path):
-        said = {
+        declared = {
             **LLAMA_8B,
             "rope_theta": 777,
             "rope_parameters": {"rope_theta": 5000, "rope_type": "default"},
         }
-        said.pop("rope_scaling", None)
-        found = ckpttools.maxtext_config(written(tmp_path / "m", said))
-        assert found.as_mapping()["rope_max_timescale"] == 5000
-        assert "rope_parameters.rope_theta is 5000" in found.notes[0]
-        assert "but rope_theta is 777" in found.notes[0]
-        assert not ckpttools.maxtext_config(written(tmp_path / "m", {**said, "rope_theta": 5000})).notes
+        declared.pop("rope_scaling", None)
+        result = ckpttools.maxtext_config(written(tmp_path / "m", declared))
+        assert result.as_mapping()["rope_max_timescale"] == 5000
+        assert "rope_parameters.rope_theta is 5000" in result.notes[0]
+        assert "but rope_theta is 777" in result.notes[0]
+        assert not ckpttools.maxtext_config(written(tmp_path / "m", {**declared, "rope_theta": 5000})).notes
 
     def test_what_nothing_says_is_refused(self, tmp_path):
         config = {**LLAMA_8B, "rms_norm_eps": None}
@@ -349,8 +350,8 @@ class TestSettings:
 
 class TestDeviations:
     def test_the_factor_of_llama_3_2(self):
-        found = ckpttools.maxtext_config(GOLDEN / "llama3.2-tied" / "hf").deviations
-        assert [each.what for each in found] == [
+        result = ckpttools.maxtext_config(GOLDEN / "llama3.2-tied" / "hf").deviations
+        assert [item.what for item in result] == [
             "rope_parameters.factor is 32",
             "the output head is the embedding",
         ]
@@ -361,8 +362,8 @@ class TestDeviations:
     )
     def test_what_mistral_cannot(self, tmp_path, field, value):
         config = {**LLAMA_8B, "model_type": "mistral", "sliding_window": None, field: value}
-        (found,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
-        assert "MaxText" in found.reason
+        (result,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        assert "MaxText" in result.reason
 
     @pytest.mark.parametrize(
         ("case", "kinds"),
@@ -378,25 +379,25 @@ class TestDeviations:
         config = json.loads((GOLDEN / case / "hf" / "config.json").read_text())
         usual = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         config.get("text_config", config).update(kinds)
-        *others, found = sorted(
+        *others, result = sorted(
             ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations,
-            key=lambda each: any(kind in each.what for kind in kinds),
+            key=lambda deviation: any(kind in deviation.what for kind in kinds),
         )
         assert set(others) == set(usual)
-        assert "attend to everything" in found.reason
+        assert "attend to everything" in result.reason
 
     def test_a_model_that_looks_ahead(self, tmp_path):
         config = json.loads((GOLDEN / "gemma3" / "hf" / "config.json").read_text())
         config["text_config"]["use_bidirectional_attention"] = True
-        found = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
-        assert "text_config.use_bidirectional_attention is true" in [each.what for each in found]
+        result = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        assert "text_config.use_bidirectional_attention is true" in [item.what for item in result]
 
 
 class TestCheck:
     def test_what_contradicts(self, tmp_path):
         hf = GOLDEN / "llama3.1" / "hf"
-        found = ckpttools.maxtext_config(hf, check=["rope_type=default", "base_emb_dim=64"]).contradictions
-        assert [(each.name, each.said, each.wanted) for each in found] == [
+        result = ckpttools.maxtext_config(hf, check=["rope_type=default", "base_emb_dim=64"]).contradictions
+        assert [(item.name, item.declared, item.expected) for item in result] == [
             ("rope_type", "default", "llama3.1")
         ]
 
@@ -417,21 +418,21 @@ class TestCheck:
         told = ckpttools.maxtext_config(hf).as_mapping()
         for name in [name for name, value in told.items() if type(value) is int]:
             value = data.draw(st.integers(0, 10**6).filter(told[name].__ne__))
-            found = ckpttools.maxtext_config(hf, check=[f"{name}={value}"]).contradictions
-            assert [each.name for each in found] == [name]
+            result = ckpttools.maxtext_config(hf, check=[f"{name}={value}"]).contradictions
+            assert [item.name for item in result] == [name]
 
     @settings(max_examples=20)
     @given(data=st.data())
     def test_a_name_that_maxtext_has_not_is_told_with_one_that_is_near(self, data):
         name = data.draw(st.sampled_from(sorted(known("0.2.5"))).filter(lambda name: "." not in name))
         wrong = f"{name}{data.draw(st.sampled_from('xqz'))}"
-        found = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[f"{wrong}=1"])
-        (mistake,) = found.mistakes
-        assert (mistake.name, found.contradictions) == (wrong, ())
+        result = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[f"{wrong}=1"])
+        (mistake,) = result.mistakes
+        assert (mistake.name, result.contradictions) == (wrong, ())
         assert "did you mean" in mistake.hint
 
     @pytest.mark.parametrize(
-        ("said", "wanted"),
+        ("declared", "expected"),
         [
             ("steps=abc", "a whole number"),
             ("steps=1.5", "a whole number"),
@@ -446,32 +447,33 @@ class TestCheck:
             ("base_emb_dim=none", "not null"),
         ],
     )
-    def test_a_value_that_maxtext_does_not_take(self, said, wanted):
-        (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[said]).mistakes
-        assert wanted in mistake.reason
+    def test_a_value_that_maxtext_does_not_take(self, declared, expected):
+        (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes
+        assert expected in mistake.reason
 
     @pytest.mark.parametrize(
-        "said",
+        "declared",
         ["steps=10", "run_name=", "enable_checkpointing=False", "quantization=none", "lora.lora_rank=4"],
     )
-    def test_a_value_that_it_takes(self, said):
-        assert ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[said]).mistakes == ()
+    def test_a_value_that_it_takes(self, declared):
+        assert ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes == ()
 
     @pytest.mark.parametrize(
-        ("said", "hint"), [("lora_rank=4", "write lora.lora_rank"), ("lora.lora_rankk=4", "lora.lora_rank?")]
+        ("declared", "hint"),
+        [("lora_rank=4", "write lora.lora_rank"), ("lora.lora_rankk=4", "lora.lora_rank?")],
     )
-    def test_settings_of_groups(self, said, hint):
-        (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[said]).mistakes
+    def test_settings_of_groups(self, declared, hint):
+        (mistake,) = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[declared]).mistakes
         assert mistake.hint.endswith(hint)
 
     def test_versions_have_settings_of_their_own(self):
         hf = GOLDEN / "qwen3" / "hf"
         for name, version in {"pure_nnx": "e591f30", "use_lineage": "0.2.5"}.items():
             refusing = {
-                each: ckpttools.maxtext_config(hf, check=[f"{name}=true"], maxtext=each).mistakes
-                for each in ("e591f30", "0.2.5")
+                item: ckpttools.maxtext_config(hf, check=[f"{name}=true"], maxtext=item).mistakes
+                for item in ("e591f30", "0.2.5")
             }
-            assert [each for each, found in refusing.items() if not found] == [version]
+            assert [item for item, result in refusing.items() if not result] == [version]
 
     @pytest.mark.parametrize("case", ALL)
     def test_what_is_told_maxtext_takes(self, case):
@@ -514,8 +516,8 @@ class TestCheck:
     def test_what_a_file_says_is_looked_at_too(self, tmp_path):
         file = tmp_path / "mine.yml"
         file.write_text("base_config: base.yml\nmodle_name: llama3.1-8b\nlora: {lora_rank: many}\n")
-        found = ckpttools.maxtext_config(GOLDEN / "llama3.1" / "hf", check=[file]).mistakes
-        assert [(each.name, each.said_in) for each in found] == [
+        result = ckpttools.maxtext_config(GOLDEN / "llama3.1" / "hf", check=[file]).mistakes
+        assert [(item.name, item.said_in) for item in result] == [
             ("modle_name", str(file)),
             ("lora.lora_rank", str(file)),
         ]
@@ -546,13 +548,13 @@ class TestClosedList:
         config = json.loads((case / "config.json").read_text())
         text = config.get("thinker_config", config).get("text_config", config)
         text[name] = value
-        place = written(tmp_path_factory.mktemp("m"), config)
+        location = written(tmp_path_factory.mktemp("m"), config)
         try:
-            found = ckpttools.maxtext_config(place)
+            result = ckpttools.maxtext_config(location)
         except ConfigError as refusal:  # Without arrays some sizes of Gemma 4 are open.
             assert "head_dim" in str(refusal)
             return
-        assert [each for each in found.unread if each.split()[0].rpartition(".")[2] == name]
+        assert [item for item in result.unread if item.split()[0].rpartition(".")[2] == name]
 
     @pytest.mark.parametrize(
         ("case", "change", "what"),
@@ -581,16 +583,16 @@ class TestClosedList:
         for name, value in change.items():
             config[name] = {**config.get(name, {}), **value} if isinstance(value, dict) else value
         (tmp_path / "m" / "config.json").write_text(json.dumps(config))
-        found = [each.what for each in ckpttools.maxtext_config(tmp_path / "m").deviations]
-        assert [each for each in found if what in each], found
+        result = [deviation.what for deviation in ckpttools.maxtext_config(tmp_path / "m").deviations]
+        assert [item for item in result if what in item], result
 
     def test_what_transformers_takes_where_nothing_is_said(self, tmp_path):
         config = json.loads((GOLDEN / "qwen3-moe" / "hf" / "config.json").read_text())
-        (said,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        (declared,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         del config["norm_topk_prob"]
-        (found,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
-        assert said.what == "norm_topk_prob is false"
-        assert found.what == "nothing says norm_topk_prob, which means false to transformers"
+        (result,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
+        assert declared.what == "norm_topk_prob is false"
+        assert result.what == "nothing says norm_topk_prob, which means false to transformers"
 
     def test_null_is_not_silence(self, tmp_path):
         """Gemma 2 without a cap says so; where it says nothing, transformers caps."""
@@ -604,11 +606,11 @@ class TestClosedList:
         config = json.loads((GOLDEN / "gpt-oss" / "hf" / "config.json").read_text())
         rope = config["rope_parameters"]
         del rope["truncate"], rope["rope_theta"]
-        found = given_to(written(tmp_path / "m", config))
-        assert (found["rope_truncate"], found["rope_max_timescale"]) == (True, 150000)
+        result = given_to(written(tmp_path / "m", config))
+        assert (result["rope_truncate"], result["rope_max_timescale"]) == (True, 150000)
         del config["rope_parameters"]
-        found = given_to(written(tmp_path / "m", config))
-        assert (found["rope_truncate"], found["rope_type"], found["rope_factor"]) == (False, "yarn", 32)
+        result = given_to(written(tmp_path / "m", config))
+        assert (result["rope_truncate"], result["rope_type"], result["rope_factor"]) == (False, "yarn", 32)
 
     def test_what_gemma_3_is_published_with(self, tmp_path):
         """No heads, no epsilon, no activation, no vocabulary, no base of the rotary embedding."""
@@ -619,10 +621,10 @@ class TestClosedList:
         (tmp_path / "m").mkdir()
         (tmp_path / "m" / "config.json").write_text(json.dumps(config))
         report = ckpttools.maxtext_config(tmp_path / "m")
-        own, found = models()["gemma3-4b"], {each.name: each for each in report.settings}
-        assert [name for name in own if name in found and found[name].value != own[name]] == ["vocab_size"]
-        assert found["rope_max_timescale"].value == 1000000
-        assert {found[name].source for name in ("rope_max_timescale", "base_num_kv_heads", "head_dim")} == {
+        own, result = models()["gemma3-4b"], {setting.name: setting for setting in report.settings}
+        assert [name for name in own if name in result and result[name].value != own[name]] == ["vocab_size"]
+        assert result["rope_max_timescale"].value == 1000000
+        assert {result[name].source for name in ("rope_max_timescale", "base_num_kv_heads", "head_dim")} == {
             f"transformers, as {tmp_path / 'm' / 'config.json'} does not say"
         }
 
@@ -635,66 +637,70 @@ class TestClosedList:
     @pytest.mark.parametrize("case", ALL)
     def test_what_is_named_is_there(self, case):
         config = json.loads((case / "config.json").read_text())
-        found = ckpttools.maxtext_config(case)
-        sources = [each.source.partition(": ")[2] for each in found.settings if ": " in each.source]
-        named = [name for each in sources for name in each.split(", ")]
+        result = ckpttools.maxtext_config(case)
+        sources = [setting.source.partition(": ")[2] for setting in result.settings if ": " in setting.source]
+        named = [name for source in sources for name in source.split(", ")]
         assert [name for name in named if nested(config, name) is None] == []
         assert named
 
     @pytest.mark.parametrize(
-        ("case", "said"),
+        ("case", "declared"),
         {"deepseek3.2": "indexer_sparse_training=true", "qwen3-omni": "hears each chunk of sound"}.items(),
     )
-    def test_what_a_run_must_know_is_said(self, case, said):
-        found = ckpttools.maxtext_config(GOLDEN_0_2_5 / case / "hf")
-        assert said in " ".join([*found.notes, *map(str, found.deviations)])
+    def test_what_a_run_must_know_is_said(self, case, declared):
+        result = ckpttools.maxtext_config(GOLDEN_0_2_5 / case / "hf")
+        assert declared in " ".join([*result.notes, *map(str, result.deviations)])
 
     def test_a_number_that_maxtext_does_not_take_is_refused(self, tmp_path):
         rope = {"type": "yarn", "factor": 2.5, "original_max_position_embeddings": 4096}
         config = {**LLAMA_8B, "max_position_embeddings": 10240, "rope_scaling": rope}
         with pytest.raises(ConfigError, match="no such rope_factor") as caught:
             ckpttools.maxtext_config(written(tmp_path / "m", config))
-        assert "whole number" in str(caught.value.wanted)
+        assert "whole number" in str(caught.value.expected)
 
 
 class TestTowers:
     @pytest.mark.parametrize("case", TOWERS)
     def test_what_is_told(self, case):
-        found = given_to(GOLDEN_0_2_5 / case / "hf")
-        wanted = {"use_multimodal": True, "hidden_size_for_vit": 24, "override_model_config": True}
-        assert found.items() >= {**wanted, **TOWERS[case]}.items()
+        result = given_to(GOLDEN_0_2_5 / case / "hf")
+        expected = {"use_multimodal": True, "hidden_size_for_vit": 24, "override_model_config": True}
+        assert result.items() >= {**expected, **TOWERS[case]}.items()
 
     @pytest.mark.parametrize("name", ["gemma3-4b", "qwen3-vl-4b"])
     def test_a_model_of_maxtexts_is_named_with_its_tower(self, tmp_path, name):
         """And what its own file leaves open is said beside the name."""
         config = deepcopy(SEEING[name])
-        found = ckpttools.maxtext_config(written(tmp_path / "m", config))
-        assert (found.model_name, found.is_named, found.unread) == (name, True, ())
+        result = ckpttools.maxtext_config(written(tmp_path / "m", config))
+        assert (result.model_name, result.is_named, result.unread) == (name, True, ())
         scan = "true" if name == "gemma3-4b" else "false"
-        assert found.arguments() == (f"model_name={name}", f"scan_layers={scan}", "use_multimodal=true")
-        assert ckpttools.maxtext_config(tmp_path / "m", check=found.arguments()).contradictions == ()
+        assert result.arguments() == (f"model_name={name}", f"scan_layers={scan}", "use_multimodal=true")
+        assert ckpttools.maxtext_config(tmp_path / "m", check=result.arguments()).contradictions == ()
         config["vision_config"]["hidden_size"] *= 2
         assert not ckpttools.maxtext_config(written(tmp_path / "m", config)).is_named
 
     def test_a_run_without_them_contradicts(self, tmp_path):
-        place = written(tmp_path / "m", SEEING["gemma3-4b"])
-        (found,) = ckpttools.maxtext_config(place, check=["model_name=gemma3-4b"]).contradictions
-        assert (found.name, found.said, found.wanted) == ("use_multimodal", False, True)
+        location = written(tmp_path / "m", SEEING["gemma3-4b"])
+        (result,) = ckpttools.maxtext_config(location, check=["model_name=gemma3-4b"]).contradictions
+        assert (result.name, result.declared, result.expected) == ("use_multimodal", False, True)
 
     def test_llama_4(self):
-        found = given_to(GOLDEN / "llama4-scout" / "hf")
-        wanted = {"model_name": "llama4-17b-16e", "tile_size_for_vit": 28, "projector_input_dim_for_vit": 32}
-        assert found.items() >= wanted.items()
+        result = given_to(GOLDEN / "llama4-scout" / "hf")
+        expected = {
+            "model_name": "llama4-17b-16e",
+            "tile_size_for_vit": 28,
+            "projector_input_dim_for_vit": 32,
+        }
+        assert result.items() >= expected.items()
 
     @pytest.mark.parametrize("case", TOWERS)
     def test_without_them_none_is_told_of(self, tmp_path, case):
         succeed("convert", "hf-to-maxtext", GOLDEN_0_2_5 / case / "hf", tmp_path / "m", "--text-only")
-        found = given_to(tmp_path / "m")
-        assert not [name for name in found if "_for_" in name or name in ("use_multimodal", "use_audio")]
+        result = given_to(tmp_path / "m")
+        assert not [name for name in result if "_for_" in name or name in ("use_multimodal", "use_audio")]
 
     def test_towers_that_maxtext_has_not_are_said(self):
-        found = ckpttools.maxtext_config(GOLDEN_0_2_5 / "gemma4-e2b" / "hf")
-        assert "no place for vision_config" in " ".join(found.notes)
+        result = ckpttools.maxtext_config(GOLDEN_0_2_5 / "gemma4-e2b" / "hf")
+        assert "no place for vision_config" in " ".join(result.notes)
 
 
 class TestCommandLine:
@@ -718,8 +724,8 @@ class TestCommandLine:
         assert ckpt("maxtext-config", GOLDEN / "qwen3" / "hf", "--check").exit_code == 2
 
     def test_json(self):
-        found = json.loads(succeed("maxtext-config", GOLDEN / "qwen3" / "hf", "--json").output)
-        assert {each["name"]: each["value"] for each in found["told"]} == given_to(GOLDEN / "qwen3" / "hf")
+        result = json.loads(succeed("maxtext-config", GOLDEN / "qwen3" / "hf", "--json").output)
+        assert {item["name"]: item["value"] for item in result["told"]} == given_to(GOLDEN / "qwen3" / "hf")
 
 
 class TestRules:
@@ -737,7 +743,7 @@ class TestRules:
     def test_separators_in_quotes_separate_nothing(self):
         (rule,) = setting_rules('x: config.y as {"a | b": ", if ", "c": 1}').settings
         facts = [ModelFacts({"y": value}) for value in ("a | b", "c")]
-        assert [rule.terms[0].of(each) for each in facts] == [", if ", 1]
+        assert [rule.terms[0].of(fact) for fact in facts] == [", if ", 1]
 
     def test_the_first_that_applies(self):
         rules = setting_rules('x: 1, if config.y is "a"\nx: config.z | 2')
@@ -746,7 +752,7 @@ class TestRules:
 
 
 @pytest.mark.parametrize(
-    ("config", "place"),
+    ("config", "location"),
     [
         ({}, None),
         ({"rope_theta": 1e4}, None),
@@ -758,14 +764,14 @@ class TestRules:
         ),
     ],
 )
-def test_where_the_kind_of_rotary_embedding_is_said(config, place):
-    assert ModelFacts(config).place_of("rope.type") == place
+def test_where_the_kind_of_rotary_embedding_is_said(config, location):
+    assert ModelFacts(config).location_of("rope.type") == location
 
 
 def settings_of_text(rules, config):
     facts = ModelFacts(config)
-    found = (term.of(facts) for term in rules.chosen(facts)["x"].terms)
-    return next(value for value in found if value is not None)
+    result = (term.of(facts) for term in rules.chosen(facts)["x"].terms)
+    return next(value for value in result if value is not None)
 
 
 def test_the_table_is_of_models_whose_sizes_are_known():

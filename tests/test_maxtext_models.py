@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.places import FIXTURES
+from support.locations import FIXTURES
 
 from ckpttools.core.errors import ConfigError
 from ckpttools.families.registry import families, family_of
 
 MODELS = json.loads((FIXTURES / "maxtext-0.2.5-models.json").read_bytes())
-CONVERTED = [each for each in MODELS if "family" in each]
-OTHERS = [each for each in MODELS if "reason" in each]
+CONVERTED = [item for item in MODELS if "family" in item]
+OTHERS = [item for item in MODELS if "reason" in item]
 OF_THEIR_OWN = ("default", "weaver-mini", "weaver-max")
 
 
@@ -21,18 +21,18 @@ def config(model):
 
 
 def test_every_model_has_either_a_family_or_a_reason():
-    assert len(MODELS) == len({each["model"] for each in MODELS}) == 53
+    assert len(MODELS) == len({model["model"] for model in MODELS}) == 53
     assert len(CONVERTED) + len(OTHERS) == len(MODELS)
-    assert not [each for each in MODELS if "family" in each and "reason" in each]
+    assert not [model for model in MODELS if "family" in model and "reason" in model]
 
 
-@pytest.mark.parametrize("model", CONVERTED, ids=lambda each: each["model"])
+@pytest.mark.parametrize("model", CONVERTED, ids=lambda item: item["model"])
 def test_its_configuration_names_the_family(model):
     assert family_of(config(model), "config.json") is families()[model["family"]]
 
 
 @pytest.mark.parametrize(
-    "model", [each for each in OTHERS if each["model"] not in OF_THEIR_OWN], ids=lambda each: each["model"]
+    "model", [other for other in OTHERS if other["model"] not in OF_THEIR_OWN], ids=lambda item: item["model"]
 )
 def test_what_has_a_reason_has_no_family(model):
     with pytest.raises(ConfigError, match="no family has model_type"):

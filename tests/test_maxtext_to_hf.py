@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from support.golden_data import FAMILIES, SCAN_NAMES, convert, golden_checkpoint
-from support.places import FIXTURES, GOLDEN, HF, TRAINED
+from support.locations import FIXTURES, GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.conversion import Resources
@@ -62,11 +62,11 @@ def tensors(directory: Path) -> dict[str, np.ndarray]:
     }
 
 
-def assert_same(made: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert made.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert made[name].dtype == array.dtype, name
-        assert made[name].tobytes() == array.tobytes(), name
+def assert_same(built: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert built.keys() == expected.keys()
+    for name, array in expected.items():
+        assert built[name].dtype == array.dtype, name
+        assert built[name].tobytes() == array.tobytes(), name
 
 
 class TestRoundTrip:
@@ -79,8 +79,8 @@ class TestRoundTrip:
 
     @SCANS
     def test_what_maxtext_itself_wrote(self, tmp_path, scan):
-        made = back(golden_checkpoint(scan), tmp_path / "hf", like=hf("llama3.1"))
-        assert_same(tensors(made), tensors(hf("llama3.1")))
+        built = back(golden_checkpoint(scan), tmp_path / "hf", like=hf("llama3.1"))
+        assert_same(tensors(built), tensors(hf("llama3.1")))
 
     @pytest.mark.parametrize("family", ["gemma3", "llama4-scout"])
     def test_a_model_without_its_tower_is_refused(self, tmp_path, family):
@@ -109,10 +109,10 @@ class TestRoundTrip:
         assert all("vision" in name or "projector" in name for name in left_out)
         assert "config.json: it is that of the text model alone" in conversion.plan.remarks
         conversion.run(tmp_path / "hf")
-        wanted = {name: array for name, array in source.items() if name not in left_out}
+        expected = {name: array for name, array in source.items() if name not in left_out}
         prefix = "language_model."
         assert_same(
-            tensors(tmp_path / "hf"), {name.removeprefix(prefix): array for name, array in wanted.items()}
+            tensors(tmp_path / "hf"), {name.removeprefix(prefix): array for name, array in expected.items()}
         )
         config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
         original = json.loads((hf("gemma3") / "config.json").read_bytes())
@@ -127,8 +127,8 @@ class TestRoundTrip:
 
     def test_what_was_not_carried_is_taken_from_the_model(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3")
-        made = back(tmp_path / "maxtext", tmp_path / "hf", like=hf("gemma3"), carry=True)
-        assert_same(tensors(made), tensors(hf("gemma3")))
+        built = back(tmp_path / "maxtext", tmp_path / "hf", like=hf("gemma3"), carry=True)
+        assert_same(tensors(built), tensors(hf("gemma3")))
 
     def test_nothing_is_taken_from_a_model_whose_weights_are_not_there(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3")
@@ -142,7 +142,7 @@ class TestRoundTrip:
             with pytest.raises(FormatError) as error:
                 plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, carry=True))
             assert str(like) in str(error.value)
-            # Its configuration is all that is wanted of it here.
+            # Its configuration is all that is expected of it here.
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, spelling="text"))
 
 
@@ -153,13 +153,13 @@ class TestSource:
         assert any(path[0] == "opt_state" for path in tree.arrays)
         config = train_config(tree)
         (tmp_path / "config.json").write_text(json.dumps(config))
-        made = tensors(back(TRAINED, tmp_path / "hf", like=tmp_path / "config.json"))
-        assert not any("opt" in name or "mu" in name.split(".") for name in made)
+        built = tensors(back(TRAINED, tmp_path / "hf", like=tmp_path / "config.json"))
+        assert not any("opt" in name or "mu" in name.split(".") for name in built)
         kernel = tree["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"].read()
-        assert len(made) == 3 + 9 * kernel.shape[1]
+        assert len(built) == 3 + 9 * kernel.shape[1]
         for layer in range(kernel.shape[1]):
-            wanted = kernel[:, layer].T
-            assert np.array_equal(made[f"model.layers.{layer}.mlp.gate_proj.weight"], wanted)
+            expected = kernel[:, layer].T
+            assert np.array_equal(built[f"model.layers.{layer}.mlp.gate_proj.weight"], expected)
 
     def test_no_byte_of_the_optimizer_is_read(self, tmp_path):
         config = train_config(open_tree(TRAINED))
@@ -188,24 +188,24 @@ class TestSource:
         writer = OrbaxWriter(step=0)
         execute(build(Tree(leaves), writer, memory=1 << 30, jobs=1), writer, tmp_path / "wrapped")
         prefix = {"prefix": "policy"} if wrap == "policy" else {}
-        made = back(tmp_path / "wrapped", tmp_path / "hf", like=hf("qwen3"), **prefix)
-        assert_same(tensors(made), tensors(hf("qwen3")))
+        built = back(tmp_path / "wrapped", tmp_path / "hf", like=hf("qwen3"), **prefix)
+        assert_same(tensors(built), tensors(hf("qwen3")))
 
     def test_what_is_learned_beside_the_model_is_left_out_by_name(self):
-        made = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
+        built = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
         beside = [("ema", "params", "decoder", "gain"), ("params", "lora", "a"), ("lora", "b")]
         leaves = dict.fromkeys(beside, stored(np.zeros(5, np.float32), DTYPES["float32"]))
         files = ModelFiles(config=open_tree(hf("qwen3")).metadata.config)
-        tree = Tree({**made.state.leaves, **leaves}, made.state.metadata)
+        tree = Tree({**built.state.leaves, **leaves}, built.state.metadata)
         assert to_huggingface(tree, ToHuggingFace(), files).notes.dropped == tuple(map(keystr, beside))
 
     def test_names_that_would_become_one_are_refused(self):
-        made = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
+        built = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
         norm = ("params", "params", "decoder", "decoder_norm", "scale")
-        leaves = {**made.state.leaves, (*norm[:3], "decoder_norm.scale"): made.state[norm]}
+        leaves = {**built.state.leaves, (*norm[:3], "decoder_norm.scale"): built.state[norm]}
         files = ModelFiles(config=open_tree(hf("qwen3")).metadata.config)
         with pytest.raises(FormatError, match=r"decoder.decoder_norm.scale: .* and decoder/decoder_norm"):
-            to_huggingface(Tree(leaves, made.state.metadata), ToHuggingFace(), files)
+            to_huggingface(Tree(leaves, built.state.metadata), ToHuggingFace(), files)
 
     def test_a_prefix_that_is_not_there(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
@@ -249,9 +249,9 @@ class TestWhichModel:
     def test_the_arrays_alone_tell_where_only_one_family_fits(self, tmp_path):
         item = convert(tmp_path / "maxtext", "qwen3")
         shutil.rmtree(item / "hf")
-        made = back(tmp_path / "maxtext", tmp_path / "hf")
-        assert_same(tensors(made), tensors(hf("qwen3")))
-        assert not (made / "config.json").exists()
+        built = back(tmp_path / "maxtext", tmp_path / "hf")
+        assert_same(tensors(built), tensors(hf("qwen3")))
+        assert not (built / "config.json").exists()
 
     @pytest.mark.parametrize("family", [f for f in FAMILIES if not f.startswith(("llama", "mistral"))])
     def test_the_family_and_the_arrays_are_enough(self, tmp_path, family):
@@ -259,10 +259,10 @@ class TestWhichModel:
         config = json.loads((hf(family) / "config.json").read_bytes())
         shutil.rmtree(item / "hf")
         name = next(n for n in families_of(config["model_type"]))
-        made = back(tmp_path / "maxtext", tmp_path / "hf", model=ModelOptions(family=name))
-        wanted = tensors(hf(family))
-        assert made and tensors(made).keys() <= wanted.keys()
-        assert_same(tensors(made), {name: wanted[name] for name in tensors(made)})
+        built = back(tmp_path / "maxtext", tmp_path / "hf", model=ModelOptions(family=name))
+        expected = tensors(hf(family))
+        assert built and tensors(built).keys() <= expected.keys()
+        assert_same(tensors(built), {name: expected[name] for name in tensors(built)})
 
     def test_nothing_tells(self, tmp_path):
         item = convert(tmp_path / "maxtext", "llama3.1")
@@ -275,9 +275,9 @@ class TestWhichModel:
         with pytest.raises(ConfigError, match="rotary pairs are interleaved or in halves") as error:
             plan_to_huggingface(tmp_path / "maxtext", options)
         layout = str(error.value.hint).partition('rope_layout="')[2].partition('"')[0]
-        said = ModelOptions(family="llama", rope_layout=layout)
+        declared = ModelOptions(family="llama", rope_layout=layout)
         assert_same(
-            tensors(back(tmp_path / "maxtext", tmp_path / "said", model=said)), tensors(hf("llama3.1"))
+            tensors(back(tmp_path / "maxtext", tmp_path / "said", model=declared)), tensors(hf("llama3.1"))
         )
         like = back(tmp_path / "maxtext", tmp_path / "like", like=hf("llama3.1"))
         assert_same(tensors(like), tensors(hf("llama3.1")))
@@ -299,12 +299,12 @@ class TestTwoConfigurations:
 
     @pytest.fixture
     def like(self, tmp_path):
-        def made(**fields: object) -> Path:
+        def built(**fields: object) -> Path:
             config = json.loads((tmp_path / "maxtext" / "0" / "items" / "hf" / "config.json").read_bytes())
             (tmp_path / "config.json").write_text(json.dumps({**config, **fields}))
             return tmp_path / "config.json"
 
-        return made
+        return built
 
     def test_rotary_layout(self, tmp_path, like):
         convert(tmp_path / "maxtext", "llama3.1")
@@ -312,7 +312,7 @@ class TestTwoConfigurations:
         with pytest.raises(ConfigError, match="other values of the arrays") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=plain))
         assert error.value.got == f"interleaved is not set ({plain}: no rope_scaling.rope_type)"
-        assert 'rope_type is "llama3"' in str(error.value.wanted)
+        assert 'rope_type is "llama3"' in str(error.value.expected)
         assert "rope_layout=" in str(error.value.hint)
         options = {"like": plain, "model": ModelOptions(rope_layout="interleaved")}
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf", **options)), tensors(hf("llama3.1")))
@@ -323,7 +323,7 @@ class TestTwoConfigurations:
         with pytest.raises(ConfigError, match="other values of the arrays") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=other))
         assert error.value.got == 'model_type "mistral" (family mistral)'
-        assert str(error.value.wanted).startswith('model_type "llama" (family llama)')
+        assert str(error.value.expected).startswith('model_type "llama" (family llama)')
         assert "family=" in str(error.value.hint)
         options = {"like": other, "model": ModelOptions(family="llama")}
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf", **options)), tensors(hf("llama3.1")))
@@ -346,16 +346,16 @@ class TestTwoConfigurations:
         with pytest.raises(ConfigError, match="other values of the arrays") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like(scalar=8), model=model))
         assert str(error.value.got).startswith("scalar 8 (")
-        assert str(error.value.wanted).startswith("scalar 4 (")
-        made = back(tmp_path / "maxtext", tmp_path / "hf", like=like(rms_norm_eps=1), model=model)
-        assert_same(tensors(made), tensors(source))
+        assert str(error.value.expected).startswith("scalar 4 (")
+        built = back(tmp_path / "maxtext", tmp_path / "hf", like=like(rms_norm_eps=1), model=model)
+        assert_same(tensors(built), tensors(source))
 
     def test_what_decides_no_value_may_differ(self, tmp_path, like):
         convert(tmp_path / "maxtext", "deepseek3")
         other = like(rope_theta=1, num_nextn_predict_layers=0, model_type="deepseek_v3")
-        made = back(tmp_path / "maxtext", tmp_path / "hf", like=other)
-        wanted = tensors(hf("deepseek3"))
-        assert_same(tensors(made), {name: wanted[name] for name in tensors(made)})
+        built = back(tmp_path / "maxtext", tmp_path / "hf", like=other)
+        expected = tensors(hf("deepseek3"))
+        assert_same(tensors(built), {name: expected[name] for name in tensors(built)})
 
 
 def families_of(model_type: str) -> list[str]:
@@ -367,10 +367,10 @@ def families_of(model_type: str) -> list[str]:
 class TestDtypes:
     def test_cast(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
-        made = back(tmp_path / "maxtext", tmp_path / "hf", dtype=DTYPES["float32"])
-        wanted = {name: array.astype(np.float32) for name, array in tensors(hf("qwen3")).items()}
-        assert_same(tensors(made), wanted)
-        config = json.loads((made / "config.json").read_bytes())
+        built = back(tmp_path / "maxtext", tmp_path / "hf", dtype=DTYPES["float32"])
+        expected = {name: array.astype(np.float32) for name, array in tensors(hf("qwen3")).items()}
+        assert_same(tensors(built), expected)
+        config = json.loads((built / "config.json").read_bytes())
         assert config["dtype"] == "float32"
         original = json.loads((hf("qwen3") / "config.json").read_bytes())
         assert config == {**original, "dtype": "float32"}
@@ -382,21 +382,21 @@ class TestDtypes:
         # Carried arrays stay in bfloat16: they are the tower's.
         conversion = plan_to_huggingface(tmp_path / "maxtext")
         conversion.run(tmp_path / "hf")
-        made, original = (
+        built, original = (
             json.loads((at / "config.json").read_bytes()) for at in (tmp_path / "hf", item / "hf")
         )
-        remarks = [each for each in conversion.plan.remarks if "as the weights are" in each]
+        remarks = [remark for remark in conversion.plan.remarks if "as the weights are" in remark]
         assert remarks[0] == "config.json: dtype is float32, as the weights are; it was bfloat16"
         if family == "llama3.1":
-            assert made == {**original, "dtype": "float32"}
+            assert built == {**original, "dtype": "float32"}
             return
-        assert made["dtype"] == made["text_config"]["dtype"] == "float32"
-        assert made["vision_config"] == original["vision_config"]
+        assert built["dtype"] == built["text_config"]["dtype"] == "float32"
+        assert built["vision_config"] == original["vision_config"]
         assert remarks[1].startswith("config.json: text_config.dtype is float32")
-        wanted = tensors(hf(family))
+        expected = tensors(hf(family))
         for name, array in tensors(tmp_path / "hf").items():
             vision = "vision" in name or "projector" in name
-            assert array.dtype == (wanted[name].dtype if vision else np.float32), name
+            assert array.dtype == (expected[name].dtype if vision else np.float32), name
 
     def test_a_cast_changes_every_part_of_the_configuration(self, tmp_path):
         """Of what lies beside the weights as of what was carried along; names may be torch's."""
@@ -411,11 +411,11 @@ class TestDtypes:
         save(open_tree(source).pipe(CastTo("float32")), tmp_path / "cast")
         plan_to_maxtext(source, ToMaxText(carry=True)).run(tmp_path / "maxtext")
         back(tmp_path / "maxtext", tmp_path / "back", dtype=DTYPES["float32"])
-        wanted = json.loads(json.dumps(config).replace('"torch.bfloat16"', '"float32"'))
-        for part in (wanted, wanted["text_config"], wanted["vision_config"]):
+        expected = json.loads(json.dumps(config).replace('"torch.bfloat16"', '"float32"'))
+        for part in (expected, expected["text_config"], expected["vision_config"]):
             part["dtype"] = "float32"
-        for made in ("cast", "back"):
-            assert json.loads((tmp_path / made / "config.json").read_bytes()) == wanted
+        for built in ("cast", "back"):
+            assert json.loads((tmp_path / built / "config.json").read_bytes()) == expected
 
     def test_most_of_the_weights_give_the_dtype_and_towers_have_their_own(self, tmp_path):
         tree = open_tree(hf("gemma3"))
@@ -423,7 +423,7 @@ class TestDtypes:
         plan = plan_save(tree.pipe(CastMap(patterns)))
         assert not plan.plan.remarks
         plan = plan_save(tree.pipe(CastMap({**patterns, "*": "float64"})), "safetensors")
-        assert [each.partition(" is ")[2] for each in plan.plan.remarks] == [
+        assert [remark.partition(" is ")[2] for remark in plan.plan.remarks] == [
             "float64, as the weights are; it was bfloat16"
         ] * 2
 
@@ -440,7 +440,7 @@ class TestDtypes:
             assert told == DESCRIBED, name
 
     @pytest.mark.parametrize(
-        ("trainer", "said", "is_told"),
+        ("trainer", "declared", "is_told"),
         [
             ("open-instruct", {"drop": "value_head"}, False),
             ("open-instruct", {"drop": ["value_head", "policy.model.norm"]}, True),
@@ -450,9 +450,11 @@ class TestDtypes:
             ("torchtitan/step-10", {"strip_optimizer": True, "drop": "output.weight"}, True),
         ],
     )
-    def test_what_trainers_put_beside_a_model_it_does_not_describe(self, tmp_path, trainer, said, is_told):
+    def test_what_trainers_put_beside_a_model_it_does_not_describe(
+        self, tmp_path, trainer, declared, is_told
+    ):
         source = FIXTURES / "torch" / "trainers" / trainer
-        plan = ckpttools.convert.plan(source, tmp_path / "out", format="safetensors", **said).plan
+        plan = ckpttools.convert.plan(source, tmp_path / "out", format="safetensors", **declared).plan
         assert plan.notes.dropped and (DESCRIBED in plan.remarks) == is_told
 
     @pytest.mark.parametrize("tied", [True, False])
@@ -479,9 +481,9 @@ class TestDtypes:
         dropped = {"drop": ("lm_head.weight",)} if way == "drop" else {}
         convert(tmp_path / "maxtext", family, **dropped)
         options = {"like": tmp_path / "config.json", "model": ModelOptions(tied=way)}
-        made = back(tmp_path / "maxtext", tmp_path / "hf", **options)
-        assert ("lm_head.weight" in tensors(made)) == (way == "materialize")
-        written = json.loads((made / "config.json").read_bytes())
+        built = back(tmp_path / "maxtext", tmp_path / "hf", **options)
+        assert ("lm_head.weight" in tensors(built)) == (way == "materialize")
+        written = json.loads((built / "config.json").read_bytes())
         assert written == {**config, "tie_word_embeddings": way == "drop"}
 
     def test_prediction_layers_that_are_not_there_are_told(self, tmp_path):
@@ -553,10 +555,10 @@ class TestDtypes:
         wide = {name: array.astype(np.float32) for name, array in tensors(hf("gemma2")).items()}
         save_file(wide, source / "model.safetensors", {"format": "pt"})
         plan_to_maxtext(source).run(tmp_path / "maxtext")
-        made = tensors(back(tmp_path / "maxtext", tmp_path / "hf"))
-        assert {array.dtype for array in made.values()} == {np.dtype(np.float32)}
+        built = tensors(back(tmp_path / "maxtext", tmp_path / "hf"))
+        assert {array.dtype for array in built.values()} == {np.dtype(np.float32)}
         for name, array in wide.items():
-            assert np.abs(made[name] - array).max() < 1e-6
+            assert np.abs(built[name] - array).max() < 1e-6
 
 
 def odd_heads(directory: Path, dtype=ml_dtypes.bfloat16) -> Path:
@@ -622,7 +624,7 @@ class TestVocabulary:
         (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 200}))
         with pytest.raises(ConfigError, match="the last 56 rows of the vocabulary") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=tmp_path / "config.json"))
-        assert str(error.value.place).startswith("token_embedder.embedding in ")
+        assert str(error.value.location).startswith("token_embedder.embedding in ")
         assert error.value.got == "256 rows for a vocabulary of 200; row 200 is not zero"
 
         tree = open_tree(convert(tmp_path / "padded", "llama3.1", scan=scan, pad_vocab=300))
@@ -636,12 +638,12 @@ class TestVocabulary:
         )
         with pytest.raises(ConfigError, match="the last 44 rows of the vocabulary") as error:
             plan_to_huggingface(tmp_path / "learned")
-        assert str(error.value.place).startswith(".".join(name))
+        assert str(error.value.location).startswith(".".join(name))
         assert "row 299 is not zero" in str(error.value.got)
         # What the hint says: all rows are kept.
         (tmp_path / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
-        made = tensors(back(tmp_path / "learned", tmp_path / "hf", like=tmp_path / "config.json"))
-        written = made["model.embed_tokens.weight" if tied else "lm_head.weight"]
+        built = tensors(back(tmp_path / "learned", tmp_path / "hf", like=tmp_path / "config.json"))
+        written = built["model.embed_tokens.weight" if tied else "lm_head.weight"]
         assert written.tobytes() == (learned if tied else np.ascontiguousarray(learned.T)).tobytes()
 
     def test_rows_are_never_taken_away(self, tmp_path):
@@ -657,8 +659,8 @@ class TestVocabulary:
         config = json.loads((source / "config.json").read_bytes())
         (source / "config.json").write_text(json.dumps({**config, "vocab_size": 256000}))
         notes = plan_to_maxtext(source).plan.notes.values
-        said = [note.text for note in notes if note.subject == "vocabulary"]
-        assert said == [
+        declared = [note.text for note in notes if note.subject == "vocabulary"]
+        assert declared == [
             "256000 rows, 256128 in MaxText's own configuration: pad_vocab=256128, "
             "or set vocab_size=256000 (rows of the embedding) in MaxText's configs/models/*.yml, "
             "or on its command line"
@@ -668,21 +670,21 @@ class TestVocabulary:
 class TestTied:
     """The configuration decides; what contradicts it is refused, unless the user says what to do."""
 
-    def model(self, directory: Path, *, said: bool, head: bool) -> Path:
+    def model(self, directory: Path, *, declared: bool, head: bool) -> Path:
         shutil.copytree(hf("llama3.1"), directory)
         config = json.loads((directory / "config.json").read_bytes())
-        (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": said}))
+        (directory / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": declared}))
         if not head:
             arrays = tensors(hf("llama3.1"))
             del arrays["lm_head.weight"]
             save_file(arrays, directory / "model.safetensors", {"format": "pt"})
         return directory
 
-    @pytest.mark.parametrize("said", [True, False])
+    @pytest.mark.parametrize("declared", [True, False])
     @pytest.mark.parametrize("head", [True, False])
-    def test_the_configuration_decides(self, tmp_path, said, head):
-        source = self.model(tmp_path / "source", said=said, head=head)
-        if said == head:
+    def test_the_configuration_decides(self, tmp_path, declared, head):
+        source = self.model(tmp_path / "source", declared=declared, head=head)
+        if declared == head:
             with pytest.raises(CoverageError, match=r"lm_head\.weight") as error:
                 plan_to_maxtext(source)
             ways = 'tied="keep" keeps both' if head else "`tied` keep, drop or materialize"
@@ -693,7 +695,7 @@ class TestTied:
 
     @pytest.mark.parametrize("wrong", ["missing", "of another shape"])
     def test_a_choice_about_the_head_is_no_remedy_for_what_else_is_wrong(self, tmp_path, wrong):
-        source = self.model(tmp_path / "source", said=False, head=False)
+        source = self.model(tmp_path / "source", declared=False, head=False)
         arrays = tensors(source)
         norm = arrays.pop("model.norm.weight")
         if wrong != "missing":
@@ -704,11 +706,11 @@ class TestTied:
         assert "`tied`" not in error.value.hint
         assert "check that config.json belongs to these weights" in error.value.hint
 
-    @pytest.mark.parametrize("said", [True, False])
+    @pytest.mark.parametrize("declared", [True, False])
     @pytest.mark.parametrize("head", [True, False])
     @pytest.mark.parametrize("way", ["keep", "drop", "materialize"])
-    def test_ways_there(self, tmp_path, said, head, way):
-        source = self.model(tmp_path / "source", said=said, head=head)
+    def test_ways_there(self, tmp_path, declared, head, way):
+        source = self.model(tmp_path / "source", declared=declared, head=head)
         dropped = ("lm_head.weight",) if way == "drop" and head else ()
         options = ToMaxText(model=ModelOptions(tied=way), drop=dropped)
         conversion = plan_to_maxtext(source, options)
@@ -723,18 +725,18 @@ class TestTied:
     @pytest.mark.parametrize("way", ["keep", "drop", "materialize"])
     @pytest.mark.parametrize("head", [True, False])
     def test_ways_back(self, tmp_path, head, way):
-        source = self.model(tmp_path / "source", said=not head, head=head)
+        source = self.model(tmp_path / "source", declared=not head, head=head)
         plan_to_maxtext(source).run(tmp_path / "maxtext")
         if head and way == "drop":
             with pytest.raises(ConfigError, match="the output head differs from the embedding"):
                 back(tmp_path / "maxtext", tmp_path / "hf", model=ModelOptions(tied=way))
             return
-        made = back(tmp_path / "maxtext", tmp_path / "hf", model=ModelOptions(tied=way))
-        there = "lm_head.weight" in tensors(made)
+        built = back(tmp_path / "maxtext", tmp_path / "hf", model=ModelOptions(tied=way))
+        there = "lm_head.weight" in tensors(built)
         assert there == {"keep": head, "drop": False, "materialize": True}[way]
-        assert json.loads((made / "config.json").read_bytes())["tie_word_embeddings"] == (not there)
+        assert json.loads((built / "config.json").read_bytes())["tie_word_embeddings"] == (not there)
         if there and not head:
-            arrays = tensors(made)
+            arrays = tensors(built)
             assert np.array_equal(arrays["lm_head.weight"], arrays["model.embed_tokens.weight"])
 
 
@@ -769,9 +771,9 @@ class TestNames:
 
     def test_names_on_request(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3", carry=True)
-        made = tensors(back(tmp_path / "maxtext", tmp_path / "hf", spelling="transformers"))
-        assert self.INNER in made
-        assert self.HUB not in made
+        built = tensors(back(tmp_path / "maxtext", tmp_path / "hf", spelling="transformers"))
+        assert self.INNER in built
+        assert self.HUB not in built
 
     def test_a_spelling_that_the_family_lacks(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
@@ -815,9 +817,9 @@ class TestWritten:
             (source / name).write_bytes(content)
         (source / "README.md").write_text("not needed")
         plan_to_maxtext(source).run(tmp_path / "maxtext")
-        made = back(tmp_path / "maxtext", tmp_path / "hf")
-        assert {name: (made / name).read_bytes() for name in texts} == texts
-        assert not (made / "README.md").exists()
+        built = back(tmp_path / "maxtext", tmp_path / "hf")
+        assert {name: (built / name).read_bytes() for name in texts} == texts
+        assert not (built / "README.md").exists()
 
 
 def test_the_order_of_rotary_pairs_is_written_down(tmp_path):
@@ -844,12 +846,12 @@ def test_the_family_that_a_user_describes_is_written_down(tmp_path):
         .replace("mlp.up_proj", "mlp.gate_proj")
         .replace("mlp.X", "mlp.up_proj")
     )
-    made, back = tmp_path / "made", tmp_path / "back"
-    ckpttools.hf_to_maxtext(HF, made, family=str(other))
+    built, back = tmp_path / "made", tmp_path / "back"
+    ckpttools.hf_to_maxtext(HF, built, family=str(other))
     with pytest.raises(UsageError, match=r"(?s)by a family that a file describes.*PATH/mine\.toml"):
-        ckpttools.maxtext_to_hf(made, back)
+        ckpttools.maxtext_to_hf(built, back)
     assert not back.exists()
-    ckpttools.maxtext_to_hf(made, back, family=str(other))
+    ckpttools.maxtext_to_hf(built, back, family=str(other))
     assert ckpttools.diff(HF, back).equal
 
 

@@ -155,7 +155,7 @@ def test_a_refusal_stays_within_the_budget(many, tmp_path, mib):
         assert ended.peak <= mib * MIB, name
         if _may_fit(name, ended):
             continue
-        assert ended.code == 4, (name, ended.said)
+        assert ended.code == 4, (name, ended.declared)
         assert mib < ended.hint <= 900, name
         assert not list(folder.iterdir())
 
@@ -171,9 +171,9 @@ def test_what_a_refusal_names_is_enough(several, tmp_path, name):
     assert refused.peak <= 100 * MIB
     if _may_fit(name, refused):
         return
-    assert refused.code == 4, refused.said
+    assert refused.code == 4, refused.declared
     ended = within(*spelled_out(COMMANDS[name], several, tmp_path), mib=refused.hint)
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.declared
     assert ended.peak <= refused.hint * MIB
 
 
@@ -182,11 +182,11 @@ def test_what_a_refusal_names_is_enough(several, tmp_path, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_many_tensors(many, tmp_path, name, mib):
     ended = within(*spelled_out(COMMANDS[name], many, tmp_path), mib=mib)
-    assert ended.peak <= mib * MIB, ended.said
+    assert ended.peak <= mib * MIB, ended.declared
     if ended.code:
-        assert ended.code == 4, ended.said
+        assert ended.code == 4, ended.declared
         again = within(*spelled_out(COMMANDS[name], many, tmp_path), mib=ended.hint)
-        assert again.code == 0, again.said
+        assert again.code == 0, again.declared
         assert again.peak <= ended.hint * MIB
 
 
@@ -194,7 +194,7 @@ def test_many_tensors(many, tmp_path, name, mib):
 @pytest.mark.parametrize("command", LOOKING)
 def test_looking_takes_little(many, tmp_path, command):
     ended = measured(*spelled_out(command, many, tmp_path))
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.declared
     assert ended.peak <= 512 * MIB
 
 
@@ -240,13 +240,13 @@ def test_giant_chunks(tmp_path, codec):
         words = [("convert", "to-safetensors", source, tmp_path / f"{mib}.safetensors"), ("hash", source)]
         for command in words if EVERYTHING else words[:1]:
             ended = within(*command, mib=mib)
-            assert ended.peak <= mib * MIB, (command, ended.said)
+            assert ended.peak <= mib * MIB, (command, ended.declared)
             if ended.code:
-                assert ended.code == 4, ended.said
+                assert ended.code == 4, ended.declared
                 # tensorstore decodes gzip and blosc with four copies of a chunk, and two chunks may be open.
                 assert ended.hint <= 100 + 9 * 72
                 again = within(*command, mib=ended.hint)
-                assert again.code == 0, again.said
+                assert again.code == 0, again.declared
                 assert again.peak <= ended.hint * MIB, (command, ended.hint)
 
 
@@ -257,7 +257,7 @@ class Cut:
     chunk: int
     name: str = "cut"
 
-    def layout(self, tree, most):
+    def layout(self, tree, limit):
         (path,) = tree
         return Layout({path: Placement((MIB,), 1, (self.chunk,), DataFile("data"))}, {"data": MIB})
 
@@ -279,6 +279,6 @@ def test_a_process_that_may_have_little_memory(tmp_path, limit):
     commands = [("hash", source), ("convert", "to-zarr3", source, tmp_path / "out")]
     for command in commands:
         ended = within(*command, "--jobs", "16", mib=2000, limit=LIMITED.format(limit * MIB))
-        assert ended.code in (0, 4), ended.said
+        assert ended.code in (0, 4), ended.declared
         assert ended.code == 4 or limit > 100
-        assert "ulimit -v" in ended.said or ended.code == 0
+        assert "ulimit -v" in ended.declared or ended.code == 0

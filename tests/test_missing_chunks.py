@@ -1,4 +1,4 @@
-"""Chunks that are not there: told wherever a tree is shown, refused where all is wanted, never zeros."""
+"""Chunks that are not there: told wherever a tree is shown, refused where all is expected, never zeros."""
 
 import json
 import os
@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.command_line import ckpt
+from support.locations import GOLDEN, ORBAX
 from support.orbax_items import LITTLE, write_item, zarr3
-from support.places import GOLDEN, ORBAX
 
 from ckpttools.array.gaps import incomplete
 from ckpttools.core.errors import FormatError
@@ -56,9 +56,9 @@ def test_one_host_of_several(tmp_path, says_left_out):
     assert "6 of 12 chunks of 3 arrays are missing" in text
     assert f"the rest is in the directories of the other hosts: {other}" in text
     (warning,) = (
-        each
-        for each in json.loads(wide("inspect", "tree", host, "--json").output)["warnings"]
-        if each["name"] == "missing-chunks"
+        load
+        for load in json.loads(wide("inspect", "tree", host, "--json").output)["warnings"]
+        if load["name"] == "missing-chunks"
     )
     assert set(warning["arrays"]) == {
         "opt_state/0/mu/params/w_fsdp",
@@ -105,14 +105,14 @@ def test_a_lost_chunk(tmp_path, use_ocdbt):
     item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt, all_chunks=False)
     assert incomplete(open_tree(item).arrays.values()) is None
     document = json.loads((item / "_METADATA").read_bytes())
-    for said, suggests in ((True, False), (None, True)):
-        document["store_array_data_equal_to_fill_value"] = said
+    for declared, suggests in ((True, False), (None, True)):
+        document["store_array_data_equal_to_fill_value"] = declared
         (item / "_METADATA").write_text(json.dumps(document))
-        found = incomplete(open_tree(item).arrays.values())
-        assert found is not None
-        assert found.summary == "1 of 2 chunks of 1 array is missing, such as w/c/1/0"
-        assert "fetch the checkpoint again" in found.hint
-        assert ("fill_value" in found.hint) is suggests
+        result = incomplete(open_tree(item).arrays.values())
+        assert result is not None
+        assert result.summary == "1 of 2 chunks of 1 array is missing, such as w/c/1/0"
+        assert "fetch the checkpoint again" in result.hint
+        assert ("fill_value" in result.hint) is suggests
 
 
 def test_names_that_are_no_chunks_do_not_count(tmp_path):
@@ -120,21 +120,21 @@ def test_names_that_are_no_chunks_do_not_count(tmp_path):
     (item / "w/c/1").unlink()
     for name in ("01", "00", "1" * 200, "x"):
         (item / "w/c" / name).write_bytes(bytes(4))
-    found = incomplete(open_tree(item).arrays.values())
-    assert found is not None
-    assert found.summary.startswith("1 of 2 chunks")
+    result = incomplete(open_tree(item).arrays.values())
+    assert result is not None
+    assert result.summary.startswith("1 of 2 chunks")
 
 
-def calls_of(work: Callable[[], None], most: int = 1_000_000) -> int:
+def calls_of(work: Callable[[], None], limit: int = 1_000_000) -> int:
     """How many Python functions work calls, generators gone on with included; stops it after too many."""
     count = 0
 
     def counted(_frame: object, event: str, _argument: object) -> None:
         nonlocal count
         count += event == "call"
-        if count > most:
+        if count > limit:
             sys.setprofile(None)
-            raise AssertionError(f"more than {most} calls")
+            raise AssertionError(f"more than {limit} calls")
 
     sys.setprofile(counted)
     try:
@@ -166,8 +166,8 @@ def test_a_data_file_that_does_not_hold_what_the_index_has_in_it(tmp_path, nbyte
         file.unlink()
     else:
         os.truncate(file, nbytes)
-    found = json.loads(wide("inspect", "tree", source, "--json").output)
-    (warning,) = (each for each in found["warnings"] if each["name"] == "missing-chunks")
+    result = json.loads(wide("inspect", "tree", source, "--json").output)
+    (warning,) = (item for item in result["warnings"] if item["name"] == "missing-chunks")
     assert str(file) in warning["text"]
     assert f" of {len(warning['arrays'])} array" in warning["text"]
     assert ("deleted or not copied" if nbytes is None else "cut short") in warning["text"]

@@ -62,24 +62,26 @@ def save_model(path, arrays=None, layers=2, **changes):
 
 def reported(path, check):
     """Return the findings of one check of doctor: level and text."""
-    return [(each.level, each.what) for each in ckpttools.doctor(path).findings if each.check == check]
+    return [
+        (finding.level, finding.what) for finding in ckpttools.doctor(path).findings if finding.check == check
+    ]
 
 
 def test_checks_have_names_and_summaries():
-    assert [each.name for each in checks()] == sorted({each.name for each in checks()})
-    assert all(each.summary and each.name == each.name.lower() for each in checks())
+    assert [check.name for check in checks()] == sorted({check.name for check in checks()})
+    assert all(check.summary and check.name == check.name.lower() for check in checks())
 
 
 def test_sound_model_has_no_findings(tmp_path):
-    assert [each.what for each in ckpttools.doctor(save_model(tmp_path / "m")).findings] == []
+    assert [finding.what for finding in ckpttools.doctor(save_model(tmp_path / "m")).findings] == []
 
 
 def test_checks_accept_files_in_memory():
-    found = [*findings(ModelDirectory("m", {"tokenizer.json": POINTER.encode()}))]
-    assert [(each.check, each.level, each.location) for each in found] == [
+    result = [*findings(ModelDirectory("m", {"tokenizer.json": POINTER.encode()}))]
+    assert [(item.check, item.level, item.location) for item in result] == [
         ("sidecar-files", "error", "m/tokenizer.json")
     ]
-    assert found[0].level in LEVELS
+    assert result[0].level in LEVELS
 
 
 @pytest.mark.parametrize("name", SIDECARS)
@@ -94,12 +96,12 @@ def test_lfs_pointer_is_reported_and_never_written(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", SIDECARS)
-def test_copy_refuses_pointers_in_place_of_sidecars(tmp_path, name):
+def test_copy_refuses_pointers_in_location_of_sidecars(tmp_path, name):
     model = save_model(tmp_path / "m")
     (model / name).write_text(POINTER)
     with pytest.raises(FormatError, match="Git LFS pointer") as refused:
         ckpttools.copy(model, tmp_path / "copy")
-    assert refused.value.place == str(model / name) and "git lfs pull" in refused.value.hint
+    assert refused.value.location == str(model / name) and "git lfs pull" in refused.value.hint
     assert not (tmp_path / "copy").exists()
 
 
@@ -127,13 +129,13 @@ def test_doctor_checks_files_that_a_checkpoint_carries(tmp_path, name, text, che
     (config,) = (tmp_path / "mt").rglob("config.json")
     assert ckpttools.doctor(tmp_path / "mt" / level).findings == ()
     (config.parent / name).write_text(text)
-    assert [each for each, _ in reported(tmp_path / "mt" / level, check)] == ["error"]
+    assert [item for item, _ in reported(tmp_path / "mt" / level, check)] == ["error"]
 
 
 @pytest.mark.parametrize(
     "name", ["pytorch_model.bin", "onnx/model.onnx", "original/consolidated.00.pth", "figure.png", "x.gguf"]
 )
-def test_copy_reports_pointers_in_place_of_other_files(tmp_path, name):
+def test_copy_reports_pointers_in_location_of_other_files(tmp_path, name):
     model = save_model(tmp_path / "m")
     (model / name).parent.mkdir(exist_ok=True)
     (model / name).write_text(POINTER)
@@ -154,7 +156,7 @@ PAGE = "<!DOCTYPE html><html><title>Sign in</title>" + " " * 5000
 def test_tokenizers_that_were_not_downloaded_are_never_written(tmp_path, name, text, what):
     model = save_model(tmp_path / "m")
     (model / name).write_text(text)
-    assert [level for level, found in reported(model, "sidecar-files") if what in found] == ["error"]
+    assert [level for level, result in reported(model, "sidecar-files") if what in result] == ["error"]
     for write in (ckpttools.hf_to_maxtext, ckpttools.convert):
         with pytest.raises(FormatError, match=f"{name} is {what}"):
             write(model, tmp_path / "out")
@@ -181,7 +183,7 @@ def test_errors_about_json_name_a_pointer(tmp_path, name):
         else:
             ckpttools.convert(model, tmp_path / "out")
     assert "git lfs pull" in refused.value.hint
-    assert "git lfs pull" in " ".join(each.do for each in ckpttools.doctor(model).findings)
+    assert "git lfs pull" in " ".join(finding.do for finding in ckpttools.doctor(model).findings)
 
 
 @pytest.mark.parametrize("text", ["", "version 1", "see https://git-lfs.github.com", "{}"])
@@ -233,9 +235,9 @@ def test_adapter_files_next_to_a_model_are_left_out(tmp_path, writer, weights):
 @pytest.mark.parametrize("name", ["", "model.safetensors"])
 def test_model_next_to_adapter_files_is_identified_as_a_model(tmp_path, weights, name):
     model = with_adapter_files(save_model(tmp_path / "m"), weights)
-    found = api_summary(model / name)
-    assert "of llama, safetensors" in found.what
-    assert not any("ckpt adapter" in command for command in found.next)
+    result = api_summary(model / name)
+    assert "of llama, safetensors" in result.what
+    assert not any("ckpt adapter" in command for command in result.next)
 
 
 @pytest.mark.parametrize("config", [True, False])
@@ -244,14 +246,14 @@ def test_adapter_is_identified_as_one(tmp_path, config):
     (adapter / "model.safetensors").unlink()
     if not config:
         (adapter / "config.json").unlink()
-    found = api_summary(adapter)
-    assert found.what == "a LoRA adapter" and any("adapter merge" in command for command in found.next)
+    result = api_summary(adapter)
+    assert result.what == "a LoRA adapter" and any("adapter merge" in command for command in result.next)
 
 
 def test_left_out_adapter_files_are_noted(tmp_path):
     model = with_adapter_files(save_model(tmp_path / "m"))
     plan = ckpttools.convert.plan(model, tmp_path / "out").plan
-    assert any("adapter_model.safetensors" in each for each in plan.notes.remarks)
+    assert any("adapter_model.safetensors" in remark for remark in plan.notes.remarks)
 
 
 def test_adapter_itself_keeps_its_configuration(tmp_path):
@@ -289,8 +291,8 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 )
 def test_layer_lists_have_one_entry_per_layer(changes, count):
     config = json.dumps(LLAMA | {"num_hidden_layers": 2} | changes).encode()
-    found = [*findings(ModelDirectory("m", {"config.json": config}))]
-    assert [each.check for each in found] == ["layer-lists"] * count
+    result = [*findings(ModelDirectory("m", {"config.json": config}))]
+    assert [item.check for item in result] == ["layer-lists"] * count
 
 
 @pytest.mark.parametrize("types", [[FULL] * 2, [FULL] * 5, [FULL, SLIDING, FULL, FULL]])
@@ -349,16 +351,16 @@ def test_names_with_another_prefix_are_recognized(tmp_path, names, tied):
     source = save_model(tmp_path / "m", with_names(plain, NAMES[names]), tie_word_embeddings=tied)
     ckpttools.hf_to_maxtext(source, tmp_path / "mt")
     ckpttools.maxtext_to_hf(tmp_path / "mt", tmp_path / "back")
-    found = load_file(tmp_path / "back" / "model.safetensors")
-    assert found.keys() == plain.keys()
-    assert all(np.array_equal(found[name], plain[name]) for name in plain)
+    result = load_file(tmp_path / "back" / "model.safetensors")
+    assert result.keys() == plain.keys()
+    assert all(np.array_equal(result[name], plain[name]) for name in plain)
 
 
 @pytest.mark.parametrize("layers", [2])
 @pytest.mark.parametrize(
     "change",
     [
-        lambda arrays: arrays | {f"ref.{name}": each for name, each in arrays.items()},
+        lambda arrays: arrays | {f"ref.{name}": item for name, item in arrays.items()},
         lambda arrays: {f"a.{n}": a for n, a in arrays.items()} | {f"b.{n}": a for n, a in arrays.items()},
         lambda arrays: with_names(arrays, lambda name: name.replace("q_proj", "query")),
         lambda arrays: {"layers.0.mlp.up_proj.weight": arrays["model.layers.0.mlp.up_proj.weight"]} | arrays,
@@ -405,7 +407,7 @@ def test_writers_report_arrays_that_do_not_match_the_configuration(tmp_path, nam
     arrays = arrays_of()
     UNMATCHED[name](arrays)
     source = save_model(tmp_path / "m", arrays)
-    (remark,) = (each for each in remarks_of(source, tmp_path / "out", **options) if "do not match" in each)
+    (remark,) = (item for item in remarks_of(source, tmp_path / "out", **options) if "do not match" in item)
     assert "do not match config.json" in remark and name in remark
 
 
@@ -425,13 +427,13 @@ def test_writers_report_nothing_of_models_that_match(tmp_path, changes):
     if "auto_map" in changes or "model_type" in changes:
         arrays |= {"score.weight": np.ones((3, 8), np.float32)}
     source = save_model(tmp_path / "m", arrays, **changes)
-    assert not any("do not match" in each for each in remarks_of(source, tmp_path / "out"))
+    assert not any("do not match" in item for item in remarks_of(source, tmp_path / "out"))
 
 
 def test_writers_report_nothing_that_the_user_leaves_out(tmp_path):
     source = save_model(tmp_path / "m")
     for options in ({"drop": ["lm_head.weight"]}, {"keep": ["model.layers.*"]}):
-        assert not any("do not match" in each for each in remarks_of(source, tmp_path / "out", **options))
+        assert not any("do not match" in item for item in remarks_of(source, tmp_path / "out", **options))
 
 
 HEADS = {
@@ -458,8 +460,8 @@ def test_backbones_are_identified(tmp_path, architecture, prefix):
     assert all(name in refused.value.hint for name in head)
     ckpttools.hf_to_maxtext(source, tmp_path / "mt", tied="drop", drop=list(head))
     ckpttools.maxtext_to_hf(tmp_path / "mt", tmp_path / "back")
-    found = load_file(tmp_path / "back" / "model.safetensors")
-    assert all(np.array_equal(found[name], values) for name, values in arrays_of(head=False).items())
+    result = load_file(tmp_path / "back" / "model.safetensors")
+    assert all(np.array_equal(result[name], values) for name, values in arrays_of(head=False).items())
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])
@@ -569,9 +571,9 @@ def test_buffers_of_other_trainers_are_left_out(tmp_path, name):
     ckpttools.hf_to_maxtext(source, tmp_path / "mt")
     ckpttools.maxtext_to_hf(tmp_path / "mt", tmp_path / "back")
     for written in ("hub", "back"):
-        found = load_file(tmp_path / written / "model.safetensors")
-        assert found.keys() == plain.keys()
-        assert np.array_equal(found["lm_head.weight"], plain["lm_head.weight"])
+        result = load_file(tmp_path / written / "model.safetensors")
+        assert result.keys() == plain.keys()
+        assert np.array_equal(result["lm_head.weight"], plain["lm_head.weight"])
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -676,7 +678,7 @@ def test_absent_config_fields_have_defaults_of_transformers(kind, missing):
     silent = {name: value for name, value in stated.items() if name not in missing}
     assert config_differences(silent, stated) == []
     other = {**stated, "hidden_act": "gelu", "rope_theta": 3e4}
-    assert {each.name.rpartition(".")[2] for each in config_differences(silent, other)} == {
+    assert {difference.name.rpartition(".")[2] for difference in config_differences(silent, other)} == {
         "hidden_act",
         "rope_theta",
     }
@@ -707,14 +709,14 @@ NOT_NEUTRAL = {
     ],
 )
 def test_absent_config_fields_equal_their_default_alone(kind, field, value, default, part):
-    silent, stated, other = ({"model_type": kind, **each} for each in ({}, {field: default}, {field: value}))
+    silent, stated, other = ({"model_type": kind, **item} for item in ({}, {field: default}, {field: value}))
     if part:
-        silent, stated, other = ({"model_type": "x", part: each} for each in (silent, stated, other))
+        silent, stated, other = ({"model_type": "x", part: item} for item in (silent, stated, other))
     assert config_differences(silent, stated) == []
     for one in (silent, stated):
-        (found,) = config_differences(one, other)
-        assert found.name.rpartition(".")[2] == field
-        assert found.is_known
+        (result,) = config_differences(one, other)
+        assert result.name.rpartition(".")[2] == field
+        assert result.is_known
 
 
 @pytest.mark.parametrize("value", [0, 0.0, 1.0, False, "", [], True, 2])
@@ -728,9 +730,9 @@ def test_absent_config_fields_equal_their_default_alone(kind, field, value, defa
     ],
 )
 def test_absent_config_fields_without_known_default_differ(kind, field, value):
-    (found,) = config_differences({"model_type": kind}, {"model_type": kind, field: value})
-    assert "not stated" in str(found)
-    assert "no known default" in str(found) or "unknown field" in str(found)
+    (result,) = config_differences({"model_type": kind}, {"model_type": kind, field: value})
+    assert "not stated" in str(result)
+    assert "no known default" in str(result) or "unknown field" in str(result)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "gpt_oss", "gemma3_text", "olmo3", "new_type"])
@@ -746,8 +748,8 @@ def test_base_of_rotary_embeddings_at_the_top(kind, is_nested):
     rope = {"rope_type": "default", "rope_theta": 1e4}
     one = {"model_type": kind, "rope_parameters": dict.fromkeys(names, rope) if is_nested else rope}
     at_top = not is_nested and kind != "llama"
-    found = config_differences({**one, "rope_theta": 5e4}, {**one, "rope_theta": 7.0})
-    assert bool(found) == at_top
+    result = config_differences({**one, "rope_theta": 5e4}, {**one, "rope_theta": 7.0})
+    assert bool(result) == at_top
 
 
 @pytest.mark.parametrize(
@@ -778,17 +780,17 @@ def test_older_and_newer_rotary_configs_compare_equal(kind, older, newer):
     assert config_differences(one, other) == []
     for layers in newer:
         changed = {**newer, layers: {**newer[layers], "rope_theta": 7e5}}
-        (found,) = config_differences(one, {**other, "rope_parameters": changed})
-        assert found.name.endswith("rope_theta") and found.is_known
+        (result,) = config_differences(one, {**other, "rope_parameters": changed})
+        assert result.name.endswith("rope_theta") and result.is_known
 
 
 @pytest.mark.parametrize("difference", ["rope_theta", "norm epsilon"])
 def test_average_reads_configurations_that_maxtext_checkpoints_carry(tmp_path, difference):
     models = [save_model(tmp_path / "a"), save_model(tmp_path / "b", **DIFFERENT[difference])]
-    made = [tmp_path / f"{model.name}-maxtext" for model in models]
-    for model, path in zip(models, made, strict=True):
+    built = [tmp_path / f"{model.name}-maxtext" for model in models]
+    for model, path in zip(models, built, strict=True):
         ckpttools.hf_to_maxtext(model, path)
-    assert_refused_unless_forced(made, tmp_path / "mean")
+    assert_refused_unless_forced(built, tmp_path / "mean")
 
 
 @pytest.mark.parametrize("difference", SAME)
@@ -818,10 +820,12 @@ def test_doctor_reports_rows_beyond_vocabulary(tmp_path, rows, head_rows, vocab,
 
 def test_hint_commands_keep_or_trim_extra_rows(tmp_path):
     source = save_model(tmp_path / "m", vocab_size=12)
-    (found,) = (each for each in ckpttools.doctor(source).findings if each.check == "vocabulary-rows")
-    run_in(tmp_path, found.command)
+    (result,) = (
+        finding for finding in ckpttools.doctor(source).findings if finding.check == "vocabulary-rows"
+    )
+    run_in(tmp_path, result.command)
     assert ckpttools.doctor(source).healthy
-    assert "--vocab 12" in found.do
+    assert "--vocab 12" in result.do
     ckpttools.shrink(source, tmp_path / "trimmed", vocab=12)
     assert ckpttools.doctor(tmp_path / "trimmed").healthy
     kept, whole = (load_file(path / "model.safetensors") for path in (tmp_path / "trimmed", source))

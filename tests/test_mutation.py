@@ -48,11 +48,11 @@ CHANGES = [
 
 def test_what_is_changed_and_what_is_left_alone(tmp_path):
     (tmp_path / "x.py").write_text(SOURCE)
-    made = mutants_of(tmp_path, "x.py")
-    assert [(each.function, each.before, each.after) for each in made] == CHANGES
-    assert made[3].statement == 'if a in (b, "é") and not b:'
-    assert made[3].line == 11
-    changed = made[4].applied(SOURCE.encode()).decode()
+    built = mutants_of(tmp_path, "x.py")
+    assert [(item.function, item.before, item.after) for item in built] == CHANGES
+    assert built[3].statement == 'if a in (b, "é") and not b:'
+    assert built[3].line == 11
+    changed = built[4].applied(SOURCE.encode()).decode()
     assert changed == SOURCE.replace('"é") and not', '"é") or not')
 
 
@@ -61,11 +61,11 @@ def test_every_change_of_real_code_is_code_and_another():
     for file in ("ckpttools/plan/plan.py", "ckpttools/formats/placement.py", "ckpttools/core/region.py"):
         source = (root / file).read_bytes()
         same = ast.dump(ast.parse(source))
-        made = mutants_of(root, file)
-        assert len(made) > 50
-        assert len({each.key for each in made}) == len(made)
-        for each in made:
-            assert ast.dump(ast.parse(each.applied(source))) != same, each
+        built = mutants_of(root, file)
+        assert len(built) > 50
+        assert len({item.key for item in built}) == len(built)
+        for item in built:
+            assert ast.dump(ast.parse(item.applied(source))) != same, item
 
 
 def test_the_quickest_tests_of_the_function_are_asked(tmp_path):
@@ -87,9 +87,9 @@ def test_a_change_is_caught_or_survives_and_is_taken_back(tmp_path):
     source = "def f(a):\n    return a == 1 or a == 1\n"
     (tree / "room" / "x.py").write_text(source)
     (tree / "test_x.py").write_text("from room.x import f\ndef test_f():\n    assert f(1)\n")
-    made = {each.before: each for each in mutants_of(tree, "room/x.py")}
+    built = {item.before: item for item in mutants_of(tree, "room/x.py")}
     for before, state in (("or", SURVIVED), ("a == 1 or a == 1", CAUGHT)):
-        outcome = _try(tree, made[before], "", [Timed("test_x.py::test_f", 0.1)], ())
+        outcome = _try(tree, built[before], "", [Timed("test_x.py::test_f", 0.1)], ())
         assert (outcome.state, "test_f" in outcome.how) == (state, state == CAUGHT)
         assert (tree / "room" / "x.py").read_text() == source
 
@@ -117,7 +117,7 @@ def test_a_test_that_fails_without_the_change_too_has_noticed_nothing(monkeypatc
     mutant = mutants_of(Path(ckpttools.__file__).parents[1], "ckpttools/core/region.py")[0]
     ids = ("test_exit_codes.py::test_none", "test_region.py::test_none[a b]")
     hows = [f"FAILED tests/{name} - assert 1 == 2" for name in ids]
-    monkeypatch.setattr("mutation.run._copy", lambda place: place / "tree")
+    monkeypatch.setattr("mutation.run._copy", lambda location: location / "tree")
     monkeypatch.setattr("mutation.run._tested", lambda *_: (1, f".F\n{hows[1]} seconds\n1 failed"))
     outcomes = [Outcome(mutant, "", CAUGHT, how, 1) for how in [*hows, BUSY]]
-    assert [each.state for each in confirmed(outcomes)] == [CAUGHT, UNSURE, CAUGHT]
+    assert [item.state for item in confirmed(outcomes)] == [CAUGHT, UNSURE, CAUGHT]

@@ -23,7 +23,7 @@ def llama(tmp_path) -> Path:
 def refused(*words: object) -> str:
     told = run(*words, code=3)
     assert "the rows of this family would make other values" in told
-    assert 'wanted model_type "llama" (family llama), whose rows take these arrays as well' in told
+    assert 'expected model_type "llama" (family llama), whose rows take these arrays as well' in told
     return told
 
 
@@ -62,12 +62,12 @@ def test_what_the_configuration_says_does_not_fit(llama, tmp_path, name):
     run("convert", "hf-to-maxtext", llama, tmp_path / "right")
     with_type(llama, name)
     run("convert", "hf-to-maxtext", llama, tmp_path / "out", "--family", "llama")
-    made, wanted = (leaves_by_package(open_tree(tmp_path / each)) for each in ("out", "right"))
-    assert made == wanted
+    built, expected = (leaves_by_package(open_tree(tmp_path / item)) for item in ("out", "right"))
+    assert built == expected
 
 
 def test_a_hint_chooses_no_family_among_several(llama, tmp_path):
     with_type(llama, "mistrall")
     told = ended("convert", "hf-to-maxtext", llama, tmp_path / "out", code=3).output
     assert "names of gemma, llama, mistral" in told
-    assert not any(f"--family {each}" in told for each in ("gemma", "llama", "mistral"))
+    assert not any(f"--family {item}" in told for item in ("gemma", "llama", "mistral"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import run, succeed
 from support.hf_models import write_llama
-from support.places import GOLDEN, GOLDEN_0_2_5
+from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.array.tree import Metadata, dotted
@@ -22,11 +22,11 @@ from ckpttools.mapping.row import row
 from ckpttools.mapping.scale_grids import scale_grids
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext.config.seen import StoredFp8
+from ckpttools.maxtext.config.observed_model import StoredFp8
 from ckpttools.maxtext.native import CODES, fits_maxtext
 from ckpttools.quantized import stored_values
+from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
-from ckpttools.quantized.readable import weights_in
 from ckpttools.stores.registry import parse
 from ckpttools.testing.strategies import stored
 
@@ -51,28 +51,28 @@ def expanded(grid: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 @given(text=st.sampled_from(ROWS), block=st.sampled_from((1, 2, 3, 4, 8)), data=st.data())
 def test_each_element_keeps_its_scale_or_the_row_is_refused(text, block, data):
-    made = row(text)
-    lengths = {axis: data.draw(st.sampled_from((1, 2, 3, 4, 6, 8)), axis) for axis in made.left.axes}
-    table = Table((made,), {axis: Size(length, "the test") for axis, length in lengths.items()})
-    shape = made.right.shape(lengths)
+    built = row(text)
+    lengths = {axis: data.draw(st.sampled_from((1, 2, 3, 4, 6, 8)), axis) for axis in built.left.axes}
+    table = Table((built,), {axis: Size(length, "the test") for axis, length in lengths.items()})
+    shape = built.right.shape(lengths)
     scales, whole = {}, {}
-    for number, key in enumerate(made.right.keys(lengths)):
+    for number, key in enumerate(built.right.keys(lengths)):
         grid = np.arange(np.prod(counts := [-(-n // block) for n in shape]), dtype=np.float32).reshape(counts)
         grid += 1000 * number
         scales[key] = stored(grid, DTYPES["float32"])
         of_each = np.repeat(np.repeat(grid, block, 0), block, 1)[: shape[0], : shape[1]]
         whole[key] = stored(np.ascontiguousarray(of_each), DTYPES["float32"])
-    found = scale_grids(table, whole, scales, (block, block))
-    if found.problems:
-        assert not found.scales and found.problems[0].startswith(str(made.left.key))
+    result = scale_grids(table, whole, scales, (block, block))
+    if result.problems:
+        assert not result.scales and result.problems[0].startswith(str(built.left.key))
         return
-    wanted = table.to_left(whole).arrays
-    assert found.scales.keys() == wanted.keys()
-    for key, array in wanted.items():
-        assert (expanded(found.scales[key].read(), array.shape) == array.read()).all()
-    back = scale_grids(table, wanted, found.scales, (block, block), inverse=True)
+    expected = table.to_left(whole).arrays
+    assert result.scales.keys() == expected.keys()
+    for key, array in expected.items():
+        assert (expanded(result.scales[key].read(), array.shape) == array.read()).all()
+    back = scale_grids(table, expected, result.scales, (block, block), inverse=True)
     assert not back.problems
-    assert all((back.scales[key].read() == each.read()).all() for key, each in scales.items())
+    assert all((back.scales[key].read() == item.read()).all() for key, item in scales.items())
 
 
 @pytest.mark.parametrize(
@@ -90,24 +90,24 @@ def test_each_element_keeps_its_scale_or_the_row_is_refused(text, block, data):
     ],
 )
 def test_which_grids_models_take_that_are_fp8_themselves(text, lengths, grid, why):
-    made = row(text)
-    table = Table((made,), {axis: Size(length, "the test") for axis, length in lengths.items()})
-    shape = made.right.shape(lengths)
+    built = row(text)
+    table = Table((built,), {axis: Size(length, "the test") for axis, length in lengths.items()})
+    shape = built.right.shape(lengths)
     array = stored(np.zeros(shape, np.uint8), DTYPES["float8_e4m3fn"])
     scales = stored(np.ones([-(-n // 4) for n in shape], np.float32), DTYPES["float32"])
-    found = scale_grids(table, {"x": array}, {"x": scales}, (4, 4), fits=fits_maxtext(4))
-    assert {each.shape for each in found.scales.values()} == {grid} and not found.problems
-    assert (why in found.misfits[0]) if why else not found.misfits
+    result = scale_grids(table, {"x": array}, {"x": scales}, (4, 4), fits=fits_maxtext(4))
+    assert {scale.shape for scale in result.scales.values()} == {grid} and not result.problems
+    assert (why in result.misfits[0]) if why else not result.misfits
 
 
 def test_no_scales_as_large_as_the_weight_are_made():
-    made = row(ROWS[0])
+    built = row(ROWS[0])
     sizes = {"embed": 129, "heads": 3, "head_dim": 43}
-    table = Table((made,), {axis: Size(length, "the test") for axis, length in sizes.items()})
+    table = Table((built,), {axis: Size(length, "the test") for axis, length in sizes.items()})
     array = stored(np.zeros((129, 129), np.uint8), DTYPES["float8_e4m3fn"])
     grid = stored(np.ones((2, 2), np.float32), DTYPES["float32"])
-    found = scale_grids(table, {"x": array}, {"x": grid}, (128, 128))
-    assert "the last block is smaller" in found.problems[0] and not found.scales
+    result = scale_grids(table, {"x": array}, {"x": grid}, (128, 128))
+    assert "the last block is smaller" in result.problems[0] and not result.scales
 
 
 def quantised(
@@ -124,28 +124,28 @@ def quantised(
             leaves[f"{name}_scale_inv"] = scales.view("<f4").reshape(scales.shape if block else ()), "float32"
         else:
             leaves[name] = tensor, "bfloat16"
-    made = {
-        (name,): stored(each.view(DTYPES[dtype].numpy), DTYPES[dtype])
-        for name, (each, dtype) in leaves.items()
+    built = {
+        (name,): stored(item.view(DTYPES[dtype].numpy), DTYPES[dtype])
+        for name, (item, dtype) in leaves.items()
     }
-    said = json.loads((directory / "config.json").read_bytes())
-    said["quantization_config"] = {
+    declared = json.loads((directory / "config.json").read_bytes())
+    declared["quantization_config"] = {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "weight_block_size": [block, block] if block else None,
         "modules_to_not_convert": ["lm_head", "model.embed_tokens"],
     }
     (directory / "model.safetensors").unlink()
-    tree = ckpttools.Tree(made)
+    tree = ckpttools.Tree(built)
     ckpttools.convert(tree, directory.with_name("weights"), format="safetensors")
     for file in directory.with_name("weights").glob("*.safetensors*"):
         file.rename(directory / file.name)
-    (directory / "config.json").write_text(json.dumps(said))
+    (directory / "config.json").write_text(json.dumps(declared))
     return directory
 
 
-def arrays(place: Path) -> dict[str, bytes]:
-    return {dotted(path): array.read().tobytes() for path, array in open_tree(parse(place)).arrays.items()}
+def arrays(location: Path) -> dict[str, bytes]:
+    return {dotted(path): array.read().tobytes() for path, array in open_tree(parse(location)).arrays.items()}
 
 
 @pytest.mark.parametrize("scan", [True, False])
@@ -154,7 +154,7 @@ def test_there_and_back(tmp_path, scan, block):
     source = quantised(tmp_path / "hf", block=block)
     receipt = ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=scan)
     native = open_tree(parse(tmp_path / "native")).arrays
-    kernels = {dotted(path): each for path, each in native.items()}
+    kernels = {dotted(path): item for path, item in native.items()}
     query = f"params.params.decoder.layers{'' if scan else '_3'}.self_attention.query.kernel"
     grid = {True: (4, 4, 4, 1), False: (4, 4, 1)}[scan] if block else (4,) * scan
     assert kernels[query].dtype.name == "float8_e4m3fn" and kernels[f"{query}_scale"].shape == grid
@@ -162,8 +162,8 @@ def test_there_and_back(tmp_path, scan, block):
     assert receipt.arrays == len(native)
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back")
     assert arrays(tmp_path / "back") == arrays(source)
-    made, own = (json.loads((each / "config.json").read_bytes()) for each in (tmp_path / "back", source))
-    assert made == own
+    built, own = (json.loads((item / "config.json").read_bytes()) for item in (tmp_path / "back", source))
+    assert built == own
 
 
 @pytest.mark.parametrize("block", [BLOCK, None])
@@ -184,9 +184,9 @@ def test_a_dtype_is_of_what_is_not_quantised(tmp_path):
     source = quantised(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", dtype="float32")
     leaves = open_tree(parse(tmp_path / "native")).arrays
-    found = {"/".join(map(str, path[-2:])): each.dtype.name for path, each in leaves.items()}
-    assert found["query/kernel"] == "float8_e4m3fn" and found["query/kernel_scale"] == "float32"
-    assert found["decoder_norm/scale"] == found["token_embedder/embedding"] == "float32"
+    result = {"/".join(map(str, path[-2:])): item.dtype.name for path, item in leaves.items()}
+    assert result["query/kernel"] == "float8_e4m3fn" and result["query/kernel_scale"] == "float32"
+    assert result["decoder_norm/scale"] == result["token_embedder/embedding"] == "float32"
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back", quantized="keep", dtype="bfloat16")
     assert arrays(tmp_path / "back") == arrays(source)
 
@@ -194,18 +194,18 @@ def test_a_dtype_is_of_what_is_not_quantised(tmp_path):
 def test_what_is_carried_keeps_its_scales(tmp_path):
     model = shutil.copytree(GOLDEN_0_2_5 / "qwen3.5-fp8" / "hf", tmp_path / "hf")
     tree = open_tree(parse(model))
-    names = {dotted(path): each for path, each in tree.arrays.items()}
+    names = {dotted(path): item for path, item in tree.arrays.items()}
     module = "model.language_model.layers.0.mlp.shared_expert.up_proj"
     more = {f"mtp.layers.0.up_proj{end}": names[module + end] for end in (".weight", ".weight_scale_inv")}
-    made = ckpttools.Tree({(name,): each for name, each in {**names, **more}.items()}, tree.metadata)
+    built = ckpttools.Tree({(name,): item for name, item in {**names, **more}.items()}, tree.metadata)
     options = {"quantized": "keep", "carry": True, "text_only": True}
-    ckpttools.hf_to_maxtext(made, tmp_path / "native", **options)
+    ckpttools.hf_to_maxtext(built, tmp_path / "native", **options)
     for dtype in (None, "bfloat16"):
-        place = tmp_path / f"back-{dtype}"
-        ckpttools.maxtext_to_hf(tmp_path / "native", place, quantized="keep", dtype=dtype)
-        back = arrays(place)
+        location = tmp_path / f"back-{dtype}"
+        ckpttools.maxtext_to_hf(tmp_path / "native", location, quantized="keep", dtype=dtype)
+        back = arrays(location)
         assert {name: back[name] for name in more} == {
-            name: each.read().tobytes() for name, each in more.items()
+            name: item.read().tobytes() for name, item in more.items()
         }
 
 
@@ -222,17 +222,19 @@ def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
     source = quantised(tmp_path / "hf", block=None, num_hidden_layers=3)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     sound = ckpttools.doctor(tmp_path / "native").findings
-    (said,) = (each for each in sound if each.check == "quantization")
-    assert (said.level, said.what) == ("info", "7 weights in FP8, each with its scales")
+    (declared,) = (item for item in sound if item.check == "quantization")
+    assert (declared.level, declared.what) == ("info", "7 weights in FP8, each with its scales")
     tree = open_tree(parse(tmp_path / "native"))
     changed, level, words = DAMAGES[damage]
     leaves = dict(tree.arrays)
-    (path,) = (each for each in leaves if dotted(each) == SCALE)
+    (path,) = (leaf for leaf in leaves if dotted(leaf) == SCALE)
     leaves[path] = stored(changed(leaves[path].read()).view(np.uint32), leaves[path].dtype)
     ckpttools.convert(ckpttools.Tree(leaves, tree.metadata), tmp_path / "damaged", format="orbax")
-    found = ckpttools.doctor(tmp_path / "damaged")
-    assert [each.level for each in found.findings if words in each.what and SCALE in each.what] == [level]
-    assert found.healthy == (level != "error")
+    result = ckpttools.doctor(tmp_path / "damaged")
+    assert [
+        finding.level for finding in result.findings if words in finding.what and SCALE in finding.what
+    ] == [level]
+    assert result.healthy == (level != "error")
     if damage == "nan":
         with pytest.raises(FormatError, match="kernel_scale: nan"):
             ckpttools.maxtext_to_hf(tmp_path / "damaged", tmp_path / "never", like=source)
@@ -283,7 +285,7 @@ def test_scales_far_away_that_are_kept_are_looked_at_when_they_are_copied(tmp_pa
     if not to_hf:
         shutil.copy(source / "config.json", written)
     files = {
-        str(each.relative_to(written)): each.read_bytes() for each in written.rglob("*") if each.is_file()
+        str(item.relative_to(written)): item.read_bytes() for item in written.rglob("*") if item.is_file()
     }
     far = gcs.filled(files)
     convert, more = (
@@ -313,10 +315,10 @@ def test_scales_that_a_row_multiplies_beyond_the_range_are_refused(tmp_path, sca
 
 @given(
     counts=st.lists(st.integers(1, 40), min_size=1, max_size=6),
-    most=st.integers(1, 50),
+    limit=st.integers(1, 50),
     data=st.data(),
 )
-def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, most, data):
+def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, limit, data):
     bad = data.draw(st.sets(st.sampled_from(range(len(counts)))))
     arrays, weights = {}, []
     for number, count in enumerate(counts):
@@ -326,13 +328,13 @@ def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, mo
         shape, name = (count * 4, 4), f"w{number}"
         arrays[f"{name}.weight",] = stored(np.zeros(shape, np.uint8), DTYPES["float8_e4m3fn"])
         arrays[f"{name}.weight_scale_inv",] = stored(grid.view(np.uint32), DTYPES["float32"])
-    said = {"quant_method": "fp8", "weight_block_size": [4, 4]}
-    tree = ckpttools.Tree(arrays, Metadata(config={"quantization_config": said}))
+    declared = {"quant_method": "fp8", "weight_block_size": [4, 4]}
+    tree = ckpttools.Tree(arrays, Metadata(config={"quantization_config": declared}))
     weights = weights_in(tree).readable.values()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_values, "_TOGETHER", most)
-        found = stored_values.value_faults(tree, weights)
-    assert [each.split(":")[0] for each in found.damaged] == [f"w{n}.weight_scale_inv" for n in sorted(bad)]
+        patch.setattr(stored_values, "_TOGETHER", limit)
+        result = stored_values.value_faults(tree, weights)
+    assert [item.split(":")[0] for item in result.damaged] == [f"w{n}.weight_scale_inv" for n in sorted(bad)]
 
 
 def test_what_maxtext_is_told_of_it(tmp_path):
@@ -354,7 +356,7 @@ def test_maxtext_is_told_the_dtype_that_the_codes_have():
 
 
 @pytest.mark.parametrize(
-    ("settings", "wanted"),
+    ("settings", "expected"),
     [
         (["weight_dtype=float8_e4m3fn", f"weight_block_size={BLOCK}"], {}),
         (["weight_dtype=float8_e4m3fn", f"weight_block_size=[{BLOCK},{BLOCK}]"], {}),
@@ -365,11 +367,11 @@ def test_maxtext_is_told_the_dtype_that_the_codes_have():
         (["weight_dtype=float8_e4m3fn", "weight_block_size="], {"weight_block_size": BLOCK}),
     ],
 )
-def test_settings_of_fp8_that_are_not_of_the_checkpoint_are_told(settings, wanted, tmp_path):
+def test_settings_of_fp8_that_are_not_of_the_checkpoint_are_told(settings, expected, tmp_path):
     source = quantised(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
-    found = ckpttools.maxtext_config(tmp_path / "native", check=settings).contradictions
-    assert {each.name: each.wanted for each in found} == wanted
+    result = ckpttools.maxtext_config(tmp_path / "native", check=settings).contradictions
+    assert {item.name: item.expected for item in result} == expected
 
 
 def test_settings_of_fp8_are_not_of_every_checkpoint(tmp_path):
@@ -381,29 +383,31 @@ def test_settings_of_fp8_are_not_of_every_checkpoint(tmp_path):
     )
     fp8 = "weight_dtype=float8_e4m3fn"
 
-    def found(place, *settings):
-        return {e.name: e for e in ckpttools.maxtext_config(tmp_path / place, check=settings).contradictions}
+    def result(location, *settings):
+        return {
+            e.name: e for e in ckpttools.maxtext_config(tmp_path / location, check=settings).contradictions
+        }
 
-    assert "none is FP8" in found("plain", fp8)["weight_dtype"].source
-    assert "7 scales on mlp 120" in found("kept", fp8)["weight_dtype"].source
-    assert not found("plain", "weight_dtype=bfloat16")
+    assert "none is FP8" in result("plain", fp8)["weight_dtype"].source
+    assert "7 scales on mlp 120" in result("kept", fp8)["weight_dtype"].source
+    assert not result("plain", "weight_dtype=bfloat16")
     # Of a whole run, what nobody says is as MaxText has it by default.
-    whole = found("native", "base.yml", fp8, f"weight_block_size={BLOCK}")
-    assert "norm" in whole["unquantized_modules"].wanted and "weight_block_size" not in whole
-    left = "unquantized_modules=[" + ",".join(whole["unquantized_modules"].wanted) + "]"
-    assert "unquantized_modules" not in found("native", "base.yml", fp8, left)
+    whole = result("native", "base.yml", fp8, f"weight_block_size={BLOCK}")
+    assert "norm" in whole["unquantized_modules"].expected and "weight_block_size" not in whole
+    left = "unquantized_modules=[" + ",".join(whole["unquantized_modules"].expected) + "]"
+    assert "unquantized_modules" not in result("native", "base.yml", fp8, left)
 
 
 def test_scales_that_are_not_multiplied_by_a_power_of_two_are_told_of(tmp_path):
     source = quantised(tmp_path / "hf", head_dim=32, num_attention_heads=2, num_key_value_heads=2)
     inexact = ckpttools.hf_to_maxtext.plan(source, tmp_path / "native", quantized="keep").plan.notes.inexact
-    assert ["query" in each.subject and "its scales are" in each.text for each in inexact] == [True]
+    assert ["query" in item.subject and "its scales are" in item.text for item in inexact] == [True]
 
 
 def test_blocks_over_edges_come_back_and_fp8_models_are_told_that_they_do_not_fit(tmp_path):
     source = quantised(tmp_path / "hf", head_dim=4, intermediate_size=120)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", scan=False)
-    grids = {path[-3:]: each.shape for path, each in open_tree(parse(tmp_path / "native")).arrays.items()}
+    grids = {path[-3:]: item.shape for path, item in open_tree(parse(tmp_path / "native")).arrays.items()}
     # A block of 16 has four heads of 4; of blocks in 120 columns each 8 have a scale.
     assert grids["self_attention", "out", "kernel_scale"] == (4, 4, 4)
     assert grids["mlp", "wo", "kernel_scale"] == (15, 4)
@@ -428,7 +432,7 @@ def test_all_that_is_not_kept_is_listed(tmp_path):
     with pytest.raises(FormatError, match="cannot be converted as they are") as caught:
         ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     assert "only some of its parts are quantised: 3 of 4" in str(caught.value)
-    assert caught.value.place == str(source)
+    assert caught.value.location == str(source)
     assert "dequantize" in (caught.value.hint or "") and not (tmp_path / "native").exists()
     ckpttools.hf_to_maxtext(source, tmp_path / "plain")
 
@@ -524,7 +528,10 @@ def test_what_else_says_how_weights_are_quantised_goes_only_where_they_are_so(tm
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back")
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back-plain", dtype="bfloat16")
-    kept = {place: (tmp_path / place / name).exists() for place in ("plain", "some", "back", "back-plain")}
+    kept = {
+        location: (tmp_path / location / name).exists()
+        for location in ("plain", "some", "back", "back-plain")
+    }
     assert kept == {"plain": False, "some": True, "back": True, "back-plain": False}
 
 
@@ -533,37 +540,37 @@ def test_a_run_with_another_configuration_gets_one_that_says_how(tmp_path):
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     write_llama(tmp_path / "like")
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "back", like=tmp_path / "like")
-    said = json.loads((tmp_path / "back" / "config.json").read_bytes())["quantization_config"]
-    assert said["weight_block_size"] == [BLOCK, BLOCK]
-    assert said["modules_to_not_convert"] == ["lm_head", "model.embed_tokens"]
+    declared = json.loads((tmp_path / "back" / "config.json").read_bytes())["quantization_config"]
+    assert declared["weight_block_size"] == [BLOCK, BLOCK]
+    assert declared["modules_to_not_convert"] == ["lm_head", "model.embed_tokens"]
     assert arrays(tmp_path / "back") == arrays(source)
 
 
 def test_bfloat16_scales_stay_bfloat16_and_exponents_become_float32(tmp_path):
-    for dtype, wanted in (("bfloat16", "bfloat16"), ("float8_e8m0fnu", "float32")):
-        place = tmp_path / dtype
-        source = quantised(place / "hf")
+    for dtype, expected in (("bfloat16", "bfloat16"), ("float8_e8m0fnu", "float32")):
+        location = tmp_path / dtype
+        source = quantised(location / "hf")
         tree = open_tree(parse(source))
         leaves = dict(tree.leaves)
         for path, array in tree.arrays.items():
             if dotted(path).endswith("_scale_inv"):
                 values = np.exp2(np.round(np.log2(array.read()))).astype(DTYPES[dtype].numpy)
                 leaves[path] = stored(values, DTYPES[dtype])
-        made = ckpttools.Tree(leaves, tree.metadata)
-        ckpttools.hf_to_maxtext(made, place / "native", quantized="keep")
-        found = open_tree(parse(place / "native")).arrays
-        assert {each.dtype.name for path, each in found.items() if path[-1] == "kernel_scale"} == {wanted}
-        ckpttools.cast(place / "native", place / "cast", dtype="float32")
-        ckpttools.hf_to_maxtext(made, place / "plain", dtype="float32")
-        assert arrays(place / "cast") == arrays(place / "plain")
+        built = ckpttools.Tree(leaves, tree.metadata)
+        ckpttools.hf_to_maxtext(built, location / "native", quantized="keep")
+        result = open_tree(parse(location / "native")).arrays
+        assert {item.dtype.name for path, item in result.items() if path[-1] == "kernel_scale"} == {expected}
+        ckpttools.cast(location / "native", location / "cast", dtype="float32")
+        ckpttools.hf_to_maxtext(built, location / "plain", dtype="float32")
+        assert arrays(location / "cast") == arrays(location / "plain")
 
 
 def test_digests_in_maxtext_names_are_of_the_numbers(tmp_path):
     source = quantised(tmp_path / "hf")
     run("convert", "hf-to-maxtext", source, tmp_path / "native", "--quantized", "keep")
     run("unstack", tmp_path / "native", tmp_path / "apart")
-    places = (source, tmp_path / "native", tmp_path / "apart")
-    assert len({ckpttools.hash(place, names="maxtext").parameters for place in places}) == 1
+    locations = (source, tmp_path / "native", tmp_path / "apart")
+    assert len({ckpttools.hash(location, names="maxtext").parameters for location in locations}) == 1
     ckpttools.hash(tmp_path / "native", names="maxtext", manifest=tmp_path / "manifest.json")
     assert ckpttools.verify(source, manifest=tmp_path / "manifest.json").equal
 
@@ -595,7 +602,7 @@ def with_prediction(directory: Path) -> Path:
     config = json.loads((there / "config.json").read_bytes()) | {"num_nextn_predict_layers": 1}
     names = {dotted(path): array.read() for path, array in ckpttools.open(there).arrays.items()}
     last, new = (f"model.layers.{config['num_hidden_layers'] - 1 + more}." for more in (0, 1))
-    names |= {name.replace(last, new): each for name, each in names.items() if name.startswith(last)}
+    names |= {name.replace(last, new): item for name, item in names.items() if name.startswith(last)}
     names[f"{new}shared_head.head.weight"] = names["lm_head.weight"]
     plain = directory.with_name(f"{directory.name}-plain")
     plain.mkdir()
@@ -607,15 +614,15 @@ def with_prediction(directory: Path) -> Path:
 
 def test_layers_that_are_carried_in_fp8_come_back_as_numbers_where_the_model_does(tmp_path):
     source = with_prediction(tmp_path / "hf")
-    ckpttools.cast(source, tmp_path / "wanted", dtype="bfloat16")
+    ckpttools.cast(source, tmp_path / "expected", dtype="bfloat16")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep", carry=True)
     ckpttools.cast(tmp_path / "native", tmp_path / "plain", dtype="bfloat16")
     ckpttools.maxtext_to_hf(tmp_path / "native", tmp_path / "kept")
     receipt = ckpttools.maxtext_to_hf.plan(tmp_path / "native", tmp_path / "asked", dtype="bfloat16").run()
     ckpttools.maxtext_to_hf(tmp_path / "plain", tmp_path / "cast-before")
-    assert receipt.arrays == len(arrays(tmp_path / "wanted"))
+    assert receipt.arrays == len(arrays(tmp_path / "expected"))
     assert arrays(tmp_path / "kept") == arrays(source)
-    assert arrays(tmp_path / "asked") == arrays(tmp_path / "cast-before") == arrays(tmp_path / "wanted")
+    assert arrays(tmp_path / "asked") == arrays(tmp_path / "cast-before") == arrays(tmp_path / "expected")
     # In one line, however many notes there are of it.
     told = run("convert", "maxtext-to-hf", tmp_path / "native", tmp_path / "told", "--dtype", "bfloat16")
     assert " and 1 more: dequantised" not in " ".join(told.split())
@@ -639,12 +646,12 @@ def test_what_is_said_of_values_is_of_those_that_are_written(tmp_path):
     assert written.subject == f"{weights - len(gone)} arrays" and gone
     kept = ckpttools.hf_to_maxtext.plan(source, tmp_path / "it", quantized="keep").plan.notes
     assert f"kept in FP8, with their scales: {weights - len(gone)} weights of the source" in kept.remarks
-    assert any(f"has no place for {len(kept.dropped)} arrays" in each for each in kept.remarks)
+    assert any(f"has no place for {len(kept.dropped)} arrays" in remark for remark in kept.remarks)
 
 
 def test_heads_of_layers_that_predict_stay_as_they_are(tmp_path):
-    made = arrays(with_prediction(tmp_path / "hf"))
-    assert not [name for name in made if "head" in name and "scale" in name]
+    built = arrays(with_prediction(tmp_path / "hf"))
+    assert not [name for name in built if "head" in name and "scale" in name]
 
 
 def test_a_run_is_quantised_with_what_its_model_has_besides(tmp_path):

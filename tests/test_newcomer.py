@@ -15,8 +15,8 @@ import pytest
 from click import Context, Group
 from safetensors.numpy import save_file
 from support.command_line import ckpt, run, succeed
+from support.locations import GOLDEN, ORBAX, TRAINED
 from support.orbax_items import change_index
-from support.places import GOLDEN, ORBAX, TRAINED
 from support.torch_files import save, whole
 
 from ckpttools.cli.main import main
@@ -24,7 +24,7 @@ from ckpttools.cli.output import labelled, wrapped
 from ckpttools.formats.orbax.runs import why_not
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.maxtext.model_files import companion_names
+from ckpttools.maxtext.model_files import sidecar_names
 from ckpttools.stores import parse
 
 SIDE_FILES = {
@@ -37,15 +37,15 @@ SIDE_FILES = {
 @pytest.fixture
 def model(tmp_path) -> Path:
     """A model with a tokenizer, in a directory with a space in its name."""
-    place = tmp_path / "a model"
-    shutil.copytree(GOLDEN / "qwen3" / "hf", place)
+    location = tmp_path / "a model"
+    shutil.copytree(GOLDEN / "qwen3" / "hf", location)
     for name, content in SIDE_FILES.items():
-        (place / name).write_bytes(content)
-    return place
+        (location / name).write_bytes(content)
+    return location
 
 
-def weights(place: Path, *names: str) -> None:
-    save_file({name: np.zeros((4, 4), "f4") for name in names}, place)
+def weights(location: Path, *names: str) -> None:
+    save_file({name: np.zeros((4, 4), "f4") for name in names}, location)
 
 
 def index(model: Path) -> dict[str, object]:
@@ -57,8 +57,8 @@ def index(model: Path) -> dict[str, object]:
 class TestThereAndBack:
     """Hugging Face's directory through another format is one again, which `transformers` loads."""
 
-    def side_files(self, place: Path) -> dict[str, bytes]:
-        names = [path for path in place.iterdir() if not path.name.endswith(".safetensors")]
+    def side_files(self, location: Path) -> dict[str, bytes]:
+        names = [path for path in location.iterdir() if not path.name.endswith(".safetensors")]
         return {path.name: path.read_bytes() for path in names}
 
     def test_files_lie_beside_the_weights_again(self, model, tmp_path):
@@ -80,12 +80,12 @@ class TestThereAndBack:
         assert self.side_files(model).items() <= self.side_files(tmp_path / "flat" / "hf").items()
 
     def test_the_tree_says_what_goes_along(self, model, tmp_path):
-        assert companion_names(open_tree(model)) == sorted((*SIDE_FILES, "config.json"))
+        assert sidecar_names(open_tree(model)) == sorted((*SIDE_FILES, "config.json"))
         run("convert", "hf-to-maxtext", model, tmp_path / "maxtext")
-        found = json.loads(succeed("inspect", "tree", tmp_path / "maxtext", "--json").stdout)["companions"]
-        assert {f"hf/{name}" for name in (*SIDE_FILES, "config.json", "ckpttools.json")} == set(found)
+        result = json.loads(succeed("inspect", "tree", tmp_path / "maxtext", "--json").stdout)["companions"]
+        assert {f"hf/{name}" for name in (*SIDE_FILES, "config.json", "ckpttools.json")} == set(result)
         assert "hf/tokenizer.json" in succeed("inspect", "tree", tmp_path / "maxtext").stdout
-        assert inspect_tree(open_tree(model)).companions == ()
+        assert inspect_tree(open_tree(model)).sidecars == ()
 
 
 class TestALostFile:
@@ -133,73 +133,75 @@ class TestALostFile:
         run("convert", "maxtext-to-hf", model, tmp_path / "out", "--like", tmp_path / "absent", code=3)
 
 
-def damaged_run(model: Path, place: Path) -> Path:
+def damaged_run(model: Path, location: Path) -> Path:
     """A run of three steps without marks, the first of which has lost its data."""
     for step in range(3):
-        run("convert", "to-orbax", model, place / f"of {step}", "--as-step", step)
-        (place / f"of {step}" / str(step)).rename(place / str(step))
-        (place / f"of {step}").rmdir()
-    for mark in place.rglob("commit_success.txt"):
+        run("convert", "to-orbax", model, location / f"of {step}", "--as-step", step)
+        (location / f"of {step}" / str(step)).rename(location / str(step))
+        (location / f"of {step}").rmdir()
+    for mark in location.rglob("commit_success.txt"):
         mark.unlink()
-    (place / "0/items/d/data").unlink()
-    return place
+    (location / "0/items/d/data").unlink()
+    return location
 
 
 class TestDoctor:
     def unmerged(self, tmp_path: Path) -> Path:
-        place = tmp_path / "a run"
-        shutil.copytree(ORBAX / "lazy_2proc", place)
-        (place / "7/items/manifest.ocdbt").unlink()
-        return place
+        location = tmp_path / "a run"
+        shutil.copytree(ORBAX / "lazy_2proc", location)
+        (location / "7/items/manifest.ocdbt").unlink()
+        return location
 
     def test_fixes_in_turn(self, tmp_path):
-        place = self.unmerged(tmp_path)
-        for mark in place.rglob("commit_success.txt"):
+        location = self.unmerged(tmp_path)
+        for mark in location.rglob("commit_success.txt"):
             mark.unlink()
-        done = json.loads(ckpt("doctor", place, "--fix", "merge", "--fix", "commit-marker", "--json").stdout)
-        assert (place / "7/items/manifest.ocdbt").is_file()
-        assert (place / "7/items/commit_success.txt").is_file()
+        done = json.loads(
+            ckpt("doctor", location, "--fix", "merge", "--fix", "commit-marker", "--json").stdout
+        )
+        assert (location / "7/items/manifest.ocdbt").is_file()
+        assert (location / "7/items/commit_success.txt").is_file()
         assert len(done["fixed"]) >= 2 and not done["refused"] and done["healthy"]
-        again = ckpt("doctor", place, "--fix", "merge", "--fix", "commit-marker")
+        again = ckpt("doctor", location, "--fix", "merge", "--fix", "commit-marker")
         assert again.exit_code == 0 and "nothing here" in again.output
 
     def test_an_index_that_lacks_keys_is_merged_again_and_again(self, tmp_path):
         """What an earlier time has set aside is in nobody's way."""
-        place = tmp_path / "a run"
-        shutil.copytree(ORBAX / "lazy_2proc", place)
+        location = tmp_path / "a run"
+        shutil.copytree(ORBAX / "lazy_2proc", location)
         for _ in range(2):
-            change_index(place / "7/items", lambda entries: entries.pop(b"params.params.w/c/1/0"))
-            findings = json.loads(ckpt("doctor", place, "--json").stdout)["findings"]
-            (told,) = (each for each in findings if each["check"] == "unmerged")
+            change_index(location / "7/items", lambda entries: entries.pop(b"params.params.w/c/1/0"))
+            findings = json.loads(ckpt("doctor", location, "--json").stdout)["findings"]
+            (told,) = (finding for finding in findings if finding["check"] == "unmerged")
             rename, merge = told["command"].split(" && ")
             subprocess.run(shlex.split(rename), check=True)
             succeed(*shlex.split(merge)[1:])
-            assert succeed("doctor", place).exit_code == 0
-        open_tree(place).arrays["params", "params", "w"].read()
+            assert succeed("doctor", location).exit_code == 0
+        open_tree(location).arrays["params", "params", "w"].read()
 
     def test_an_unknown_fix_among_known_ones_changes_nothing(self, tmp_path):
-        place = self.unmerged(tmp_path)
-        assert ckpt("doctor", place, "--fix", "merge", "--fix", "none").exit_code == 2
-        assert not (place / "7/items/manifest.ocdbt").exists()
+        location = self.unmerged(tmp_path)
+        assert ckpt("doctor", location, "--fix", "merge", "--fix", "none").exit_code == 2
+        assert not (location / "7/items/manifest.ocdbt").exists()
 
-    def test_a_bad_place_does_not_keep_others_from_being_mended(self, model, tmp_path):
+    def test_a_bad_location_does_not_keep_others_from_being_mended(self, model, tmp_path):
         (tmp_path / "run").mkdir()
-        place = damaged_run(model, tmp_path / "run")
-        result = ckpt("doctor", place, "--fix", "commit-marker", "--json")
+        location = damaged_run(model, tmp_path / "run")
+        result = ckpt("doctor", location, "--fix", "commit-marker", "--json")
         assert result.exit_code == 3
         told = json.loads(result.stdout)
-        assert {Path(each["place"]) for each in told["refused"]} == {place / "0", place / "0/items"}
-        assert all((place / name / "commit_success.txt").is_file() for name in ("1", "2/items"))
-        assert not (place / "0/commit_success.txt").exists()
+        assert {Path(item["place"]) for item in told["refused"]} == {location / "0", location / "0/items"}
+        assert all((location / name / "commit_success.txt").is_file() for name in ("1", "2/items"))
+        assert not (location / "0/commit_success.txt").exists()
 
     def test_commands_are_whole_lines_that_a_shell_takes(self, tmp_path):
-        place = self.unmerged(tmp_path)
+        location = self.unmerged(tmp_path)
         (told,) = (
-            each for each in json.loads(ckpt("doctor", place, "--json").stdout)["findings"] if each["fix"]
+            load for load in json.loads(ckpt("doctor", location, "--json").stdout)["findings"] if load["fix"]
         )
         assert told["command"] in told["do"]
-        assert shlex.split(told["command"])[2] == str(place)
-        lines = [line.strip() for line in ckpt("doctor", place).stdout.splitlines()]
+        assert shlex.split(told["command"])[2] == str(location)
+        lines = [line.strip() for line in ckpt("doctor", location).stdout.splitlines()]
         assert any(line.removeprefix("next").strip() == told["command"] for line in lines)
 
 
@@ -217,27 +219,27 @@ class TestWhatItIs:
 
     def obeyed(self, told: str, destination: Path) -> None:
         """Runs the first command of the next step, as it is written down."""
-        command = told.partition("  next   ckpt ")[2].partition(" makes a ")[0]
+        command = told.partition("  hint     ckpt ")[2].partition(" makes a ")[0]
         run(*(str(destination) if word == "DST" else word for word in shlex.split(command)))
 
     @pytest.mark.parametrize("command", ["stack", "unstack"])
     def test_layers_of_hugging_face(self, model, tmp_path, command):
         told = run(command, model, tmp_path / "out", code=3)
         command = f"ckpt convert hf-to-maxtext {shlex.quote(str(model))} DST"
-        assert f"next   `{command}` makes stacked layers" in told
+        assert f"hint     `{command}` makes stacked layers" in told
 
     @pytest.mark.parametrize("command", ["hf-to-maxtext", "maxtext-to-hf"])
     def test_an_adapter(self, tmp_path, command):
         save_file(
             {"base_model.model.q_proj.lora_A.weight": np.zeros((2, 4), "f4")}, tmp_path / "a.safetensors"
         )
-        said = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
-        (tmp_path / "adapter_config.json").write_text(json.dumps(said))
+        declared = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(declared))
         told = run("convert", command, tmp_path, tmp_path.with_name("out"), code=3)
         assert "this is a LoRA adapter of me/base, not a whole model" in told
         assert "ckpt adapter merge" in told and "config.json" not in told
         findings = json.loads(ckpt("doctor", tmp_path, "--json").stdout)["findings"]
-        assert any(each["check"] == "config" and "LoRA adapter" in each["what"] for each in findings)
+        assert any(finding["check"] == "config" and "LoRA adapter" in finding["what"] for finding in findings)
 
     def test_no_family_is_proposed_for_a_name_that_is_near(self, model, tmp_path):
         config = json.loads((model / "config.json").read_text()) | {"model_type": "deepseek_v99"}
@@ -272,21 +274,21 @@ class TestWhatItIs:
         for source, step in ((TRAINED, 1), (ORBAX / "maxtext_run", 4)):
             told = run("convert", "hf-to-maxtext", source, tmp_path / "out", code=3)
             assert "this is a MaxText checkpoint already" in told
-            assert "got    stacked-training, linen flavour" in told
+            assert "got      stacked-training, linen flavour" in told
             assert f"/{step}/items DST --like HF_DIR makes a Hugging Face one of it" in told
 
     def test_orbax_of_neither_side(self, model, tmp_path):
         told = run("convert", "hf-to-maxtext", ORBAX / "cm_default", tmp_path / "out", code=3)
         assert "this is an Orbax checkpoint, whose names are neither" in told
-        assert "params.dense.kernel" in told and "next   ckpt inspect tree" in told
+        assert "params.dense.kernel" in told and "hint     ckpt inspect tree" in told
 
     def test_orbax_with_names_of_hugging_face_and_no_configuration(self, model, tmp_path):
         (model / "config.json").rename(tmp_path / "config.json")
         run("convert", "to-orbax", model, tmp_path / "orbax")
         told = run("convert", "hf-to-maxtext", tmp_path / "orbax", tmp_path / "out", code=3)
-        place = Path(told.rpartition("came from into ")[2].strip())
-        place.mkdir(exist_ok=True)
-        (tmp_path / "config.json").rename(place / "config.json")
+        location = Path(told.rpartition("came from into ")[2].strip())
+        location.mkdir(exist_ok=True)
+        (tmp_path / "config.json").rename(location / "config.json")
         run("convert", "hf-to-maxtext", tmp_path / "orbax", tmp_path / "out")
 
     @pytest.mark.parametrize("command", ["hf-to-maxtext", "maxtext-to-hf"])
@@ -311,7 +313,7 @@ class TestWhatItIs:
             (model / name).write_bytes(b"x" * 100)
             told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
             assert f"these are {what}" in told
-            assert f"got    {name}" in told and remedy in told
+            assert f"got      {name}" in told and remedy in told
             told = ckpt("inspect", "tree", model / name).output
             assert f"these are {what}" in told and "config.json" not in told
             (model / name).unlink()
@@ -328,21 +330,21 @@ class TestWhatItIs:
         assert "hf://" not in run("convert", "hf-to-maxtext", "runs/new", "out", code=5)
 
     def test_a_pipeline_of_diffusers(self, model, tmp_path):
-        place = tmp_path / "flux"
-        shutil.copytree(model, place / "text_encoder")
-        (place / "transformer").mkdir()
-        weights(place / "transformer/diffusion_pytorch_model.safetensors", "blocks.0.attn.to_q.weight")
-        said = {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.30.0"}
-        (place / "transformer/config.json").write_text(json.dumps(said))
+        location = tmp_path / "flux"
+        shutil.copytree(model, location / "text_encoder")
+        (location / "transformer").mkdir()
+        weights(location / "transformer/diffusion_pytorch_model.safetensors", "blocks.0.attn.to_q.weight")
+        declared = {"_class_name": "FluxTransformer2DModel", "_diffusers_version": "0.30.0"}
+        (location / "transformer/config.json").write_text(json.dumps(declared))
         parts = {name: ["diffusers", name] for name in ("scheduler", "text_encoder", "transformer")}
-        (place / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **parts}))
+        (location / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline", **parts}))
         for command in ("hf-to-maxtext", "maxtext-to-hf"):
-            told = run("convert", command, place, tmp_path / "out", code=3)
+            told = run("convert", command, location, tmp_path / "out", code=3)
             assert "this is a pipeline of diffusers (FluxPipeline), not one model" in told
-            assert "got    text_encoder, transformer" in told
-            told = run("convert", command, place / "transformer", tmp_path / "out", code=3)
+            assert "got      text_encoder, transformer" in told
+            told = run("convert", command, location / "transformer", tmp_path / "out", code=3)
             assert "a part of a pipeline of diffusers (FluxTransformer2DModel), no language model" in told
-        run("convert", "hf-to-maxtext", place / "text_encoder", tmp_path / "out")
+        run("convert", "hf-to-maxtext", location / "text_encoder", tmp_path / "out")
 
     def hosts(self, tmp_path: Path) -> Path:
         """Two hosts' directories, with a part of a step each, and what was saved whole beside them."""
@@ -388,8 +390,8 @@ class TestWhatItIs:
         (command,) = re.findall(r"`ckpt (assemble [^`…]+ DST)`", told)
         succeed(*shlex.split(command.replace("DST", str(tmp_path / "NEW"))))
         whole = open_tree(ORBAX / "lazy_2proc").arrays
-        made = open_tree(tmp_path / "NEW").arrays
-        assert {path: array.read().tobytes() for path, array in made.items()} == {
+        built = open_tree(tmp_path / "NEW").arrays
+        assert {path: array.read().tobytes() for path, array in built.items()} == {
             path: array.read().tobytes() for path, array in whole.items()
         }
 
@@ -440,11 +442,11 @@ class TestLines:
     def test_help(self):
         def commands(group: Group, words: tuple[str, ...]) -> list[tuple[str, ...]]:
             context = Context(group)
-            found = []
+            result = []
             for name in group.list_commands(context):
                 inner = group.get_command(context, name)
-                found += commands(inner, (*words, name)) if isinstance(inner, Group) else [(*words, name)]
-            return found
+                result += commands(inner, (*words, name)) if isinstance(inner, Group) else [(*words, name)]
+            return result
 
         for words in commands(main, ()):
             text = succeed(*words, "--help", COLUMNS="80").stdout
@@ -496,13 +498,13 @@ def test_what_is_dropped_is_counted_by_kind_and_a_refusal_stands_alone(tmp_path)
     told = run("strip-optimizer", source, tmp_path / "out")
     assert "what is dropped, by kind: 26 of the optimizer, 30 of random states" in " ".join(told.split())
     told = run("strip-optimizer", source, tmp_path / "out", code=2)
-    assert [line.split()[0] for line in told.splitlines()] == ["Error:", "wanted", "next"]
+    assert [line.split()[0] for line in told.splitlines()] == ["Error:", "expected", "hint"]
 
 
 def test_a_size_without_its_unit(tmp_path):
     source = ORBAX.parent / "train" / "llama_scanned"
     told = run("strip-optimizer", source, tmp_path / "out", "--memory", "64", code=4)
-    assert "got    --memory 64 bytes" in told and "did you mean" not in told
+    assert "got      --memory 64 bytes" in told and "did you mean" not in told
     told = run("strip-optimizer", source, tmp_path / "out", "--memory", "640", code=4)
     run(
         "strip-optimizer",
@@ -516,7 +518,7 @@ def test_a_size_without_its_unit(tmp_path):
     assert "did you mean" not in told
 
 
-def test_what_has_no_place_in_maxtext_is_told_with_the_option_that_keeps_it(tmp_path):
+def test_what_has_no_location_in_maxtext_is_told_with_the_option_that_keeps_it(tmp_path):
     source = GOLDEN / "gemma3" / "hf"
     told = " ".join(run("convert", "hf-to-maxtext", source, tmp_path / "out").split())
     assert "with --carry the way back has them again" in told
@@ -544,12 +546,13 @@ def test_what_doctor_says_of_casts_is_so(tmp_path):
     source = tmp_path / "gptq"
     source.mkdir()
     save_file(packed, source / "model.safetensors")
-    said = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
-    (source / "config.json").write_text(json.dumps(said))
+    declared = {"model_type": "llama", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (source / "config.json").write_text(json.dumps(declared))
     findings = json.loads(ckpt("doctor", source, "--json").stdout)["findings"]
-    (found,) = [each for each in findings if each["check"] == "quantization"]
+    (result,) = [finding for finding in findings if finding["check"] == "quantization"]
     assert (
-        "1 weight, each" in found["what"] and "casts leave them and their scales as they are" in found["why"]
+        "1 weight, each" in result["what"]
+        and "casts leave them and their scales as they are" in result["why"]
     )
     run("cast", source, tmp_path / "cast", "--dtype", "bfloat16")
     dtypes = {path[-1]: array.dtype.name for path, array in open_tree(tmp_path / "cast").arrays.items()}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
-from support.places import FIXTURES, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
+from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 from support.trees import tree_of
 
 import ckpttools
@@ -29,7 +29,7 @@ PEFT = FIXTURES / "peft"
 
 
 def words_of(use):
-    return dict(each.split("=", 1) for each in use.split())
+    return dict(item.split("=", 1) for item in use.split())
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ class TestMaxText:
         monkeypatch.chdir(tmp_path)
         done = succeed("convert", "hf-to-maxtext", HF, "it", *flags)
         assert done.stdout.count("\n") == 1
-        said = next(line for line in done.stderr.splitlines() if line.startswith("next"))
-        given = words_of(said.removeprefix("next"))
+        declared = next(line for line in done.stderr.splitlines() if line.startswith("next"))
+        given = words_of(declared.removeprefix("next"))
         assert given["load_parameters_path"] == f"{tmp_path}/it/0/items"
         assert given["scan_layers"] == ("false" if "--no-scan" in flags else "true")
         assert given.get("param_scan_axis") == ("0" if "--scan-axis" in flags else None)
@@ -87,7 +87,7 @@ class TestMaxText:
 
     def test_a_head_that_is_promised(self, converted, tmp_path):
         ckpttools.select(converted, tmp_path / "new", drop=["*logits_dense*"])
-        assert any("promises one" in each for each in next_steps(tmp_path / "new").surprises)
+        assert any("promises one" in surprise for surprise in next_steps(tmp_path / "new").surprises)
 
     def test_none_where_all_is_as_expected(self, tmp_path):
         ckpttools.hf_to_maxtext(HF, tmp_path / "it", dtype="float32")
@@ -103,8 +103,8 @@ class TestMaxText:
     def test_a_run_goes_on(self, tmp_path):
         run = tmp_path / "out" / "mine" / "checkpoints"
         ckpttools.cast(TRAINED, run, dtype="float32")
-        wanted = f"the run goes on: base_output_directory={tmp_path}/out run_name=mine"
-        assert wanted in next_steps(run).uses
+        expected = f"the run goes on: base_output_directory={tmp_path}/out run_name=mine"
+        assert expected in next_steps(run).uses
         assert ckpttools.resolve(base_output_directory=tmp_path / "out", run_name="mine").loads
 
     def test_another_nesting(self, tmp_path):
@@ -175,8 +175,8 @@ class TestAdapters:
         monkeypatch.setenv("COLUMNS", "60")
         base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
         done = succeed("adapter", "to-maxtext", adapter, tmp_path / "lora", "--base", base)
-        (said,) = (line for line in done.stderr.splitlines() if line.startswith("next"))
-        told = dict(each.split("=", 1) for each in shlex.split(said.removeprefix("next")))
+        (declared,) = (line for line in done.stderr.splitlines() if line.startswith("next"))
+        told = dict(item.split("=", 1) for item in shlex.split(declared.removeprefix("next")))
         assert told["lora.enable_lora"] == "true"
         assert (told["lora.lora_rank"], float(told["lora.lora_alpha"])) == ("2", 6)
         assert told["lora.lora_restore_path"] == f"{tmp_path}/lora/0/items"
@@ -197,9 +197,9 @@ class TestAdapters:
         base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
         ckpttools.adapter_to_maxtext(adapter, tmp_path / "lora", base=base)
         for path in (tmp_path / "lora", tmp_path / "lora" / "0" / "items"):
-            found = ckpttools.summary(path)
-            assert "a LoRA adapter of MaxText's" in found.what
-            assert f"ckpt adapter to-peft {path} DST --base BASE" in found.next
+            result = ckpttools.summary(path)
+            assert "a LoRA adapter of MaxText's" in result.what
+            assert f"ckpt adapter to-peft {path} DST --base BASE" in result.next
         assert f"ckpt adapter to-maxtext {adapter} DST --base BASE" in ckpttools.summary(adapter).next
         assert next_steps(adapter).uses[0] == f'PeftModel.from_pretrained(model, "{adapter}")'
 
@@ -207,13 +207,13 @@ class TestAdapters:
         """DoRA and factors of embeddings have no place in MaxText; of another kind nothing is read."""
         for name in ("dora", "embeddings"):
             summary = ckpttools.summary(PEFT / name)
-            assert not any(each.name == "unmerged" for each in summary.tree.warnings)
-            found = summary.next
-            assert f"ckpt adapter merge BASE {PEFT / name} DST" in found
-            assert not any("to-maxtext" in each for each in found)
+            assert not any(warning.name == "unmerged" for warning in summary.tree.warnings)
+            result = summary.next
+            assert f"ckpt adapter merge BASE {PEFT / name} DST" in result
+            assert not any("to-maxtext" in item for item in result)
         other = shutil.copytree(PEFT / "plain", tmp_path / "ia3")
-        said = json.loads((other / "adapter_config.json").read_text())
-        (other / "adapter_config.json").write_text(json.dumps(said | {"peft_type": "IA3"}))
+        declared = json.loads((other / "adapter_config.json").read_text())
+        (other / "adapter_config.json").write_text(json.dumps(declared | {"peft_type": "IA3"}))
         assert ckpttools.summary(other).next == (f"ckpt inspect tree {other}",)
         assert "PEFT's IA3 of " in succeed(other).output
         (finding,) = ckpttools.doctor(other).findings
@@ -255,11 +255,11 @@ class TestWhatTrainersLeave:
         shutil.copy(trainers / "hub" / "config.json", "titan")
         succeed(*shlex.split(to_hub)[1:])
         assert ckpttools.verify("DST", trainers / "hub").equal
-        places = "titan", trainers / "fsdp" / "pytorch_model_fsdp_0", trainers / "open-instruct"
-        for number, path in enumerate(places):
-            made = [each for each in ckpttools.summary(path).next if " DST" in each]
-            assert len(made) == (1 if number == 2 else 2), made
-            for kind, command in enumerate(made):
+        locations = "titan", trainers / "fsdp" / "pytorch_model_fsdp_0", trainers / "open-instruct"
+        for number, path in enumerate(locations):
+            built = [item for item in ckpttools.summary(path).next if " DST" in item]
+            assert len(built) == (1 if number == 2 else 2), built
+            for kind, command in enumerate(built):
                 out = f"{number}-{kind}"
                 succeed(*shlex.split(command.replace(" DST", f" {out}"))[1:])
                 assert ckpttools.verify(out, trainers / "hub").equal, command
@@ -272,12 +272,12 @@ class TestWhatTrainersLeave:
         model = ckpttools.open(hub)
         more = {tuple(name.split(".", 1)): model[other] for name, other in arrays.items()}
         ckpttools.save(Tree({**model, **more}), "both", "safetensors")
-        alone = [each for each in ckpttools.summary("both").next if "convert" in each or "config" in each]
+        alone = [item for item in ckpttools.summary("both").next if "convert" in item or "config" in item]
         assert alone == ["cp HF_DIR/config.json both"]
         shutil.copy(hub / "config.json", "both")
-        (made,) = (each for each in ckpttools.summary("both").next if "convert" in each or "config" in each)
-        assert "--drop 'v_head.*'" in made and "--drop 'optimizer_state.*'" in made
-        succeed(*shlex.split(made)[1:])
+        (built,) = (item for item in ckpttools.summary("both").next if "convert" in item or "config" in item)
+        assert "--drop 'v_head.*'" in built and "--drop 'optimizer_state.*'" in built
+        succeed(*shlex.split(built)[1:])
         assert ckpttools.verify("DST", hub).equal
 
     def test_an_optimizer_among_the_weights_is_left_out_too(self, tmp_path, monkeypatch):
@@ -288,10 +288,10 @@ class TestWhatTrainersLeave:
         flat = {(dotted(path),): leaf for path, leaf in titan.items()}
         ckpttools.save(Tree(flat), "flat", "safetensors")
         shutil.copy(hub / "config.json", "flat")
-        made = [each for each in ckpttools.summary("flat").next if "--drop" in each]
-        assert made and all("--drop 'optimizer.*' --drop 'train_state.*'" in each for each in made)
-        for number, each in enumerate(made):
-            succeed(*shlex.split(each.replace(" DST", f" made-{number}"))[1:])
+        built = [item for item in ckpttools.summary("flat").next if "--drop" in item]
+        assert built and all("--drop 'optimizer.*' --drop 'train_state.*'" in item for item in built)
+        for number, item in enumerate(built):
+            succeed(*shlex.split(item.replace(" DST", f" made-{number}"))[1:])
             assert ckpttools.verify(f"made-{number}", hub).equal
         for refused in (
             ckpt("convert", "to-safetensors", "flat", "x", "--names", "hub"),
@@ -302,19 +302,19 @@ class TestWhatTrainersLeave:
     def test_names_that_transformers_does_not_load_are_told(self, tmp_path):
         trainers, flax = FIXTURES / "torch/trainers", FIXTURES / "flax/llama"
         bare = shutil.copy(PEFT / "plain/adapter_model.safetensors", tmp_path)
-        for source, said in (
+        for source, declared in (
             (trainers / "open-instruct", "names begin with policy, "),
             (flax, "names and axes are those of Flax, "),
             (bare, "adapter_config.json is not written: "),
         ):
             told = ckpttools.convert.plan(source, tmp_path / "x", format="safetensors").plan.notes.remarks
-            assert any(each.startswith(said) for each in told), told
+            assert any(item.startswith(declared) for item in told), told
         whole = ckpttools.convert.plan(PEFT / "plain", tmp_path / "x", format="safetensors")
-        assert not any("is not written" in each for each in whole.plan.notes.remarks)
+        assert not any("is not written" in remark for remark in whole.plan.notes.remarks)
         told = ckpttools.convert.plan(
             trainers / "verl/global_step_10/actor", tmp_path / "x", format="safetensors"
         )
-        assert not any("do not load" in each for each in told.plan.notes.remarks)
+        assert not any("do not load" in remark for remark in told.plan.notes.remarks)
 
     def test_parts_of_a_checkpoint_are_called_so(self, tmp_path):
         """A file of one process, an optimizer alone; and names that several families have."""
@@ -324,14 +324,14 @@ class TestWhatTrainersLeave:
         assert "a model of gemma or llama or mistral" in ckpttools.summary(state.parent).what
         model = ckpttools.open(zero)
         moments = {
-            ("optimizer_state", dotted(at), each): leaf
+            ("optimizer_state", dotted(at), item): leaf
             for at, leaf in model.items()
-            for each in ("exp_avg", "exp_avg_sq")
+            for item in ("exp_avg", "exp_avg_sq")
         }
         ckpttools.save(Tree(moments), tmp_path / "optimizer", "zarr3")
-        found = ckpttools.summary(tmp_path / "optimizer")
-        assert found.what.startswith("the state of an optimizer")
-        assert not any("--strip-optimizer" in each for each in found.next)
+        result = ckpttools.summary(tmp_path / "optimizer")
+        assert result.what.startswith("the state of an optimizer")
+        assert not any("--strip-optimizer" in item for item in result.next)
 
     @pytest.mark.parametrize("is_written", [True, False])
     def test_how_a_configuration_comes_beside_weights(self, is_written, tmp_path, monkeypatch):
@@ -363,7 +363,7 @@ class TestWhatTrainersLeave:
         monkeypatch.chdir(tmp_path)
         hub, titan = (FIXTURES / "torch" / "trainers" / name for name in ("hub", "torchtitan/step-10"))
         shutil.copytree(titan, "bare", ignore=shutil.ignore_patterns("config.json"))
-        pairs = [[(hub, each)[side] for side in sides] for each in (titan, "bare")]
+        pairs = [[(hub, item)[side] for side in sides] for item in (titan, "bare")]
         for pair in pairs:
             assert ckpttools.verify(*pair).hints == ("parameters=True compares only the parameters",)
             assert ckpttools.verify(*pair, parameters=True).equal
@@ -374,7 +374,7 @@ class TestWhatTrainersLeave:
         tree = tree_of(*(("target", "decoder", f"layers_{n}", "mlp", "wi", "kernel") for n in range(2)))
         ckpttools.convert(tree, tmp_path / "t5x", format="zarr3")
         assert ckpttools.inspect(tmp_path / "t5x").kind is not None
-        assert not [each for each in ckpttools.summary(tmp_path / "t5x").next if "maxtext-" in each]
+        assert not [item for item in ckpttools.summary(tmp_path / "t5x").next if "maxtext-" in item]
 
 
 def test_how_what_was_interrupted_goes_on(tmp_path):
@@ -386,13 +386,13 @@ def test_how_what_was_interrupted_goes_on(tmp_path):
     assert going_on(replace(left, command="")) == "run its command again"
 
 
-@pytest.mark.parametrize(("said", "count"), [({"keep": "*"}, 2), ({"drop": "*layers.1.*"}, 0)])
-def test_a_part_of_a_model_is_loaded_by_nothing(tmp_path, said, count):
+@pytest.mark.parametrize(("declared", "count"), [({"keep": "*"}, 2), ({"drop": "*layers.1.*"}, 0)])
+def test_a_part_of_a_model_is_loaded_by_nothing(tmp_path, declared, count):
     """All names of its family are there, but not all of its layers."""
     write_llama(tmp_path / "hf", num_hidden_layers=2)
-    ckpttools.select(tmp_path / "hf", tmp_path / "out", **said)
-    found = next_steps(tmp_path / "out")
-    assert len(found.uses if found else ()) == count
+    ckpttools.select(tmp_path / "hf", tmp_path / "out", **declared)
+    result = next_steps(tmp_path / "out")
+    assert len(result.uses if result else ()) == count
 
 
 def test_layers_of_text_alone_are_counted():
@@ -419,5 +419,5 @@ def test_conversion_explains_why_maxtext_cannot_be_configured(tmp_path):
     assert 'hidden_act "gelu"' in problem
     with pytest.raises(ConfigError) as refused:
         ckpttools.maxtext_config(tmp_path / "hf")
-    assert refused.value.place == f"{tmp_path / 'hf'}/config.json"
+    assert refused.value.location == f"{tmp_path / 'hf'}/config.json"
     assert "cannot run this model" in refused.value.hint

@@ -77,7 +77,7 @@ class Tight:
 
 class _Taken:
     in_use = 0
-    most = 0
+    limit = 0
 
     def __init__(self, scratch, shape, dtype):
         self.nbytes, self.limit = prod(shape) * dtype.itemsize, scratch.limit
@@ -85,7 +85,7 @@ class _Taken:
 
     def __enter__(self):
         _Taken.in_use += self.nbytes
-        _Taken.most = max(_Taken.most, _Taken.in_use)
+        _Taken.limit = max(_Taken.limit, _Taken.in_use)
         assert _Taken.in_use <= self.limit, "more scratch than was projected"
         return self.array
 
@@ -116,11 +116,11 @@ def test_any_region_is_the_slice_of_the_whole(block, known, data):
     array, truth = known
     region = data.draw(regions(array.shape))
     base, out = out_array(data.draw, region.shape, array.dtype.carrier)
-    wanted = base.copy()
+    expected = base.copy()
     offset = out.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-    np.ndarray(out.shape, out.dtype, wanted, offset, out.strides)[...] = truth[region.slices]
+    np.ndarray(out.shape, out.dtype, expected, offset, out.strides)[...] = truth[region.slices]
     array.read_into(region, out, Scratch(array.scratch_bytes))
-    assert bits(base) == bits(wanted)
+    assert bits(base) == bits(expected)
 
 
 @settings(max_examples=120)
@@ -136,9 +136,9 @@ def test_scratch_is_enough_to_the_byte(block, exact, known, data):
 def needed(array):
     """Scratch that reading all of an array really takes, in bytes."""
     scratch = Tight(1 << 30)
-    _Taken.most = 0
+    _Taken.limit = 0
     array.read_into(Region.whole(array.shape), np.empty(array.shape, array.dtype.carrier), scratch)
-    return _Taken.most
+    return _Taken.limit
 
 
 def test_every_node_adds_what_it_takes_itself(exact):
@@ -227,7 +227,7 @@ def test_long_runs_are_read_without_what_lies_between():
 @given(st.data())
 def test_packed_reads_at_most_the_bytes_that_hold_its_bits(data):
     dtype = data.draw(st.sampled_from([d for d in DTYPES.values() if d.packed]))
-    truth, seen = noise(data.draw(shapes(min_rank=1, most=400)), dtype), []
+    truth, seen = noise(data.draw(shapes(min_rank=1, limit=400)), dtype), []
     array = counted(stored(truth, dtype, lead=3), seen)
     region = data.draw(regions(truth.shape))
     array.read(region)
@@ -240,7 +240,7 @@ def test_packed_reads_at_most_the_bytes_that_hold_its_bits(data):
 def test_expressions_read_what_their_cost_says(data):
     """No node reads behind the plan's back; a relayout's cover may make it read more than the region."""
     seen: list[tuple[int, int]] = []
-    shape = data.draw(shapes(min_rank=1, max_rank=3, most=300))
+    shape = data.draw(shapes(min_rank=1, max_rank=3, limit=300))
     parts = [counted(stored(noise(shape, BF16, k), BF16), seen) for k in range(2)]
     axis = data.draw(st.integers(0, len(shape)))
     array = take(stack(parts, axis), axis, 1)
@@ -257,7 +257,7 @@ def test_expressions_read_what_their_cost_says(data):
 
 
 @given(known=lazy_arrays(), data=st.data())
-def test_costs_and_places_are_told_for_every_region(known, data):
+def test_costs_and_locations_are_told_for_every_region(known, data):
     region = data.draw(regions(known.array.shape))
     cost = known.array.read_cost(region)
     file, offset = known.array.first_byte(region)
@@ -432,5 +432,5 @@ def test_scratch_is_given_back_when_reading_fails():
 
 def test_scratch_refuses_more_than_it_has():
     scratch = Scratch(4096)
-    with scratch.take((1,), np.dtype("u1")), pytest.raises(MemoryError, match="4096 in use, 1 more wanted"):
+    with scratch.take((1,), np.dtype("u1")), pytest.raises(MemoryError, match="4096 in use, 1 more expected"):
         scratch.take((1,), np.dtype("u1")).__enter__()

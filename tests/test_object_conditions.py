@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import s3_server as server_module
 from support.command_line import ckpt, run
+from support.locations import HF
 from support.object_stores import amazon
-from support.places import HF
 from support.s3_quirks import Quirks
 
 import ckpttools
@@ -37,8 +37,8 @@ HONORED = {
     "does not know If-Match": Conditions(True, IGNORED),
     "does not know either": Conditions(False, IGNORED),
 }
-SAFE = [kind for kind, found in HONORED.items() if found.creates]
-UNSAFE = [kind for kind, found in HONORED.items() if not found.creates]
+SAFE = [kind for kind, result in HONORED.items() if result.creates]
+UNSAFE = [kind for kind, result in HONORED.items() if not result.creates]
 # One store of each answer.
 TYPICAL = ("none", "ceph", "ignores If-Match", "ignores both")
 CONVERT = ("convert", "hf-to-maxtext", HF)
@@ -46,14 +46,14 @@ CONVERT = ("convert", "hf-to-maxtext", HF)
 
 @pytest.fixture(scope="module")
 def server():
-    made = []
+    built = []
 
     def before(app):
-        made.append(Quirks(app))
-        return made[0]
+        built.append(Quirks(app))
+        return built[0]
 
     with server_module.running(before) as url:
-        yield made[0], url
+        yield built[0], url
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def s3(server, monkeypatch):
     monkeypatch.setattr("ckpttools.stores.objects.client.RETRIES", 0)
     monkeypatch.setattr(locking, "SETTLED_SECONDS", 0.1)
     monkeypatch.delenv(UNPROTECTED, raising=False)
-    with amazon(url) as found:
-        found.quirks = quirks
-        yield found
+    with amazon(url) as result:
+        result.quirks = quirks
+        yield result
 
 
 @pytest.fixture
@@ -121,12 +121,12 @@ class TestProbe:
     def test_google_and_azure_honor_all_conditions(self, gcs_server, scheme):
         from support.object_stores import azure, google
 
-        with {"gs": google, "az": azure}[scheme](gcs_server) as found:
-            found.filled({"a": b""})
-            before = set(gcs_server.buckets[found.bucket])
-            bucket = parse(f"{scheme}://{found.bucket}/x").store._at(f"{found.bucket}/x")[0]
+        with {"gs": google, "az": azure}[scheme](gcs_server) as result:
+            result.filled({"a": b""})
+            before = set(gcs_server.buckets[result.bucket])
+            bucket = parse(f"{scheme}://{result.bucket}/x").store._at(f"{result.bucket}/x")[0]
             assert honored(bucket, "x.partial/lock-") == Conditions(True, QUOTED)
-            assert set(gcs_server.buckets[found.bucket]) == before
+            assert set(gcs_server.buckets[result.bucket]) == before
 
     def test_probe_reports_missing_permission(self, s3):
         s3.quirks.refuse = lambda method, path: 403 if method == "PUT" else 0
@@ -141,19 +141,19 @@ class TestProbe:
         quirks, url = server
         # Also for the request that creates the bucket.
         quirks.kind, quirks.refuse = kind, lambda method, path: 0
-        with pytest.MonkeyPatch.context() as patch, amazon(url) as found:
+        with pytest.MonkeyPatch.context() as patch, amazon(url) as result:
             patch.setattr("ckpttools.stores.objects.client.FIRST_RETRIES", 0)
             patch.setattr("ckpttools.stores.objects.client.RETRIES", 0)
-            bucket = bucket_of(found)
+            bucket = bucket_of(result)
             honored(bucket, "lock-")
             expected, stale, current = None, {"e_tag": '"0123"'}, None
-            for number, each in enumerate(steps):
+            for number, item in enumerate(steps):
                 content = b"%d" % number
-                condition = {"c": None, "r": current, "u": stale}[each]
-                if (each == "c" and expected is None) or (each == "r" and current is not None):
+                condition = {"c": None, "r": current, "u": stale}[item]
+                if (item == "c" and expected is None) or (item == "r" and current is not None):
                     stale, current = current or stale, put(bucket, "k", content, instead_of=condition)
                     expected = content
-                elif each != "r":
+                elif item != "r":
                     with pytest.raises(TakenError):
                         put(bucket, "k", content, instead_of=condition)
                 found_now = read(bucket, "k")
@@ -265,7 +265,7 @@ class TestLocks:
                 lock.check()
             s3.quirks.refuse = lambda method, path: 0
 
-    @pytest.mark.parametrize("kind", [each for each in HONORED if HONORED[each].replaces == IGNORED])
+    @pytest.mark.parametrize("kind", [item for item in HONORED if HONORED[item].replaces == IGNORED])
     def test_owner_notices_lost_lock(self, s3, kind, elsewhere):
         s3.quirks.kind = kind
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
@@ -290,11 +290,11 @@ class TestLocks:
         there = f"s3://{s3.bucket}/out"
         run(*CONVERT, there)
         s3.put({"out.partial/lock": json.dumps({"owner": "a", "pid": 7, "host": "gone"}).encode()})
-        for place in (there, f"{there}.partial"):
-            report = json.loads(ckpt("doctor", place, "--json").stdout)
-            found = [each for each in report["findings"] if each["check"] == "locks"]
-            assert len(found) == 1 and "process 7 on gone" in found[0]["what"], report
-            assert found[0]["command"] == f"aws s3 rm s3://{s3.bucket}/out.partial/lock"
+        for location in (there, f"{there}.partial"):
+            report = json.loads(ckpt("doctor", location, "--json").stdout)
+            result = [item for item in report["findings"] if item["check"] == "locks"]
+            assert len(result) == 1 and "process 7 on gone" in result[0]["what"], report
+            assert result[0]["command"] == f"aws s3 rm s3://{s3.bucket}/out.partial/lock"
 
 
 class TestAborts:

@@ -13,12 +13,12 @@ import threading
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.locations import GOLDEN, HF
 from support.object_stores import azure, environment, files_in, google
-from support.places import GOLDEN, HF
 
 from ckpttools.core.errors import DestinationExistsError
 from ckpttools.stores import parse
-from ckpttools.stores.objects import known, writing
+from ckpttools.stores.objects import listing_cache, writing
 from ckpttools.stores.objects import lock as locking
 from ckpttools.stores.objects.writing import MARK, PART_BYTES, Upload
 
@@ -38,8 +38,8 @@ CONVERT = ("convert", "hf-to-maxtext", HF)
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory):
     """That of what is converted."""
-    run(*CONVERT, place := tmp_path_factory.mktemp("whole") / "out")
-    return run("hash", place).split()[0]
+    run(*CONVERT, location := tmp_path_factory.mktemp("whole") / "out")
+    return run("hash", location).split()[0]
 
 
 @pytest.fixture
@@ -87,10 +87,10 @@ def woken(process):
     return process.returncode, output
 
 
-@pytest.mark.parametrize("most", [1, 5000])
-def test_object_with_the_name_of_a_directory_is_refused(cloud, most, monkeypatch, tmp_path):
+@pytest.mark.parametrize("limit", [1, 5000])
+def test_object_with_the_name_of_a_directory_is_refused(cloud, limit, monkeypatch, tmp_path):
     """A file system cannot hold both. Neither is left out silently, however the bucket is listed."""
-    monkeypatch.setattr(known, "_MOST_OBJECTS", most)
+    monkeypatch.setattr(listing_cache, "_MOST_OBJECTS", limit)
     model = files_in(HF)
     cloud.put({f"{name}/{key}": content for name in ("good", "m") for key, content in model.items()})
     cloud.put({"m/original": b"a file", "m/original/params.json": b"{}", "good/x/a": b"", "good/x": b""})
@@ -200,7 +200,7 @@ def test_empty_bucket_is_checked_once(gcs, target):
     bucket, _ = parse(target).store._at(f"{gcs.bucket}/x")
     for _ in range(3):
         assert bucket.objects_below("nothing") == [] and bucket.names_below("nothing") == {}
-    assert [each.method for each in gcs.server.log].count("HEAD") == 1
+    assert [item.method for item in gcs.server.log].count("HEAD") == 1
 
 
 class TestSomebodyElses:
@@ -227,7 +227,7 @@ class TestSomebodyElses:
         assert gcs.server.buckets[gcs.bucket]["runs/out/x"].content == b"mine"
         assert not gcs.server.uploads
 
-    def test_a_source_that_was_changed_before_the_new_one_had_its_place(self, gcs, target, tmp_path):
+    def test_a_source_that_was_changed_before_the_new_one_had_its_location(self, gcs, target, tmp_path):
         """The old one is gone in part, and the new one complete: what is said leads to it."""
         source = tmp_path / "source"
         shutil.copytree(HF, source)
@@ -337,13 +337,13 @@ class TestSources:
 class TestNames:
     @pytest.mark.parametrize("name", ["ü #1", "50%", "a%20b&c+", "~[x]?'\"*"])
     def test_odd_ones(self, gcs, name):
-        place = f"gs://{gcs.bucket}/odd/{name}/out"
-        run(*CONVERT, place)
-        digest = run("hash", place).split()[0]
+        location = f"gs://{gcs.bucket}/odd/{name}/out"
+        run(*CONVERT, location)
+        digest = run("hash", location).split()[0]
         assert f"odd/{name}/out/0/commit_success.txt" in gcs.server.buckets[gcs.bucket]
-        run(*CONVERT, place, "--no-scan", "--overwrite")
+        run(*CONVERT, location, "--no-scan", "--overwrite")
         # One name for a layer, stacked or not.
-        assert run("hash", place).split()[0] == digest
+        assert run("hash", location).split()[0] == digest
 
     @pytest.mark.parametrize("name", ["new\nline", "x\x7f"])
     def test_those_that_no_object_can_have(self, gcs, name):
@@ -352,8 +352,8 @@ class TestNames:
 
     def test_one_that_begins_like_another(self, gcs, target):
         run(*CONVERT, f"{target}2")
-        before = {key: each for key, each in gcs.server.buckets[gcs.bucket].items() if "out2" in key}
+        before = {key: item for key, item in gcs.server.buckets[gcs.bucket].items() if "out2" in key}
         run(*CONVERT, target)
         run(*CONVERT, target, "--no-scan", "--overwrite")
-        now = {key: each for key, each in gcs.server.buckets[gcs.bucket].items() if "out2" in key}
+        now = {key: item for key, item in gcs.server.buckets[gcs.bucket].items() if "out2" in key}
         assert now == before

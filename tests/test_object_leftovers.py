@@ -7,8 +7,8 @@ import json
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.locations import HF
 from support.object_stores import amazon, google
-from support.places import HF
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores import parse
@@ -19,57 +19,57 @@ from ckpttools.stores.objects.writing import PART_BYTES, Upload
 @pytest.fixture(params=["gs", "s3"])
 def cloud(request):
     server = request.getfixturevalue("s3_server" if request.param == "s3" else "gcs_server")
-    with {"gs": google, "s3": amazon}[request.param](server) as found:
-        found.filled({"a": b""})
-        yield found
+    with {"gs": google, "s3": amazon}[request.param](server) as result:
+        result.filled({"a": b""})
+        yield result
     if request.param == "gs":
         server.uploads.clear()
 
 
-def abandoned(place, name="d/data"):
+def abandoned(location, name="d/data"):
     """An upload of which parts are there, as a killed process leaves it."""
-    bucket, rest = place.store._at(f"{place.key}/{name}")
+    bucket, rest = location.store._at(f"{location.key}/{name}")
     upload = Upload(bucket, rest, 0, "plan")
     for _ in range(3):
         upload.write(memoryview(bytes(PART_BYTES)))
     return upload
 
 
-def interrupted(gcs, place, request):
+def interrupted(gcs, location, request):
     gcs.server.faults = [Fault(request, count=99, status=400, body="<Error/>")]
-    assert ckpt("convert", "hf-to-maxtext", HF, place).exit_code == 5
+    assert ckpt("convert", "hf-to-maxtext", HF, location).exit_code == 5
     gcs.server.faults = []
 
 
-def findings(place, check):
-    report = json.loads(ckpt("doctor", place, "--json").stdout)
-    return [each for each in report["findings"] if each["check"] == check]
+def findings(location, check):
+    report = json.loads(ckpt("doctor", location, "--json").stdout)
+    return [item for item in report["findings"] if item["check"] == check]
 
 
 class TestUploads:
     def test_they_are_listed_and_aborted(self, cloud):
-        place = parse(f"{cloud.scheme}://{cloud.bucket}/runs/out")
-        assert isinstance(place.store, KeepsUploads)
-        upload = abandoned(place)
+        location = parse(f"{cloud.scheme}://{cloud.bucket}/runs/out")
+        assert isinstance(location.store, KeepsUploads)
+        upload = abandoned(location)
         abandoned(parse(f"{cloud.scheme}://{cloud.bucket}/runs/out2"))
-        found = place.store.uploads(place.key)
-        assert [each.key for each in found] == [f"{cloud.bucket}/runs/out/d/data"]
-        place.store.abort([*found, *found])
-        assert not place.store.uploads(place.key)
-        assert len(place.store.uploads(f"{cloud.bucket}/runs")) == 1
+        result = location.store.uploads(location.key)
+        assert [item.key for item in result] == [f"{cloud.bucket}/runs/out/d/data"]
+        location.store.abort([*result, *result])
+        assert not location.store.uploads(location.key)
+        assert len(location.store.uploads(f"{cloud.bucket}/runs")) == 1
         with pytest.raises(StorageError, match="ended elsewhere"):
             upload.__exit__(None, None, None)
-        assert not place.exists()
+        assert not location.exists()
 
     def test_doctor_names_them(self, cloud):
         there = f"{cloud.scheme}://{cloud.bucket}/runs/out"
         run("convert", "hf-to-maxtext", HF, there)
         assert not findings(there, "uploads")
         abandoned(parse(there) / "0")
-        (found,) = findings(there, "uploads")
-        assert found["level"] == "warning" and found["fix"] == "abort-uploads"
-        assert "1 upload in parts" in found["what"] and f"{there}/0/d/data" in found["what"]
-        assert "lifecycle" in found["do"]
+        (result,) = findings(there, "uploads")
+        assert result["level"] == "warning" and result["fix"] == "abort-uploads"
+        assert "1 upload in parts" in result["what"] and f"{there}/0/d/data" in result["what"]
+        assert "lifecycle" in result["do"]
 
     def test_the_fix_leaves_those_that_may_be_at_work(self, gcs):
         there = f"gs://{gcs.bucket}/runs/out"
@@ -78,8 +78,8 @@ class TestUploads:
         done = ckpt("doctor", there, "--fix", "abort-uploads")
         assert done.exit_code == 3 and "may still be at work" in done.output
         assert gcs.server.uploads
-        for each in gcs.server.uploads.values():
-            each.begun -= 7300
+        for upload in gcs.server.uploads.values():
+            upload.begun -= 7300
         done = ckpt("doctor", there, "--fix", "abort-uploads")
         assert done.exit_code == 0 and "1 upload to" in done.output and "aborted" in done.output
         assert not gcs.server.uploads
@@ -88,66 +88,66 @@ class TestUploads:
         there = f"gs://{gcs.bucket}/runs/out"
         run("convert", "hf-to-maxtext", HF, there)
         gcs.server.faults = [Fault("GET .*uploads", count=9, status=403)]
-        (found,) = findings(there, "uploads")
-        assert found["level"] == "info" and "403" in found["what"]
-        assert "gcloud storage buckets update" in found["command"]
+        (result,) = findings(there, "uploads")
+        assert result["level"] == "info" and "403" in result["what"]
+        assert "gcloud storage buckets update" in result["command"]
 
     def test_the_same_command_ends_them(self, gcs):
-        place = parse(f"gs://{gcs.bucket}/runs/out")
-        interrupted(gcs, place, "PUT .*/0/commit_success")
-        abandoned(place / "0")
-        abandoned(place.with_name("out2"))
-        run("convert", "hf-to-maxtext", HF, place)
-        assert [each.key for each in gcs.server.uploads.values()] == ["runs/out2/d/data"]
+        location = parse(f"gs://{gcs.bucket}/runs/out")
+        interrupted(gcs, location, "PUT .*/0/commit_success")
+        abandoned(location / "0")
+        abandoned(location.with_name("out2"))
+        run("convert", "hf-to-maxtext", HF, location)
+        assert [upload.key for upload in gcs.server.uploads.values()] == ["runs/out2/d/data"]
 
     def test_who_may_not_list_them_goes_on_all_the_same(self, gcs):
-        place = parse(f"gs://{gcs.bucket}/runs/out")
-        interrupted(gcs, place, "PUT .*/0/commit_success")
+        location = parse(f"gs://{gcs.bucket}/runs/out")
+        interrupted(gcs, location, "PUT .*/0/commit_success")
         gcs.server.faults = [Fault("GET .*uploads", count=9, status=403)]
-        run("convert", "hf-to-maxtext", HF, place)
+        run("convert", "hf-to-maxtext", HF, location)
 
     def test_an_answer_that_is_no_listing_is_none(self, gcs):
-        place = parse(f"gs://{gcs.bucket}/runs/out")
-        interrupted(gcs, place, "PUT .*/0/commit_success")
+        location = parse(f"gs://{gcs.bucket}/runs/out")
+        interrupted(gcs, location, "PUT .*/0/commit_success")
         # 200 all the same, as a proxy answers that asks for a login.
         gcs.server.faults = [Fault("GET .*uploads", count=9, status=200, body="<p>log in")]
-        run("convert", "hf-to-maxtext", HF, place)
+        run("convert", "hf-to-maxtext", HF, location)
 
 
 class TestLeftovers:
-    def test_a_conversion_that_grows_at_its_place(self, gcs):
-        place = parse(f"gs://{gcs.bucket}/runs/out")
-        interrupted(gcs, place, "PUT .*/0/commit_success")
-        for where in (place, place.parent, place.with_name("out.partial")):
-            (found,) = findings(where, "leftovers")
-            assert found["place"].startswith(f"{place}")
-            assert "again to resume" in found["do"]
-        assert "gcloud storage rm -r" in found["do"] and str(place) in found["do"]
+    def test_a_conversion_that_grows_at_its_location(self, gcs):
+        location = parse(f"gs://{gcs.bucket}/runs/out")
+        interrupted(gcs, location, "PUT .*/0/commit_success")
+        for where in (location, location.parent, location.with_name("out.partial")):
+            (result,) = findings(where, "leftovers")
+            assert result["place"].startswith(f"{location}")
+            assert "again to resume" in result["do"]
+        assert "gcloud storage rm -r" in result["do"] and str(location) in result["do"]
 
     def test_a_conversion_that_has_begun_to_replace_is_the_only_copy(self, gcs):
-        place = parse(f"gs://{gcs.bucket}/runs/out")
-        run("convert", "hf-to-maxtext", HF, place)
+        location = parse(f"gs://{gcs.bucket}/runs/out")
+        run("convert", "hf-to-maxtext", HF, location)
         gcs.server.faults = [Fault("PUT .*/out/0/items/d", count=99, status=400, body="<Error/>")]
-        words = ("convert", "hf-to-maxtext", HF, place, "--no-scan", "--overwrite")
+        words = ("convert", "hf-to-maxtext", HF, location, "--no-scan", "--overwrite")
         assert ckpt(*words).exit_code == 5
         gcs.server.faults = []
-        (found,) = findings(place.with_name("out.partial"), "leftovers")
-        assert found["command"] is None and "only copy" in found["do"]
+        (result,) = findings(location.with_name("out.partial"), "leftovers")
+        assert result["command"] is None and "only copy" in result["do"]
         run(*words)
 
     @pytest.mark.parametrize("name", ["lock", "content/0/items/d/data", "journal/done-1", "lock-0a"])
     def test_what_no_journal_tells_of(self, gcs, name):
         gcs.server.put(gcs.bucket, f"runs/out.partial/{name}", b"{}")
         for where in (f"gs://{gcs.bucket}/runs", f"gs://{gcs.bucket}/runs/out.partial"):
-            (found,) = findings(where, "leftovers")
-            assert "no journal" in found["why"] and "rm -r" in found["do"]
+            (result,) = findings(where, "leftovers")
+            assert "no journal" in result["why"] and "rm -r" in result["do"]
         assert f"runs/out.partial/{name}" in gcs.server.buckets[gcs.bucket]
 
     def test_somebody_s_checkpoint_of_such_a_name_is_one(self, gcs):
-        place = f"gs://{gcs.bucket}/runs/out.partial"
-        run("convert", "hf-to-maxtext", HF, place)
-        assert not findings(place, "leftovers")
+        location = f"gs://{gcs.bucket}/runs/out.partial"
+        run("convert", "hf-to-maxtext", HF, location)
+        assert not findings(location, "leftovers")
         before = dict(gcs.server.buckets[gcs.bucket])
         refused = run("convert", "hf-to-maxtext", HF, f"gs://{gcs.bucket}/runs/out", code=2)
-        assert f"{place} holds objects, but no journal of ckpttools" in refused
+        assert f"{location} holds objects, but no journal of ckpttools" in refused
         assert gcs.server.buckets[gcs.bucket] == before

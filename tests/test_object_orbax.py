@@ -9,8 +9,8 @@ import tensorstore as ts
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
 from support.golden_data import described, golden_leaves, leaves_by_package
+from support.locations import HF, TRAINED
 from support.object_stores import amazon, google
-from support.places import HF, TRAINED
 from support.scripts import answers
 
 from ckpttools.formats.registry import open_tree
@@ -45,8 +45,8 @@ def seen(gcs_server, tmp_path_factory):
         patch.setenv("TENSORSTORE_GCS_HTTP_URL", gcs_server.url)
         # Orbax over obstore and tensorstore ended without a word once, in a busy run of all tests.
         directory = tmp_path_factory.mktemp("orbax")
-        said = answers("orbax_gs_script", list(where.values()), directory, attempts=2)
-        yield {name: said[place] for name, place in where.items()}
+        declared = answers("orbax_gs_script", list(where.values()), directory, attempts=2)
+        yield {name: declared[location] for name, location in where.items()}
 
 
 class TestOrbax:
@@ -85,16 +85,16 @@ class TestTensorstore:
         kvstore = {"driver": "ocdbt", "base": base}
         keys = ts.KvStore.open(kvstore).result().list().result()
         names = sorted(key.decode().removesuffix("/zarr.json") for key in keys if key.endswith(b"/zarr.json"))
-        found = {name.replace(".", "/"): _read({**kvstore, "path": f"{name}/"}) for name in names}
-        assert _without_step(found) == {
+        result = {name.replace(".", "/"): _read({**kvstore, "path": f"{name}/"}) for name in names}
+        assert _without_step(result) == {
             path: leaf for path, leaf in EXPECTED.items() if isinstance(leaf, dict)
         }
 
     def test_zarr3_on_s3(self, amazon_cloud):
         cloud, url = amazon_cloud
-        place = f"s3://{cloud.bucket}/zarr"
-        run("convert", "to-zarr3", TRAINED, place)
-        expected = leaves_by_package(open_tree(place))
+        location = f"s3://{cloud.bucket}/zarr"
+        run("convert", "to-zarr3", TRAINED, location)
+        expected = leaves_by_package(open_tree(location))
         for name in [name for name, leaf in expected.items() if isinstance(leaf, dict)][:5]:
             assert _read(_on_s3(cloud.bucket, f"zarr/{name}/", url)) == expected[name]
 

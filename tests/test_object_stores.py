@@ -13,16 +13,16 @@ from random import randbytes
 import pytest
 from support.command_line import ckpt, run, succeed
 from support.gcs_server import Fault
+from support.locations import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.measured import within
 from support.object_stores import amazon, azure, environment, files_in
-from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.safetensors_files import packed
 
 import ckpttools
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
 from ckpttools.stores import FileKind, blocks, parse, reads
-from ckpttools.stores.objects import az, client, gs, known, machine, s3
-from ckpttools.stores.pace import Pace, asked_for
+from ckpttools.stores.concurrency import Pace, asked_for
+from ckpttools.stores.objects import az, client, gs, listing_cache, machine, s3
 from ckpttools.testing.stores import StoreTests
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -72,14 +72,14 @@ class TestAzure(StoreTests):
         yield self.azure.filled(files)
 
     def test_who_may_not_is_told_so(self):
-        place, words = (
+        location, words = (
             self.azure.filled({"a": b""}),
             "Public access is not permitted on this storage account.",
         )
         body = f"<Error><Message>{words}</Message></Error>"
         self.azure.server.faults.append(Fault("comp=list", status=409, body=body))
         with pytest.raises(StorageError, match="not allowed") as caught:
-            place.entries()
+            location.entries()
         assert caught.value.got == f"409 Conflict: {words}; asked as nobody (AZURE_SKIP_SIGNATURE is set)"
 
 
@@ -109,13 +109,13 @@ class TestCommands:
         ids=["safetensors", "ocdbt", "zarr"],
     )
     def test_what_is_said_of_it_is_the_same(self, gcs, source, commands):
-        place = gcs.filled(files_in(source))
+        location = gcs.filled(files_in(source))
         for words in map(str.split, commands):
-            local, remote = (ckpt(*words, each, "--json") for each in (source, place))
+            local, remote = (ckpt(*words, item, "--json") for item in (source, location))
             assert remote.exit_code == local.exit_code
-            said = json.loads(remote.stdout.replace(str(place), str(source)))
-            assert ("traffic" in said) == (words == ["inspect", "tree"]), "which is looking alone"
-            assert {**said, "traffic": {}} == {**json.loads(local.stdout), "traffic": {}}
+            declared = json.loads(remote.stdout.replace(str(location), str(source)))
+            assert ("traffic" in declared) == (words == ["inspect", "tree"]), "which is looking alone"
+            assert {**declared, "traffic": {}} == {**json.loads(local.stdout), "traffic": {}}
 
     def test_both_sides_may_be_in_buckets(self, cloud):
         model, run_ = cloud.filled(files_in(SHARDED)), cloud.filled(files_in(MAXTEXT))
@@ -123,12 +123,12 @@ class TestCommands:
         assert "equal" in run("verify", run_, "--against", model)
 
     def test_the_rest(self, cloud, tmp_path):
-        place, manifest = cloud.filled(files_in(TRAINED)), tmp_path / "manifest.json"
-        run("hash", place, "--manifest", manifest)
-        succeed("verify", place, "--manifest", manifest)
-        run("inspect", "report", place, "-o", tmp_path / "page.html")
-        run("select", place, tmp_path / "some", "--keep", "params")
-        succeed("inspect", "tree", f"{place}/1/items")
+        location, manifest = cloud.filled(files_in(TRAINED)), tmp_path / "manifest.json"
+        run("hash", location, "--manifest", manifest)
+        succeed("verify", location, "--manifest", manifest)
+        run("inspect", "report", location, "-o", tmp_path / "page.html")
+        run("select", location, tmp_path / "some", "--keep", "params")
+        succeed("inspect", "tree", f"{location}/1/items")
 
     def test_the_commands_of_the_page_work_as_written(self, gcs, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -152,131 +152,131 @@ class TestRequests:
         return gcs.server.log
 
     def test_a_sharded_model_takes_one_request_a_shard(self, gcs):
-        place = gcs.filled(files_in(SHARDED))
-        asked = self.asked(gcs, "inspect", "tree", place)
+        location = gcs.filled(files_in(SHARDED))
+        asked = self.asked(gcs, "inspect", "tree", location)
         assert len(asked) == 1 + 1 + 1 + 4 + 1, "listing, journal, index, shards, configuration"
-        assert sum("list-type" in each.path for each in asked) == 1
+        assert sum("list-type" in item.path for item in asked) == 1
 
     def test_an_index_of_several_blocks_is_read_once(self, gcs, monkeypatch):
         monkeypatch.setattr(blocks, "SIZE", 1 << 10)
-        place = gcs.filled(files_in(SHARDED))
-        asked = self.asked(gcs, "inspect", "tree", place)
-        assert sum("index" in each.path for each in asked) == 1
+        location = gcs.filled(files_in(SHARDED))
+        asked = self.asked(gcs, "inspect", "tree", location)
+        assert sum("index" in item.path for item in asked) == 1
 
     @pytest.mark.parametrize(
         "words", ["inspect tree", "inspect chunks", "inspect stats", "hash", "doctor", "diff {0}"]
     )
     def test_what_it_took_is_said(self, gcs, words):
-        place = gcs.filled(files_in(SHARDED))
+        location = gcs.filled(files_in(SHARDED))
         gcs.server.log.clear()
-        done = ckpt(*(each.format(SHARDED) for each in words.split()), place)
+        done = ckpt(*(item.format(SHARDED) for item in words.split()), location)
         assert re.fullmatch(
             rf"{len(gcs.server.log)} requests to gs://, \d+ kB read", done.stderr.splitlines()[-1]
         )
         assert "request" not in ckpt(*words.format(SHARDED).split(), SHARDED).stderr
 
     def test_what_it_took_is_in_reports(self, gcs, tmp_path):
-        place = gcs.filled(files_in(HF))
+        location = gcs.filled(files_in(HF))
         gcs.server.log.clear()
-        traffic = ckpttools.inspect(str(place)).traffic
+        traffic = ckpttools.inspect(str(location)).traffic
         assert traffic["gs://"].requests == len(gcs.server.log)
         assert traffic["gs://"].nbytes > 1000
-        receipt = json.loads(succeed("convert", "hf-to-maxtext", place, tmp_path / "out", "--json").stdout)
+        receipt = json.loads(succeed("convert", "hf-to-maxtext", location, tmp_path / "out", "--json").stdout)
         assert receipt["traffic"]["gs://"]["requests"] > 0
 
     def test_pages_of_listings_are_counted(self, gcs):
-        place = gcs.filled({f"{number}.bin": b"" for number in range(2500)})
+        location = gcs.filled({f"{number}.bin": b"" for number in range(2500)})
         gcs.server.log.clear()
         before = gs.STORE.traffic
-        assert len(place.entries()) == 2500
+        assert len(location.entries()) == 2500
         assert (gs.STORE.traffic - before).requests == len(gcs.server.log)
 
     def test_a_shard_with_a_long_header_takes_two(self, gcs, monkeypatch):
         monkeypatch.setattr(blocks, "SIZE", 2 << 10)
-        place = gcs.filled(files_in(SHARDED))
-        asked = self.asked(gcs, "inspect", "tree", place)
+        location = gcs.filled(files_in(SHARDED))
+        asked = self.asked(gcs, "inspect", "tree", location)
         for number in range(1, 5):
-            assert sum(f"0000{number}%2Dof" in each.path for each in asked) <= 2
+            assert sum(f"0000{number}%2Dof" in item.path for item in asked) <= 2
 
     def test_a_step_takes_one_request_a_file(self, gcs):
-        place = gcs.filled(files_in(TRAINED))
-        asked = self.asked(gcs, "inspect", "tree", place)
-        names = [each.path.rpartition("%2F")[2] for each in asked]
+        location = gcs.filled(files_in(TRAINED))
+        asked = self.asked(gcs, "inspect", "tree", location)
+        names = [item.path.rpartition("%2F")[2] for item in asked]
         assert len(asked) == len(set(names)) == 7
 
     def test_an_item_is_looked_at_with_its_step_and_run(self, gcs):
-        place = gcs.filled(files_in(TRAINED))
-        assert len(self.asked(gcs, "inspect", "tree", f"{place}/1/items")) <= 9
+        location = gcs.filled(files_in(TRAINED))
+        assert len(self.asked(gcs, "inspect", "tree", f"{location}/1/items")) <= 9
 
     def test_checking_that_nothing_changed_takes_one_listing(self, gcs):
-        place = gcs.filled(files_in(SHARDED))
-        succeed("inspect", "tree", place)
-        asked = self.asked(gcs, "hash", place)
-        assert [each.method for each in asked if "safetensors" not in each.path] == ["HEAD", "GET"]
+        location = gcs.filled(files_in(SHARDED))
+        succeed("inspect", "tree", location)
+        asked = self.asked(gcs, "hash", location)
+        assert [item.method for item in asked if "safetensors" not in item.path] == ["HEAD", "GET"]
 
     def test_shards_are_opened_at_the_same_time(self, gcs):
-        place = gcs.filled(files_in(SHARDED))
+        location = gcs.filled(files_in(SHARDED))
         gcs.server.latency = 0.1
-        succeed("inspect", "tree", place)
+        succeed("inspect", "tree", location)
         assert gcs.server.most_at_once >= 4
 
     def test_more_objects_than_one_listing_may_have_are_listed_by_directory(self, gcs, monkeypatch):
-        monkeypatch.setattr(known, "_MOST_OBJECTS", 10)
-        place = gcs.filled(files_in(ZARR))
+        monkeypatch.setattr(listing_cache, "_MOST_OBJECTS", 10)
+        location = gcs.filled(files_in(ZARR))
         gcs.server.page = 7
-        assert succeed("hash", place).stdout == succeed("hash", ZARR).stdout
-        assert len(list(place.walk())) == len(files_in(ZARR))
+        assert succeed("hash", location).stdout == succeed("hash", ZARR).stdout
+        assert len(list(location.walk())) == len(files_in(ZARR))
 
 
 class TestListings:
     def test_a_marker_of_a_directory_is_no_file(self, gcs):
-        place = gcs.filled({"": b"", "d/": b"", "d/file": b"1", "empty": b""})
-        assert {name for name, _ in place.walk()} == {"d/file", "empty"}
-        assert {each.name: each.kind for each in place.entries()} == {
+        location = gcs.filled({"": b"", "d/": b"", "d/file": b"1", "empty": b""})
+        assert {name for name, _ in location.walk()} == {"d/file", "empty"}
+        assert {entry.name: entry.kind for entry in location.entries()} == {
             "d": FileKind.DIRECTORY,
             "empty": FileKind.FILE,
         }
 
     def test_what_was_listed_is_believed_for_a_moment(self, gcs, monkeypatch):
-        place = gcs.filled({"a": b"1"})
-        assert (place / "a").is_file() and place.is_dir()
-        gcs.put({(place / "b").key.partition("/")[2]: b"2"})
-        assert not (place / "b").exists()
-        monkeypatch.setattr(known, "_BELIEVED", 0.0)
-        monkeypatch.setattr(known, "_TIMES_AS_LONG", 0)
+        location = gcs.filled({"a": b"1"})
+        assert (location / "a").is_file() and location.is_dir()
+        gcs.put({(location / "b").key.partition("/")[2]: b"2"})
+        assert not (location / "b").exists()
+        monkeypatch.setattr(listing_cache, "_BELIEVED", 0.0)
+        monkeypatch.setattr(listing_cache, "_TIMES_AS_LONG", 0)
         other = gcs.filled({"a": b"1"})
         assert other.is_dir()
         gcs.put({(other / "b").key.partition("/")[2]: b"2"})
         assert (other / "b").exists()
 
     def test_who_may_not_list_may_read_what_is_named(self, gcs):
-        place = gcs.filled({"d/a.json": b"1", "d/b.json": b"2", "d/c.json": b"3"})
+        location = gcs.filled({"d/a.json": b"1", "d/b.json": b"2", "d/c.json": b"3"})
         gcs.server.faults.append(Fault("list-type", count=99, status=403))
-        assert [(place / "d" / f"{name}.json").read_bytes() for name in "abc"] == [b"1", b"2", b"3"]
+        assert [(location / "d" / f"{name}.json").read_bytes() for name in "abc"] == [b"1", b"2", b"3"]
 
     def test_a_bucket_is_a_directory_and_nothing_is_above(self, gcs):
-        place = gcs.filled({"a": b"1"})
+        location = gcs.filled({"a": b"1"})
         bucket = parse(f"gs://{gcs.bucket}")
-        assert bucket.is_dir() and place in [each / "some where" for each in bucket.iterdir()]
+        assert bucket.is_dir() and location in [item / "some where" for item in bucket.iterdir()]
         with pytest.raises(StorageError, match="cannot list gs://"):
             parse("gs://").entries()
 
     @pytest.mark.parametrize("name", ["../x", "a\x01b"])
     def test_what_cannot_be_a_key_is_not_there(self, gcs, name):
-        place = gcs.filled({"a": b"1"})
-        assert not (place / name).exists()
+        location = gcs.filled({"a": b"1"})
+        assert not (location / name).exists()
 
     def test_keys_may_have_any_letters(self, cloud):
         names = ["z~%é*.bin", "a b&<c>.json", "ключ", "x?y#z"]
-        place = cloud.filled({name: name.encode() for name in names})
-        assert sorted((place / name).read_bytes().decode() for name, _ in place.walk()) == sorted(names)
+        location = cloud.filled({name: name.encode() for name in names})
+        assert sorted((location / name).read_bytes().decode() for name, _ in location.walk()) == sorted(names)
 
 
 class TestPinned:
     """One object, one version: whatever was read of it, and whenever."""
 
-    def changed(self, gcs, place, content):
-        gcs.put({place.key.partition("/")[2]: content})
+    def changed(self, gcs, location, content):
+        gcs.put({location.key.partition("/")[2]: content})
 
     def test_an_object_that_changes_between_two_reads_is_refused(self, cloud):
         file = cloud.filled({"x.bin": bytes(1 << 20)}) / "x.bin"
@@ -330,12 +330,12 @@ class TestPinned:
             assert len(gcs.server.log) == 8
 
     def test_a_conversion_of_what_changes_is_thrown_away(self, gcs, tmp_path):
-        place = gcs.filled(files_in(HF))
-        weights = place / "model.safetensors"
+        location = gcs.filled(files_in(HF))
+        weights = location / "model.safetensors"
         content = weights.read_bytes()
         # The last read of the conversion is not the first of this file.
         gcs.server.faults.append(Fault("config", then=lambda: self.changed(gcs, weights, content)))
-        done = ckpt("convert", "hf-to-maxtext", place, tmp_path / "out")
+        done = ckpt("convert", "hf-to-maxtext", location, tmp_path / "out")
         assert done.exit_code == 3 and "was changed while it was read" in done.output
         assert not (tmp_path / "out").exists()
 
@@ -362,18 +362,18 @@ class TestFaults:
         ids=["503", "429", "stall"],
     )
     def test_what_passes_is_waited_for(self, gcs, impatient, kind, fault):
-        place = gcs.filled({"x.bin": b"1234"})
+        location = gcs.filled({"x.bin": b"1234"})
         gcs.server.faults.append(Fault(kind, **fault))
-        assert (place / "x.bin").read_bytes() == b"1234"
-        assert [each.name for each in place.entries()] == ["x.bin"]
+        assert (location / "x.bin").read_bytes() == b"1234"
+        assert [entry.name for entry in location.entries()] == ["x.bin"]
 
     @pytest.mark.parametrize("kind", ["list-type", "GET .*x.bin"])
     def test_an_answer_that_is_cut_is_gone_on_with(self, gcs, kind):
         content = bytes(range(256)) * 4096
-        place = gcs.filled({"x.bin": content})
+        location = gcs.filled({"x.bin": content})
         gcs.server.faults.append(Fault(kind, cut=100))
-        assert place.is_dir()
-        assert (place / "x.bin").read_bytes() == content
+        assert location.is_dir()
+        assert (location / "x.bin").read_bytes() == content
         if kind != "list-type":
             assert gcs.server.log[-1].range == f"bytes=100-{len(content) - 1}"
 
@@ -381,80 +381,80 @@ class TestFaults:
     @pytest.mark.parametrize("count", [1, 5, 10])
     def test_truncated_listing_is_repeated_like_other_requests(self, gcs, monkeypatch, cut, count):
         monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
-        place = gcs.filled({f"d/{number:03}": b"1" for number in range(20)})
+        location = gcs.filled({f"d/{number:03}": b"1" for number in range(20)})
         assert parse(f"gs://{gcs.bucket}").is_dir(), "the bucket has answered before"
         gcs.server.faults.append(Fault("list-type", count=count, cut=cut))
-        assert len(list(place.walk())) == 20
+        assert len(list(location.walk())) == 20
 
     def test_truncated_listing_continues_after_last_page(self, gcs, monkeypatch):
         monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
         names = [f"d/{number:03}" for number in range(40)]
-        place = gcs.filled(dict.fromkeys(names, b"1"))
+        location = gcs.filled(dict.fromkeys(names, b"1"))
         gcs.server.page = 4
         monkeypatch.setattr(client, "_NAMES_TO_A_PAGE", 4)
         gcs.server.faults.append(Fault("continuation-token", count=9, cut=10))
-        assert sorted(name for name, _ in place.walk()) == names
-        paths = [each.path for each in gcs.server.log if "list-type" in each.path]
+        assert sorted(name for name, _ in location.walk()) == names
+        paths = [item.path for item in gcs.server.log if "list-type" in item.path]
         started = [path for path in paths if "token" not in path]
         assert ["start-after" in path for path in started] == [False, *[True] * 9]
 
     def test_unsorted_listing_restarts(self):
         pages = client._Pages("d")
-        found = {"size": 1, "e_tag": "1", "last_modified": datetime.now(UTC)}
-        pages.add([{"path": f"d/{name}", **found} for name in "bca"])
-        assert pages.resume() is None and pages.found == []
+        result = {"size": 1, "e_tag": "1", "last_modified": datetime.now(UTC)}
+        pages.add([{"path": f"d/{name}", **result} for name in "bca"])
+        assert pages.resume() is None and pages.result == []
         for names in ("abc", "bcd"):
             assert pages.resume() == (None if names == "abc" else "d/c")
-            pages.add([{"path": f"d/{name}", **found} for name in names])
-        assert [name for name, _ in pages.found] == list("abcd"), "a server that ignores the start"
+            pages.add([{"path": f"d/{name}", **result} for name in names])
+        assert [name for name, _ in pages.result] == list("abcd"), "a server that ignores the start"
 
     def test_truncated_listing_error_names_number_of_tries(self, gcs, impatient, monkeypatch):
         monkeypatch.setattr(client, "_PAUSE_SECONDS", 0.001)
-        place = gcs.filled({"x.bin": b"1234"})
+        location = gcs.filled({"x.bin": b"1234"})
         gcs.server.faults.append(Fault("list-type", count=999, cut=10))
         with pytest.raises(StorageError, match="cannot list gs://") as caught:
-            place.entries()
+            location.entries()
         assert caught.value.got == "an answer that ends too early, tried 3 times"
         assert "again" in caught.value.hint
 
     @pytest.mark.parametrize("kind", ["list-type", "GET .*x.bin"])
     def test_nothing_is_tried_for_ever(self, gcs, impatient, kind):
-        place = gcs.filled({"x.bin": b"1234"})
+        location = gcs.filled({"x.bin": b"1234"})
         body = "<Error><Code>SlowDown</Code><Message>Please slow down.</Message></Error>"
         gcs.server.faults.append(Fault(kind, count=999, status=503, body=body))
         with pytest.raises(StorageError, match=r"cannot (list|read) gs://") as caught:
-            place.entries()
-            (place / "x.bin").read_bytes()
+            location.entries()
+            (location / "x.bin").read_bytes()
         assert caught.value.got == "503 Service Unavailable, SlowDown: Please slow down., tried 3 times"
         assert "make the same call again later" in caught.value.hint
 
     @pytest.mark.parametrize("match", ["GET .*00002-of-00004", "GET .*index.json"])
     def test_what_does_not_answer_is_not_called_damaged(self, gcs, impatient, match):
-        place = gcs.filled(files_in(SHARDED))
+        location = gcs.filled(files_in(SHARDED))
         gcs.server.faults.append(Fault(match, count=99, status=503))
-        done = ckpt("doctor", place)
+        done = ckpt("doctor", location)
         assert done.exit_code == 5 and "run the same command again later" in done.output
         assert "chmod" not in done.output and "fetch" not in done.output
 
     def test_a_stall_for_ever_is_no_answer(self, gcs, impatient):
-        place = gcs.filled({"x.bin": b"1234"})
+        location = gcs.filled({"x.bin": b"1234"})
         gcs.server.faults.append(Fault("GET .*x.bin", count=99, stall=1))
         with pytest.raises(StorageError) as caught:
-            (place / "x.bin").read_bytes()
+            (location / "x.bin").read_bytes()
         assert caught.value.exit_code == 5
 
     @pytest.mark.parametrize(("code", "known"), [("", ""), ("<Code>AccessDenied</Code>", ", AccessDenied")])
     @pytest.mark.parametrize(("kind", "permission"), [("list-type", "list"), ("GET .*x.bin", "get")])
     def test_listing_error_names_missing_permission(self, gcs, code, known, kind, permission):
-        place = gcs.filled({"x.bin": b"1234"})
+        location = gcs.filled({"x.bin": b"1234"})
         body = f"<Error>{code}<Message>You may not.</Message></Error>"
         gcs.server.faults.append(Fault(kind, count=99, status=403, body=body))
         with pytest.raises(StorageError, match="not allowed") as caught:
-            place.entries()
-            (place / "x.bin").read_bytes()
+            location.entries()
+            (location / "x.bin").read_bytes()
         identity = "asked as nobody (STORAGE_EMULATOR_HOST is set)"
         assert caught.value.got == f"403 Forbidden{known}: You may not.; {identity}"
-        assert f"storage.objects.{permission}" in caught.value.wanted
+        assert f"storage.objects.{permission}" in caught.value.expected
         assert "gcloud auth" in caught.value.hint
 
     def test_a_bucket_that_is_not_there_is_named(self, cloud):
@@ -464,9 +464,9 @@ class TestFaults:
             assert "there is no bucket 'no-such-bucket'" in done.output
 
     def test_an_object_that_is_not_there_is_named(self, cloud):
-        place = cloud.filled({"a": b""})
-        done = ckpt("inspect", "tree", place / "nope")
-        assert done.exit_code == 5 and f"{place / 'nope'} is not there" in done.output
+        location = cloud.filled({"a": b""})
+        done = ckpt("inspect", "tree", location / "nope")
+        assert done.exit_code == 5 and f"{location / 'nope'} is not there" in done.output
 
     def test_no_connection_is_said_soon(self, impatient):
         with environment(STORAGE_EMULATOR_HOST="127.0.0.1:1"):
@@ -526,7 +526,7 @@ class TestAccess:
                 ({"Metadata-Flavor": "Google"}, "service account of this machine"),
                 ({"Server": "EC2ws"}, "nobody"),
             ):
-                monkeypatch.setattr(gs, "metadata_headers", lambda *_, found=headers: found)
+                monkeypatch.setattr(gs, "metadata_headers", lambda *_, result=headers: result)
                 assert identity in gs.STORE.access("b").identity
 
     def test_amazon_s_profiles_are_taken(self, tmp_path):
@@ -577,20 +577,20 @@ def test_the_peak_of_a_process_stays_within_the_memory(gcs, tmp_path, words):
     source = gcs.filled({"model.safetensors": local.read_bytes()})
     to = [tmp_path / "out"] if words.startswith("convert") else []
     refused = within(*words.split(), source, *to, mib=100)
-    assert refused.code == 4, refused.said
+    assert refused.code == 4, refused.declared
     assert refused.peak <= 100 << 20
     assert refused.hint >= within(*words.split(), local, *to, mib=70).hint + (gs.STORE.costs.memory >> 20)
     ended = within(*words.split(), source, *to, mib=refused.hint)
-    assert ended.code == 0, ended.said
+    assert ended.code == 0, ended.declared
     assert ended.peak <= refused.hint << 20
 
 
 @pytest.mark.parametrize("key", ["logs//x", "logs/../x"])
 def test_an_object_whose_name_cannot_be_read_is_in_the_way_of_nothing_else(gcs, key):
-    place = gcs.filled({**files_in(SHARDED), key: b"x"})
-    assert run("hash", place).split()[0] == run("hash", SHARDED).split()[0]
+    location = gcs.filled({**files_in(SHARDED), key: b"x"})
+    assert run("hash", location).split()[0] == run("hash", SHARDED).split()[0]
     with pytest.raises(StorageError) as caught:
-        (place / "logs").entries()
+        (location / "logs").entries()
     assert "rename that object" in caught.value.hint
 
 
@@ -617,20 +617,20 @@ def test_the_login_of_an_endpoint_is_not_shown():
 
 @pytest.mark.parametrize("words", [("inspect", "tree"), ("doctor",), ("resolve",)])
 def test_whoever_reads_says_how_many_requests_are_under_way(gcs, monkeypatch, words):
-    place = gcs.filled({f"x/checkpoints/{name}": each for name, each in files_in(TRAINED).items()})
-    path = place / "x" / "checkpoints"
-    said = [f"base_output_directory={place}", "run_name=x"] if words == ("resolve",) else [path]
+    location = gcs.filled({f"x/checkpoints/{name}": item for name, item in files_in(TRAINED).items()})
+    path = location / "x" / "checkpoints"
+    declared = [f"base_output_directory={location}", "run_name=x"] if words == ("resolve",) else [path]
     seen = set()
     monkeypatch.setattr(Pace, "limit", property(lambda pace: seen.add(asked_for()) or asked_for() or 16))
-    assert ckpt(*words, *said, "--requests", 3).exit_code == 0
+    assert ckpt(*words, *declared, "--requests", 3).exit_code == 0
     assert seen <= {3} and asked_for() is None
 
 
 def test_an_emulator_is_no_matter_of_logging_in(gcs):
-    place = gcs.filled({"x.bin": b"1234"})
+    location = gcs.filled({"x.bin": b"1234"})
     gcs.server.faults.append(Fault("list-type", count=99, status=403, body="<Error/>"))
     with pytest.raises(StorageError) as caught:
-        place.entries()
+        location.entries()
     assert caught.value.hint.startswith(f"requests to {gcs.server.url} go without credentials; to ask Google")
     assert "unset STORAGE_EMULATOR_HOST" in caught.value.hint
     gcs.server.faults.clear()

@@ -18,14 +18,14 @@ import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
 from support.kills import killed_several_times
+from support.locations import GOLDEN, HF, TRAINED
 from support.object_stores import files_in
-from support.places import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.core.errors import DestinationExistsError, StorageError
 from ckpttools.stores import parse
 from ckpttools.stores.objects import lock as locking
-from ckpttools.stores.publishing import LockedError, Purpose
+from ckpttools.stores.publishing import JobInfo, LockedError
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -63,9 +63,9 @@ class TestConversions:
         assert run("hash", there).split()[0] == digest
         small = {name for name in files_in(tmp_path / "out") if not re.search(r"d/|\.safetensors$", name)}
         for name in small - {name for name in small if STAMPED.search(name)}:
-            place = parse(there) / name
+            location = parse(there) / name
             if "/c/" not in f"/{name}":
-                assert place.exists(), name
+                assert location.exists(), name
         assert ckpt("doctor", there).exit_code == 0
         beside = [entry.name for entry in parse(f"{cloud.scheme}://{cloud.bucket}/new").entries()]
         assert beside == [writer], "nothing is left beside it"
@@ -82,7 +82,7 @@ class TestConversions:
         source = gcs.filled(files_in(TRAINED))
         gcs.server.log.clear()
         run("stack", gcs.filled(files_in(GOLDEN / "llama3.1" / "maxtext_unscanned")), target)
-        assert any(each.method == "PUT" and "linked-" in unquote(each.path) for each in gcs.server.log)
+        assert any(item.method == "PUT" and "linked-" in unquote(item.path) for item in gcs.server.log)
         assert run("hash", target)
         assert source.exists()
 
@@ -97,12 +97,12 @@ class TestConversions:
 
         monkeypatch.setattr(type(gs.STORE), "streams", Streams(1 << 20, 50_000, 8))
         run("convert", "hf-to-maxtext", HF, target)
-        data = [found.size for name, found in parse(target).walk() if "/d/data" in name]
+        data = [result.size for name, result in parse(target).walk() if "/d/data" in name]
         assert len(data) > 3 and max(data) < 150_000
 
     def test_a_chunk_is_put_before_the_next_is_made(self, gcs, target):
         staging = parse(target).store.staging(parse(target).key, False, lambda: None)
-        with staging.opened(Purpose("plan")) as work:
+        with staging.opened(JobInfo("plan")) as work:
             with closing(work.data_files({}, {}).passes(0)) as sinks:
                 sink = next(sinks)
                 sink.write_whole("c/0", b"whole")
@@ -129,7 +129,7 @@ class TestDestinations:
 
         def look():
             there = gcs.server.buckets[gcs.bucket]
-            seen.append(all(there.get(name) == found for name, found in old.items()))
+            seen.append(all(there.get(name) == result for name, result in old.items()))
 
         gcs.server.faults.append(Fault("(POST|PUT) .*content/0/items/d/data", count=99, then=look))
         run("convert", "hf-to-maxtext", HF, target, "--no-scan", "--overwrite")
@@ -172,13 +172,13 @@ class TestInterrupted:
     @pytest.mark.parametrize("is_replacing", [False, True])
     def test_any_failing_request(self, gcs, target, writer, is_replacing):
         kind, source, *options = WRITERS[writer]
-        place = parse(target)
+        location = parse(target)
         if is_replacing:
             run("convert", kind, source, target, *options, "--jobs", "1")
             options = [*options, "--overwrite"]
         expected = run("convert", kind, source, f"{target}-0", *options, "--jobs", "2") and None
         expected = run("hash", f"{target}-0").split()[0]
-        count = len([each for each in gcs.server.log if each.method in ("PUT", "POST", "DELETE")])
+        count = len([item for item in gcs.server.log if item.method in ("PUT", "POST", "DELETE")])
         rng = random.Random(f"{writer} {is_replacing}")
         for _ in range(12):
             at = rng.randrange(count)
@@ -187,12 +187,12 @@ class TestInterrupted:
                 assert run("hash", target).split()[0] == expected
                 break
             assert done.exit_code == 5, done.output
-            if any(name.endswith("out/commit_success.txt") for name, _ in self._walk(place)):
+            if any(name.endswith("out/commit_success.txt") for name, _ in self._walk(location)):
                 assert run("hash", target).split()[0] == expected
         if done.exit_code:
             run("convert", kind, source, target, *options, "--jobs", "2")
         assert run("hash", target).split()[0] == expected
-        names = {name for name, _ in place.walk()}
+        names = {name for name, _ in location.walk()}
         assert names == {name for name, _ in parse(f"{target}-0").walk()}
         assert not any(key.startswith("runs/out.partial") for key in gcs.server.buckets[gcs.bucket])
         assert not gcs.server.uploads
@@ -201,8 +201,8 @@ class TestInterrupted:
         with gcs.server.refusing_writes(after=at):
             return ckpt("convert", *words)
 
-    def _walk(self, place):
-        return place.walk() if place.exists() else ()
+    def _walk(self, location):
+        return location.walk() if location.exists() else ()
 
     def test_another_conversion_is_not_mixed_with_it(self, gcs, target):
         self._stopped(gcs, 8, "hf-to-maxtext", HF, target)
@@ -247,10 +247,10 @@ class TestTwoWriters:
         monkeypatch.setattr(locking, "RENEWED_SECONDS", 600)
         now = locking._now
         staging = parse(target).store.staging(parse(target).key, False, lambda: None)
-        with staging.opened(Purpose("plan")) as first:
+        with staging.opened(JobInfo("plan")) as first:
             gcs.age("runs/out.partial/lock", 61)
             monkeypatch.setattr(locking, "_now", lambda: now() + 61)
-            with staging.opened(Purpose("plan")) as second:
+            with staging.opened(JobInfo("plan")) as second:
                 second.enter([[0, [], {}]])
                 with pytest.raises(StorageError, match="no longer belongs to this process"):
                     first.enter([[1, [], {}]])
@@ -288,10 +288,10 @@ class TestTwoWriters:
         )
         gone = subprocess.check_output([sys.executable, "-c", script])
         gcs.server.put(gcs.bucket, key, gone)
-        with staging.opened(Purpose("plan")):
+        with staging.opened(JobInfo("plan")):
             pass
         gcs.server.put(gcs.bucket, key, json.dumps({**json.loads(gone), "host": "elsewhere"}).encode())
-        with pytest.raises(LockedError, match="another process") as caught, staging.opened(Purpose("plan")):
+        with pytest.raises(LockedError, match="another process") as caught, staging.opened(JobInfo("plan")):
             pass
         assert "on elsewhere, last seen" in caught.value.got
 
@@ -307,11 +307,11 @@ class TestTwoWriters:
             gone = process.stdout.readline()
             gcs.server.put(gcs.bucket, "runs/out.partial/lock", gone)
             staging = parse(target).store.staging(parse(target).key, False, lambda: None)
-            with pytest.raises(LockedError), staging.opened(Purpose("plan")):
+            with pytest.raises(LockedError), staging.opened(JobInfo("plan")):
                 pass
             process.kill()
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-            with staging.opened(Purpose("plan")):
+            with staging.opened(JobInfo("plan")):
                 pass
 
     def test_an_answer_that_was_lost_is_no_loss(self, gcs, target):
@@ -322,7 +322,7 @@ class TestTwoWriters:
 
 def test_what_is_being_written_is_not_called_interrupted(gcs, target):
     staging = parse(target).store.staging(parse(target).key, False, lambda: None)
-    with staging.opened(Purpose("plan", command="ckpt convert x y")) as work:
+    with staging.opened(JobInfo("plan", command="ckpt convert x y")) as work:
         done = ckpt("inspect", "tree", target)
         assert "is the work of process" in done.output and "wait" in done.output, done.output
         work.enter([[0, [], {}]])
@@ -332,7 +332,7 @@ def test_what_is_being_written_is_not_called_interrupted(gcs, target):
 
 def test_an_interrupted_conversion_says_by_which_command_it_goes_on(gcs, target):
     staging = parse(target).store.staging(parse(target).key, False, lambda: None)
-    with staging.opened(Purpose("plan", command="ckpt convert x y")) as work:
+    with staging.opened(JobInfo("plan", command="ckpt convert x y")) as work:
         work.enter([[0, [], {}]])
     assert "run `ckpt convert x y` again" in ckpt("inspect", "tree", target).output
     assert "run `ckpt convert x y` again" in ckpt("doctor", f"{target}.partial").output
@@ -340,8 +340,10 @@ def test_an_interrupted_conversion_says_by_which_command_it_goes_on(gcs, target)
 
 def test_a_step_that_orbax_does_not_list_there_is_opened_with_a_warning(gcs):
     files = files_in(TRAINED)
-    place = gcs.filled({name: content for name, content in files.items() if name != "1/commit_success.txt"})
-    done = ckpt("inspect", "tree", place)
+    location = gcs.filled(
+        {name: content for name, content in files.items() if name != "1/commit_success.txt"}
+    )
+    done = ckpt("inspect", "tree", location)
     assert done.exit_code == 0 and "which Orbax does not list on gs://" in done.stderr
     assert "does not list" not in ckpt("inspect", "tree", gcs.filled(files)).stderr
     assert "does not list" not in ckpt("inspect", "tree", TRAINED).stderr

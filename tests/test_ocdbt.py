@@ -76,9 +76,9 @@ def assert_same(root):
 @given(indexes, st.integers(2, 9))
 def test_round_trip(entries, node_entries):
     index = encode(entries.items(), NODES, node_entries=node_entries)
-    found = read(in_memory(index))
-    assert found == entries
-    assert list(found) == sorted(entries)
+    result = read(in_memory(index))
+    assert result == entries
+    assert list(result) == sorted(entries)
 
 
 @given(indexes, st.integers(2, 9), st.randoms())
@@ -269,7 +269,7 @@ def test_duplicate_key():
 def test_entry_that_no_index_can_hold(entry):
     with pytest.raises(FormatError, match="No index can hold this entry") as caught:
         encode([(b"key", entry)], NODES)
-    assert "key" in caught.value.place
+    assert "key" in caught.value.location
 
 
 def test_key_too_long():
@@ -328,7 +328,7 @@ def error(fetch):
     return caught.value
 
 
-def node_place(node):
+def node_location(node):
     return f"{NODES}:0:{len(node)}"
 
 
@@ -339,15 +339,15 @@ def node_with(body):
 def test_wrong_magic():
     wrong = error(with_manifest(b"PK\3\4" + sample().manifest[4:]))
     assert "not an OCDBT manifest" in wrong.message
-    assert (wrong.place, wrong.got) == ("manifest.ocdbt", "magic 504b0304")
-    assert wrong.wanted == "magic 0cdb3a2a"
+    assert (wrong.location, wrong.got) == ("manifest.ocdbt", "magic 504b0304")
+    assert wrong.expected == "magic 0cdb3a2a"
 
 
-def test_manifest_in_the_place_of_a_node():
+def test_manifest_in_the_location_of_a_node():
     node = framed(b"")
     wrong = error(with_node(node))
     assert "not an OCDBT B+tree node" in wrong.message
-    assert wrong.place == node_place(node)
+    assert wrong.location == node_location(node)
 
 
 def test_truncated_manifest_of_any_length():
@@ -356,7 +356,7 @@ def test_truncated_manifest_of_any_length():
         wrong = error(with_manifest(whole[:length]))
         assert "truncated" in wrong.message
         assert wrong.got == f"{length} bytes"
-    assert wrong.wanted == f"{len(whole)} bytes"
+    assert wrong.expected == f"{len(whole)} bytes"
 
 
 def test_truncated_node():
@@ -364,8 +364,8 @@ def test_truncated_node():
     size = len(index.nodes)
     wrong = error(in_memory(ocdbt_encode.EncodedIndex(index.manifest, index.nodes[:-1], 1, 0)))
     assert "truncated" in wrong.message
-    assert (wrong.got, wrong.wanted) == (f"{size - 1} bytes", f"{size} bytes")
-    assert wrong.place == f"{NODES}:0:{size}"
+    assert (wrong.got, wrong.expected) == (f"{size - 1} bytes", f"{size} bytes")
+    assert wrong.location == f"{NODES}:0:{size}"
 
 
 def test_manifest_with_more_bytes_than_it_says():
@@ -381,14 +381,14 @@ def test_every_flipped_bit_is_found(data):
     error(in_memory(ocdbt_encode.EncodedIndex(bytes(blobs["manifest"]), bytes(blobs["nodes"]), 0, 0)))
 
 
-def test_checksum_mismatch_names_place_and_both_values():
+def test_checksum_mismatch_names_location_and_both_values():
     node = bytearray(sample().nodes)
     node[20] ^= 1
     wrong = error(with_node(bytes(node)))
     assert "CRC-32C" in wrong.message
-    assert wrong.place == node_place(node)
+    assert wrong.location == node_location(node)
     assert wrong.got == f"{google_crc32c.value(bytes(node[:-4])):#010x}"
-    assert wrong.wanted == f"0x{node[-4:][::-1].hex()}"
+    assert wrong.expected == f"0x{node[-4:][::-1].hex()}"
 
 
 def test_unknown_version_and_compression():
@@ -398,7 +398,7 @@ def test_unknown_version_and_compression():
     assert version.got == "1"
     compression = error(with_manifest(framed(body, head=b"\0\2")))
     assert "compression is unknown" in compression.message
-    assert (compression.got, compression.wanted) == ("2", "0 (none) or 1 (zstd)")
+    assert (compression.got, compression.expected) == ("2", "0 (none) or 1 (zstd)")
 
 
 def test_unknown_compression_in_the_configuration():
@@ -417,7 +417,7 @@ def test_numbered_manifests(tmp_path):
     wrong = error(below(tmp_path))
     assert "not one that checkpoints use" in wrong.message
     assert "kind 1" in wrong.got
-    assert wrong.place == "manifest.ocdbt"
+    assert wrong.location == "manifest.ocdbt"
 
 
 def test_manifest_without_a_version():
@@ -445,7 +445,7 @@ def test_node_that_makes_no_sense(body, words):
     node = node_with(body)
     wrong = error_without_hint(with_node(node)) if "path" in words else error(with_node(node))
     assert words in wrong.message
-    assert wrong.place == node_place(node)
+    assert wrong.location == node_location(node)
 
 
 def error_without_hint(fetch):
@@ -457,7 +457,7 @@ def error_without_hint(fetch):
 def test_data_file_id_outside_the_table():
     wrong = error(with_node(node_with(b"\0\1\1\0f\1\1a\1\1\3\0")))
     assert "not in the table" in wrong.message
-    assert (wrong.got, wrong.wanted) == ("3", "below 1, the size of the table")
+    assert (wrong.got, wrong.expected) == ("3", "below 1, the size of the table")
 
 
 def test_module_needs_neither_numpy_nor_tensorstore():

@@ -146,10 +146,10 @@ def long_keys(count, length=60_000):
 
 
 def test_the_doctor_takes_the_limit_too(tmp_path):
-    place, (manifest, node) = tmp_path / "ocdbt.process_0", long_keys(100)
-    (place / "d").mkdir(parents=True)
-    (place / "manifest.ocdbt").write_bytes(manifest)
-    (place / "d/n").write_bytes(node)
+    location, (manifest, node) = tmp_path / "ocdbt.process_0", long_keys(100)
+    (location / "d").mkdir(parents=True)
+    (location / "manifest.ocdbt").write_bytes(manifest)
+    (location / "d/n").write_bytes(node)
     (tmp_path / "_METADATA").write_text('{"tree_metadata": {}, "use_ocdbt": true}')
     assert "--max-index-bytes" not in ckpt("doctor", tmp_path).stdout
     limited = ("doctor", tmp_path, "--max-index-bytes", "6000000")

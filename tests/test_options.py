@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import ckpttools
 from ckpttools.api.arguments import Patterns, Size
 from ckpttools.array.tree import Tree
-from ckpttools.cli.declared import declared, made
+from ckpttools.cli.declared import built, declared
 from ckpttools.core.budget import parse_size
 from ckpttools.core.checked import checked, kinds_of
 from ckpttools.core.dtypes import DTYPES, DType
@@ -27,7 +27,7 @@ from ckpttools.formats.base import Writable
 from ckpttools.formats.registry import faults_in, formats, writable, writer_options
 from ckpttools.formats.zarr.given_chunks import CHUNKS, parse_chunks
 from ckpttools.formats.zarr.options import COMPRESSION
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms import registry
 
 SIZE = Option("most_bytes", parse_size, "2KiB", "A size.")
@@ -40,8 +40,8 @@ ALL = (SIZE, SWITCH, CHOICE, NUMBER, TEXT, POSITIVE)
 
 
 def test_values_are_what_is_meant_or_refused():
-    said = {"most_bytes": "1MiB", "fast": False, "kind": "b", "count": 0, "label": "x", "every": 3}
-    assert parsed(ALL, said, tuple, "") == {**said, "most_bytes": 1 << 20}
+    declared = {"most_bytes": "1MiB", "fast": False, "kind": "b", "count": 0, "label": "x", "every": 3}
+    assert parsed(ALL, declared, tuple, "") == {**declared, "most_bytes": 1 << 20}
     defaults = {"most_bytes": 2048, "fast": True, "kind": "a", "count": None, "label": None, "every": 2}
     assert parsed(ALL, {}, tuple, "") == defaults
     assert SIZE.parsed(3) == 3
@@ -54,7 +54,7 @@ def test_values_are_what_is_meant_or_refused():
     assert POSITIVE.parsed(1) == 1
     with pytest.raises(UsageError) as caught:
         POSITIVE.parsed(0)
-    assert caught.value.wanted == "a whole number from 1 on"
+    assert caught.value.expected == "a whole number from 1 on"
 
 
 CALLS = [
@@ -71,16 +71,16 @@ def test_what_an_option_of_a_call_cannot_be_is_refused_with_its_name(call):
         if name != "command" and Any not in (kind, *get_args(kind)):
             with pytest.raises(UsageError, match=rf"^`{name}` cannot be this") as refused:
                 call(**{name: object()})
-            assert refused.value.wanted
+            assert refused.value.expected
 
 
 @checked
 def called(
-    path: Where = "",
+    path: LocationLike = "",
     *,
     dtype: DType | str | None = None,
     named: Mapping[str, DType | str] | None = None,
-    paths: Sequence[Where] = (),
+    paths: Sequence[LocationLike] = (),
     patterns: Patterns = (),
     steps: Iterable[int] = (),
     size: Size = 0,
@@ -94,20 +94,22 @@ def called(
 
 
 def test_what_is_natural_in_python_is_taken():
-    said = {"a": ml_dtypes.bfloat16, "b": np.dtype("float64"), "c": np.dtype(bool), "d": np.int64}
+    declared = {"a": ml_dtypes.bfloat16, "b": np.dtype("float64"), "c": np.dtype(bool), "d": np.int64}
     named = {"a": DTYPES["bfloat16"], "b": DTYPES["float64"], "c": DTYPES["bool"], "d": DTYPES["int64"]}
-    assert called(dtype=np.dtype(">f4"), named=said) == {"dtype": DTYPES["float32"], "named": named}
-    said = called(Path("a"), paths=Path("b"), patterns={"*": 1}.keys(), steps=np.arange(2), size=np.int64(3))
-    wanted = {"path": Path("a"), "paths": (Path("b"),), "patterns": ("*",), "steps": (0, 1), "size": 3}
-    assert said == wanted
-    assert all(type(each) is int for each in (*said["steps"], said["size"]))
+    assert called(dtype=np.dtype(">f4"), named=declared) == {"dtype": DTYPES["float32"], "named": named}
+    declared = called(
+        Path("a"), paths=Path("b"), patterns={"*": 1}.keys(), steps=np.arange(2), size=np.int64(3)
+    )
+    expected = {"path": Path("a"), "paths": (Path("b"),), "patterns": ("*",), "steps": (0, 1), "size": 3}
+    assert declared == expected
+    assert all(type(item) is int for item in (*declared["steps"], declared["size"]))
     assert called(steps=np.array(3)) == {"steps": (3,)}
     kept = {"paths": ["a"], "patterns": "*", "share": 1, "kind": "b", "loud": True, "size": "1GiB", "jobs": 1}
     assert all(value is kept[name] for name, value in called(**kept).items())
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("name", "value", "expected"),
     [
         ("loud", "false", "True or False"),
         ("loud", 1, "True or False"),
@@ -122,14 +124,14 @@ def test_what_is_natural_in_python_is_taken():
         ("jobs", 0, "a whole number from 1 on or None"),
     ],
 )
-def test_what_would_be_taken_for_something_else_is_refused(name, value, wanted):
+def test_what_would_be_taken_for_something_else_is_refused(name, value, expected):
     with pytest.raises(UsageError) as refused:
         called(**{name: value})
-    assert (refused.value.got, refused.value.wanted) == (repr(value), wanted)
+    assert (refused.value.got, refused.value.expected) == (repr(value), expected)
 
 
 @pytest.mark.parametrize(
-    ("make", "said", "wanted"),
+    ("make", "declared", "expected"),
     [
         (ckpttools.ToMaxText, {"scan": "no"}, "True or False"),
         (ckpttools.ToHuggingFace, {"maxtext_config": (1,)}, "a list of text"),
@@ -144,22 +146,22 @@ def test_what_would_be_taken_for_something_else_is_refused(name, value, wanted):
         (ckpttools.Resources, {"jobs": 0}, "a whole number from 1 on or None"),
     ],
 )
-def test_options_that_are_an_object_are_checked_as_those_of_calls(make, said, wanted):
-    with pytest.raises(UsageError, match=rf"^`{next(iter(said))}` cannot be this") as refused:
-        make(**said)
-    assert refused.value.wanted == wanted
+def test_options_that_are_an_object_are_checked_as_those_of_calls(make, declared, expected):
+    with pytest.raises(UsageError, match=rf"^`{next(iter(declared))}` cannot be this") as refused:
+        make(**declared)
+    assert refused.value.expected == expected
 
 
-def test_one_where_several_are_wanted_is_a_list_of_one():
+def test_one_where_several_are_expected_is_a_list_of_one():
     assert ckpttools.Select("params/*").keep == ("params/*",)
     with pytest.raises(TypeError, match=r"^Select\(\) got .* 'kep': did you mean 'keep'"):
         ckpttools.Select(kep="params/*")
 
 
 def test_chunks_are_text_or_shapes_by_pattern():
-    wanted = parse_chunks("*/wo/kernel=512x1x-,*/step=")
-    assert parse_chunks({"*/wo/kernel": [512, np.int64(1), None], "*/step": ()}) == wanted
-    assert CHUNKS.parsed(wanted) is wanted
+    expected = parse_chunks("*/wo/kernel=512x1x-,*/step=")
+    assert parse_chunks({"*/wo/kernel": [512, np.int64(1), None], "*/step": ()}) == expected
+    assert CHUNKS.parsed(expected) is expected
     for wrong in ({"*": "512"}, {"*": 512}, {"*": (0,)}, {"*": (True,)}, {"": (1,)}, {1: (1,)}, [1], 3):
         with pytest.raises(UsageError):
             CHUNKS.parsed(wrong)
@@ -167,10 +169,10 @@ def test_chunks_are_text_or_shapes_by_pattern():
 
 def test_an_option_of_another_may_be_said_as_long_as_it_asks_for_nothing():
     assert parsed([SIZE], {"fast": True, "count": None}, lambda: ALL, "")["most_bytes"] == 2048
-    for said in ({"fast": False}, {"kind": "b"}, {"nobodys": None}):
+    for options in ({"fast": False}, {"kind": "b"}, {"nobodys": None}):
         with pytest.raises(UsageError, match="it is not so") as caught:
-            parsed([SIZE], said, lambda: ALL, "it is not so")
-        assert caught.value.wanted == "none but most_bytes"
+            parsed([SIZE], options, lambda: ALL, "it is not so")
+        assert caught.value.expected == "none but most_bytes"
 
 
 def test_flags_are_made_of_them_and_hand_on_what_is_said():
@@ -179,11 +181,11 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     def body(**own):
         seen.append(own)
 
-    command = made("x", "Does it.", body, declared(ALL))
+    command = built("x", "Does it.", body, declared(ALL))
     assert CliRunner().invoke(command, ["--most-bytes", "1MiB", "--fast", "--count", "3"]).exit_code == 0
     assert seen == [{"most_bytes": "1MiB", "fast": True, "count": 3}]
     wrong = ("--most-bytes=lots", "--kind=c", "--count=-1", "--every=0", "--label=")
-    for words in ([each] for each in wrong):
+    for words in ([item] for item in wrong):
         assert CliRunner().invoke(command, words).exit_code == 2
     help = CliRunner().invoke(command, ["--help"]).output
     for text in (
@@ -196,7 +198,7 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     ):
         assert text in help
     with pytest.raises(UsageError, match="declares options that all commands have") as caught:
-        made("x", "Does it.", body, declared(ALL), click.option("--fast"))
+        built("x", "Does it.", body, declared(ALL), click.option("--fast"))
     assert caught.value.got == "--fast"
 
 
@@ -209,7 +211,7 @@ def test_a_transform_that_is_nearly_there_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("made", "said", "got"),
+    ("built", "declared", "got"),
     [
         (lambda every: lambda tree: [][every], {"every": 3}, "IndexError: list index out of range"),
         (lambda every: lambda tree: int("x"), {}, "ValueError: invalid literal for int()"),
@@ -217,11 +219,11 @@ def test_a_transform_that_is_nearly_there_is_named(monkeypatch):
         (lambda every: lambda tree: tree, {}, "<Tree: 0 arrays"),
     ],
 )
-def test_a_transform_of_a_package_that_fails_is_named(monkeypatch, made, said, got):
-    made.options = [POSITIVE]
-    monkeypatch.setattr(registry, "transforms", lambda: {"every-layer": made})
+def test_a_transform_of_a_package_that_fails_is_named(monkeypatch, built, declared, got):
+    built.options = [POSITIVE]
+    monkeypatch.setattr(registry, "transforms", lambda: {"every-layer": built})
     with pytest.raises(MappingError, match="the transform every-layer") as caught:
-        Tree({}).pipe(registry.transform_named("every-layer", said))
+        Tree({}).pipe(registry.transform_named("every-layer", declared))
     assert got in caught.value.got
     assert caught.value.exit_code == 3
 
@@ -237,7 +239,7 @@ def test_what_a_transform_of_a_package_raises_on_purpose_is_its_own(monkeypatch)
 
 def test_formats_say_what_they_can_do():
     assert set(writable()) == {"orbax", "safetensors", "zarr3"} < set(formats())
-    assert {each.name for each in writer_options()} >= {"item", "compression", "separator"}
+    assert {option.name for option in writer_options()} >= {"item", "compression", "separator"}
     assert not isinstance(object(), Writable)
 
 
@@ -249,7 +251,7 @@ def test_what_a_format_raises_while_it_looks_for_faults_is_one_of_them():
             yield CheckpointError("one")
             raise CheckpointError("two")
 
-    assert [each.message for each in faults_in(Failing(), None, None)] == ["one", "two"]
+    assert [item.message for item in faults_in(Failing(), None, None)] == ["one", "two"]
 
 
 def test_nobody_is_asked_where_no_package_announces_anything(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from oracle import cases, environments, images, results, run, settings, steps
 from oracle.results import FAILED, PASSED, Finding, Row
 from oracle.run import found
 from oracle.worker import StepError, Worker
-from support.places import FIXTURES, GOLDEN
+from support.locations import FIXTURES, GOLDEN
 
 import ckpttools
 from ckpttools.maxtext.config import models
@@ -46,7 +46,7 @@ def bench(tmp_path_factory):
 def test_maxtext_computes_with_a_converted_model_what_transformers_does(bench):
     """And a run of its own training, unstacked and stacked again, goes on to the same bits."""
     findings = found(bench, ["convert", "load", "logits", "train", "resume"])
-    assert {name: each.state for name, each in findings.items()} == dict.fromkeys(findings, PASSED)
+    assert {name: item.state for name, item in findings.items()} == dict.fromkeys(findings, PASSED)
     assert float(findings["logits"].said) < cases.LIMIT
 
 
@@ -63,19 +63,19 @@ def test_what_maxtext_trained_comes_back_from_the_names_of_the_hub(bench):
     steps.ckpt("convert", "maxtext-to-hf", single, back, "--like", bench.model)
     steps.ckpt("convert", "hf-to-maxtext", back, again)
     weights = [
-        bench.maxtext("loads", settings=bench.settings(load_parameters_path=each / "0" / "items"))
-        for each in (stripped, again, bench.converted)
+        bench.maxtext("loads", settings=bench.settings(load_parameters_path=entry / "0" / "items"))
+        for entry in (stripped, again, bench.converted)
     ]
-    assert all("digest" in way for each in weights for way in each.values())
+    assert all("digest" in way for weight in weights for way in weight.values())
     assert weights[0] == weights[1] != weights[2]
 
 
 @pytest.mark.skipif(TORCH is None, reason=f"no environment with transformers: {environments.TORCH}")
 def test_what_is_recorded_is_what_transformers_computes(tmp_path):
     with Worker(TORCH, "in_torch", tmp_path) as torch:
-        made = tmp_path / "made.npy"
-        assert not torch("logits", directory=GOLDEN / CASE / "hf", tokens=steps.tokens(CASE), target=made)
-    np.testing.assert_allclose(np.load(RECORDED), np.load(made), atol=1e-5)
+        built = tmp_path / "made.npy"
+        assert not torch("logits", directory=GOLDEN / CASE / "hf", tokens=steps.tokens(CASE), target=built)
+    np.testing.assert_allclose(np.load(RECORDED), np.load(built), atol=1e-5)
 
 
 def test_weights_in_another_order_are_noticed(bench, tmp_path):
@@ -91,8 +91,8 @@ def test_divergence_is_that_of_the_worst_position():
     one = np.log([[0.5, 0.5], [0.75, 0.25]])
     other = np.log([[0.5, 0.5], [0.5, 0.5]])
     assert steps.kl(one, one + 3) == pytest.approx(0, abs=1e-12)
-    wanted = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
-    assert steps.kl(one, other) == pytest.approx(wanted)
+    expected = 0.75 * np.log(0.75 / 0.5) + 0.25 * np.log(0.25 / 0.5)
+    assert steps.kl(one, other) == pytest.approx(expected)
 
 
 def test_steps_that_were_run_earlier_stay_in_the_table(tmp_path):
@@ -123,7 +123,7 @@ def test_families_are_named_or_begun():
 def test_models_that_see_are_shown_images_or_it_is_said_why_not():
     for case in cases.configurations():
         config = cases.configuration(case)
-        sees = any(config.get(each) for each in ("vision_config", "thinker_config"))
+        sees = any(config.get(item) for item in ("vision_config", "thinker_config"))
         shown = "images" in cases.steps_of(case, cases.UNSCANNED)
         assert sees == (shown or bool(cases.BLIND.get(case)))
     assert set(cases.BLIND) <= set(cases.configurations())
@@ -171,14 +171,14 @@ def test_rows_have_the_settings_of_released_models(case, tmp_path):
     own = ckpttools.maxtext_config(tmp_path / "config.json", scan=False).as_mapping()
     released = {**models.defaults(), **models.models()[cases.NAMED[case]]}
     different = {name for name, value in own.items() if name in released and released[name] != value}
-    assert {each for each in different if not SIZES.fullmatch(each)} == OTHERS.get(case, set())
+    assert {item for item in different if not SIZES.fullmatch(item)} == OTHERS.get(case, set())
 
 
 def test_what_is_not_committed_is_said(monkeypatch):
-    said = {"rev-parse": "0123abcd9", "status": ""}
-    monkeypatch.setattr(run, "_git", lambda *words: said[words[0]])
+    declared = {"rev-parse": "0123abcd9", "status": ""}
+    monkeypatch.setattr(run, "_git", lambda *words: declared[words[0]])
     assert run.commit() == "0123abcd9"
-    said["status"] = " M ckpttools/api/load.py"
+    declared["status"] = " M ckpttools/api/load.py"
     assert run.commit() == "0123abcd9+"
     monkeypatch.setattr(run, "_git", lambda *words: "")
     assert run.commit() == ""
@@ -191,8 +191,8 @@ SHOWN = [case for case in cases.configurations() if "images" in cases.steps_of(c
 def test_images_are_among_tokens(case):
     prompt = images.prompt(cases.configuration(case))
     tokens = np.array(prompt.tokens)
-    (places,) = np.nonzero(tokens == prompt.placeholder)
-    assert (np.diff(places) == 1).all() and 0 < places[0] < places[-1] < len(tokens) - 1
+    (locations,) = np.nonzero(tokens == prompt.placeholder)
+    assert (np.diff(locations) == 1).all() and 0 < locations[0] < locations[-1] < len(tokens) - 1
     assert prompt.positions.shape[1] == len(tokens)
     pixels = prompt.torch["pixel_values"]
     assert np.array_equal(np.sort(pixels, axis=None), np.sort(prompt.pixels, axis=None))
@@ -204,9 +204,9 @@ def test_positions_of_a_picture_are_its_rows_and_columns():
     assert (time[grid] == 12).all()
     assert row[grid].tolist() == [12 + k // 4 for k in range(16)]
     assert column[grid].tolist() == [12 + k % 4 for k in range(16)]
-    for each in (time, row, column):
-        assert each[:12].tolist() == list(range(12))
-        assert each[28:31].tolist() == [16, 17, 18]
+    for item in (time, row, column):
+        assert item[:12].tolist() == list(range(12))
+        assert item[28:31].tolist() == [16, 17, 18]
 
 
 def test_a_sound_goes_on_where_the_image_ends():
@@ -219,12 +219,12 @@ def test_a_sound_goes_on_where_the_image_ends():
     assert (positions == prompt.torch["position_ids"][:, 0].T).all()
 
 
-def test_patches_of_an_image_have_their_place_beside_them():
+def test_patches_of_an_image_have_their_location_beside_them():
     """Gemma 4: column before row."""
     prompt = images.prompt(cases.configuration("gemma4-vision"))
-    patches, places = prompt.torch["pixel_values"][0], prompt.torch["image_position_ids"][0]
+    patches, locations = prompt.torch["pixel_values"][0], prompt.torch["image_position_ids"][0]
     for number in (0, 61, 2519):
-        column, row = places[number]
+        column, row = locations[number]
         there = prompt.pixels[0, 0, row * 16 : row * 16 + 16, column * 16 : column * 16 + 16]
         assert (patches[number] == there.ravel()).all()
 
@@ -239,10 +239,10 @@ def test_text_alone_is_told_by_its_checkpoint(tmp_path):
     model = cases.configurations()["qwen3-vl"].parent
     item = tmp_path / "text"
     steps.ckpt("convert", "hf-to-maxtext", model, item, "--scan", "--text-only")
-    for scanned, said in ((True, "scan_layers=true"), (False, "scan_layers=false")):
+    for scanned, declared in ((True, "scan_layers=true"), (False, "scan_layers=false")):
         told = settings.of(model, scanned, tmp_path, item)
-        assert [each for each in told if each.startswith("scan_layers=")] == [said]
-        assert not any(each.startswith(("model_name=", "load_parameters_path=")) for each in told)
+        assert [entry for entry in told if entry.startswith("scan_layers=")] == [declared]
+        assert not any(entry.startswith(("model_name=", "load_parameters_path=")) for entry in told)
     with pytest.raises(StepError, match="does not scan"):
         settings.of(model, True, tmp_path)
 
@@ -252,4 +252,4 @@ def test_rows_of_the_table_are_of_models_that_there_are():
     assert {family for family, _ in rows} <= set(cases.configurations())
     assert {layers for _, layers in rows} <= set(cases.LAYERS)
     assert all(set(row.findings) <= set(cases.steps_of(*key)) for key, row in rows.items())
-    assert all(each.date for row in rows.values() for each in row.findings.values())
+    assert all(finding.date for row in rows.values() for finding in row.findings.values())

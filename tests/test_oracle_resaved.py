@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from oracle import environments, settings, steps
 from oracle.worker import Worker
-from support.places import HF
+from support.locations import HF
 from support.scripts import answers
 
 PYTHON = environments.present(environments.MAXTEXT)
@@ -27,7 +27,7 @@ WAYS = {
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where MaxText works on one model."""
 
     directory: Path
@@ -48,54 +48,54 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def location(tmp_path_factory):
     """With a model that was converted, trained, and saved again in all ways."""
     directory = tmp_path_factory.mktemp("resaved")
     shutil.copytree(HF, directory / "llama" / "hf")
     steps.ckpt("convert", "hf-to-maxtext", HF, directory / "converted")
     with Worker(PYTHON, "in_maxtext", directory, devices=8) as maxtext:
-        made = Place(directory, maxtext)
-        made.train("runs", STEPS, load_parameters_path=directory / "converted" / "0" / "items")
-        trained = made.checkpoint("runs", STEPS - 1)
+        built = Location(directory, maxtext)
+        built.train("runs", STEPS, load_parameters_path=directory / "converted" / "0" / "items")
+        trained = built.checkpoint("runs", STEPS - 1)
         jobs = []
         for way, options in WAYS.items():
             how = {"level": "step", **options}
             mesh = how.pop("mesh", MESH)
-            jobs.append([str(trained), str(made.checkpoint(way, STEPS - 1)), mesh, how])
+            jobs.append([str(trained), str(built.checkpoint(way, STEPS - 1)), mesh, how])
             jobs.append([str(directory / "converted"), str(directory / "weights" / way / "0"), mesh, how])
         answers("resaved_script", jobs, directory)
         words = ("--level", "step", "--mesh", MESH, "--subchunks", "4KiB")
-        steps.ckpt("reshard", trained, made.checkpoint("resharded", STEPS - 1), *words)
+        steps.ckpt("reshard", trained, built.checkpoint("resharded", STEPS - 1), *words)
         steps.ckpt("reshard", directory / "converted", directory / "weights" / "resharded" / "0", *words)
-        yield made
+        yield built
 
 
-def digests(place, item):
+def digests(location, item):
     """Way of MaxText -> digest of the weights, or why it refuses."""
-    return place.maxtext("loads", settings=place.settings(load_parameters_path=item))
+    return location.maxtext("loads", settings=location.settings(load_parameters_path=item))
 
 
 @pytest.fixture(scope="module")
-def loaded(place):
-    return digests(place, place.directory / "converted" / "0" / "items")
+def loaded(location):
+    return digests(location, location.directory / "converted" / "0" / "items")
 
 
 @pytest.fixture(scope="module")
-def gone_on(place):
+def gone_on(location):
     """The state after more steps of the run itself."""
-    shutil.copytree(place.directory / "runs", place.directory / "itself")
-    return place.train("itself", MORE_STEPS)
+    shutil.copytree(location.directory / "runs", location.directory / "itself")
+    return location.train("itself", MORE_STEPS)
 
 
 @pytest.mark.parametrize("way", [*WAYS, "resharded"])
-def test_weights_are_loaded_by_all_ways_of_maxtext(place, loaded, way):
-    assert all("digest" in each for each in loaded.values()), loaded
-    assert digests(place, place.directory / "weights" / way / "0" / "items") == loaded
+def test_weights_are_loaded_by_all_ways_of_maxtext(location, loaded, way):
+    assert all("digest" in item for item in loaded.values()), loaded
+    assert digests(location, location.directory / "weights" / way / "0" / "items") == loaded
 
 
 @pytest.mark.parametrize("way", [*WAYS, "resharded"])
-def test_training_goes_on_with_the_same_bits(place, gone_on, way):
-    before = place.maxtext("stored", item=place.checkpoint("runs", STEPS - 1) / "items")
-    assert place.maxtext("stored", item=place.checkpoint(way, STEPS - 1) / "items") == before
-    assert place.train(way, MORE_STEPS) == gone_on
-    assert not place.checkpoint(way, 0).exists(), "MaxText began anew"
+def test_training_goes_on_with_the_same_bits(location, gone_on, way):
+    before = location.maxtext("stored", item=location.checkpoint("runs", STEPS - 1) / "items")
+    assert location.maxtext("stored", item=location.checkpoint(way, STEPS - 1) / "items") == before
+    assert location.train(way, MORE_STEPS) == gone_on
+    assert not location.checkpoint(way, 0).exists(), "MaxText began anew"

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.golden_data import described
+from support.locations import ORBAX
 from support.orbax_items import (
     BIG,
     BLOSC,
@@ -25,7 +26,6 @@ from support.orbax_items import (
     zarr2,
     zarr3,
 )
-from support.places import ORBAX
 
 from ckpttools.array import read_blocks
 from ckpttools.array.nodes import Chunked, Decoded, Relayout, Stored, relayout
@@ -205,14 +205,16 @@ class TestLeftOut:
 
     @OCDBT
     @BY_CODEC
-    @pytest.mark.parametrize("said", [True, None])
-    def test_else_they_are_missing(self, tmp_path, created, use_ocdbt, said):
-        item = self.written(tmp_path, created, use_ocdbt=use_ocdbt, store_array_data_equal_to_fill_value=said)
+    @pytest.mark.parametrize("declared", [True, None])
+    def test_else_they_are_missing(self, tmp_path, created, use_ocdbt, declared):
+        item = self.written(
+            tmp_path, created, use_ocdbt=use_ocdbt, store_array_data_equal_to_fill_value=declared
+        )
         with pytest.raises(FormatError, match="a chunk is missing") as caught:
             open_tree(item).arrays["w",].read()
-        assert "w, chunk" in caught.value.place
+        assert "w, chunk" in caught.value.location
         # Where it says that nothing was left out, saying otherwise would make zeros of what was lost.
-        assert ("store_array_data_equal_to_fill_value" in caught.value.hint) is (said is None)
+        assert ("store_array_data_equal_to_fill_value" in caught.value.hint) is (declared is None)
 
     def test_a_piece_of_a_shard(self, tmp_path):
         truth = np.arange(12, dtype="float32").reshape(3, 4)
@@ -223,7 +225,7 @@ class TestLeftOut:
         change_json(item / "_METADATA", store_array_data_equal_to_fill_value=True)
         with pytest.raises(FormatError, match="a piece of a shard is missing") as caught:
             open_tree(item).arrays["w",].read()
-        assert "w, chunk c/0/0" in caught.value.place
+        assert "w, chunk c/0/0" in caught.value.location
 
     @pytest.mark.parametrize(
         ("dtype", "value"),
@@ -245,8 +247,8 @@ class TestLeftOut:
             tmp_path / "item", {("w",): (created, values_of(DTYPES[dtype].numpy, (4,)))}, all_chunks=False
         )
         by_us, by_tensorstore = tmp_path / "ours", tmp_path / "theirs"
-        for place in (by_us, by_tensorstore):
-            shutil.copytree(store, place)
+        for location in (by_us, by_tensorstore):
+            shutil.copytree(store, location)
         array = open_tree(by_us).arrays["w",]
         entries = array.part.arrays.entries
         for key in [key for key in entries.all if "/c/" in key]:

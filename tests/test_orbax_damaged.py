@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.locations import ORBAX
 from support.orbax_items import (
     BIG,
     BLOSC,
@@ -25,7 +26,6 @@ from support.orbax_items import (
     zarr2,
     zarr3,
 )
-from support.places import ORBAX
 
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
@@ -60,7 +60,7 @@ class TestDamaged:
         error = self.error(item)
         assert "a chunk runs past the end of " in error.message
         assert str(item / "d") in error.message
-        assert error.place.endswith("w, chunk c/1/0")
+        assert error.location.endswith("w, chunk c/1/0")
 
     def test_a_truncated_chunk(self, tmp_path):
         item = self.item(tmp_path, zarr3([LITTLE, ZSTD], [300, 2]), use_ocdbt=False)
@@ -68,7 +68,7 @@ class TestDamaged:
         file.write_bytes(file.read_bytes()[:-100])
         error = self.error(item)
         assert error.message == "a chunk decodes to less than its shape wants"
-        assert error.place.endswith("w, chunk c/1/0")
+        assert error.location.endswith("w, chunk c/1/0")
 
     def test_a_deleted_data_file(self, tmp_path):
         item = self.item(tmp_path)
@@ -86,9 +86,9 @@ class TestDamaged:
         change_json(item / file, custom_metadata=3)
         with pytest.raises(FormatError, match="not a JSON object") as caught:
             open_tree(item)
-        assert caught.value.place == str(item / file)
-        (found,) = (each for each in examine(item).findings if each.level == "error")
-        assert "not a JSON object" in found.what
+        assert caught.value.location == str(item / file)
+        (result,) = (finding for finding in examine(item).findings if finding.level == "error")
+        assert "not a JSON object" in result.what
 
     def test_a_deleted_node(self, tmp_path):
         item = self.item(tmp_path)
@@ -98,9 +98,9 @@ class TestDamaged:
             open_tree(item)
         assert str(item / "d" / "index") in caught.value.message
         assert f"ckpt doctor {item}" in caught.value.hint
-        (found,) = (each for each in examine(item).findings if each.level == "error")
-        assert found.check == "index" and "a file of the index is missing" in found.what
-        assert "ckpt doctor" not in found.do
+        (result,) = (finding for finding in examine(item).findings if finding.level == "error")
+        assert result.check == "index" and "a file of the index is missing" in result.what
+        assert "ckpt doctor" not in result.do
 
     def test_a_file_that_goes_after_it_was_looked_at(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)
@@ -119,7 +119,7 @@ class TestDamaged:
         (item / "w" / "c" / "1" / "0").unlink()
         error = self.error(item)
         assert (error.message, error.got) == ("a chunk is missing", "no such file")
-        assert error.place.endswith("w, chunk c/1/0")
+        assert error.location.endswith("w, chunk c/1/0")
 
     def test_a_chunk_of_the_wrong_length(self, tmp_path):
         item = self.item(tmp_path, use_ocdbt=False)
@@ -127,7 +127,7 @@ class TestDamaged:
             file.write(b"more")
         error = self.error(item)
         assert error.message == "a chunk has the wrong length"
-        assert (error.got, error.wanted) == ("2404 bytes", "2400 bytes")
+        assert (error.got, error.expected) == ("2404 bytes", "2400 bytes")
 
     @pytest.mark.parametrize("kept", [True, False])
     @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ class TestDamaged:
         (item / "w" / "c" / "1" / "0").write_bytes(b"something else" * 100)
         with pytest.raises(FormatError, match=message) as caught:
             open_tree(item).arrays["w",].read(Region((299, 0), (600, 1)))
-        assert caught.value.place.endswith("w, chunk c/1/0")
+        assert caught.value.location.endswith("w, chunk c/1/0")
 
     @pytest.mark.parametrize(("rows", "word"), [(299, "less"), (301, "more")])
     def test_a_chunk_that_decodes_to_another_length(self, tmp_path, rows, word):
@@ -159,7 +159,7 @@ class TestDamaged:
         (item / "w" / "c" / "1" / "0").write_bytes(zstandard.compress(bytes(8 * rows)))
         error = self.error(item)
         assert error.message == f"a chunk decodes to {word} than its shape wants"
-        assert error.wanted == "2400 bytes"
+        assert error.expected == "2400 bytes"
 
     def test_a_shard_shorter_than_its_index(self, tmp_path):
         item = self.item(tmp_path, zarr3([sharded([300, 2], [LITTLE, ZSTD])], [300, 2]), use_ocdbt=False)
@@ -176,8 +176,8 @@ class TestDamaged:
         change_document(item, use_ocdbt, **changed)
         with pytest.raises(FormatError, match="contradicts its chunks") as caught:
             open_tree(item)
-        assert "w/c/" in caught.value.place
-        assert str(changed["shape"]) in caught.value.wanted
+        assert "w/c/" in caught.value.location
+        assert str(changed["shape"]) in caught.value.expected
 
     @pytest.mark.parametrize(
         ("changed", "message"),
@@ -196,7 +196,7 @@ class TestDamaged:
         change_document(item, False, **changed)
         with pytest.raises(FormatError, match=message) as caught:
             open_tree(item)
-        assert caught.value.place == f"{item}: w/zarr.json"
+        assert caught.value.location == f"{item}: w/zarr.json"
 
     @pytest.mark.parametrize(
         ("changed", "message"),
@@ -234,7 +234,7 @@ class TestDamaged:
         assert len(damaged := [file for file in item.glob("d/*") if damage_node(file)]) >= 1
         with pytest.raises(FormatError, match="CRC-32C does not match") as caught:
             open_tree(item)
-        assert any(str(file) in caught.value.place for file in damaged)
+        assert any(str(file) in caught.value.location for file in damaged)
 
     @pytest.mark.parametrize("size", [0, 3, 20])
     def test_a_truncated_manifest(self, tmp_path, size):
@@ -242,7 +242,7 @@ class TestDamaged:
         manifest.write_bytes(manifest.read_bytes()[:size])
         with pytest.raises(FormatError, match="truncated") as caught:
             open_tree(manifest.parent)
-        assert caught.value.place == str(manifest)
+        assert caught.value.location == str(manifest)
 
     def test_two_leaves_of_one_name(self, tmp_path):
         created = zarr3([LITTLE], [2]), np.zeros(2)
@@ -271,7 +271,7 @@ class TestDamaged:
         (item / "_strings.json").write_text("{}")
         with pytest.raises(FormatError, match="a string is missing") as caught:
             open_tree(item)
-        assert "'str'" in caught.value.wanted
+        assert "'str'" in caught.value.expected
 
     def test_array_metadata_that_is_none(self, tmp_path):
         item = shutil.copytree(ORBAX / "tree_zoo", tmp_path / "item")

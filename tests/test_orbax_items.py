@@ -90,7 +90,7 @@ class TestItemsWithoutArrays:
         assert run("doctor", step.parent).splitlines()[-1] == "no errors, 1 info"
         (listing,) = ckpttools.ls(step.parent).steps
         assert listing.unfinished is None
-        assert [(each.name, each.kind) for each in listing.items] == [
+        assert [(item.name, item.kind) for item in listing.items] == [
             ("model_config", "other"),
             ("pytree", "parameters"),
         ]
@@ -147,7 +147,7 @@ class TestStepsWithSeveralItems:
         step = saved_step(tmp_path / "run", **items)
         report = json.loads(succeed("inspect", "tree", step, "--json").output)
         assert report["path"] == str(step) and set(report["items"]) == set(items)
-        heads = {each["path"].split("/")[0] for each in report["arrays"]}
+        heads = {item["path"].split("/")[0] for item in report["arrays"]}
         assert heads == {name for name, of in report["items"].items() if of["num_arrays"]}
         for name, of in report["items"].items():
             leaves = [leaf for leaf in jax.tree.leaves(restored(step / name)) if leaf is not None]
@@ -222,7 +222,7 @@ class TestTrainingStateInTwoItems:
         roles = {name: {a.role for a in report.arrays if a.path.split("/")[0] == name} for name in names}
         assert roles == {names[0]: {"parameter"}, names[1]: {"optimizer"}}
         (listing,) = ckpttools.ls(step.parent).steps
-        kinds = {each.name: each.kind for each in listing.items}
+        kinds = {item.name: item.kind for item in listing.items}
         assert kinds == {names[0]: "parameters", names[1]: "optimizer", "config": "other"}
 
     def test_strip_leaves_the_item_of_the_model(self, tmp_path, step, names):

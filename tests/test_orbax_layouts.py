@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 from support.golden_data import described, golden_leaves, leaves_by_package
+from support.locations import ORBAX
 from support.orbax_items import EXPECTED, LITTLE, check_regions, write_item, zarr3
-from support.places import ORBAX
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Text
@@ -49,7 +49,7 @@ class TestWrittenByOrbax:
         assert tree.metadata.scalars == {tuple(leaf["keys"]) for leaf in leaves if "scalar" in leaf}
         impls = {tuple(leaf["keys"]): leaf["key_impl"] for leaf in leaves if "key_impl" in leaf}
         assert tree.metadata.key_impls == impls
-        assert tree.metadata.place == str(ORBAX / name)
+        assert tree.metadata.location == str(ORBAX / name)
 
     @pytest.mark.parametrize("name", COMPLETE)
     def test_values(self, name):
@@ -73,8 +73,8 @@ class TestWrittenByOrbax:
             missing += 1
             with pytest.raises(FormatError, match="a chunk is missing") as caught:
                 array.read()
-            assert str(ORBAX / name) in caught.value.place
-            assert "/".join(map(str, leaf["keys"])) + ", chunk c/" in caught.value.place
+            assert str(ORBAX / name) in caught.value.location
+            assert "/".join(map(str, leaf["keys"])) + ", chunk c/" in caught.value.location
             with pytest.raises(FormatError, match="a chunk is missing"):
                 list(array.sources())
         assert missing
@@ -99,7 +99,7 @@ class TestWrittenByOrbax:
         assert isinstance(open_tree(ORBAX / "bare_leaf").nested(), LazyArray)
 
 
-class TestPlaces:
+class TestLocations:
     """A run, a step or an item may be given, however it is named."""
 
     @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ class TestPlaces:
     )
     def test_what_is_taken(self, given, step, taken):
         metadata = open_tree(ORBAX / given).metadata
-        assert (metadata.step, metadata.place) == (step, str(ORBAX / given / taken))
+        assert (metadata.step, metadata.location) == (step, str(ORBAX / given / taken))
 
     def test_a_step_may_be_named(self):
         assert open_tree(ORBAX / "cm_default", ReadOptions(step=0)).metadata.custom == {"hello": 0}
@@ -196,7 +196,7 @@ class TestPlaces:
     def test_a_finished_save_is_preferred_to_one_in_progress(self, tmp_path):
         run = shutil.copytree(ORBAX / "unfinished_atomic_rename", tmp_path / "run")
         (run / "2.orbax-checkpoint-tmp").rename(run / "1.orbax-checkpoint-tmp")
-        assert open_tree(run, ReadOptions(step=1)).metadata.place == str(run / "1" / "items")
+        assert open_tree(run, ReadOptions(step=1)).metadata.location == str(run / "1" / "items")
 
     def test_an_unknown_step(self):
         with pytest.raises(UsageError, match="no step 9"):
@@ -212,18 +212,20 @@ class TestPlaces:
         assert caught.value.got == "Permission denied (errno 13)"
 
     def test_permission_denied_below(self, monkeypatch):
-        place = ORBAX / "cm_default"
+        location = ORBAX / "cm_default"
         looked_at = os.stat
 
         def denied(path, **more):
-            if str(path).startswith(f"{place}/"):
+            if str(path).startswith(f"{location}/"):
                 raise PermissionError(13, "Permission denied", str(path))
             return looked_at(path, **more)
 
         monkeypatch.setattr(os, "stat", denied)
-        assert FORMAT.why_not(parse(place)) == f"cannot look at {place / '_METADATA'}: Permission denied"
+        assert (
+            FORMAT.why_not(parse(location)) == f"cannot look at {location / '_METADATA'}: Permission denied"
+        )
         with pytest.raises(StorageError, match="cannot look at") as caught:
-            FORMAT.open(parse(place), ReadOptions())
+            FORMAT.open(parse(location), ReadOptions())
         assert caught.value.got == "Permission denied (errno 13)"
 
 
@@ -245,14 +247,14 @@ class TestUnmerged:
     def test_processes_that_disagree(self, tmp_path):
         item = write_item(tmp_path / "item", {("w",): (zarr3([LITTLE], [4]), np.arange(4.0))})
         other = write_item(tmp_path / "other", {("w",): (zarr3([LITTLE], [2]), np.arange(4.0))})
-        for number, place in enumerate((item, other)):
+        for number, location in enumerate((item, other)):
             process = item / f"ocdbt.process_{number}"
             process.mkdir()
-            (place / "manifest.ocdbt").rename(process / "manifest.ocdbt")
-            (place / "d").rename(process / "d")
+            (location / "manifest.ocdbt").rename(process / "manifest.ocdbt")
+            (location / "d").rename(process / "d")
         with pytest.raises(FormatError, match="two processes disagree") as caught:
             open_tree(item)
-        assert "ocdbt.process_1: w/" in caught.value.place
+        assert "ocdbt.process_1: w/" in caught.value.location
 
     @pytest.mark.parametrize("difference", [0, 1])
     def test_what_several_processes_have_is_the_same_bytes_for_everyone(self, tmp_path, difference):
@@ -268,7 +270,7 @@ class TestUnmerged:
         ways = (
             lambda: open_tree(item),
             lambda: entries_of(parse(item)),
-            lambda: [fail(each) for each in examine(item).findings if "disagree" in each.what],
+            lambda: [fail(finding) for finding in examine(item).findings if "disagree" in finding.what],
             lambda: mend(item, "merge"),
         )
         refused = [isinstance(raised_by(way), FormatError) for way in ways]
@@ -290,13 +292,13 @@ class TestUnmerged:
 
 
 def fail(finding):
-    raise FormatError(finding.what, place=finding.place)
+    raise FormatError(finding.what, location=finding.location)
 
 
 def raised_by(way):
     try:
         way()
     except CheckpointError as error:
-        assert "two processes disagree" in error.message and "ocdbt.process_1: w/" in error.place
+        assert "two processes disagree" in error.message and "ocdbt.process_1: w/" in error.location
         return error
     return None

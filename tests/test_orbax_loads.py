@@ -17,8 +17,8 @@ from support.golden_data import (
     leaves_by_package,
     opened_by_tensorstore,
 )
+from support.locations import GOLDEN
 from support.orbax_loads import EVERY_CASE, LOADERS, METADATA, SHARDED, some_cases
-from support.places import GOLDEN
 from support.scripts import answers
 
 from ckpttools.api.conversion import Resources
@@ -82,10 +82,10 @@ def spelled_out(tree: Any) -> Any:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """All checkpoints: name -> run directory."""
-    return {name: made(tmp_path_factory.mktemp(name) / "run", *how) for name, how in CHECKPOINTS.items()}
+    return {name: built(tmp_path_factory.mktemp(name) / "run", *how) for name, how in CHECKPOINTS.items()}
 
 
-def made(run: Path, family: str, scan: bool, many_chunks: bool) -> Path:
+def built(run: Path, family: str, scan: bool, many_chunks: bool) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         if many_chunks:
             # Matrices of 16 KiB become 6 chunks, those of 8 KiB 3: no axis of theirs is so divisible.
@@ -139,10 +139,10 @@ class TestEveryLeaf:
     """Every dtype that zarr has, numbers, text, empty leaves, lists: also for readers that are not Orbax."""
 
     def test_tensorstore(self, every_leaf):
-        wanted = {
+        expected = {
             "/".join(map(str, path)): described(array.read()) for path, array in EVERY_LEAF.arrays.items()
         }
-        assert all_described(arrays_by_tensorstore(every_leaf / "0" / "items")) == wanted
+        assert all_described(arrays_by_tensorstore(every_leaf / "0" / "items")) == expected
 
     def test_package(self, every_leaf):
         tree = open_tree(every_leaf)

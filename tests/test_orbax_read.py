@@ -17,7 +17,7 @@ from support.golden_data import (
     leaves_by_package,
     opened_by_tensorstore,
 )
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 from ckpttools.array.tree import Empty, keystr
 from ckpttools.core.errors import CheckpointError, FormatError, LaterStepWarning, UsageError
@@ -54,15 +54,15 @@ class TestWrittenByMaxText:
     @LEVELS
     def test_opens_at_every_level(self, scan, level):
         tree = open_tree(golden_checkpoint(scan) / level)
-        wanted = {
+        expected = {
             path: leaf if isinstance(leaf, str) else [leaf["shape"], leaf["dtype"]]
             for path, leaf in golden_leaves("llama3.1", scan).items()
         }
-        assert shapes(tree) == wanted
+        assert shapes(tree) == expected
         assert tree.metadata.format == "orbax"
         assert tree.metadata.step == 0
         assert tree.metadata.custom == {"scan_layers": scan}
-        assert tree.metadata.place == str(golden_checkpoint(scan) / "0" / "items")
+        assert tree.metadata.location == str(golden_checkpoint(scan) / "0" / "items")
 
     @SCANS
     def test_leaves_are_in_the_order_of_the_metadata(self, scan):
@@ -149,7 +149,7 @@ class TestSteps:
     def test_latest_finished_one_is_chosen(self, run):
         metadata = self.opened(run)
         assert metadata.step == 10
-        assert metadata.place == str(run / "10" / "items")
+        assert metadata.location == str(run / "10" / "items")
 
     @pytest.mark.parametrize("step", [0, 10])
     def test_a_step_may_be_named(self, run, step):
@@ -168,7 +168,7 @@ class TestSteps:
     def test_an_unknown_step_is_refused(self, run):
         with pytest.raises(UsageError, match="no step 5") as caught:
             self.opened(run, 5)
-        assert "0, 2, 10, 30" in caught.value.wanted
+        assert "0, 2, 10, 30" in caught.value.expected
 
     def test_without_a_finished_step_every_reason_is_told(self, run):
         for step in (0, 10):
@@ -205,7 +205,7 @@ class TestSteps:
             (lambda step: shutil.rmtree(step / "items"), "no _METADATA"),
         ],
     )
-    def test_an_older_step_does_not_take_the_place_of_a_damaged_one(self, run, damage, reason):
+    def test_an_older_step_does_not_take_the_location_of_a_damaged_one(self, run, damage, reason):
         """Orbax takes the damaged one for the latest; another one would be stale weights."""
         shutil.rmtree(run / "2")
         damage(run / "10")
@@ -259,7 +259,7 @@ class TestSteps:
             shutil.rmtree(run / other)
         shutil.copytree(run / "0", run / name)
         for opened in (self.opened(run), self.opened(run, 10)):
-            assert opened.place == str(run / "10" / "items")
+            assert opened.location == str(run / "10" / "items")
         (run / name / "items" / "_METADATA").unlink()
         assert self.opened(run).step == 10
         assert not recwarn.list
@@ -271,9 +271,9 @@ class TestSteps:
             shutil.rmtree(run / other)
         for number in (98, 99):
             shutil.copytree(run / "10", run / f"backup_{number}")
-        assert self.opened(run).place == str(run / "10" / "items")
+        assert self.opened(run).location == str(run / "10" / "items")
         shutil.rmtree(run / "10")
-        assert self.opened(run).place == str(run / "backup_99" / "items")
+        assert self.opened(run).location == str(run / "backup_99" / "items")
         assert not recwarn.list
 
     def test_a_backup_beside_checkpoints_is_none_either(self, run, tmp_path, recwarn):
@@ -297,10 +297,10 @@ class TestSteps:
         hf = shutil.copytree(GOLDEN / "qwen3" / "hf", tmp_path / "hf")
         above = tmp_path / "above"
         shutil.copytree(run / "10", above / "checkpoints" / "10")
-        for place in (hf, above):
-            (place / beside).mkdir(parents=True)
-            (place / beside / "commit_success.txt").write_text("")
-            (place / beside / "manifest.ocdbt").write_text("")
+        for location in (hf, above):
+            (location / beside).mkdir(parents=True)
+            (location / beside / "commit_success.txt").write_text("")
+            (location / beside / "manifest.ocdbt").write_text("")
         assert open_tree(hf).metadata.format == "safetensors"
         assert self.opened(above).step == 10
 
@@ -315,7 +315,7 @@ class TestSteps:
     def test_unfinished_ones_are_told(self, run):
         with pytest.warns(LaterStepWarning) as caught:
             self.opened(run)
-        (told,) = map(str, (each.message for each in caught))
+        (told,) = map(str, (item.message for item in caught))
         assert f"step 10 of {run} is opened" in told
         assert "step 30: commit timestamp null" in told and "step 40: its name is still" in told
         assert "step 2" not in told
@@ -343,11 +343,11 @@ class TestBareSteps:
 
     def test_the_latest_is_chosen(self, run):
         metadata = open_tree(run).metadata
-        assert (metadata.step, metadata.place) == (6, str(run / "6"))
+        assert (metadata.step, metadata.location) == (6, str(run / "6"))
 
     @pytest.mark.parametrize("step", [5, 6])
     def test_one_may_be_named(self, run, step):
-        assert open_tree(run, ReadOptions(step=step)).metadata.place == str(run / str(step))
+        assert open_tree(run, ReadOptions(step=step)).metadata.location == str(run / str(step))
         metadata = open_tree(run / str(step)).metadata
         assert (metadata.step, metadata.custom) == (step, {"scan_layers": True})
 
@@ -385,8 +385,8 @@ def test_metadata_of_arrays_is_read_of_one_process(tmp_path):
     """Orbax refuses saves whose processes write different ones: 1,000 files of a large job say the same."""
     array_metadata = {"param_name": "keys", "write_shape": [2], "ext_metadata": {"random_key_impl": "rbg"}}
     (tmp_path / "array_metadatas").mkdir()
-    said = {"array_metadatas": [{"array_metadata": array_metadata}]}
-    (tmp_path / "array_metadatas" / "process_0").write_text(json.dumps(said))
+    declared = {"array_metadatas": [{"array_metadata": array_metadata}]}
+    (tmp_path / "array_metadatas" / "process_0").write_text(json.dumps(declared))
     (tmp_path / "array_metadatas" / "process_1").write_text("is not read")
     assert orbax_metadata.key_impls(parse(tmp_path)) == {"keys": "rbg"}
 
@@ -398,8 +398,8 @@ class TestDamaged:
         change_index(checkpoint, lambda entries: entries.pop(f"{QUERY}/c/0/0/0/0".encode()))
         error = self.error_of_query(checkpoint)
         assert error.message == "a chunk is missing"
-        assert "query/kernel" in error.place
-        assert "c/0/0/0/0" in error.place
+        assert "query/kernel" in error.location
+        assert "c/0/0/0/0" in error.location
 
     @pytest.mark.parametrize("length", [0, 2, 32766, 32770])
     def test_a_chunk_of_the_wrong_length(self, checkpoint, length):
@@ -411,20 +411,20 @@ class TestDamaged:
         change_index(checkpoint, change)
         error = self.error_of_query(checkpoint)
         assert error.message == "a chunk has the wrong length"
-        assert (error.got, error.wanted) == (f"{length} bytes", "32768 bytes")
-        assert "query/kernel" in error.place
+        assert (error.got, error.expected) == (f"{length} bytes", "32768 bytes")
+        assert "query/kernel" in error.location
 
     def test_a_missing_array(self, checkpoint):
         change_index(checkpoint, lambda entries: entries.pop(f"{QUERY}/zarr.json".encode()))
         with pytest.raises(FormatError, match=f"no {QUERY}/zarr.json") as caught:
             open_tree(checkpoint)
-        assert caught.value.place == str(checkpoint)
+        assert caught.value.location == str(checkpoint)
 
     def test_a_document_that_is_none(self, checkpoint):
         change_index(checkpoint, lambda entries: entries.update({f"{QUERY}/zarr.json".encode(): b"{}"}))
         with pytest.raises(FormatError, match="not the metadata of a zarr v3 array") as caught:
             open_tree(checkpoint)
-        assert f"{QUERY}/zarr.json" in caught.value.place
+        assert f"{QUERY}/zarr.json" in caught.value.location
 
     def test_a_missing_manifest(self, checkpoint):
         (checkpoint / "manifest.ocdbt").unlink()
@@ -477,7 +477,7 @@ class TestDamaged:
         (checkpoint / "_METADATA").write_text(text)
         with pytest.raises(FormatError) as caught:
             open_tree(checkpoint)
-        assert caught.value.place == str(checkpoint / "_METADATA")
+        assert caught.value.location == str(checkpoint / "_METADATA")
 
     def test_a_directory_of_something_else(self, tmp_path):
         (tmp_path / "0").mkdir()

@@ -43,10 +43,10 @@ def saved(step: Path, item: str | None = "items", *, is_old: bool = False) -> Pa
     directory = step / item if item else step
     shutil.copytree(whole_item(), directory)
     if not is_old:
-        said = {"item_handlers": {item: HANDLER} if item else HANDLER, "commit_timestamp_nsecs": 1}
-        (step / CHECKPOINT).write_text(json.dumps(said))
-    for place in {step, directory} if item or not is_old else ():
-        (place / COMMIT).touch()
+        declared = {"item_handlers": {item: HANDLER} if item else HANDLER, "commit_timestamp_nsecs": 1}
+        (step / CHECKPOINT).write_text(json.dumps(declared))
+    for location in {step, directory} if item or not is_old else ():
+        (location / COMMIT).touch()
     return directory
 
 
@@ -133,7 +133,7 @@ def opened(path: Path, step: int | None = None) -> Path | CheckpointError:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LaterStepWarning)
         try:
-            return Path(open_tree(path, ReadOptions(step=step)).metadata.place)
+            return Path(open_tree(path, ReadOptions(step=step)).metadata.location)
         except CheckpointError as error:
             return error
 
@@ -166,23 +166,23 @@ def number_of(step: Path) -> int:
 
 def one_step(step: Path) -> Path | None:
     """The item that is opened; a step is sound where one is, or it has other things than trees."""
-    found = opened(step)
-    has_other = isinstance(found, CheckpointError) and "has no tree, but" in found.message
-    assert is_sound(step) == (isinstance(found, Path) or has_other), (step, found, examine(step).findings)
-    if isinstance(found, CheckpointError):
+    result = opened(step)
+    has_other = isinstance(result, CheckpointError) and "has no tree, but" in result.message
+    assert is_sound(step) == (isinstance(result, Path) or has_other), (step, result, examine(step).findings)
+    if isinstance(result, CheckpointError):
         assert isinstance(opened(step.parent, number_of(step)), CheckpointError)
         return None
-    assert opened(found) == found == opened(step.parent, number_of(step))
-    return found
+    assert opened(result) == result == opened(step.parent, number_of(step))
+    return result
 
 
 def whole_run(run: Path, items: Mapping[Path, Path | None]) -> None:
     """Without a number the last step is opened of which an item is, or none where a later one is damaged."""
-    found, diagnosis, shown = opened(run), examine(run), inspected(run)
-    if isinstance(found, CheckpointError):
+    result, diagnosis, shown = opened(run), examine(run), inspected(run)
+    if isinstance(result, CheckpointError):
         assert shown == 3
-        if isinstance(found, DamagedStepError):
-            assert not diagnosis.healthy and "latest" in {each.check for each in diagnosis.findings}, (
+        if isinstance(result, DamagedStepError):
+            assert not diagnosis.healthy and "latest" in {finding.check for finding in diagnosis.findings}, (
                 diagnosis
             )
         else:
@@ -190,11 +190,11 @@ def whole_run(run: Path, items: Mapping[Path, Path | None]) -> None:
         return
     steps = list(items)
     last = max(position for position, item in enumerate(items.values()) if item)
-    assert items[steps[last]] == found and shown["path"] == str(found)
+    assert items[steps[last]] == result and shown["path"] == str(result)
     later = {step.name for step in steps[last + 1 :] if not is_sound(step)}
-    beside = steps_around(open_tree(found))
+    beside = steps_around(open_tree(result))
     assert later == {*beside.unfinished, *beside.damaged} - {step.name for step in steps[:last]}
-    assert later <= {each["text"].partition(",")[0] for each in shown["warnings"]}
+    assert later <= {entry["text"].partition(",")[0] for entry in shown["warnings"]}
 
 
 def test_what_is_left_of_a_bare_step_is_its_own_step(tmp_path):
@@ -202,4 +202,6 @@ def test_what_is_left_of_a_bare_step_is_its_own_step(tmp_path):
     (step / TREE).unlink()
     diagnosis = examine(tmp_path)
     assert "1 step" in diagnosis.looked_at
-    assert [(each.check, each.place) for each in diagnosis.findings] == [("unfinished", str(step))]
+    assert [(finding.check, finding.location) for finding in diagnosis.findings] == [
+        ("unfinished", str(step))
+    ]

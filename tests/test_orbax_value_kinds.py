@@ -143,13 +143,13 @@ NUMBERS = st.one_of(
 @settings(max_examples=15)
 @given(numbers=st.lists(NUMBERS, min_size=1, max_size=6))
 def test_any_number_survives_reshard(numbers, tmp_path_factory):
-    place = tmp_path_factory.mktemp("numbers")
+    location = tmp_path_factory.mktemp("numbers")
     with ocp.PyTreeCheckpointer() as checkpointer:
-        checkpointer.save(place / "source", {"w": WEIGHT, "numbers": numbers})
-    (place / "rules.toml").write_text(RULES)
-    how = ("--mesh", "x=1", "--rules", place / "rules.toml", "--level", "item")
-    run("reshard", place / "source", place / "out", *how)
-    got, expected = restored(place / "out"), restored(place / "source")
+        checkpointer.save(location / "source", {"w": WEIGHT, "numbers": numbers})
+    (location / "rules.toml").write_text(RULES)
+    how = ("--mesh", "x=1", "--rules", location / "rules.toml", "--level", "item")
+    run("reshard", location / "source", location / "out", *how)
+    got, expected = restored(location / "out"), restored(location / "source")
     assert got["numbers"] == expected["numbers"]
     assert list(map(type, got["numbers"])) == list(map(type, expected["numbers"]))
-    shutil.rmtree(place)
+    shutil.rmtree(location)

@@ -188,9 +188,9 @@ class TestReadsBack:
     @EVERY
     def test_by_tensorstore(self, runs, name):
         item = runs / "arrays" / name / str(STEP) / ITEM
-        for path, each in ARRAYS.arrays.items():
+        for path, entry in ARRAYS.arrays.items():
             opened = open_by_tensorstore(item, name, dotted(path))
-            assert described(opened.read().result()) == described(each.read()), path
+            assert described(opened.read().result()) == described(entry.read()), path
 
     @EVERY
     def test_grids_are_cut(self, runs, name):
@@ -240,21 +240,24 @@ class TestFiles:
 
     @pytest.mark.parametrize("version", ["zarr2", "zarr3"])
     def test_codecs_in_documents(self, runs, version):
-        places = [
+        locations = [
             runs / "arrays" / f"files-{version}-{codec}" / str(STEP) / ITEM / "sharded"
             for codec in ("raw", "zstd:3")
         ]
         if version == "zarr2":
-            raw, coded = (json.loads((place / ".zarray").read_bytes()) for place in places)
+            raw, coded = (json.loads((location / ".zarray").read_bytes()) for location in locations)
             assert (raw["compressor"], coded["compressor"]) == (None, {"id": "zstd", "level": 3})
         else:
-            raw, coded = (json.loads((place / "zarr.json").read_bytes()) for place in places)
+            raw, coded = (json.loads((location / "zarr.json").read_bytes()) for location in locations)
             assert [codec["name"] for codec in raw["codecs"]] == ["bytes"]
             assert [codec["name"] for codec in coded["codecs"]] == ["bytes", "zstd"]
 
     def test_the_default_is_one_raw_data_file(self, tmp_path):
         write(ARRAYS, OrbaxWriter(), tmp_path / "run")
-        assert sorted(place.name for place in (tmp_path / "run/0/items/d").iterdir()) == ["data", "index"]
+        assert sorted(location.name for location in (tmp_path / "run/0/items/d").iterdir()) == [
+            "data",
+            "index",
+        ]
 
     def test_the_step_is_that_of_the_tree(self, tmp_path):
         write(ARRAYS, OrbaxWriter(step=None), tmp_path / "run")
@@ -305,8 +308,10 @@ class TestTargetSize:
         taken: dict[str, list[tuple[int, int]]] = {}
         for placement in layout.placements.values():
             for position in range(prod(placement.grid)):
-                place = placement.chunk_range((position,))
-                taken.setdefault(place.file, []).append((place.offset, place.offset + place.nbytes))
+                location = placement.chunk_range((position,))
+                taken.setdefault(location.file, []).append(
+                    (location.offset, location.offset + location.nbytes)
+                )
         assert set(taken) == set(layout.files)
         for file, ranges in taken.items():
             ranges.sort()
@@ -368,11 +373,11 @@ class TestEncodedChunks:
         monkeypatch.setattr(chunking, "SMALLEST", 4 << 20)
         monkeypatch.setattr(chunking, "LARGEST", 64 << 20)
 
-    @pytest.mark.parametrize("most", [64 << 20, 3 << 20, 1 << 20, 4096])
-    def test_they_fit(self, most):
-        layout = OrbaxWriter(compression=Zstd()).layout(large(), most)
+    @pytest.mark.parametrize("limit", [64 << 20, 3 << 20, 1 << 20, 4096])
+    def test_they_fit(self, limit):
+        layout = OrbaxWriter(compression=Zstd()).layout(large(), limit)
         (placement,) = layout.placements.values()
-        assert placement.chunk_nbytes <= min(most, LARGEST_ENCODED)
+        assert placement.chunk_nbytes <= min(limit, LARGEST_ENCODED)
         assert isinstance(placement.home, Appended)
 
     @pytest.mark.parametrize("jobs", [1, 2, 64])
@@ -381,7 +386,7 @@ class TestEncodedChunks:
         assert plan.projected_peak <= 128 << 20
 
     def test_raw_grids_do_not_depend_on_memory(self):
-        grids = {OrbaxWriter().layout(large(), most).placements["w",].chunk for most in (64 << 20, 1 << 20)}
+        grids = {OrbaxWriter().layout(large(), limit).placements["w",].chunk for limit in (64 << 20, 1 << 20)}
         assert len(grids) == 1
 
 
@@ -406,17 +411,17 @@ def test_a_largest_chunk_is_kept_to(shape, itemsize, largest, single):
 
 class TestCompression:
     @pytest.mark.parametrize(
-        ("text", "wanted"), [("none", None), ("zstd", Zstd(3)), ("zstd:1", Zstd(1)), ("zstd:19", Zstd(19))]
+        ("text", "expected"), [("none", None), ("zstd", Zstd(3)), ("zstd:1", Zstd(1)), ("zstd:19", Zstd(19))]
     )
-    def test_names(self, text, wanted):
-        assert parse_compression(text) == wanted
+    def test_names(self, text, expected):
+        assert parse_compression(text) == expected
 
     @pytest.mark.parametrize("text", ["lz4", "zstd:", "zstd:0", "zstd:20", "zstd:-1", "ZSTD", "", "zstd:1.5"])
     def test_others_are_refused_with_what_there_is(self, text):
         with pytest.raises(UsageError) as caught:
             parse_compression(text)
         assert repr(text) in caught.value.message
-        assert caught.value.wanted == "none, zstd or zstd:LEVEL with a level from 1 to 19"
+        assert caught.value.expected == "none, zstd or zstd:LEVEL with a level from 1 to 19"
 
     @pytest.mark.parametrize("level", [1, 3, HIGHEST_LEVEL])
     def test_the_same_bytes_from_any_thread(self, level):
@@ -458,7 +463,7 @@ class TestRefusals:
 
     def test_two_paths_of_one_name(self):
         error = self.refused(Tree({("a.b",): array("float32", 2), ("a", "b"): array("float32", 2)}))
-        assert error.place == "a/b"
+        assert error.location == "a/b"
         assert error.got == "a.b is also 'a.b'"
 
     @pytest.mark.parametrize("key", ["a/b", "..", "d", "_METADATA", "x" * 300, "manifest.ocdbt"])

@@ -60,8 +60,8 @@ def test_what_lies_in_a_directory_of_a_trainer_is_named(tmp_path):
     shutil.copytree(trainers / "fsdp", tmp_path / "run/checkpoint-20")
     (tmp_path / "run/checkpoint-20/random_states_0.pkl").touch()
     inside = f"{tmp_path}/run/checkpoint-20/pytorch_model_fsdp_0"
-    for place in ("run", "run/checkpoint-20"):
-        assert f"name what lies in it: {inside}" in run("hash", tmp_path / place, code=3)
+    for location in ("run", "run/checkpoint-20"):
+        assert f"name what lies in it: {inside}" in run("hash", tmp_path / location, code=3)
     assert run("hash", inside)
     actor = shutil.copytree(trainers / "verl/global_step_10/actor", tmp_path / "a/b/c/global_step_1/actor")
     (actor.parent / "data.pt").touch()
@@ -89,9 +89,9 @@ def test_several_kinds_of_which_one_is_read(tmp_path):
     shutil.copy(FIXTURES / "pytorch_model.safetensors", model / "model.safetensors")
     shutil.copy(FIXTURES / "pytorch_model.bin", model)
     (model / "a.gguf").touch()
-    said = "those of safetensors are read, not torch, a.gguf (files of llama.cpp (GGUF))"
-    assert said in " ".join(succeed("inspect", "tree", model).output.split())
-    assert said in " ".join(run("convert", "to-zarr3", model, tmp_path / "out", "--dry-run").split())
+    declared = "those of safetensors are read, not torch, a.gguf (files of llama.cpp (GGUF))"
+    assert declared in " ".join(succeed("inspect", "tree", model).output.split())
+    assert declared in " ".join(run("convert", "to-zarr3", model, tmp_path / "out", "--dry-run").split())
     assert "several kinds" not in succeed("inspect", "tree", FIXTURES / "dcp").output
 
 

@@ -25,11 +25,11 @@ def test_every_array_is_in_a_pair_or_left_over(a: dict, b: dict, pattern: str): 
     assert sorted([*paired, *both.only_a, *both.only_b]) == sorted({**both.a, **both.b})
     assert not {*both.only_a} & {*b} and not {*both.only_b} & {*a}
     assert both.remarks == (Remark("said"),)
-    wanted = dict.fromkeys(both.only_a, "extra") | dict.fromkeys(both.only_b, "missing")
+    expected = dict.fromkeys(both.only_a, "extra") | dict.fromkeys(both.only_b, "missing")
     for name in paired:
         if a[name] != b[name]:
-            wanted[name] = "dtype" if a[name][0] != b[name][0] else "shape"
-    assert {each.name: each.reason for each in of_kinds(both)} == wanted
+            expected[name] = "dtype" if a[name][0] != b[name][0] else "shape"
+    assert {kind.name: kind.reason for kind in of_kinds(both)} == expected
 
 
 def test_a_name_with_brackets_means_itself():

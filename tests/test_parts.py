@@ -15,13 +15,13 @@ from time import sleep
 
 import pytest
 from support.command_line import ckpt, run
+from support.locations import GOLDEN, HF, TESTS, TRAINED
 from support.object_stores import files_in
-from support.places import GOLDEN, HF, TESTS, TRAINED
 
 from ckpttools.api import publishing
 from ckpttools.stores import parse
 from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.publishing import LockedError, Purpose, staging_of
+from ckpttools.stores.publishing import JobInfo, LockedError, staging_of
 from ckpttools.stores.shares import Share
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
@@ -42,9 +42,9 @@ def refused(*words, code=2):
     return result.output
 
 
-def content(place):
+def content(location):
     """The files of a local checkpoint, without the moment at which it was made."""
-    return {name: each for name, each in files_in(place).items() if not STAMPED.search(name)}
+    return {name: item for name, item in files_in(location).items() if not STAMPED.search(name)}
 
 
 def processes(plan, count, dying=None):
@@ -58,15 +58,15 @@ def processes(plan, count, dying=None):
                 [sys.executable, "-m", *script, *words], cwd=TESTS, stderr=subprocess.PIPE, text=True
             )
         )
-    return [(each.wait(timeout=120), each.stderr.read()) for each in started if each.stderr]
+    return [(item.wait(timeout=120), item.stderr.read()) for item in started if item.stderr]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """What one process makes."""
-    place = tmp_path_factory.mktemp("whole") / "out"
-    run("convert", "hf-to-maxtext", SHARDED, place, *PIECES)
-    return place
+    location = tmp_path_factory.mktemp("whole") / "out"
+    run("convert", "hf-to-maxtext", SHARDED, location, *PIECES)
+    return location
 
 
 class TestProcesses:
@@ -76,7 +76,7 @@ class TestProcesses:
         assert not (tmp_path / "out").exists()
         run("run", plan, "--publish")
         assert content(tmp_path / "out") == content(whole)
-        assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "plan", "plan.published"]
+        assert sorted(item.name for item in tmp_path.iterdir()) == ["out", "plan", "plan.published"]
 
     def test_three_go_on_where_one_of_four_was_killed(self, tmp_path, whole):
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, tmp_path / "out", *PIECES)
@@ -101,8 +101,8 @@ class TestProcesses:
             run("run", plan, "--part", f"{number}/3")
         run("run", plan, "--publish")
         assert [entry.name for entry in parse(f"gs://{gcs.bucket}/many").entries()] == ["out"]
-        found = {name: (parse(there) / name).read_bytes() for name in content(whole)}
-        assert found == content(whole)
+        result = {name: (parse(there) / name).read_bytes() for name in content(whole)}
+        assert result == content(whole)
 
 
 def test_any_cloud_will_do(cloud, tmp_path, whole):
@@ -150,13 +150,13 @@ def mapped(path, array):
 class TestCommands:
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_command_that_writes_can_be_dealt_out(self, kind, tmp_path):
-        words = [tmp_path / each if each == "OUT" else each for each in KINDS[kind]]
+        words = [tmp_path / item if item == "OUT" else item for item in KINDS[kind]]
         plan = planned(tmp_path / "plan", *words)
         for number in (2, 0, 1):
             run("run", plan, "--part", f"{number}/3")
         run("run", plan, "--publish")
         (tmp_path / "out").mkdir()
-        again = [tmp_path / "alone" if each == "OUT" else each for each in KINDS[kind]]
+        again = [tmp_path / "alone" if item == "OUT" else item for item in KINDS[kind]]
         run(*again)
         if "zstd" not in kind:
             assert content(tmp_path / "OUT") == content(tmp_path / "alone")
@@ -190,7 +190,7 @@ class TestCommands:
         ],
     )
     def test_what_cannot_be_dealt_out_is_refused(self, words, says, tmp_path):
-        named = [tmp_path / each if each in ("OUT", "M") else each for each in words]
+        named = [tmp_path / word if word in ("OUT", "M") else word for word in words]
         result = ckpt("plan", *named, "-o", tmp_path / "plan")
         assert result.exit_code == 2 and says in result.output, result.output
         assert not (tmp_path / "plan").exists() and not (tmp_path / "OUT").exists()
@@ -205,8 +205,8 @@ def destination(request, tmp_path):
 
 
 def test_a_plan_is_no_part_of_what_it_makes(tmp_path):
-    for place in ("out/plan", "out", "out.partial/plan"):
-        result = ckpt("plan", "cast", HF, tmp_path / "out", "--dtype", "float16", "-o", tmp_path / place)
+    for location in ("out/plan", "out", "out.partial/plan"):
+        result = ckpt("plan", "cast", HF, tmp_path / "out", "--dtype", "float16", "-o", tmp_path / location)
         assert result.exit_code == 2 and "outside of the checkpoint" in result.output, result.output
     kept = tmp_path / "notes"
     kept.write_text("mine")
@@ -230,7 +230,7 @@ class TestTogether:
     def joined(self, plan, destination, first, stop):
         from ckpttools.plan.plan_decoding import read_plan
 
-        purpose = Purpose(read_plan(parse(plan)).header.plan)
+        purpose = JobInfo(read_plan(parse(plan)).header.plan)
         return staging_of(parse(destination)).joined(purpose, 0, Share("x/y", first, stop))
 
     def test_nobody_else_comes_in_but_other_parts(self, plan, destination, tmp_path):
@@ -302,7 +302,7 @@ class TestBeginning:
     """Parts that begin at the same moment: one prepares the destination, the others wait for it."""
 
     def begun(self, destination, overwrite=False, plan="b"):
-        return staging_of(parse(destination), overwrite).joined(Purpose(plan), 0, Share("1/2", 1, 2))
+        return staging_of(parse(destination), overwrite).joined(JobInfo(plan), 0, Share("1/2", 1, 2))
 
     def test_a_part_waits_as_long_as_another_prepares(self, destination, monkeypatch):
         """A large partial directory of another conversion takes its time to be deleted."""
@@ -311,20 +311,20 @@ class TestBeginning:
 
         monkeypatch.setattr(local, "_PREPARED_SECONDS", 1.5)
         monkeypatch.setattr(objects, "_PREPARED_SECONDS", 1.5)
-        with staging_of(parse(destination)).opened(Purpose("a")) as work:
+        with staging_of(parse(destination)).opened(JobInfo("a")) as work:
             work.enter([[0]])
         slow, is_slow = threading.Event(), threading.Event()
-        made = local.LocalStaging if "://" not in destination else objects.ObjectStaging
-        name = "remove" if made is local.LocalStaging else "_give_up"
-        removed = getattr(made, name)
+        built = local.LocalStaging if "://" not in destination else objects.ObjectStaging
+        name = "remove" if built is local.LocalStaging else "_give_up"
+        removed = getattr(built, name)
 
         def removing(*given):
             is_slow.set()
             assert slow.wait(20)
             return removed(*given)
 
-        monkeypatch.setattr(made, name, removing)
-        first = staging_of(parse(destination), True).joined(Purpose("b"), 0, Share("0/2", 0, 1))
+        monkeypatch.setattr(built, name, removing)
+        first = staging_of(parse(destination), True).joined(JobInfo("b"), 0, Share("0/2", 0, 1))
         with ThreadPoolExecutor(2) as pool:
             preparing = pool.submit(ended, first)
             assert is_slow.wait(20)
@@ -342,13 +342,13 @@ class TestBeginning:
         begin = ObjectJournal.begin
 
         def slowly(*given):
-            made = begin(*given)
+            built = begin(*given)
             seen.set()
             assert go_on.wait(20)
-            return made
+            return built
 
         monkeypatch.setattr(ObjectJournal, "begin", slowly)
-        first = staging_of(parse(destination)).joined(Purpose("b"), 0, Share("0/2", 0, 1))
+        first = staging_of(parse(destination)).joined(JobInfo("b"), 0, Share("0/2", 0, 1))
         with ThreadPoolExecutor(2) as pool:
             preparing = pool.submit(ended, first)
             assert seen.wait(20)
@@ -423,8 +423,8 @@ class TestAfterPublishing:
         run("run", plan, "--part", "0/1")
         words = [sys.executable, "-m", "ckpttools", "run", str(plan), "--publish", "--no-progress"]
         both = [subprocess.Popen(words, cwd=TESTS, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-        said = [each.communicate(timeout=100)[1] for each in both]
-        assert [each.returncode for each in both] == [0, 0], said
+        declared = [item.communicate(timeout=100)[1] for item in both]
+        assert [item.returncode for item in both] == [0, 0], declared
         assert parse(destination).exists() and not parse(f"{destination}.partial").exists()
 
     def test_who_publishes_while_another_was_stopped_as_it_tidied_up_does_that(self, tmp_path):
@@ -434,12 +434,12 @@ class TestAfterPublishing:
 
         def replanned(*arguments):
             """Meanwhile another publishes, and is stopped before its journal is gone."""
-            made = real(*arguments)
+            built = real(*arguments)
             with pytest.MonkeyPatch.context() as other:
                 other.setattr(publishing, "replanned", real)
                 other.setattr(Journal, "remove", failing)
                 assert ckpt("run", plan, *how).exit_code == 5
-            return made
+            return built
 
         def failing(journal):
             raise OSError(5, "stopped")
@@ -467,8 +467,11 @@ class TestAfterPublishing:
         moved.parent.mkdir()
         shutil.move(plan, moved)
         for words in (("--part", "0/2"), ("--part", "1/2", "--publish")):
-            said = " ".join(refused(moved, *words).split())
-            assert "exists, and was not there when the plan was made" in said and "plan.published" in said
+            declared = " ".join(refused(moved, *words).split())
+            assert (
+                "exists, and was not there when the plan was made" in declared
+                and "plan.published" in declared
+            )
         assert "nothing of this plan" in refused(moved, "--publish")
         assert "no unfinished output of this plan" in run("run", moved, "--status")
         assert not parse(f"{destination}.partial").exists() and files_of(parse(destination)) == before
@@ -506,8 +509,8 @@ class TestAfterPublishing:
         assert "13 tasks" in run("run", again, "--part", "0/1", "--publish")
 
 
-def files_of(place):
-    return {name: (found.size, found.version) for name, found in place.walk()}
+def files_of(location):
+    return {name: (result.size, result.version) for name, result in location.walk()}
 
 
 def published_first(plan, execute):
@@ -569,11 +572,11 @@ class TestSources:
         assert other.exit_code == 2 and "is another plan" in other.output, other.output
         assert plan.read_bytes() == before
 
-    def test_places_may_be_elsewhere(self, plan, model, tmp_path, whole):
+    def test_locations_may_be_elsewhere(self, plan, model, tmp_path, whole):
         moved = tmp_path / "elsewhere"
         shutil.move(model.parent, moved)
-        for each in moved.rglob("*.safetensors"):
-            os.utime(each)  # a copy need not have the time of change
+        for item in moved.rglob("*.safetensors"):
+            os.utime(item)  # a copy need not have the time of change
         root = ("--root", f"{tmp_path / 'disk'}={moved}")
         assert "cannot look at" in refused(plan, "--part", "0/2", code=3)
         for number in range(2):

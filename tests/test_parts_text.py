@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpttools.api.standing import PartStatus, PlanStatus, _count, _stragglers
+from ckpttools.api.plan_status import PartStatus, PlanStatus, _count, _stragglers
 from ckpttools.cli.parts_text import part_line, status_lines, waiting_line
 from ckpttools.run.parts import PartReceipt
 from ckpttools.stores import parse
@@ -52,7 +52,7 @@ def test_the_next_command_names_the_plan():
 
 def test_who_has_far_more_left_than_most_is_a_straggler():
     parts = _stragglers([PART, replace(PART, part="2/3"), SLOW])
-    assert [each.is_straggler for each in parts] == [False, False, True]
+    assert [part.is_straggler for part in parts] == [False, False, True]
     assert next(
         line for line in status_lines(replace(ALL, parts=tuple(parts)), "x.plan") if "wait" in line
     ).startswith("1/3")
@@ -97,7 +97,7 @@ def test_who_is_waited_for_is_said_in_a_line():
     )
 
 
-def test_what_has_its_place_taken_has_no_numbers():
+def test_what_has_its_location_taken_has_no_numbers():
     lines = list(status_lines(replace(ALL, state="taken", other="the conversion of x, plan 12"), "x.plan"))
     assert lines == [
         "/data/out: no unfinished output of this plan exists",

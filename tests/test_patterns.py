@@ -15,7 +15,7 @@ ENDLESS = "([a-z]+)+!"
 
 
 @pytest.mark.parametrize(
-    ("pattern", "text", "below", "wanted"),
+    ("pattern", "text", "below", "expected"),
     [
         ("q_proj", "q_proj", False, True),
         ("q_proj", "a.q_proj", False, False),
@@ -26,8 +26,8 @@ ENDLESS = "([a-z]+)+!"
         (r"(?!.*vision).*\.(q|k)_proj", "vision.k_proj", False, False),
     ],
 )
-def test_what_matches(pattern: str, text: str, below: bool, wanted: bool):
-    assert is_match(pattern, text, below=below) is wanted
+def test_what_matches(pattern: str, text: str, below: bool, expected: bool):
+    assert is_match(pattern, text, below=below) is expected
 
 
 @pytest.mark.parametrize(
@@ -61,8 +61,8 @@ def test_one_that_takes_for_ever_ends_and_a_timer_goes_on(monkeypatch: pytest.Mo
 
 
 def test_in_another_thread_they_match_as_well():
-    found: list[bool] = []
-    thread = threading.Thread(target=lambda: found.append(is_match("(a*)b", "aab")))
+    result: list[bool] = []
+    thread = threading.Thread(target=lambda: result.append(is_match("(a*)b", "aab")))
     thread.start()
     thread.join()
-    assert found == [True]
+    assert result == [True]

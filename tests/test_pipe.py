@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import golden_checkpoint
-from support.places import DOCS, GOLDEN, HF
+from support.locations import DOCS, GOLDEN, HF
 
 import ckpttools
 from ckpttools.api.tree_plan import plan_tree
@@ -39,25 +39,25 @@ F32 = DTYPES["float32"]
 class TestPipe:
     @given(trees())
     def test_of_nothing_is_the_tree(self, tree):
-        made = tree.pipe()
-        assert_same(made, tree)
-        assert made.metadata == tree.metadata
+        built = tree.pipe()
+        assert_same(built, tree)
+        assert built.metadata == tree.metadata
 
     @settings(max_examples=30)
     @given(trees(structure=False), st.lists(st.sampled_from(["float64", "float16", "bfloat16"]), max_size=3))
     def test_in_steps_or_at_once(self, tree, names):
         casts = [CastTo(name) for name in names]
         at_once, in_steps = tree.pipe(*casts), tree
-        for each in casts:
-            in_steps = in_steps.pipe(each)
+        for cast in casts:
+            in_steps = in_steps.pipe(cast)
         assert_same(at_once, in_steps)
         assert at_once.metadata.notes == in_steps.metadata.notes
 
     def test_notes_add_up_and_reach_the_plan(self):
         tree = Tree({(name,): stored(noise((2,), F32), F32) for name in "ab"}, Metadata())
-        made = tree.pipe(Select(drop=["a"]), CastTo("bfloat16"))
-        plan = plan_tree(made, ZarrWriter()).plan
-        assert plan.notes == made.metadata.notes
+        built = tree.pipe(Select(drop=["a"]), CastTo("bfloat16"))
+        plan = plan_tree(built, ZarrWriter()).plan
+        assert plan.notes == built.metadata.notes
         assert plan.notes.dropped == ("a",)
         assert [note.subject for note in plan.notes.inexact] == ["1 array"]
         assert tree.metadata.notes == Notes()
@@ -103,15 +103,15 @@ class TestOneCommand:
     def test_the_order_is_fixed(self, names, target, order):
         options = [text for pair in self.OPTIONS[::order] for text in pair]
         run("convert", target, HF, "out", *options)
-        made = open_tree(Path("out"))
-        wanted = open_tree(HF).pipe(
+        built = open_tree(Path("out"))
+        expected = open_tree(HF).pipe(
             Select(drop=["model.layers.*.self_attn"]),
             mapped_by({"model.layers.{i}.{...}": "blocks.{i+1}.{...}"}),
             CastMap({"blocks.*": "float32"}, "float16"),
         )
-        assert {keystr(path) for path in made} == {keystr(path) for path in wanted}
-        for path, array in wanted.arrays.items():
-            got = next(each for other, each in made.arrays.items() if keystr(other) == keystr(path))
+        assert {keystr(path) for path in built} == {keystr(path) for path in expected}
+        for path, array in expected.arrays.items():
+            got = next(item for other, item in built.arrays.items() if keystr(other) == keystr(path))
             assert got.dtype == array.dtype
             assert np.array_equal(got.read(), array.read())
 
@@ -143,19 +143,19 @@ class TestOneCommand:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def location(tmp_path_factory):
     """A directory with a checkpoint of each kind."""
-    place = tmp_path_factory.mktemp("page")
-    shutil.copytree(golden_checkpoint(True), place / "maxtext" / "llama")
-    shutil.copytree(HF, place / "hf" / "llama")
-    return place
+    location = tmp_path_factory.mktemp("page")
+    shutil.copytree(golden_checkpoint(True), location / "maxtext" / "llama")
+    shutil.copytree(HF, location / "hf" / "llama")
+    return location
 
 
 class TestPage:
     """Every block of docs/transforms.md runs, in order."""
 
-    def test_python(self, place, monkeypatch):
-        monkeypatch.chdir(place)
+    def test_python(self, location, monkeypatch):
+        monkeypatch.chdir(location)
         page = ModuleType("page")
         # Dataclasses look for their module.
         monkeypatch.setitem(sys.modules, "page", page)
@@ -163,27 +163,27 @@ class TestPage:
         assert len(blocks) == 5
         for block in blocks:
             exec(compile(block, str(PAGE), "exec"), vars(page))
-        assert open_tree(place / "out" / "body").metadata.format == "orbax"
-        thin = open_tree(place / "out" / "thin")
-        source = open_tree(place / "maxtext" / "llama")
+        assert open_tree(location / "out" / "body").metadata.format == "orbax"
+        thin = open_tree(location / "out" / "thin")
+        source = open_tree(location / "maxtext" / "llama")
         path = ("params", "params", "decoder", "layers", "mlp", "wo", "kernel")
         assert np.array_equal(thin[path].read(), source[path].read()[:, ::2])
 
-    def test_commands(self, place, monkeypatch):
-        monkeypatch.chdir(place)
-        (place / "names.toml").write_text(code_blocks("toml")[0])
+    def test_commands(self, location, monkeypatch):
+        monkeypatch.chdir(location)
+        (location / "names.toml").write_text(code_blocks("toml")[0])
         commands = [line[2:] for block in code_blocks("console") for line in block.splitlines()]
         assert len(commands) == 2
         for command in commands:
             run(*shlex.split(command)[1:])
-        norms, source = open_tree(place / "out" / "norms"), open_tree(place / "hf" / "llama")
+        norms, source = open_tree(location / "out" / "norms"), open_tree(location / "hf" / "llama")
         assert {array.dtype.name for array in norms.arrays.values()} == {"float32"}
-        made = open_tree(place / "out" / "remapped")
+        built = open_tree(location / "out" / "remapped")
         up = [source[f"model.layers.{k}.mlp.up_proj.weight",].read().T for k in range(4)]
         path = ("params", "params", "decoder", "layers", "mlp", "wi_1", "kernel")
-        assert np.array_equal(made[path].read(), np.stack(up, axis=1))
-        assert ("rest", "4", "self_attn.v_proj.weight") in made
-        assert not any("lm_head" in path[0] for path in made)
+        assert np.array_equal(built[path].read(), np.stack(up, axis=1))
+        assert ("rest", "4", "self_attn.v_proj.weight") in built
+        assert not any("lm_head" in path[0] for path in built)
 
 
 def code_blocks(language):

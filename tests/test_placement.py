@@ -26,7 +26,7 @@ HOMES = (
 
 @st.composite
 def placements(draw, homes=HOMES):
-    shape = draw(shapes(most=300))
+    shape = draw(shapes(limit=300))
     dtype = draw(st.sampled_from(CARRIED))
     chunk = draw(chunk_shapes(shape))
     return Placement(shape, dtype.itemsize, chunk, draw(st.sampled_from(homes))), dtype
@@ -44,9 +44,9 @@ def test_tiles_written_in_any_order_make_the_chunks(case, data):
     truth = noise(placement.shape, dtype, 1)
     ranges = {index: placement.chunk_range(index) for index in grid_indices(placement.shape, placement.chunk)}
     ends = defaultdict(int)
-    for each in ranges.values():
-        assert each.nbytes == placement.chunk_nbytes
-        ends[each.file] = max(ends[each.file], each.offset + each.nbytes)
+    for span in ranges.values():
+        assert span.nbytes == placement.chunk_nbytes
+        ends[span.file] = max(ends[span.file], span.offset + span.nbytes)
     files = {file: np.zeros(end, np.uint8) for file, end in ends.items()}
     written = {file: np.zeros(end, np.uint8) for file, end in ends.items()}
     for region in data.draw(tilings(placement.shape)):
@@ -57,11 +57,11 @@ def test_tiles_written_in_any_order_make_the_chunks(case, data):
             written[run.file][part] += 1
     assert max(counts.max() for counts in written.values()) == 1
     assert sum(counts.sum() for counts in written.values()) == truth.nbytes
-    for index, place in ranges.items():
+    for index, location in ranges.items():
         cell = grid_cell(placement.shape, placement.chunk, index)
         padded = np.zeros(placement.chunk, dtype.carrier)
         padded[tuple(slice(0, n) for n in cell.shape)] = truth[cell.slices]
-        stored = files[place.file][place.offset : place.offset + place.nbytes]
+        stored = files[location.file][location.offset : location.offset + location.nbytes]
         assert stored.tobytes() == padded.tobytes()
 
 
@@ -94,10 +94,10 @@ def test_chunks_lie_side_by_side_without_gaps(case):
     assert sorted(cells) == list(grid_indices(placement.shape, placement.chunk))
     assert [placement.position(index) for index in cells] == list(range(len(cells)))
     ends = {}
-    for place in map(placement.chunk_range, cells):
+    for location in map(placement.chunk_range, cells):
         first = placement.home.offset if isinstance(placement.home, DataFile) else 0
-        assert place.offset == ends.get(place.file, first)
-        ends[place.file] = place.offset + place.nbytes
+        assert location.offset == ends.get(location.file, first)
+        ends[location.file] = location.offset + location.nbytes
     assert placement.nbytes == len(cells) * placement.chunk_nbytes
     assert sorted(placement.order) == list(range(len(placement.shape)))
     if isinstance(placement.home, DataFile):
@@ -138,7 +138,7 @@ def test_a_scalar_is_one_chunk():
     assert placement.estimated_runs(Region.whole(())) == 1
 
 
-def test_an_appended_chunk_has_no_place_yet():
+def test_an_appended_chunk_has_no_location_yet():
     with pytest.raises(TypeError, match="no place"):
         Placement((4,), 2, (2,), Appended("f", 100)).chunk_range((0,))
 

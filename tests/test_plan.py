@@ -39,7 +39,7 @@ class Grids:
     offset: int = 0
     name: str = "grids"
 
-    def layout(self, tree, most):
+    def layout(self, tree, limit):
         placements, end = {}, self.offset
         for path, array in tree.arrays.items():
             chunk = self.chunks.get(path, array.shape)
@@ -208,27 +208,27 @@ def test_an_element_that_does_not_fit():
     placement = Placement((2,), 16, (2,), DataFile("data"))
     with pytest.raises(MemoryBudgetError, match="no element fits") as caught:
         list(cut(("w",), array, placement, 15))
-    assert caught.value.place == "w"
+    assert caught.value.location == "w"
     assert len(list(cut(("w",), array, placement, 16))) == 2
 
 
-@given(shapes(most=400), st.integers(1, 100), st.data())
-def test_cutting_keeps_to_the_limit(shape, most, data):
+@given(shapes(limit=400), st.integers(1, 100), st.data())
+def test_cutting_keeps_to_the_limit(shape, limit, data):
     array = stored(noise(shape, BF16), BF16)
     placement = Placement(shape, 2, data.draw(chunk_shapes(shape)), DataFile("data"))
     seen = np.zeros(shape, int)
-    for task in cut(("w",), array, placement, 2 * most):
-        assert 0 < task.region.size <= most
+    for task in cut(("w",), array, placement, 2 * limit):
+        assert 0 < task.region.size <= limit
         seen[task.region.slices] += 1
     assert (seen == 1).all()
 
 
-@given(shapes(min_rank=1, most=3000), st.integers(1, 300), st.sampled_from((None, Zstd(1))), st.data())
-def test_tasks_that_hold_more_than_a_chunk_hold_whole_ones(shape, most, codec, data):
+@given(shapes(min_rank=1, limit=3000), st.integers(1, 300), st.sampled_from((None, Zstd(1))), st.data())
+def test_tasks_that_hold_more_than_a_chunk_hold_whole_ones(shape, limit, codec, data):
     """A chunk that two tasks share is written in two goes; one that is encoded must not be shared at all."""
     array, chunk = stored(noise(shape, BF16), BF16), data.draw(chunk_shapes(shape))
     placement = Placement(shape, 2, chunk, DataFile("data"), codec)
-    for task in cut(("w",), array, placement, 2 * max(most, prod(chunk) if codec else 1)):
+    for task in cut(("w",), array, placement, 2 * max(limit, prod(chunk) if codec else 1)):
         for start, stop, whole, length in zip(task.region.start, task.region.stop, shape, chunk, strict=True):
             is_whole = start % length == 0 and (stop % length == 0 or stop == whole)
             assert is_whole or (codec is None and stop - start <= length)
@@ -291,11 +291,11 @@ def test_a_relative_name_is_that_of_the_directory_the_process_is_in(tmp_path, mo
 
 
 def test_every_difference_changes_the_fingerprint():
-    found = {name: fingerprint(**change) for name, change in CHANGES.items()}
-    found["none"] = fingerprint()
+    result = {name: fingerprint(**change) for name, change in CHANGES.items()}
+    result["none"] = fingerprint()
     names: dict[str, str] = {}
-    for name, each in found.items():
-        assert names.setdefault(each, name) == name
+    for name, item in result.items():
+        assert names.setdefault(item, name) == name
 
 
 def test_the_scan_axis_of_a_square_stack_changes_the_fingerprint():
@@ -329,8 +329,8 @@ def test_sources_are_listed_once_by_path():
 
 def test_tasks_follow_their_sources():
     """Arrays are listed by name, but read in file order."""
-    places = {"a": 16, "b": 0, "c": 8}
-    arrays = {(name,): Stored((4,), BF16, Refusing("f"), offset) for name, offset in places.items()}
+    locations = {"a": 16, "b": 0, "c": 8}
+    arrays = {(name,): Stored((4,), BF16, Refusing("f"), offset) for name, offset in locations.items()}
     plan = build(Tree(arrays), Grids({}), memory=1 << 30, jobs=1)
     assert [task.path for task in plan.tasks] == [("b",), ("c",), ("a",)]
 

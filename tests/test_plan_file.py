@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
-from support.places import GOLDEN, HF, TRAINED
+from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.api.plans import header_of
@@ -45,23 +45,27 @@ def said_and_made(array):
     return Nodes([line.encode() for line in lines.lines], files.__getitem__).array(last)
 
 
-@pytest.mark.parametrize("said", ['["nothing", [2], "float32"]', '["take"]', "[]", "{}", "7", '"stored"'])
-def test_a_line_that_says_no_array(said):
+@pytest.mark.parametrize("declared", ['["nothing", [2], "float32"]', '["take"]', "[]", "{}", "7", '"stored"'])
+def test_a_line_that_says_no_array(declared):
     with pytest.raises(FormatError, match="a line of a plan says no array"):
-        Nodes([said.encode()], [].__getitem__).array(0)
+        Nodes([declared.encode()], [].__getitem__).array(0)
 
 
 @given(st.data())
 def test_an_array_made_of_lines_is_the_same(data):
     known = data.draw(lazy_arrays())
-    made = said_and_made(known.array)
-    assert (made.shape, made.dtype, type(made)) == (known.array.shape, known.array.dtype, type(known.array))
-    region = data.draw(regions(made.shape))
-    out = np.empty(region.shape, made.dtype.carrier)
+    built = said_and_made(known.array)
+    assert (built.shape, built.dtype, type(built)) == (
+        known.array.shape,
+        known.array.dtype,
+        type(known.array),
+    )
+    region = data.draw(regions(built.shape))
+    out = np.empty(region.shape, built.dtype.carrier)
     # A worker has what the plan was made with.
-    made.read_into(region, out, Scratch(known.array.scratch_bytes))
+    built.read_into(region, out, Scratch(known.array.scratch_bytes))
     np.testing.assert_array_equal(out, known.truth[region.slices])
-    assert made.first_byte(region) == known.array.first_byte(region)
+    assert built.first_byte(region) == known.array.first_byte(region)
 
 
 @pytest.mark.parametrize(
@@ -76,16 +80,18 @@ def test_an_array_made_of_lines_is_the_same(data):
 def test_functions_of_elements_are_the_same(op):
     source = stored(np.arange(60, dtype="<u2").reshape(6, 10), DTYPES["bfloat16"])
     array = elementwise(source, op)
-    made = said_and_made(array)
-    assert made.op == op
-    np.testing.assert_array_equal(made.read().view(made.dtype.carrier), array.read().view(made.dtype.carrier))
+    built = said_and_made(array)
+    assert built.op == op
+    np.testing.assert_array_equal(
+        built.read().view(built.dtype.carrier), array.read().view(built.dtype.carrier)
+    )
 
 
-@pytest.mark.parametrize("source", [TRAINED, MAXTEXT, HF], ids=lambda place: place.name)
+@pytest.mark.parametrize("source", [TRAINED, MAXTEXT, HF], ids=lambda location: location.name)
 def test_arrays_of_a_checkpoint_are_the_same(source):
     for path, array in ckpttools.open(source).arrays.items():
-        made = said_and_made(array)
-        one, other = (each.read().view(array.dtype.carrier) for each in (made, array))
+        built = said_and_made(array)
+        one, other = (item.read().view(array.dtype.carrier) for item in (built, array))
         np.testing.assert_array_equal(one, other, str(path))
 
 
@@ -94,10 +100,10 @@ def test_compressed_chunks_and_shards_are_the_same(tmp_path):
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(tmp_path / "sharded", mode="w")
     values = np.arange(64 * 48, dtype=np.float32).reshape(64, 48)
-    made = group.create_array("a", shape=(64, 48), chunks=(8, 16), shards=(32, 48), dtype="float32")
-    made[...] = values
-    for place in (tmp_path / "out", tmp_path / "sharded"):
-        for path, array in ckpttools.open(place).arrays.items():
+    built = group.create_array("a", shape=(64, 48), chunks=(8, 16), shards=(32, 48), dtype="float32")
+    built[...] = values
+    for location in (tmp_path / "out", tmp_path / "sharded"):
+        for path, array in ckpttools.open(location).arrays.items():
             np.testing.assert_array_equal(said_and_made(array).read(), array.read(), str(path))
 
 
@@ -129,7 +135,7 @@ def test_the_tasks_of_all_parts_are_those_of_the_plan(tmp_path, count, scan):
     file = decoded(encoded(prepared.plan, header_of(prepared)), "here")
     assert file.header.has_tasks and file.header.call["arguments"]["scan"] == scan
     cuts = dealt(file.groups, count)
-    found = []
+    result = []
     for first, stop in pairwise(cuts):
         plan, opened = file.part(first, stop, 1, lambda path: path)
         for task in plan.tasks:
@@ -137,14 +143,14 @@ def test_the_tasks_of_all_parts_are_those_of_the_plan(tmp_path, count, scan):
             assert plan.layout.placements[task.path] == known
             array = prepared.plan.tree.arrays[task.path]
             read = [
-                each.read(task.region).view(each.dtype.carrier)
-                for each in (plan.tree.arrays[task.path], array)
+                item.read(task.region).view(item.dtype.carrier)
+                for item in (plan.tree.arrays[task.path], array)
             ]
             np.testing.assert_array_equal(*read)
-        found += plan.tasks
+        result += plan.tasks
         assert {file.path for file in opened.files} <= {str(HF / "model.safetensors")}
     told = [(task.path, task.region, task.bytes_in, task.bytes_out) for task in prepared.plan.tasks]
-    assert [(task.path, task.region, task.bytes_in, task.bytes_out) for task in found] == told
+    assert [(task.path, task.region, task.bytes_in, task.bytes_out) for task in result] == told
 
 
 class TestHostilePlans:

@@ -16,17 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
+from support.locations import DOCS, FIXTURES, ORBAX, TRAINED
 from support.pages import run_page
-from support.places import DOCS, FIXTURES, ORBAX, TRAINED
 
 import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.duration import parse_duration
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import stored_shardings
+from ckpttools.maxtext.planning.declared import refusals
 from ckpttools.maxtext.planning.intervals import Tier, kept_checkpoints
 from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
-from ckpttools.maxtext.planning.said import refusals
 
 ACCEPTED = json.loads((FIXTURES / "maxtext-0.2.5-checkpointing.json").read_bytes())
 
@@ -42,7 +42,7 @@ def test_the_ramdisk_is_that_of_the_documentation():
 def test_settings_are_refused_as_maxtext_refuses_them(case):
     assert (not list(refusals(case["settings"]))) == case["accepted"]
     # And as words of a command line.
-    words = {name: "null" if each is None else str(each).lower() for name, each in case["settings"].items()}
+    words = {name: "null" if item is None else str(item).lower() for name, item in case["settings"].items()}
     assert (not list(refusals(words))) == case["accepted"]
 
 
@@ -66,15 +66,15 @@ def test_no_interval_loses_less_than_the_best(save, failures, write, factor):
 def test_what_is_lost_is_what_random_failures_lose(tier, factor):
     """The time line of each of 200,000 failures, one by one."""
     save, failures, write = tier
-    made = Tier("local", *tier)
-    interval = made.best_seconds * factor
+    built = Tier("local", *tier)
+    interval = built.best_seconds * factor
     after_restoring = np.random.default_rng(0).exponential(failures, 200_000) - write
     # The next save begins when the one before it is complete; each is of use when it is.
     period = max(interval + save, write)
     first = interval + max(write, save)
     saves = np.maximum(0, (after_restoring - first) // period + 1)
     kept = saves.mean() * interval / failures
-    assert made.lost(interval) == pytest.approx(1 - kept, abs=0.005)
+    assert built.lost(interval) == pytest.approx(1 - kept, abs=0.005)
 
 
 @given(st.floats(1, 100), st.floats(1e4, 1e6), st.floats(0.5, 60), st.integers(1, 50))
@@ -85,7 +85,7 @@ def test_steps_are_the_multiple_beside_the_best_that_loses_less(save, failures, 
     assert around[0] * step <= tier.best_seconds or beyond == 2
     chosen = tier.best_steps(step, multiple)
     assert chosen in around
-    assert all(tier.lost(chosen * step) <= tier.lost(each * step) for each in around)
+    assert all(tier.lost(chosen * step) <= tier.lost(item * step) for item in around)
 
 
 def test_a_run_keeps_what_it_is_told():
@@ -95,22 +95,22 @@ def test_a_run_keeps_what_it_is_told():
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"), [(90, 90), ("90", 90), ("1.5h", 5400), ("30min", 1800), ("7d", 604800)]
+    ("declared", "seconds"), [(90, 90), ("90", 90), ("1.5h", 5400), ("30min", 1800), ("7d", 604800)]
 )
-def test_times_are_as_they_are_written(said, seconds):
-    assert parse_duration(said) == seconds
+def test_times_are_as_they_are_written(declared, seconds):
+    assert parse_duration(declared) == seconds
 
 
-@pytest.mark.parametrize("said", ["", "x", "-1", "0s", "1y", "nan", "inf"])
-def test_other_times_are_refused(said):
+@pytest.mark.parametrize("declared", ["", "x", "-1", "0s", "1y", "nan", "inf"])
+def test_other_times_are_refused(declared):
     with pytest.raises(UsageError, match="no length of time"):
-        parse_duration(said)
+        parse_duration(declared)
 
 
 def held(tree: Tree, mesh: dict[str, int], process: int, processes: int) -> int:
     """Bytes that the devices of one process hold, element by element."""
     devices = np.arange(np.prod([*mesh.values()])).reshape(*mesh.values())
-    own = [np.argwhere(devices == each)[0] for each in np.split(devices.ravel(), processes)[process]]
+    own = [np.argwhere(devices == item)[0] for item in np.split(devices.ravel(), processes)[process]]
     total = 0
     for path, array in tree.arrays.items():
         there = np.zeros(array.shape, bool)
@@ -119,11 +119,11 @@ def held(tree: Tree, mesh: dict[str, int], process: int, processes: int) -> int:
             index = dict(zip(mesh, at, strict=True))
             box = [slice(None)] * array.ndim
             for axis, names in enumerate(sharding.spec if sharding else ()):
-                count, place = 1, 0
+                count, location = 1, 0
                 for name in names:
-                    count, place = count * mesh[name], place * mesh[name] + index[name]
+                    count, location = count * mesh[name], location * mesh[name] + index[name]
                 part = array.shape[axis] // count
-                box[axis] = slice(place * part, (place + 1) * part)
+                box[axis] = slice(location * part, (location + 1) * part)
             there[tuple(box)] = True
         total += int(there.sum()) * array.dtype.itemsize
     return total
@@ -140,14 +140,14 @@ def held(tree: Tree, mesh: dict[str, int], process: int, processes: int) -> int:
     ],
 )
 def test_a_host_holds_its_part_and_all_that_is_replicated(name, mesh, hosts, slices):
-    place = ORBAX / name
-    said = ",".join(f"{axis}={length}" for axis, length in mesh.items())
-    made = ckpttools.plan_training(place, hosts=hosts, slices=slices, mesh=said)
-    tree = ckpttools.open(place)
-    assert made.is_exact and [each.split()[0] for each in made.remarks] == ["N"]
-    assert made.host_bytes == held(tree, mesh, 0, hosts * slices)
-    assert made.ramdisk.exact == pytest.approx(2.3 * made.host_bytes)
-    assert made.replicated_bytes == max(0, made.host_bytes - -(-made.state_bytes // hosts))
+    location = ORBAX / name
+    declared = ",".join(f"{axis}={length}" for axis, length in mesh.items())
+    built = ckpttools.plan_training(location, hosts=hosts, slices=slices, mesh=declared)
+    tree = ckpttools.open(location)
+    assert built.is_exact and [remark.split()[0] for remark in built.remarks] == ["N"]
+    assert built.host_bytes == held(tree, mesh, 0, hosts * slices)
+    assert built.ramdisk.exact == pytest.approx(2.3 * built.host_bytes)
+    assert built.replicated_bytes == max(0, built.host_bytes - -(-built.state_bytes // hosts))
 
 
 def test_meshes_that_do_not_fit_are_refused_or_said():
@@ -158,20 +158,20 @@ def test_meshes_that_do_not_fit_are_refused_or_said():
 
 
 def test_a_stored_state_is_counted_as_it_is():
-    made = ckpttools.plan_training(TRAINED, hosts=1)
-    assert made.is_exact and made.state_bytes == ckpttools.open(TRAINED).nbytes
-    assert made.mode == "persistent" and made.settings["checkpoint_period"] == "N" and not made.refusals
+    built = ckpttools.plan_training(TRAINED, hosts=1)
+    assert built.is_exact and built.state_bytes == ckpttools.open(TRAINED).nbytes
+    assert built.mode == "persistent" and built.settings["checkpoint_period"] == "N" and not built.refusals
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch):
+def locations(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_llama(Path("hf/llama"))
     Path("run").symlink_to(TRAINED)
     Path("maxtext.yml").write_text("base_config: base.yml\nweight_dtype: float32\n")
 
 
-def test_the_page_is_true(places):
+def test_the_page_is_true(locations):
     printed = run_page("plan-training.md")
     (block,) = re.findall(r"```python\n(.*?)```", (DOCS / "plan-training.md").read_text(), re.DOTALL)
     names: dict[str, object] = {}
@@ -180,10 +180,10 @@ def test_the_page_is_true(places):
     assert "8.03 B parameters, a full state of 96.4 GB" in printed[2]
     assert "enable_emergency_checkpoint=true" in printed[2]
     drawn = ElementTree.parse("lost.svg").getroot()
-    assert len([each for each in drawn if each.tag.endswith("polyline")]) == 2
+    assert len([item for item in drawn if item.tag.endswith("polyline")]) == 2
 
 
-def test_settings_of_the_user_are_checked_with_those_of_the_plan(places):
+def test_settings_of_the_user_are_checked_with_those_of_the_plan(locations):
     words = ["plan-training", "hf/llama/config.json", "--hosts", 2, "--slices", 2, "--json"]
     report = json.loads(succeed(*words).stdout)
     assert report["refusals"] == [] and report["host_bytes"] == report["state_bytes"] // 2
@@ -193,15 +193,15 @@ def test_settings_of_the_user_are_checked_with_those_of_the_plan(places):
     again = ckpt(*words[:-1], "--mtbf", "6h", "--plot", "hf/x.jpg")
     assert again.exit_code == 2 and "ends in .svg or .png" in again.output
     # One that the name of a program could be.
-    said = "base_config: base.yml\nmodel_name: llama3.1-8b\nload_parameters_path: gs://b/0/items\n"
-    Path("maxtext.yml").write_text(said)
+    declared = "base_config: base.yml\nmodel_name: llama3.1-8b\nload_parameters_path: gs://b/0/items\n"
+    Path("maxtext.yml").write_text(declared)
     both = ckpt("plan-training", "maxtext.yml", "--hosts", 2, "load_full_state_path=gs://b/5/items")
     assert both.exit_code == 1 and "exclude each" in both.output
 
 
 class TestThePlot:
     @pytest.fixture
-    def words(self, places):
+    def words(self, locations):
         return ["plan-training", "hf/llama/config.json", "--hosts", 2, "--slices", 2, "--mtbf", "6h"]
 
     def test_a_png_is_the_svg(self, words):
@@ -228,12 +228,12 @@ class TestThePlot:
 
 class TestWhatCannotBeMeant:
     @pytest.mark.parametrize("wrong", [{"hosts": 0}, {"slices": -1}, {"keep": 0}, {"total_steps": -5}])
-    def test_counts(self, places, wrong):
+    def test_counts(self, locations, wrong):
         with pytest.raises(UsageError, match="means nothing"):
             ckpttools.plan_training("hf/llama/config.json", **{"hosts": 1, **wrong})
 
     @pytest.mark.parametrize(
-        ("wrong", "said"),
+        ("wrong", "declared"),
         [
             ({"mtbf_all": "6h"}, "some of all failures"),
             ({"mtbf": "6h", "mtbf_all": "1h"}, "cannot be more frequent"),
@@ -244,8 +244,8 @@ class TestWhatCannotBeMeant:
             ({"mtbf": "6h", "plot": "hf/llama/config.json"}, "not the name of an image"),
         ],
     )
-    def test_others(self, places, wrong, said):
-        with pytest.raises(UsageError, match=said):
+    def test_others(self, locations, wrong, declared):
+        with pytest.raises(UsageError, match=declared):
             ckpttools.plan_training("hf/llama/config.json", **{"hosts": 1, **wrong})
 
 
@@ -255,13 +255,13 @@ class TestWhatCannotBeMeant:
 def test_weights_count_beside_their_configuration(source):
     """What a trainer of PyTorch leaves as well as safetensors."""
     source = FIXTURES / "torch" / source
-    made = ckpttools.plan_training(source, hosts=1, with_optimizer=True)
-    assert made.is_exact and made.state_bytes == ckpttools.inspect(source, with_optimizer=True).nbytes
+    built = ckpttools.plan_training(source, hosts=1, with_optimizer=True)
+    assert built.is_exact and built.state_bytes == ckpttools.inspect(source, with_optimizer=True).nbytes
 
 
 @pytest.mark.parametrize("wrong", [{"prefer_rank": 0}, {"step": 3}])
 @pytest.mark.parametrize("call", [partial(ckpttools.plan_training, hosts=1), ckpttools.maxtext_config])
-def test_what_is_said_of_weights_is_refused_of_a_configuration(places, call, wrong):
+def test_what_is_said_of_weights_is_refused_of_a_configuration(locations, call, wrong):
     for source in ("hf/llama/config.json", "hf/llama"):
         with pytest.raises(UsageError, match=r"files of each process|there is no step 3"):
             call(source, **wrong)
@@ -272,19 +272,19 @@ def test_of_nothing_there_is_no_plan():
         ckpttools.plan_training(Tree({}), hosts=1, mtbf="6h")
 
 
-def test_numbers_that_only_yaml_takes_for_text_are_refused(places):
+def test_numbers_that_only_yaml_takes_for_text_are_refused(locations):
     words = ["--slices", 2, "multi_tier_checkpointing_backup_interval_steps=1e3"]
     refused = ckpt("plan-training", "hf/llama/config.json", "--hosts", 2, *words)
     assert refused.exit_code == 1 and "wants a whole number" in " ".join(refused.output.split())
 
 
-def test_what_the_user_sets_decides_on_the_room(places):
+def test_what_the_user_sets_decides_on_the_room(locations):
     how = {"hosts": 2, "total_steps": 1000, "keep": 9}
     unknown = ckpttools.plan_training("hf/llama/config.json", **how)
     assert unknown.run_bytes is None and "not known without its interval" in unknown.remarks[-1]
     set_by_hand = ["checkpoint_period=100", "max_num_checkpoints_to_keep=4"]
-    made = ckpttools.plan_training("hf/llama/config.json", **how, settings=set_by_hand)
-    assert made.run_checkpoints == 4 and made.run_bytes == 4 * made.state_bytes
+    built = ckpttools.plan_training("hf/llama/config.json", **how, settings=set_by_hand)
+    assert built.run_checkpoints == 4 and built.run_bytes == 4 * built.state_bytes
     timed = ckpttools.plan_training(
         "hf/llama/config.json", **how, settings=set_by_hand, mtbf="6h", step_time=8
     )
@@ -293,14 +293,14 @@ def test_what_the_user_sets_decides_on_the_room(places):
 
 
 @pytest.mark.parametrize("mode", ["persistent", "emergency", "multi-tier"])
-def test_only_the_ordinary_manager_deletes(places, mode):
+def test_only_the_ordinary_manager_deletes(locations, mode):
     """MaxText 0.2.5 tells the managers of the other modes no number to keep."""
-    made = ckpttools.plan_training("hf/llama/config.json", hosts=1, mode=mode, keep=3)
-    assert ("max_num_checkpoints_to_keep" in made.settings) == (mode == "persistent")
-    assert any("ckpt prune RUN --keep-last 3" in each for each in made.remarks) == (mode != "persistent")
+    built = ckpttools.plan_training("hf/llama/config.json", hosts=1, mode=mode, keep=3)
+    assert ("max_num_checkpoints_to_keep" in built.settings) == (mode == "persistent")
+    assert any("ckpt prune RUN --keep-last 3" in remark for remark in built.remarks) == (mode != "persistent")
 
 
-def test_saves_that_take_longer_than_failures_leave_are_said(places):
+def test_saves_that_take_longer_than_failures_leave_are_said(locations):
     how = {"hosts": 1, "mtbf": "1min", "local_save": "2min", "mode": "emergency"}
-    made = ckpttools.plan_training("hf/llama/config.json", **how)
-    assert "whatever the interval" in made.remarks[-1]
+    built = ckpttools.plan_training("hf/llama/config.json", **how)
+    assert "whatever the interval" in built.remarks[-1]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.golden_data import SCAN_NAMES, leaves_by_package
-from support.places import GOLDEN, GOLDEN_0_2_5
+from support.locations import GOLDEN, GOLDEN_0_2_5
 
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.families.registry import family_of
@@ -20,9 +20,9 @@ from ckpttools.quantized.config import says_quantized
 
 MADE = [
     (version, file)
-    for version, place in (("e591f30", GOLDEN), ("0.2.5", GOLDEN_0_2_5))
+    for version, location in (("e591f30", GOLDEN), ("0.2.5", GOLDEN_0_2_5))
     for scan in SCAN_NAMES.values()
-    for file in sorted(place.glob(f"*/leaves_{scan}.json"))
+    for file in sorted(location.glob(f"*/leaves_{scan}.json"))
 ]
 
 
@@ -39,9 +39,9 @@ def test_every_tensor_comes_back(version: str, leaves: Path):
         leaves_out=True,
         quantized="keep" if says_quantized(source.metadata.config) else "dequantize",
     )
-    made = to_maxtext(source, options)
+    built = to_maxtext(source, options)
     files = ModelFiles(source.metadata.config, spelling=spelling.name)
-    back = to_huggingface(made.state, ToHuggingFace(), files).tree
-    kept = {path: each for path, each in source.arrays.items() if dotted(path) not in made.notes.dropped}
+    back = to_huggingface(built.state, ToHuggingFace(), files).tree
+    kept = {path: item for path, item in source.arrays.items() if dotted(path) not in built.notes.dropped}
     assert len(kept) > len(source.arrays) / 4
     assert leaves_by_package(back) == leaves_by_package(Tree(kept))

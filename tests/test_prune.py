@@ -35,14 +35,14 @@ RULES = {"keep_last": 2, "keep_every": 3, "keep_best": "reward:1"}
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("made") / "run")
 
 
 @pytest.fixture(scope="module")
-def whole(made: Path) -> dict[str, str | None]:
+def whole(built: Path) -> dict[str, str | None]:
     """Digests of the parameters of some steps."""
-    return {name: ckpttools.hash(made / name).parameters for name in ("2", "4", "6")}
+    return {name: ckpttools.hash(built / name).parameters for name in ("2", "4", "6")}
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +51,12 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(made: Path, tmp_path: Path) -> Path:
-    return copied(made, tmp_path / "run")
+def run(built: Path, tmp_path: Path) -> Path:
+    return copied(built, tmp_path / "run")
 
 
 def fates(report: PruneReport) -> dict[int, str]:
-    return {each.step: each.fate for each in report.steps}
+    return {step.step: step.fate for step in report.steps}
 
 
 def steps(run: Path) -> set[str]:
@@ -67,8 +67,8 @@ def steps(run: Path) -> set[str]:
 def settings_of_rules(draw: st.DrawFn) -> tuple[dict[int, dict[str, float] | None], Keep]:
     numbers = draw(st.sets(st.integers(0, 40), min_size=1, max_size=10))
     values = st.one_of(st.none(), st.integers(-3, 3))
-    found = {number: draw(values) for number in sorted(numbers)}
-    metrics = {number: None if each is None else {"m": float(each)} for number, each in found.items()}
+    result = {number: draw(values) for number in sorted(numbers)}
+    metrics = {number: None if item is None else {"m": float(item)} for number, item in result.items()}
     last = draw(st.one_of(st.none(), st.integers(1, 12)))
     every = draw(st.one_of(st.none(), st.integers(1, 12)))
     best = draw(st.one_of(st.none(), st.builds(Best, st.just("m"), st.integers(1, 6), st.booleans())))
@@ -99,13 +99,13 @@ def test_the_rules_are_those_of_orbax(given_rules):
     infos = [
         SimpleNamespace(step=n, time=datetime.fromtimestamp(n, UTC), metrics=m) for n, m in metrics.items()
     ]
-    wanted = AnyPreservationPolicy(policies).should_preserve(infos, context=PreservationContext())
-    assert [bool(each) for each in keep.reasons(metrics).values()] == wanted
+    expected = AnyPreservationPolicy(policies).should_preserve(infos, context=PreservationContext())
+    assert [bool(reason) for reason in keep.reasons(metrics).values()] == expected
 
 
 class TestBest:
     @pytest.mark.parametrize(
-        ("text", "wanted"),
+        ("text", "expected"),
         [
             ("loss:3", Best("loss", 3, True)),
             ("eval/loss:1", Best("eval/loss", 1, True)),
@@ -114,8 +114,8 @@ class TestBest:
             ("loss:1:max", Best("loss", 1, False)),
         ],
     )
-    def test_what_it_means(self, text, wanted):
-        assert Best.of(text) == wanted
+    def test_what_it_means(self, text, expected):
+        assert Best.of(text) == expected
 
     @pytest.mark.parametrize("text", ["loss", "loss:0", ":3", "loss:-1", "loss:2:best", "x:3", "loss_acc:3"])
     def test_what_it_cannot_mean(self, text):
@@ -125,7 +125,7 @@ class TestBest:
     def test_what_is_no_number_is_never_the_best(self):
         metrics = {1: {"loss": 2.0}, 2: {"loss": float("nan")}, 3: {"loss": 1.0}}
         reasons = Keep(best=Best.of("loss:2")).reasons(metrics)
-        assert [bool(each) for each in reasons.values()] == [True, False, True]
+        assert [bool(reason) for reason in reasons.values()] == [True, False, True]
 
     def test_where_there_is_no_number_at_all_nothing_is_deleted(self):
         metrics = {1: {"loss": float("nan")}, 2: {"loss": float("nan")}}
@@ -143,19 +143,19 @@ class TestBest:
         assert "loss" in str(caught.value)
 
 
-def test_what_is_decided_and_then_done(run, made):
+def test_what_is_decided_and_then_done(run, built):
     plan = ckpttools.prune.plan(run, **RULES)
     # The rewards of 2 and 5 are the same: of these the later one is kept.
-    wanted = {1: "deleted", 2: "deleted", 3: "kept", 4: "deleted", 5: "kept", 6: "kept"}
-    assert fates(plan.report) == wanted
+    expected = {1: "deleted", 2: "deleted", 3: "kept", 4: "deleted", 5: "kept", 6: "kept"}
+    assert fates(plan.report) == expected
     before = files_in(run)
     succeed("prune", run, "--keep-last", 2, "--keep-every", 3)
     assert files_in(run) == before
     report = plan.run()
     kept = {str(step) for step, fate in fates(report).items() if fate == "kept"}
     assert steps(run) == kept
-    assert files_in(run) == {name: each for name, each in before.items() if name.partition("/")[0] in kept}
-    assert report.is_done and report.frees == sum(each.frees for each in report.steps) > 0
+    assert files_in(run) == {name: item for name, item in before.items() if name.partition("/")[0] in kept}
+    assert report.is_done and report.frees == sum(item.frees for item in report.steps) > 0
     assert fates(ckpttools.prune(run, **RULES)) == dict.fromkeys(map(int, sorted(kept)), "kept")
 
 
@@ -168,9 +168,9 @@ def test_the_last_finished_step_stays_whatever_the_rules_say(run):
 
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-def test_never_more_is_deleted_than_was_said(tmp_path_factory, made, data):
+def test_never_more_is_deleted_than_was_said(tmp_path_factory, built, data):
     """Whatever lies in a run, what is deleted is what was said, and never the last whole step."""
-    run = copied(made, tmp_path_factory.mktemp("any") / "run")
+    run = copied(built, tmp_path_factory.mktemp("any") / "run")
     for step in range(1, 7):
         spoil(run, str(step), data.draw(st.sampled_from(["", "", "", *SPOILED])))
     before = files_in(run)
@@ -184,7 +184,7 @@ def test_never_more_is_deleted_than_was_said(tmp_path_factory, made, data):
         return
     gone = {str(step) for step, fate in fates(report).items() if fate == "deleted"}
     assert files_in(run) == {
-        name: each for name, each in before.items() if name.partition("/")[0] not in gone
+        name: item for name, item in before.items() if name.partition("/")[0] not in gone
     }
     whole = [step for step in range(1, 7) if str(step) not in gone]
     assert ckpttools.ls(run).finished and whole
@@ -245,7 +245,7 @@ def test_what_links_lead_into_stays(run, tmp_path):
     (run / "5").symlink_to(tmp_path / "elsewhere")
     report = ckpttools.prune(run, keep_last=1)
     assert steps(run) == {"2", "3", "4", "5", "6"}
-    why = {each.step: each.why for each in report.steps}
+    why = {step.step: step.why for step in report.steps}
     assert "links lead into it" in why[2] and "links lead into it" in why[4]
     assert "self" in why[3] and "it is a link to" in why[5]
 
@@ -286,18 +286,18 @@ class TestOthersAtWork:
         if "finish" not in how:
             assert plan.run().is_done and steps(run) == {"5", "6"}
 
-    def test_in_a_bucket_too(self, gcs, made):
-        place = gcs.filled({name: b for name, b in files_in(made).items() if name[0] in "56"})
+    def test_in_a_bucket_too(self, gcs, built):
+        location = gcs.filled({name: b for name, b in files_in(built).items() if name[0] in "56"})
         with (
-            locked_run(parse(place)),
+            locked_run(parse(location)),
             pytest.raises(LockedError, match="another process prunes this run") as raised,
         ):
-            ckpttools.prune(place, keep_last=1)
+            ckpttools.prune(location, keep_last=1)
         assert re.search(r"last seen \d seconds? ago", raised.value.got)
-        assert f"gcloud storage rm '{place}/.ckpttools-lock'" in raised.value.hint
-        assert ckpttools.prune(place, keep_last=1).is_done
-        assert [each.step for each in ckpttools.ls(place).steps] == [6]
-        assert not ckpttools.ls(place).beside
+        assert f"gcloud storage rm '{location}/.ckpttools-lock'" in raised.value.hint
+        assert ckpttools.prune(location, keep_last=1).is_done
+        assert [step.step for step in ckpttools.ls(location).steps] == [6]
+        assert not ckpttools.ls(location).beside
 
     def test_a_plan_that_another_prune_has_overtaken_begins_nothing(self, run):
         plan = ckpttools.prune.plan(run, keep_last=2)
@@ -337,7 +337,7 @@ class TestStripping:
             assert json.loads((run / str(step) / "metrics" / "metrics").read_text())["loss"] == 1 / step
             assert ckpttools.doctor(run / str(step)).findings == ()
         listing = ckpttools.ls(run)
-        assert [dict(each.metrics or {})["loss"] for each in listing.steps] == [1 / 2, 1 / 4, 1 / 6]
+        assert [dict(item.metrics or {})["loss"] for item in listing.steps] == [1 / 2, 1 / 4, 1 / 6]
         again = ckpttools.prune(run, keep_last=1, keep_every=2, strip_older=True)
         assert set(fates(again).values()) == {"kept"}
 
@@ -382,28 +382,28 @@ class TestInterrupted:
         assert steps(run) == {"5", "6"}
 
     @pytest.mark.parametrize("after", range(1, 9))
-    def test_it_is_undone_as_far_as_it_can_be(self, run, made, monkeypatch, after):
+    def test_it_is_undone_as_far_as_it_can_be(self, run, built, monkeypatch, after):
         self.begin(run, monkeypatch, after)
         report = ckpttools.prune(run, undo=True)
-        lost = {each.partition(":")[0] for each in report.left}
+        lost = {item.partition(":")[0] for item in report.left}
         assert {"5", "6"} <= steps(run) and not (run / ".ckpttools-prune").exists()
         for name in steps(run):
-            assert files_in(run / name) == files_in(made / name)
+            assert files_in(run / name) == files_in(built / name)
         if after <= 5:  # names of the four steps, before anything was deleted
             assert steps(run) == {str(step) for step in range(1, 7)} and not lost
 
     @pytest.mark.parametrize("after", range(1, 13))
     @pytest.mark.parametrize("undo", [False, True])
-    def test_stripping_too(self, run, made, whole, monkeypatch, after, undo):
+    def test_stripping_too(self, run, built, whole, monkeypatch, after, undo):
         self.begin(run, monkeypatch, after, keep_last=1, keep_every=2, strip_older=True)
         report = ckpttools.prune(run, finish=not undo, undo=undo)
         assert {"2", "4", "6"} <= steps(run)
         if undo:
-            changed = {name for name in ("2", "4") if files_in(run / name) != files_in(made / name)}
-            assert {each.partition(":")[0] for each in report.left if "optimizer" in each} == changed
+            changed = {name for name in ("2", "4") if files_in(run / name) != files_in(built / name)}
+            assert {item.partition(":")[0] for item in report.left if "optimizer" in item} == changed
         for name, digest in whole.items():
             assert ckpttools.hash(run / name).parameters == digest
-        assert files_in(run / "6") == files_in(made / "6")
+        assert files_in(run / "6") == files_in(built / "6")
 
     def test_a_step_that_was_written_again_meanwhile_stays(self, run, monkeypatch):
         self.begin(run, monkeypatch, 3)
@@ -443,7 +443,7 @@ class TestOverlayLowerLayers:
             ("--keep-last", 3, "--strip-older"),
             ("--keep-last", 3, "--strip-older", "--copy"),
         ]
-        commands = [("prune", run, *each, "--yes") for each in rules]
+        commands = [("prune", run, *rule, "--yes") for rule in rules]
         (_, before), *ended, (_, after) = on_overlay(
             run, look, *commands, ("doctor", run), ("prune", run, "--keep-last", 1), look
         )
@@ -472,17 +472,17 @@ class TestOverlayLowerLayers:
         assert code == 0, output
 
     @pytest.mark.parametrize("is_lower", [True, False])
-    def test_overwrite_refuses_before_it_writes(self, made, tmp_path, is_lower):
-        place = tmp_path / "place"
-        place.mkdir()
-        outputs = {"to-orbax": place / "orbax", "to-safetensors": place / "flat"}
+    def test_overwrite_refuses_before_it_writes(self, built, tmp_path, is_lower):
+        location = tmp_path / "place"
+        location.mkdir()
+        outputs = {"to-orbax": location / "orbax", "to-safetensors": location / "flat"}
         for kind, out in outputs.items():
-            succeed("convert", kind, made / "6", out)
-        look = ("sh", f"cd {place} && find . | sort | md5sum")
+            succeed("convert", kind, built / "6", out)
+        look = ("sh", f"cd {location} && find . | sort | md5sum")
         upper = "cp -r orbax a && rm -r orbax && mv a orbax; cp -r flat b && rm -r flat && mv b flat"
-        first = () if is_lower else (("sh", f"cd {place} && {upper}"),)
-        commands = [("convert", kind, made / "5", out, "--overwrite") for kind, out in outputs.items()]
-        *_, (_, before), to_orbax, to_flat, (_, after) = on_overlay(place, *first, look, *commands, look)
+        first = () if is_lower else (("sh", f"cd {location} && {upper}"),)
+        commands = [("convert", kind, built / "5", out, "--overwrite") for kind, out in outputs.items()]
+        *_, (_, before), to_orbax, to_flat, (_, after) = on_overlay(location, *first, look, *commands, look)
         for code, output in (to_orbax, to_flat):
             assert code == (5 if is_lower else 0), output
             assert ("delete the old checkpoint first: rm -r" in output) is is_lower, output
@@ -491,31 +491,31 @@ class TestOverlayLowerLayers:
 
 def test_doctor_reports_interrupted_prune(run, monkeypatch):
     TestInterrupted().begin(run, monkeypatch, 2)
-    found = ckpt("doctor", run)
-    assert "an interrupted prune" in found.output
-    assert "--undo --yes" in " ".join(found.output.split())
+    result = ckpt("doctor", run)
+    assert "an interrupted prune" in result.output
+    assert "--undo --yes" in " ".join(result.output.split())
     (command,) = [
-        each["command"]
-        for each in json.loads(ckpt("doctor", run, "--json").output)["findings"]
-        if each["check"] == "leftovers"
+        load["command"]
+        for load in json.loads(ckpt("doctor", run, "--json").output)["findings"]
+        if load["check"] == "leftovers"
     ]
     succeed(*command.split()[1:])
     assert "prune" not in ckpt("doctor", run).output
 
 
 class TestBuckets:
-    def test_steps_go_and_those_with_names_that_begin_alike_stay(self, cloud, made):
-        files = files_in(made)
-        extra = {name.replace("1/", "10/", 1): each for name, each in files.items() if name.startswith("1/")}
-        place = cloud.filled(files | extra)
-        report = ckpttools.prune(place, keep_every=10)
+    def test_steps_go_and_those_with_names_that_begin_alike_stay(self, cloud, built):
+        files = files_in(built)
+        extra = {name.replace("1/", "10/", 1): item for name, item in files.items() if name.startswith("1/")}
+        location = cloud.filled(files | extra)
+        report = ckpttools.prune(location, keep_every=10)
         assert fates(report) == {**dict.fromkeys(range(1, 7), "deleted"), 10: "kept"}
-        assert [each.step for each in ckpttools.ls(place).steps] == [10]
-        assert not (place / ".ckpttools-prune").exists()
+        assert [step.step for step in ckpttools.ls(location).steps] == [10]
+        assert not (location / ".ckpttools-prune").exists()
 
-    def test_stripping_is_refused_there(self, gcs, made):
+    def test_stripping_is_refused_there(self, gcs, built):
         with pytest.raises(UsageError, match="nothing there can be renamed"):
-            ckpttools.prune.plan(gcs.filled(files_in(made)), keep_last=1, strip_older=True)
+            ckpttools.prune.plan(gcs.filled(files_in(built)), keep_last=1, strip_older=True)
 
     @pytest.mark.parametrize("undo", [False, True])
     def test_killed_before_each_change(self, gcs, tmp_path, monkeypatch, undo):
@@ -523,9 +523,9 @@ class TestBuckets:
         whole = files_in(write_run(tmp_path / "run", range(1, 4)))
         after, ended, begun = 0, False, 0
         while not ended:
-            place = gcs.filled(whole)
-            ended = not killed(place, monkeypatch, after)
-            present = objects_at(place)
+            location = gcs.filled(whole)
+            ended = not killed(location, monkeypatch, after)
+            present = objects_at(location)
             for step in range(1, 4):
                 below = {name for name in present if name.startswith(f"{step}/")}
                 every = {name for name in whole if name.startswith(f"{step}/")}
@@ -533,27 +533,27 @@ class TestBuckets:
                     assert below == every, (after, step)
             if ".ckpttools-prune/plan.json" in present:
                 begun += 1
-                report = ckpttools.prune(place, finish=not undo, undo=undo)
-                gone = {each.partition(":")[0] for each in report.left} if undo else set("12")
+                report = ckpttools.prune(location, finish=not undo, undo=undo)
+                gone = {item.partition(":")[0] for item in report.left} if undo else set("12")
                 left = {name for name in whole if name.partition("/")[0] not in gone}
-                assert objects_at(place) == left, after
+                assert objects_at(location) == left, after
             after += 1 if after < 5 else 6
         assert begun > 5
 
     @pytest.mark.parametrize("undo", [False, True])
     def test_a_step_that_is_saved_again_while_its_old_one_goes_stays(self, gcs, tmp_path, monkeypatch, undo):
         whole = files_in(write_run(tmp_path / "run", range(1, 4)))
-        place = gcs.filled(whole)
+        location = gcs.filled(whole)
         # The journal, two commit files, what says that the first step goes, and one object of it.
-        assert killed(place, monkeypatch, 5)
-        assert ".ckpttools-prune/deleting/1" in objects_at(place)
+        assert killed(location, monkeypatch, 5)
+        assert ".ckpttools-prune/deleting/1" in objects_at(location)
         again = {name: b"again" for name in whole if name.startswith("1/")}
         for name, content in again.items():
-            (place / name).put(content)
-        report = ckpttools.prune(place, finish=not undo, undo=undo)
-        assert any(each.startswith("1: ") for each in report.left)
-        assert {name for name in objects_at(place) if name.startswith("1/")} == again.keys()
-        assert (place / "1/items/_METADATA").read_bytes() == b"again"
+            (location / name).put(content)
+        report = ckpttools.prune(location, finish=not undo, undo=undo)
+        assert any(item.startswith("1: ") for item in report.left)
+        assert {name for name in objects_at(location) if name.startswith("1/")} == again.keys()
+        assert (location / "1/items/_METADATA").read_bytes() == b"again"
 
     @pytest.mark.parametrize("undo", [False, True])
     def test_prune_keeps_a_step_that_was_saved_again_with_the_same_bytes(
@@ -561,19 +561,19 @@ class TestBuckets:
     ):
         """S3 gives it the same ETags."""
         whole = files_in(write_run(tmp_path / "run", range(1, 4)))
-        place = cloud.filled(whole)
+        location = cloud.filled(whole)
         for name in whole:
-            cloud.age(f"{place.key.partition('/')[2]}/{name}", 10)
-        assert killed(place, monkeypatch, 2)
-        assert ".ckpttools-prune/plan.json" in objects_at(place)
+            cloud.age(f"{location.key.partition('/')[2]}/{name}", 10)
+        assert killed(location, monkeypatch, 2)
+        assert ".ckpttools-prune/plan.json" in objects_at(location)
         first = [name for name in whole if name.startswith("1/")]
         for name in first:
-            place.store.remove((place / name).key)
-            (place / name).put(whole[name])
-        report = ckpttools.prune(place, finish=not undo, undo=undo)
-        assert {name for name in objects_at(place) if name.startswith("1/")} == {*first}
+            location.store.remove((location / name).key)
+            (location / name).put(whole[name])
+        report = ckpttools.prune(location, finish=not undo, undo=undo)
+        assert {name for name in objects_at(location) if name.startswith("1/")} == {*first}
         assert undo or report.left == ("1: it was written again meanwhile",)
-        assert undo or not any(name.startswith("2/") for name in objects_at(place))
+        assert undo or not any(name.startswith("2/") for name in objects_at(location))
 
     @pytest.mark.parametrize("marker", [None, b""])
     @pytest.mark.parametrize("undo", [False, True])
@@ -582,31 +582,31 @@ class TestBuckets:
     ):
         """An empty marker is one of an earlier version: then the times of the files decide."""
         whole = files_in(write_run(tmp_path / "run", range(1, 4), commits=False))
-        place = gcs.filled(whole)
+        location = gcs.filled(whole)
         after = 0
-        while ".ckpttools-prune/deleting/1" not in objects_at(place):
+        while ".ckpttools-prune/deleting/1" not in objects_at(location):
             after += 1
-            place = gcs.filled(whole)
-            assert killed(place, monkeypatch, after)
+            location = gcs.filled(whole)
+            assert killed(location, monkeypatch, after)
         # Also some objects of the step are gone.
-        place = gcs.filled(whole)
-        assert killed(place, monkeypatch, after + 2)
+        location = gcs.filled(whole)
+        assert killed(location, monkeypatch, after + 2)
         if marker is not None:
-            key = place / ".ckpttools-prune/deleting/1"
-            place.store.remove(key.key)
+            key = location / ".ckpttools-prune/deleting/1"
+            location.store.remove(key.key)
             key.put(marker)
             time.sleep(1.01)  # times have seconds
-        assert [each.name for each in ckpttools.ls(place).finished] == ["2", "3"]
+        assert [item.name for item in ckpttools.ls(location).finished] == ["2", "3"]
         again = {name: content for name, content in whole.items() if name.startswith("1/")}
         for name, content in again.items():
-            place.store.remove((place / name).key)
-            (place / name).put(content)
-        objects_at(place)
-        assert [each.name for each in ckpttools.ls(place).finished] == ["1", "2", "3"]
-        report = ckpttools.prune(place, finish=not undo, undo=undo)
-        assert any(each.startswith("1: ") for each in report.left)
-        assert {name for name in objects_at(place) if name.startswith("1/")} == again.keys()
-        assert "1" in [each.name for each in ckpttools.ls(place).finished]
+            location.store.remove((location / name).key)
+            (location / name).put(content)
+        objects_at(location)
+        assert [item.name for item in ckpttools.ls(location).finished] == ["1", "2", "3"]
+        report = ckpttools.prune(location, finish=not undo, undo=undo)
+        assert any(item.startswith("1: ") for item in report.left)
+        assert {name for name in objects_at(location) if name.startswith("1/")} == again.keys()
+        assert "1" in [item.name for item in ckpttools.ls(location).finished]
 
 
 class TestReportsAfterKill:
@@ -634,11 +634,11 @@ class TestReportsAfterKill:
             patch.setattr(objects, "writes_at_once", lambda: 1)
             ckpttools.prune(run, keep_last=1)
         assert len(states) > 40
-        place = parse(str(run).replace("gs://", f"{scheme}://"))
+        location = parse(str(run).replace("gs://", f"{scheme}://"))
         for state in unlike(states)[::every]:
             gcs.server.buckets[gcs.bucket] = state
-            place.store.forget(place.key)
-            check_reports(place, files_in(three), {name for name, _ in place.walk()})
+            location.store.forget(location.key)
+            check_reports(location, files_in(three), {name for name, _ in location.walk()})
 
     def test_on_a_disk(self, three, tmp_path, monkeypatch):
         run, states = copied(three, tmp_path / "run"), []
@@ -656,28 +656,28 @@ class TestReportsAfterKill:
             ckpttools.prune(run, keep_last=1)
         assert len(states) > 30
         for number, state in enumerate(unlike(states)[::3]):
-            place = tmp_path / f"state-{number}"
+            location = tmp_path / f"state-{number}"
             for name, content in state.items():
-                (place / name).parent.mkdir(parents=True, exist_ok=True)
-                (place / name).write_bytes(content)
-            check_reports(parse(place), files_in(three), set(state))
+                (location / name).parent.mkdir(parents=True, exist_ok=True)
+                (location / name).write_bytes(content)
+            check_reports(parse(location), files_in(three), set(state))
 
 
 def unlike(states: list[dict]) -> list[dict]:
     """States without those in which one more of many files of a directory is gone, of which every fifth."""
-    found: dict[frozenset, list[dict]] = {}
+    result: dict[frozenset, list[dict]] = {}
     for state in states:
         directories = frozenset(name.rpartition("/")[0] for name in state)
         commits = frozenset(name for name in state if name.endswith(("commit_success.txt", "_METADATA")))
-        found.setdefault(directories | commits, []).append(state)
-    return [each for alike in found.values() for each in alike[::5]]
+        result.setdefault(directories | commits, []).append(state)
+    return [item for alike in result.values() for item in alike[::5]]
 
 
-def check_reports(place, before: dict[str, bytes], there: set[str]) -> None:
+def check_reports(location, before: dict[str, bytes], there: set[str]) -> None:
     """Check what is reported of a run in which a prune was killed.
 
     Args:
-        place: The run.
+        location: The run.
         before: Its files before the prune.
         there: Names of its files now.
     """
@@ -688,23 +688,23 @@ def check_reports(place, before: dict[str, bytes], there: set[str]) -> None:
         for step in left - marked
         if all(name in there for name in before if name.startswith(f"{step}/") and name.count("/") > 1)
     }
-    listing = ckpttools.ls(place)
-    assert {each.name for each in listing.steps} == left
-    assert {each.name for each in listing.finished} == complete
+    listing = ckpttools.ls(location)
+    assert {item.name for item in listing.steps} == left
+    assert {item.name for item in listing.finished} == complete
     assert listing.latest == 3 and listing.resumes == 3
     for step in left:
         if step in complete:
-            assert ckpttools.inspect(place / step).arrays
+            assert ckpttools.inspect(location / step).arrays
         else:
             with pytest.raises(FormatError, match="interrupted"):
-                ckpttools.inspect(place / step)
+                ckpttools.inspect(location / step)
             if len(there) % 4 == 0:
-                said = ckpttools.doctor(place / step).findings
-                found = next(each for each in said if "no longer complete" in each.what)
-                assert found.level == "error" and "--finish" in found.command
-    report = ckpttools.doctor(place)
-    assert not [each for each in report.findings if each.level == "error"], report.findings
-    interrupted = [each.what for each in report.findings if "interrupted prune" in each.what]
+                declared = ckpttools.doctor(location / step).findings
+                result = next(item for item in declared if "no longer complete" in item.what)
+                assert result.level == "error" and "--finish" in result.command
+    report = ckpttools.doctor(location)
+    assert not [finding for finding in report.findings if finding.level == "error"], report.findings
+    interrupted = [finding.what for finding in report.findings if "interrupted prune" in finding.what]
     assert bool(interrupted) == any(name.startswith(".ckpttools-prune/") for name in there)
     assert all(step in interrupted[0].partition("partly deleted")[2] for step in left - complete)
 
@@ -713,7 +713,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-def killed(place, monkeypatch, after: int) -> bool:
+def killed(location, monkeypatch, after: int) -> bool:
     """Prunes until so many objects have changed; whether that was before the end."""
     left = [after]
 
@@ -731,21 +731,21 @@ def killed(place, monkeypatch, after: int) -> bool:
         for name in ("put", "delete"):
             patch.setattr(objects, name, counted(getattr(objects, name)))
         try:
-            ckpttools.prune(place, keep_last=1)
+            ckpttools.prune(location, keep_last=1)
         except Killed:
             return True
     return False
 
 
-def objects_at(place) -> set[str]:
-    place.store.forget(place.key)
-    return {name for name, _ in place.walk()} if place.exists() else set()
+def objects_at(location) -> set[str]:
+    location.store.forget(location.key)
+    return {name for name, _ in location.walk()} if location.exists() else set()
 
 
 def test_the_run_itself_must_be_named(run):
-    for place in (run / "1", run / "1" / "items"):
+    for location in (run / "1", run / "1" / "items"):
         with pytest.raises(UsageError, match="is a part of a run"):
-            ckpttools.prune(place, keep_last=1)
+            ckpttools.prune(location, keep_last=1)
     assert steps(run) == {str(step) for step in range(1, 7)}
 
 
@@ -756,8 +756,8 @@ def test_the_command(run):
         refused = ckpt("prune", run, "--keep-last", 2, *both)
         assert refused.exit_code == 2 and "exclude each other" in refused.output
     assert "Dry run: nothing was touched" in dry and steps(run) == {str(n) for n in range(1, 7)}
-    said = json.loads(succeed("prune", run, "--keep-last", 2, "--json").output)
-    assert [each["fate"] for each in said["steps"]] == ["deleted"] * 4 + ["kept"] * 2
+    declared = json.loads(succeed("prune", run, "--keep-last", 2, "--json").output)
+    assert [item["fate"] for item in declared["steps"]] == ["deleted"] * 4 + ["kept"] * 2
     assert "4 steps deleted" in succeed("prune", run, "--keep-last", 2, "--yes").output
     assert "There is nothing to do" in succeed("prune", run, "--keep-last", 2).output
     assert steps(run) == {"5", "6"}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.command_line import ckpt
 from support.hf_models import write_llama
-from support.places import FIXTURES, GOLDEN
+from support.locations import FIXTURES, GOLDEN
 from support.quantised_kinds import write
 
 import ckpttools
@@ -51,37 +51,39 @@ def run(*words: object, code: int = 0) -> str:
     return result.output
 
 
-def said(*words: object, code: int = 0) -> str:
+def declared(*words: object, code: int = 0) -> str:
     return " ".join(run(*words, code=code).split())
 
 
 @pytest.mark.parametrize("change", ["no scale", "no weight", "grid"])
 def test_a_damaged_model_is_known_and_no_command_that_fails_is_advised(change, tmp_path):
     bad = damaged(quantised(tmp_path / "fp8"), tmp_path / "bad", change)
-    card = said(bad)
+    card = declared(bad)
     assert "of llama" in card and "cannot be dequantised: model.layers.1.mlp.up_proj" in card
     assert f"ckpt doctor {bad}" in card
     assert "ckpt convert" not in card and "ckpt cast" not in card and "mixed dtypes" not in card
-    told = said("quantize", bad, tmp_path / "out", code=3)
+    told = declared("quantize", bad, tmp_path / "out", code=3)
     assert "cannot be dequantised" in told and "quantised already" not in told
 
 
 @pytest.mark.parametrize("change", ["no scale", "no weight", "grid", "nan"])
 def test_the_doctor_does_not_advise_to_convert_what_is_damaged(change, tmp_path):
     bad = damaged(quantised(tmp_path / "fp8"), tmp_path / "bad", change)
-    told = said("doctor", bad, code=1)
+    told = declared("doctor", bad, code=1)
     assert "1 error" in told and "ckpt cast" not in told and "each with its scales" not in told
 
 
 def test_what_is_advised_of_a_quantised_model_works(tmp_path):
     source = quantised(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
-    for place in (source, tmp_path / "native"):
-        (line,) = [each for each in run(place).splitlines() if "ckpt cast" in each]
-        _, *words = shlex.split(line.strip().replace("DST", str(tmp_path / f"{place.name}-plain")))
+    for location in (source, tmp_path / "native"):
+        (line,) = [splitline for splitline in run(location).splitlines() if "ckpt cast" in splitline]
+        _, *words = shlex.split(line.strip().replace("DST", str(tmp_path / f"{location.name}-plain")))
         run(*words)
     (line,) = [
-        each for each in run("quantize", source, tmp_path / "no", code=3).splitlines() if "next" in each
+        splitline
+        for splitline in run("quantize", source, tmp_path / "no", code=3).splitlines()
+        if "next" in splitline
     ]
     assert line.endswith(f"`ckpt cast {source} DST --dtype bfloat16`")
     with pytest.raises(ckpttools.CheckpointError) as error:
@@ -92,7 +94,7 @@ def test_what_is_advised_of_a_quantised_model_works(tmp_path):
 def test_a_configuration_of_nothing_else_is_told_of_once(tmp_path):
     """What is left of it is empty, and not the one that lies beside the source."""
     source = FIXTURES / "compressed-tensors" / "int4-group"
-    told = said("cast", source, tmp_path / "plain", "--dtype", "bfloat16")
+    told = declared("cast", source, tmp_path / "plain", "--dtype", "bfloat16")
     assert told.count("quantization_config is left out") == 1
     assert (tmp_path / "plain" / "config.json").read_bytes() == b"{}\n"
 
@@ -101,12 +103,12 @@ def test_what_is_said_of_the_configuration_is_true(tmp_path):
     """One that is carried along in MaxText's names stays as it is, and is made true on the way back."""
     source = quantised(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
-    for place, inside in ((source, "."), (tmp_path / "native", "0/items/hf")):
-        made = tmp_path / f"{place.name}-plain"
-        told = said("cast", place, made, "--dtype", "bfloat16")
-        is_gone = "quantization_config" not in (made / inside / "config.json").read_text()
-        assert ("quantization_config is left out" in told) is is_gone is (place == source)
-    told = said("shrink", tmp_path / "native", tmp_path / "small", "--layers", "2", "--dtype", "bfloat16")
+    for location, inside in ((source, "."), (tmp_path / "native", "0/items/hf")):
+        built = tmp_path / f"{location.name}-plain"
+        told = declared("cast", location, built, "--dtype", "bfloat16")
+        is_gone = "quantization_config" not in (built / inside / "config.json").read_text()
+        assert ("quantization_config is left out" in told) is is_gone is (location == source)
+    told = declared("shrink", tmp_path / "native", tmp_path / "small", "--layers", "2", "--dtype", "bfloat16")
     assert told.count("quantization_config is left out") == 1
 
 
@@ -114,9 +116,9 @@ def test_weights_are_counted_and_not_modules_and_dequantised_ones_are_told_apart
     source = quantised(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "made")
-    assert "128 x 128; 28 weights" in said("inspect", "tree", source)
-    assert "128 x 128; 7 weights" in said("inspect", "tree", tmp_path / "native")
-    assert "quantised no more; the model that it came from was: fp8" in said(
+    assert "128 x 128; 28 weights" in declared("inspect", "tree", source)
+    assert "128 x 128; 7 weights" in declared("inspect", "tree", tmp_path / "native")
+    assert "quantised no more; the model that it came from was: fp8" in declared(
         "inspect", "tree", tmp_path / "made"
     )
 
@@ -125,48 +127,48 @@ def test_what_a_run_or_another_version_makes_of_fp8_is_told(tmp_path):
     source = quantised(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "made")
-    for place, is_fp8 in (("native", True), ("made", False)):
-        found = ckpttools.resolve(load_parameters_path=tmp_path / place / "0/items")
-        assert found.loads and any("ignores the scales" in each for each in found.notes) is is_fp8
-    told = said("remap", tmp_path / "native", tmp_path / "old", "--maxtext", "e591f30", code=3)
+    for location, is_fp8 in (("native", True), ("made", False)):
+        result = ckpttools.resolve(load_parameters_path=tmp_path / location / "0/items")
+        assert result.loads and any("ignores the scales" in note for note in result.notes) is is_fp8
+    told = declared("remap", tmp_path / "native", tmp_path / "old", "--maxtext", "e591f30", code=3)
     assert f"`ckpt cast {tmp_path / 'native'}/0/items DST --dtype bfloat16`" in told
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "nf4"])
 def test_schemes_that_are_not_read_are_told_at_once(kind, tmp_path):
-    card = said(write(tmp_path / "it", kind))
+    card = declared(write(tmp_path / "it", kind))
     assert "conversions refuse this scheme" in card and "ckpt doctor" in card
     assert "ckpt convert" not in card
-    told = said("cast", tmp_path / "it", tmp_path / "out", "--dtype", "bfloat16")
+    told = declared("cast", tmp_path / "it", tmp_path / "out", "--dtype", "bfloat16")
     assert ("AutoAWQConverter" if kind == "awq" else "dequantise the model to bfloat16") in told
 
 
 def test_fp8_of_gpt_oss_names_the_scheme_of_its_experts(tmp_path):
-    told = said("quantize", GOLDEN / "gpt-oss" / "hf", tmp_path / "fp8")
+    told = declared("quantize", GOLDEN / "gpt-oss" / "hf", tmp_path / "fp8")
     assert "of fused experts; this scheme is for" in told and "--scheme mxfp4 is for those" in told
 
 
 def test_quantising_without_any_error_is_one_line(tmp_path):
     ckpttools.quantize(GOLDEN / "gpt-oss" / "hf", tmp_path / "once", scheme="mxfp4")
     ckpttools.cast(tmp_path / "once", tmp_path / "plain", dtype="bfloat16")
-    told = said("quantize", tmp_path / "plain", tmp_path / "again", "--scheme", "mxfp4")
+    told = declared("quantize", tmp_path / "plain", tmp_path / "again", "--scheme", "mxfp4")
     assert "quantised without any error" in told and "worst arrays" not in told
     # Other exponents stand for the same numbers.
-    same = said("diff", tmp_path / "once", tmp_path / "again", code=1)
+    same = declared("diff", tmp_path / "once", tmp_path / "again", code=1)
     assert "dequantised, they are equal" in same and "other numbers" not in same
 
 
 def test_what_quantising_has_rounded_is_told_of_the_side_that_is_quantised(tmp_path):
     source = quantised(tmp_path / "fp8")
     plain, counted = tmp_path / "plain", "28 of 28 arrays with other values are quantised in {} alone"
-    assert counted.format("B") in said("diff", plain, source, code=1)
+    assert counted.format("B") in declared("diff", plain, source, code=1)
     ckpttools.hf_to_maxtext(plain, tmp_path / "run")
-    assert counted.format("A") in said("diff", source, tmp_path / "run", code=1)
+    assert counted.format("A") in declared("diff", source, tmp_path / "run", code=1)
     ckpttools.quantize(plain, tmp_path / "less", exclude="*.down_proj.weight")
-    assert "4 of 4 arrays with other values are quantised in A alone" in said(
+    assert "4 of 4 arrays with other values are quantised in A alone" in declared(
         "diff", source, tmp_path / "less", code=1
     )
-    assert "rounds them" not in said("diff", source, source)
+    assert "rounds them" not in declared("diff", source, source)
 
 
 def test_a_command_that_stands_alone_has_no_quotes():
@@ -179,8 +181,8 @@ def test_a_command_that_stands_alone_has_no_quotes():
 
 def test_numbers_of_arrays_add_up():
     def line(*notes):
-        (found,) = _note_lines(notes)
-        return found
+        (result,) = _note_lines(notes)
+        return result
 
     some, many, one = (Note.of_arrays(count, "rounded") for count in (13, 1032, 1))
     rows = [Note(name, "rounded") for name in ("a.b", "c", "d")]

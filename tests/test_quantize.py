@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from support.command_line import ended, run, succeed
 from support.golden_data import GOLDEN
 from support.hf_models import write_llama
-from support.places import FIXTURES
+from support.locations import FIXTURES
 
 import ckpttools
 from ckpttools.api.next_steps import next_steps
@@ -19,7 +19,7 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, FormatError, UnknownNameError, UsageError
-from ckpttools.core.wording import several
+from ckpttools.core.message_terms import several
 from ckpttools.maxtext.recognition import strangers_in
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
@@ -48,24 +48,24 @@ def shaped(*shape: int, dtype: str = PLAIN) -> LazyArray:
 def test_matrices_are_quantised_and_all_else_is_as_it_was(tmp_path):
     tensors = write_llama(tmp_path / "hf", hidden_size=192, intermediate_size=320, num_hidden_layers=2)
     receipt = ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
-    made = load_file(tmp_path / "fp8" / "model.safetensors")
-    scales = {name.removesuffix(INVERSE) for name in made if name.endswith(INVERSE)}
+    built = load_file(tmp_path / "fp8" / "model.safetensors")
+    scales = {name.removesuffix(INVERSE) for name in built if name.endswith(INVERSE)}
     assert scales == {name for name in tensors if "_proj." in name} == set(receipt.errors)
     encoder = Fp8Blocks()
     for name, tensor in tensors.items():
         if name not in scales:
-            assert made[name].tobytes() == tensor.tobytes()
+            assert built[name].tobytes() == tensor.tobytes()
             continue
-        wanted = encoder.scales(tensor)
-        assert made[name + INVERSE].tobytes() == wanted.tobytes()
-        assert made[name].tobytes() == encoder.codes(tensor, wanted).tobytes()
+        expected = encoder.scales(tensor)
+        assert built[name + INVERSE].tobytes() == expected.tobytes()
+        assert built[name].tobytes() == encoder.codes(tensor, expected).tobytes()
     assert 0.02 < receipt.errors["model.layers.0.mlp.up_proj.weight"].relative < 0.03
-    relative = [each.relative for each in receipt.errors.values()]
+    relative = [error.relative for error in receipt.errors.values()]
     assert relative == sorted(relative, reverse=True) and not receipt.counts
     before, after = config_of(tmp_path / "hf"), config_of(tmp_path / "fp8")
-    said = after.pop("quantization_config")
+    declared = after.pop("quantization_config")
     assert after == before
-    assert said == {
+    assert declared == {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
@@ -77,13 +77,15 @@ def test_matrices_are_quantised_and_all_else_is_as_it_was(tmp_path):
 def test_a_training_run_is_published_as_its_model_is(tmp_path):
     write_llama(tmp_path / "hf")
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
-    for source, place in (("hf", "wanted"), ("run", "made")):
-        ckpttools.quantize(tmp_path / source, tmp_path / place, exclude="*.down_proj.*")
-    wanted, made = (load_file(tmp_path / place / "model.safetensors") for place in ("wanted", "made"))
-    assert {name: each.tobytes() for name, each in made.items()} == {
-        n: each.tobytes() for n, each in wanted.items()
+    for source, location in (("hf", "expected"), ("run", "made")):
+        ckpttools.quantize(tmp_path / source, tmp_path / location, exclude="*.down_proj.*")
+    expected, built = (
+        load_file(tmp_path / location / "model.safetensors") for location in ("expected", "made")
+    )
+    assert {name: item.tobytes() for name, item in built.items()} == {
+        n: item.tobytes() for n, item in expected.items()
     }
-    assert config_of(tmp_path / "wanted") == config_of(tmp_path / "made")
+    assert config_of(tmp_path / "expected") == config_of(tmp_path / "made")
     assert (
         "model.layers.3.mlp.down_proj"
         in config_of(tmp_path / "made")["quantization_config"]["modules_to_not_convert"]
@@ -92,8 +94,8 @@ def test_a_training_run_is_published_as_its_model_is(tmp_path):
 
 @pytest.mark.parametrize("left", ["fsdp/pytorch_model_fsdp_0", "torchtitan/step-10", "open-instruct"])
 def test_what_trainers_leave_is_quantised_under_the_names_of_the_hub(left, tmp_path):
-    source, wanted = TRAINERS / left, tmp_path / "wanted"
-    ckpttools.quantize(TRAINERS / "hub", wanted)
+    source, expected = TRAINERS / left, tmp_path / "expected"
+    ckpttools.quantize(TRAINERS / "hub", expected)
     if left.startswith("torchtitan"):
         with pytest.raises(FormatError, match="more than a model") as refusal:
             ckpttools.quantize(source, tmp_path / "fp8")
@@ -111,11 +113,11 @@ def test_what_trainers_leave_is_quantised_under_the_names_of_the_hub(left, tmp_p
         ckpttools.select(source, tmp_path / "model", prefix="policy", format="safetensors")
         source = tmp_path / "model"
     ckpttools.quantize(source, tmp_path / "fp8")
-    made, known = (load_file(each / "model.safetensors") for each in (tmp_path / "fp8", wanted))
-    assert {name: each.tobytes() for name, each in made.items()} == {
-        name: each.tobytes() for name, each in known.items()
+    built, known = (load_file(item / "model.safetensors") for item in (tmp_path / "fp8", expected))
+    assert {name: item.tobytes() for name, item in built.items()} == {
+        name: item.tobytes() for name, item in known.items()
     }
-    assert config_of(tmp_path / "fp8") == config_of(wanted)
+    assert config_of(tmp_path / "fp8") == config_of(expected)
 
 
 def test_names_that_no_loader_knows_are_refused(tmp_path):
@@ -131,16 +133,16 @@ def test_names_are_those_of_the_family_that_the_configuration_names(tmp_path):
     own, config = {name: array for (name,), array in hub.arrays.items()}, hub.metadata.config
 
     def judged(
-        arrays: dict[str, LazyArray], **said: object
+        arrays: dict[str, LazyArray], **declared: object
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         tree = Tree({(name,): array for name, array in arrays.items()})
-        found = strangers_in(tree.with_metadata(config={**config, **said}))
-        return found and (found.names, found.prefixes)
+        result = strangers_in(tree.with_metadata(config={**config, **declared}))
+        return result and (result.names, result.prefixes)
 
     head = {"v_head.summary.weight": shaped(1, 16)}
     both = {f"{part}.{name}": array for part in ("actor", "critic.net") for name, array in own.items()}
     assert judged(own) == ((), ())
-    body = {name.removeprefix("model."): each for name, each in own.items() if name != "lm_head.weight"}
+    body = {name.removeprefix("model."): item for name, item in own.items() if name != "lm_head.weight"}
     assert judged(body) == ((), ())
     assert judged(own | head) == (tuple(head), ())
     assert judged(own | head, architectures=["LlamaForCausalLM"]) == (tuple(head), ())
@@ -162,18 +164,18 @@ def test_what_is_not_quantised_gets_the_dtype_that_is_asked_for(tmp_path):
     config = config_of(tmp_path / "hf") | {"torch_dtype": PLAIN}
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config))
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
-    said = " ".join(run("quantize", tmp_path / "hf", tmp_path / "wide").split())
-    assert "7 arrays not quantised stay float32" in said and "--dtype bfloat16" in said
-    for source, place in (("hf", "made"), ("run", "of-run")):
-        said = run("quantize", tmp_path / source, tmp_path / place, "--dtype", PLAIN)
-        assert "stay float32" not in said and "torch_dtype" not in said
-        assert "7 arrays: cast from float32 to bfloat16" in " ".join(said.split())
-    wide, made, of_run = (load_file(tmp_path / each) for each in ("wide", "made", "of-run"))
-    assert made.keys() == wide.keys()
-    for name, array in made.items():
-        plain = name in tensors and f"{name}{INVERSE}" not in made
-        wanted = tensors[name].astype(DTYPES[PLAIN].numpy) if plain else wide[name]
-        assert array.tobytes() == wanted.tobytes() == of_run[name].tobytes(), name
+    declared = " ".join(run("quantize", tmp_path / "hf", tmp_path / "wide").split())
+    assert "7 arrays not quantised stay float32" in declared and "--dtype bfloat16" in declared
+    for source, location in (("hf", "made"), ("run", "of-run")):
+        declared = run("quantize", tmp_path / source, tmp_path / location, "--dtype", PLAIN)
+        assert "stay float32" not in declared and "torch_dtype" not in declared
+        assert "7 arrays: cast from float32 to bfloat16" in " ".join(declared.split())
+    wide, built, of_run = (load_file(tmp_path / item) for item in ("wide", "made", "of-run"))
+    assert built.keys() == wide.keys()
+    for name, array in built.items():
+        plain = name in tensors and f"{name}{INVERSE}" not in built
+        expected = tensors[name].astype(DTYPES[PLAIN].numpy) if plain else wide[name]
+        assert array.tobytes() == expected.tobytes() == of_run[name].tobytes(), name
     assert config_of(tmp_path / "wide")["torch_dtype"] == "float32"
     assert config_of(tmp_path / "made") == config_of(tmp_path / "of-run")
     assert config_of(tmp_path / "made")["torch_dtype"] == PLAIN
@@ -184,9 +186,9 @@ def test_what_is_not_quantised_gets_the_dtype_that_is_asked_for(tmp_path):
 def test_experts_of_gpt_oss_become_mxfp4(tmp_path):
     ckpttools.quantize(GOLDEN / "gpt-oss" / "hf", tmp_path / "mxfp4", scheme="mxfp4")
     before = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")
-    made = load_file(tmp_path / "mxfp4" / "model.safetensors")
+    built = load_file(tmp_path / "mxfp4" / "model.safetensors")
     experts = {name for name in before if name.endswith(("gate_up_proj", "down_proj"))}
-    assert experts and made.keys() == before.keys() - experts | {
+    assert experts and built.keys() == before.keys() - experts | {
         f"{name}{end}" for name in experts for end in ("_blocks", "_scales")
     }
     encoder = Mxfp4Encoder()
@@ -194,22 +196,22 @@ def test_experts_of_gpt_oss_become_mxfp4(tmp_path):
         swapped = np.ascontiguousarray(before[name].swapaxes(1, 2))
         flat = swapped.reshape(-1, swapped.shape[-1])
         scales = encoder.scales(flat)
-        wanted = encoder.codes(flat, scales).reshape(*swapped.shape[:2], -1, 16)
-        assert made[f"{name}_blocks"].tobytes() == wanted.tobytes()
-        assert made[f"{name}_blocks"].shape == wanted.shape
-        assert made[f"{name}_scales"].tobytes() == scales.tobytes()
-        assert made[f"{name}_scales"].shape == wanted.shape[:-1]
-    said = config_of(tmp_path / "mxfp4")["quantization_config"]
-    assert said["quant_method"] == "mxfp4" and "lm_head" in said["modules_to_not_convert"]
+        expected = encoder.codes(flat, scales).reshape(*swapped.shape[:2], -1, 16)
+        assert built[f"{name}_blocks"].tobytes() == expected.tobytes()
+        assert built[f"{name}_blocks"].shape == expected.shape
+        assert built[f"{name}_scales"].tobytes() == scales.tobytes()
+        assert built[f"{name}_scales"].shape == expected.shape[:-1]
+    declared = config_of(tmp_path / "mxfp4")["quantization_config"]
+    assert declared["quant_method"] == "mxfp4" and "lm_head" in declared["modules_to_not_convert"]
 
 
 def test_the_command_lists_the_worst_arrays_and_tells_all_in_json(tmp_path):
     write_llama(tmp_path / "hf")
-    said = run("quantize", tmp_path / "hf", tmp_path / "fp8")
-    assert "rms / rms of values" in said and "all 28 arrays" in said and "INEXACT" in said
+    declared = run("quantize", tmp_path / "hf", tmp_path / "fp8")
+    assert "rms / rms of values" in declared and "all 28 arrays" in declared and "INEXACT" in declared
     told = json.loads(ended("quantize", tmp_path / "hf", tmp_path / "again", "--json").stdout)
     assert len(told["errors"]) == 28 and {"elements", "largest", "rms", "rms_of_values", "relative"} == {
-        field for each in told["errors"].values() for field in each
+        field for item in told["errors"].values() for field in item
     }
 
 
@@ -225,7 +227,7 @@ def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
     save_file(tensors, tmp_path / "hf" / "model.safetensors")
     with pytest.raises(FormatError, match="cannot be quantised") as caught:
         ckpttools.quantize(tmp_path / "hf", tmp_path / "fp8")
-    assert caught.value.place == "model.layers.1.mlp.up_proj.weight"
+    assert caught.value.location == "model.layers.1.mlp.up_proj.weight"
     assert not (tmp_path / "fp8").exists()
     # Going on is offered last: it fails as it did.
     words = "quantize", tmp_path / "hf", tmp_path / "by-command"
@@ -262,9 +264,9 @@ def test_what_vllm_puts_together_is_told_where_a_part_is_left_out(exclude, rest)
     keys += [f"{block}.{key}_proj" for block in blocks for key in ("gate", "up", "down")]
     names = [f"model.layers.{n}.{key}.weight" for n in range(2) for key in keys]
     tree = Tree({(name,): shaped(128, 128) for name in names}).with_metadata(config={"model_type": "llama"})
-    told = [each for each in Quantize(exclude=[exclude])(tree).notes.remarks if "vLLM" in each]
+    told = [remark for remark in Quantize(exclude=[exclude])(tree).notes.remarks if "vLLM" in remark]
     assert len(told) == bool(rest)
-    assert all(f"add {several('exclude', rest)} to leave out all of these" in each for each in told)
+    assert all(f"add {several('exclude', rest)} to leave out all of these" in item for item in told)
     if rest:
         assert not Quantize(exclude=[exclude, *rest])(tree).notes.remarks
 
@@ -305,10 +307,10 @@ def test_what_cannot_be_meant_is_refused(tmp_path):
 def test_blocks_that_are_smaller_at_the_edge_are_told_of(tmp_path):
     write_llama(tmp_path / "hf", intermediate_size=200)
     notes = ckpttools.quantize.plan(tmp_path / "hf", tmp_path / "fp8").plan.notes
-    assert any("smaller than the others" in each for each in notes.remarks)
+    assert any("smaller than the others" in remark for remark in notes.remarks)
     write_llama(tmp_path / "even", intermediate_size=256)
     notes = ckpttools.quantize.plan(tmp_path / "even", tmp_path / "fp8").plan.notes
-    assert not any("smaller than the others" in each for each in notes.remarks)
+    assert not any("smaller than the others" in remark for remark in notes.remarks)
 
 
 def test_fused_experts_become_single_ones_where_models_are_loaded_from_such(tmp_path):
@@ -321,20 +323,20 @@ def test_fused_experts_become_single_ones_where_models_are_loaded_from_such(tmp_
     text = {"hidden_size": 256, "model_type": "qwen3_5_moe_text"}
     for kind in ("gemma4_text", "qwen3_5_moe_text"):
         config = {"text_config": {**text, "model_type": kind}}
-        leaves = {(name,): stored(each, DTYPES[PLAIN]) for name, each in tensors.items()}
+        leaves = {(name,): stored(item, DTYPES[PLAIN]) for name, item in tensors.items()}
         leaves |= {("model.layers.0.self_attn.q_proj.weight",): shaped(128, 128)}
         tree = Quantize()(Tree(leaves).with_metadata(config=config))
-        assert any("of fused experts; this scheme" in each for each in tree.notes.remarks) is (
+        assert any("of fused experts; this scheme" in remark for remark in tree.notes.remarks) is (
             kind == "gemma4_text"
         )
-    plain = {dotted(path): each.read() for path, each in Dequantize("float32")(tree.tree).tree.arrays.items()}
+    plain = {dotted(path): item.read() for path, item in Dequantize("float32")(tree.tree).tree.arrays.items()}
     for expert, (gate_up, down) in enumerate(zip(*tensors.values(), strict=True)):
-        wanted = {"gate_proj": gate_up[:128], "up_proj": gate_up[128:], "down_proj": down}
-        for key, matrix in wanted.items():
-            made = plain[f"model.layers.0.mlp.experts.{expert}.{key}.weight"]
+        expected = {"gate_proj": gate_up[:128], "up_proj": gate_up[128:], "down_proj": down}
+        for key, matrix in expected.items():
+            built = plain[f"model.layers.0.mlp.experts.{expert}.{key}.weight"]
             encoder = Fp8Blocks()
             scales = encoder.scales(matrix)
-            assert (made == encoder.decoded(encoder.codes(matrix, scales), scales)).all()
+            assert (built == encoder.decoded(encoder.codes(matrix, scales), scales)).all()
 
 
 @pytest.mark.parametrize(
@@ -374,7 +376,11 @@ def test_what_is_left_is_told_of_by_full_names():
     }
     left = left_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"})
     layers = ("0.mlp.gate", "1.mlp.experts", "1.mlp.up_proj")
-    assert left == ["lm_head", *(f"model.layers.{each}" for each in layers), "model.visual.blocks.0.attn.qkv"]
+    assert left == [
+        "lm_head",
+        *(f"model.layers.{layer}" for layer in layers),
+        "model.visual.blocks.0.attn.qkv",
+    ]
     # Of tied heads, too, loaders make a linear layer.
     del arrays["lm_head.weight"]
     assert left_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"}) == left
@@ -382,15 +388,15 @@ def test_what_is_left_is_told_of_by_full_names():
 
 def test_values_of_every_dtype_are_quantised_alike(tmp_path):
     tensors = write_llama(tmp_path / "hf", num_hidden_layers=1)
-    wide = {name: each.astype(np.float32) for name, each in tensors.items()}
+    wide = {name: item.astype(np.float32) for name, item in tensors.items()}
     for dtype in (ml_dtypes.bfloat16, np.float32, np.float64):
-        place = tmp_path / np.dtype(dtype).name
-        place.mkdir()
-        save_file({name: each.astype(dtype) for name, each in wide.items()}, place / "model.safetensors")
-        (place / "config.json").write_bytes((tmp_path / "hf" / "config.json").read_bytes())
-        ckpttools.quantize(place, tmp_path / f"{place.name}-fp8")
-    made = [
+        location = tmp_path / np.dtype(dtype).name
+        location.mkdir()
+        save_file({name: item.astype(dtype) for name, item in wide.items()}, location / "model.safetensors")
+        (location / "config.json").write_bytes((tmp_path / "hf" / "config.json").read_bytes())
+        ckpttools.quantize(location, tmp_path / f"{location.name}-fp8")
+    built = [
         load_file(tmp_path / f"{name}-fp8" / "model.safetensors") for name in (PLAIN, "float32", "float64")
     ]
-    for name in (each for each in made[0] if "_proj." in each):
-        assert len({each[name].tobytes() for each in made}) == 1
+    for name in (item for item in built[0] if "_proj." in item):
+        assert len({item[name].tobytes() for item in built}) == 1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from support.command_line import run
 from support.golden_data import FAMILIES, convert
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
@@ -56,18 +56,18 @@ def fp8_arrays(family: str, *, scales: bool = True) -> dict[str, np.ndarray]:
     return arrays
 
 
-def write(directory: Path, family: str, arrays: dict[str, np.ndarray], *, said: bool = True) -> Path:
+def write(directory: Path, family: str, arrays: dict[str, np.ndarray], *, declared: bool = True) -> Path:
     """These arrays with a golden model's configuration, which says that they are float8 in blocks."""
     config = json.loads((GOLDEN / family / "hf" / "config.json").read_bytes())
-    config |= {"quantization_config": FP8} if said else {}
+    config |= {"quantization_config": FP8} if declared else {}
     directory.mkdir()
     save_file(arrays, directory / "model.safetensors", {"format": "pt"})
     (directory / "config.json").write_text(json.dumps(config))
     return directory
 
 
-def fp8(directory: Path, family: str, *, scales: bool = True, said: bool = True) -> Path:
-    return write(directory, family, fp8_arrays(family, scales=scales), said=said)
+def fp8(directory: Path, family: str, *, scales: bool = True, declared: bool = True) -> Path:
+    return write(directory, family, fp8_arrays(family, scales=scales), declared=declared)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +81,9 @@ def array_of(name: str, *shape: int) -> Stored:
 
 class TestToMaxText:
     @pytest.mark.parametrize("family", FAMILIES)
-    @pytest.mark.parametrize("said", [True, False])
-    def test_every_family_refuses_what_has_lost_its_scales(self, tmp_path, family, said):
-        bare = fp8(tmp_path / "bare", family, scales=False, said=said)
+    @pytest.mark.parametrize("declared", [True, False])
+    def test_every_family_refuses_what_has_lost_its_scales(self, tmp_path, family, declared):
+        bare = fp8(tmp_path / "bare", family, scales=False, declared=declared)
         with pytest.raises(FormatError, match="mean nothing without their scales") as error:
             plan_to_maxtext(bare)
         assert "drop" not in str(error.value)
@@ -110,7 +110,7 @@ class TestToMaxText:
     def test_whole_numbers_are_no_weights_whatever_their_name(self, tmp_path):
         arrays = load_file(GOLDEN / "gpt-oss" / "hf" / "model.safetensors")
         whole = {name: a.astype(np.int8) for name, a in arrays.items() if name.endswith("gate_up_proj")}
-        source = write(tmp_path / "source", "gpt-oss", arrays | whole, said=False)
+        source = write(tmp_path / "source", "gpt-oss", arrays | whole, declared=False)
         with pytest.raises(FormatError, match=r"wi_.*: int8, without its scale"):
             plan_to_maxtext(source)
 
@@ -119,7 +119,7 @@ class TestToMaxText:
         for name in [name for name in arrays if name.endswith(("gate_up_proj", "down_proj"))]:
             experts, rows, columns = arrays.pop(name).shape
             arrays[f"{name}_blocks"] = np.zeros((experts, columns, rows // 32, 16), np.uint8)
-        source = write(tmp_path / "source", "gpt-oss", arrays, said=False)
+        source = write(tmp_path / "source", "gpt-oss", arrays, declared=False)
         config = json.loads((source / "config.json").read_bytes()) | {"quantization_config": MXFP4}
         (source / "config.json").write_text(json.dumps(config))
         with pytest.raises(FormatError, match=r"down_proj_blocks: uint8, without its scale") as error:
@@ -153,8 +153,8 @@ class TestToHuggingFace:
                     )
         save(Tree(leaves, tree.metadata), tmp_path / "fp8", "orbax")
         # Of four stacked layers with one scale for all nobody knows what that is.
-        wanted = "cannot be converted as they are" if scales else "mean nothing without their scales"
-        with pytest.raises(FormatError, match=wanted) as error:
+        expected = "cannot be converted as they are" if scales else "mean nothing without their scales"
+        with pytest.raises(FormatError, match=expected) as error:
             plan_to_huggingface(tmp_path / "fp8", ToHuggingFace(like=GOLDEN / "qwen3" / "hf"))
         assert ("other scales beside" in str(error.value)) == scales
 
@@ -175,7 +175,7 @@ class TestToHuggingFace:
         for name, array in codes.items():
             halves = array.astype(np.float32) * 0.5
             assert (carried[name].read() == halves.astype(ml_dtypes.bfloat16)).all()
-        bare = {n: each for n, each in (arrays | extra).items() if "5.mlp.down_proj.weight_" not in n}
+        bare = {n: item for n, item in (arrays | extra).items() if "5.mlp.down_proj.weight_" not in n}
         like = write(tmp_path / "bare", "deepseek3", bare)
         with pytest.raises(FormatError, match=r"layers\.5\..*without its scale"):
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=like, carry=True))
@@ -289,7 +289,7 @@ def quantised_trees(draw):
         for weight in draw(WEIGHTS):
             dtype, others = PAIRS[weight]
             dtypes |= {f"{above}.{weight}": dtype} | {
-                f"{above}.{name}": each for name, each in others.items()
+                f"{above}.{name}": item for name, item in others.items()
             }
             scales[f"{above}.{weight}"] = [f"{above}.{name}" for name in others]
     names = draw(st.permutations(sorted(dtypes)))
@@ -298,8 +298,8 @@ def quantised_trees(draw):
 
 def is_whole(array, codes):
     """Whether a weight is as it was, or the numbers that its codes and scales stand for."""
-    meant = [each for each in distinct([array]) if isinstance(each, Dequantized)]
-    return array is codes or [each.codes for each in meant] == [codes]
+    meant = [item for item in distinct([array]) if isinstance(item, Dequantized)]
+    return array is codes or [item.codes for item in meant] == [codes]
 
 
 @settings(max_examples=60)
@@ -323,18 +323,18 @@ def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantised, data):
         )
     )
     try:
-        made = tree.pipe(transform)
+        built = tree.pipe(transform)
     except CheckpointError:
         return
-    names_made = {id(array): dotted(path) for path, array in made.arrays.items()}
-    found = quantized({dotted(path): array for path, array in made.arrays.items()})
+    names_made = {id(array): dotted(path) for path, array in built.arrays.items()}
+    result = quantized({dotted(path): array for path, array in built.arrays.items()})
     for weight, theirs in scales.items():
         if isinstance(transform, CastTo | CastMap):
-            assert is_whole(made.arrays[weight,], tree.arrays[weight,])
+            assert is_whole(built.arrays[weight,], tree.arrays[weight,])
             continue
         name = names_made.get(id(tree.arrays[weight,]))
         if name is not None:
-            assert {names_made[id(tree.arrays[scale,])] for scale in theirs} <= set(found[name].scales)
+            assert {names_made[id(tree.arrays[scale,])] for scale in theirs} <= set(result[name].scales)
 
 
 @settings(max_examples=30)
@@ -342,14 +342,14 @@ def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantised, data):
 def test_what_parts_nothing_is_done(quantised):
     """Each weight may go with its own scales, and every module may have another name."""
     tree, scales = quantised
-    assert {each.name: set(each.scales) for each in found_in(tree).values()} == {
+    assert {item.name: set(item.scales) for item in found_in(tree).values()} == {
         weight: set(theirs) for weight, theirs in scales.items()
     }
     for weight, theirs in scales.items():
         assert len(tree.pipe(Select(drop=[weight, *theirs]))) == len(tree) - 1 - len(theirs)
     assert len(tree.pipe(MapArrays(lambda path, _: f"model.{path}"))) == len(tree)
     norms = tree.pipe(CastMap({"*.rms.*": "float16"}))
-    assert {each.dtype.name for path, each in norms.arrays.items() if ".rms." in path[0]} == {"float16"}
+    assert {item.dtype.name for path, item in norms.arrays.items() if ".rms." in path[0]} == {"float16"}
 
 
 def test_the_scale_of_another_weight_is_no_scale():
@@ -368,7 +368,7 @@ def test_scales_of_norms_scale_no_weights():
     plain = {"norm.scale": "float8_e4m3fn", "norm.bias": "float8_e4m3fn", "up.kernel": "float8_e4m3fn"}
     for dtypes in (plain, {"scale": "bfloat16", "up.kernel": "int8"}):
         tree = module_of(dtypes)
-        assert not any(each.scales for each in found_in(tree).values())
+        assert not any(item.scales for item in found_in(tree).values())
         tree.pipe(CastTo("float32"))
 
 
@@ -417,13 +417,13 @@ def test_mxfp4():
 def test_float8_that_nothing_scales_is_cast_like_any_other():
     tree = module_of({"weight": "float8_e4m3fn"})
     assert tree.pipe(CastTo("bfloat16")).arrays["layers.0.up.weight",].dtype.name == "bfloat16"
-    said = tree.with_metadata(config={"quantization_config": FP8})
+    declared = tree.with_metadata(config={"quantization_config": FP8})
     with pytest.raises(FormatError, match="without its scale"):
-        said.pipe(CastTo("bfloat16"))
+        declared.pipe(CastTo("bfloat16"))
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("declared", "words"),
     [
         (FP8, "fp8, e4m3 in blocks of 128 x 128"),
         (MXFP4, "mxfp4"),
@@ -434,8 +434,8 @@ def test_float8_that_nothing_scales_is_cast_like_any_other():
         (None, ""),
     ],
 )
-def test_schemes_in_words(said, words):
-    assert scheme(said) == words
+def test_schemes_in_words(declared, words):
+    assert scheme(declared) == words
 
 
 class TestCommands:
@@ -464,8 +464,8 @@ class TestCommands:
 
 class TestDoctor:
     def findings(self, directory):
-        found = examine(directory).findings
-        return [each for each in found if each.check == "quantization"]
+        result = examine(directory).findings
+        return [item for item in result if item.check == "quantization"]
 
     def test_all_is_well(self, llama):
         (finding,) = self.findings(llama)
@@ -483,10 +483,10 @@ class TestDoctor:
         assert scale.removesuffix("_scale_inv") in finding.what
 
     def test_the_configuration_does_not_know(self, tmp_path):
-        (finding,) = self.findings(fp8(tmp_path / "unsaid", "qwen3", said=False))
+        (finding,) = self.findings(fp8(tmp_path / "unsaid", "qwen3", declared=False))
         assert finding.level == "error"
         assert "has no quantization_config" in finding.what
-        (finding,) = self.findings(fp8(tmp_path / "bare", "qwen3", said=False, scales=False))
+        (finding,) = self.findings(fp8(tmp_path / "bare", "qwen3", declared=False, scales=False))
         assert finding.level == "warning"
 
     def test_the_configuration_speaks_of_what_is_not(self, tmp_path):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import convert
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.quantised_kinds import (
     GPTQ,
     KINDS,
@@ -33,8 +33,8 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspect.tree import inspect_tree
-from ckpttools.quantized.belongings import belongings
-from ckpttools.quantized.logical import logical
+from ckpttools.quantized.auxiliary_tensors import belongings
+from ckpttools.quantized.dequantized_tree import logical
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.weights import quantized
 from ckpttools.testing.strategies import noise, stored
@@ -48,18 +48,18 @@ from ckpttools.transforms.select import Select
 READ, UNREADABLE = ("mxfp4", "fp8 in blocks", "static fp8"), ("pack-quantized", "modelopt")
 
 
-def bytes_of(place: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+def bytes_of(location: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     return {
         dotted(path): (array.dtype.name, array.shape, np.asarray(array.read()).tobytes())
-        for path, array in open_tree(place).arrays.items()
+        for path, array in open_tree(location).arrays.items()
     }
 
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestEachKind:
     def test_whatever_is_left_out_alone_is_refused(self, kind):
-        for said in (True,) if kind in SAID_ONLY else (True, False):
-            tree = tree_of_kind(kind, said=said)
+        for declared in (True,) if kind in SAID_ONLY else (True, False):
+            tree = tree_of_kind(kind, declared=declared)
             for key in KINDS[kind][1]:
                 if (kind, key) == ("nf4", "weight"):
                     continue  # It names what is below it as well.
@@ -71,10 +71,10 @@ class TestEachKind:
                     assert "mlp.up_proj." in str(error.value)
 
     def test_whole_modules_and_plain_arrays_may_go(self, kind):
-        for said in (True,) if kind in SAID_ONLY else (True, False):
-            tree = tree_of_kind(kind, said=said)
-            made = tree.pipe(Select(drop=[f"{MODULES[0]}.*"]))
-            gone = {dotted(path) for path in tree} - {dotted(path) for path in made}
+        for declared in (True,) if kind in SAID_ONLY else (True, False):
+            tree = tree_of_kind(kind, declared=declared)
+            built = tree.pipe(Select(drop=[f"{MODULES[0]}.*"]))
+            gone = {dotted(path) for path in tree} - {dotted(path) for path in built}
             assert all(name.startswith(MODULES[0]) for name in gone)
             assert len(gone) == 1 + len(KINDS[kind][1])
             assert len(tree.pipe(Select([f"{MODULES[1]}.*"]))) == len(KINDS[kind][1])
@@ -91,13 +91,15 @@ class TestEachKind:
             with pytest.raises(FormatError, match="cannot be dequantised"):
                 tree.pipe(CastTo("float64"))
         by_name = floats or kind in {*READ, *UNREADABLE}
-        made = tree.pipe(CastMap({f"*{name}": "float64" for name in PLAIN}) if by_name else CastTo("float64"))
-        for path, array in made.arrays.items():
+        built = tree.pipe(
+            CastMap({f"*{name}": "float64" for name in PLAIN}) if by_name else CastTo("float64")
+        )
+        for path, array in built.arrays.items():
             if path in quantised:
                 assert array is tree.arrays[path]
             else:
                 assert array.dtype.name == "float64"
-        remarks = " ".join(made.metadata.notes.remarks)
+        remarks = " ".join(built.metadata.notes.remarks)
         sides = [key for key, (dtype, _) in KINDS[kind][1].items() if DTYPES[dtype].is_float]
         if not by_name:
             assert all(key.rpartition(".")[2] in remarks for key in sides)
@@ -109,10 +111,10 @@ class TestEachKind:
         if kind not in READ:
             return
         tree = tree_of_kind(kind)
-        made = logical(tree).tree
-        assert all(array.dtype.name in ("bfloat16", "float32") for array in made.arrays.values())
-        assert len(made) == len(PLAIN) + len(MODULES) * (2 if kind == "mxfp4" else 1)
-        assert "quantization_config" not in made.metadata.config
+        built = logical(tree).tree
+        assert all(array.dtype.name in ("bfloat16", "float32") for array in built.arrays.values())
+        assert len(built) == len(PLAIN) + len(MODULES) * (2 if kind == "mxfp4" else 1)
+        assert "quantization_config" not in built.metadata.config
 
     def test_names_that_part_them_are_refused(self, kind):
         tree = tree_of_kind(kind)
@@ -123,11 +125,11 @@ class TestEachKind:
 
     def test_what_keeps_all_keeps_every_bit(self, kind, tmp_path):
         source = write(tmp_path / "source", kind)
-        wanted = bytes_of(source)
+        expected = bytes_of(source)
         run("convert", "to-orbax", source, tmp_path / "orbax")
         run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "back")
-        assert bytes_of(tmp_path / "back") == wanted
-        assert bytes_of(tmp_path / "orbax") == wanted
+        assert bytes_of(tmp_path / "back") == expected
+        assert bytes_of(tmp_path / "orbax") == expected
         config = json.loads((source / "config.json").read_bytes())
         assert json.loads((tmp_path / "back" / "config.json").read_bytes()) == config
         out = tmp_path / "out"
@@ -142,7 +144,7 @@ class TestEachKind:
         assert report.modules == len(MODULES)
         assert KINDS[kind][0]["quant_method"] in report.scheme
         if kind not in SAID_ONLY:
-            bare = inspect_tree(tree_of_kind(kind, said=False)).quantization
+            bare = inspect_tree(tree_of_kind(kind, declared=False)).quantization
             assert bare is not None
             assert bare.modules == len(MODULES)
             assert bare.method is None
@@ -150,8 +152,8 @@ class TestEachKind:
 
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(sorted(KINDS)), st.booleans(), st.data())
-def test_all_of_a_module_or_nothing(kind, said, data):
-    tree = tree_of_kind(kind, said=said or kind in SAID_ONLY)
+def test_all_of_a_module_or_nothing(kind, declared, data):
+    tree = tree_of_kind(kind, declared=declared or kind in SAID_ONLY)
     names = [name for (name,) in tree.arrays]
     keys = sorted({name.rpartition(".")[2] for name in names})
     pattern = st.one_of(
@@ -164,12 +166,12 @@ def test_all_of_a_module_or_nothing(kind, said, data):
     some = st.lists(pattern, max_size=3)
     keep, drop = data.draw(some), data.draw(some)
     try:
-        made = {name for (name,) in tree.pipe(Select(keep, drop)).arrays}
+        built = {name for (name,) in tree.pipe(Select(keep, drop)).arrays}
     except CheckpointError:
         return
     for module in MODULES:
         for part in parts_of(kind, module):
-            assert part <= made or part.isdisjoint(made)
+            assert part <= built or part.isdisjoint(built)
 
 
 class TestWhoseItIs:
@@ -187,7 +189,7 @@ class TestWhoseItIs:
     def test_scales_of_activations_are_no_scales_of_weights(self):
         """A float8 weight that has lost its own still has that of its input."""
         tree = tree_of_kind("static fp8")
-        left = Tree({p: each for p, each in tree.items() if not p[0].endswith("weight_scale")}, tree.metadata)
+        left = Tree({p: item for p, item in tree.items() if not p[0].endswith("weight_scale")}, tree.metadata)
         with pytest.raises(FormatError, match=r"weight: float8_e4m3fn, without its scale"):
             left.pipe(CastTo("bfloat16"))
 
@@ -198,42 +200,44 @@ class TestWhoseItIs:
         whole, float8 = (stored(noise((8, 16), dtype), dtype) for dtype in dtypes)
         for field in ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules"):
             tree = tree_of_kind("gptq")
-            said = {"quantization_config": {**GPTQ, field: [entry]}}
-            made = Tree({**tree.leaves, ("lm_head.weight",): whole}, tree.metadata).with_metadata(config=said)
-            assert "lm_head.weight" not in quantized_in(made).weights
-            made = Tree({**tree.leaves, ("lm_head.weight",): float8}, tree.metadata)
+            declared = {"quantization_config": {**GPTQ, field: [entry]}}
+            built = Tree({**tree.leaves, ("lm_head.weight",): whole}, tree.metadata).with_metadata(
+                config=declared
+            )
+            assert "lm_head.weight" not in quantized_in(built).weights
+            built = Tree({**tree.leaves, ("lm_head.weight",): float8}, tree.metadata)
             with pytest.raises(FormatError, match=r"lm_head.weight: float8_e4m3fn, without its scale"):
-                made.with_metadata(config=said).pipe(CastTo("float16"))
-            stating = said | {"dtype": "float8_e4m3fn"}
-            cast = made.with_metadata(config=stating).pipe(CastTo("float16"))
+                built.with_metadata(config=declared).pipe(CastTo("float16"))
+            stating = declared | {"dtype": "float8_e4m3fn"}
+            cast = built.with_metadata(config=stating).pipe(CastTo("float16"))
             assert cast.arrays["lm_head.weight",].dtype.name == "float16"
             assert cast.arrays[f"{MODULES[0]}.scales",] is tree.arrays[f"{MODULES[0]}.scales",]
 
     @pytest.mark.parametrize("key", ["weight", "bias"])
     def test_float8_without_a_scale_in_a_module_that_is_not_quantised(self, key):
         """It is never dequantised as it is, nor beside others that are."""
-        made = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
-        codes = made.arrays[made.name]
-        arrays = {**made.arrays, f"lm_head.{key}": codes if key == "weight" else codes[0]}
+        built = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
+        codes = built.arrays[built.name]
+        arrays = {**built.arrays, f"lm_head.{key}": codes if key == "weight" else codes[0]}
         tree = tree_of(
-            arrays, {"quantization_config": {**made.config, "modules_to_not_convert": ["lm_head"]}}
+            arrays, {"quantization_config": {**built.config, "modules_to_not_convert": ["lm_head"]}}
         )
         with pytest.raises(FormatError, match=rf"lm_head.{key}: float8_e4m3fn, without its scale"):
             tree.pipe(Dequantize())
 
     def test_a_single_number_in_float8_is_taken_for_no_plain_one(self):
-        made = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
-        arrays = {**made.arrays, "m.gate.e": made.arrays[made.name][0, 0].reshape(())}
+        built = fp8_blocks(np.random.default_rng(0), (16, 16), (8, 8))
+        arrays = {**built.arrays, "m.gate.e": built.arrays[built.name][0, 0].reshape(())}
         with pytest.raises(FormatError, match=r"m.gate.e: float8_e4m3fn, without its scale"):
-            tree_of(arrays, {"quantization_config": made.config}).pipe(CastTo("bfloat16"))
+            tree_of(arrays, {"quantization_config": built.config}).pipe(CastTo("bfloat16"))
 
     def test_other_entries_exempt_nothing(self):
         float8 = DTYPES["float8_e4m3fn"]
         for entry in ("head", "re:(lm|x)_head", "re:[", 3, "lm_head.weight.x"):
             leaves = {("lm_head.weight",): stored(noise((8, 16), float8), float8)}
-            said = {"quantization_config": {**GPTQ, "ignore": [entry]}}
+            declared = {"quantization_config": {**GPTQ, "ignore": [entry]}}
             with pytest.raises(FormatError, match="without scales"):
-                Tree(leaves).with_metadata(config=said).pipe(CastTo("float16"))
+                Tree(leaves).with_metadata(config=declared).pipe(CastTo("float16"))
 
     def test_names_joined_by_slashes(self):
         for module in ("a/b", ""):
@@ -268,10 +272,10 @@ class TestPlainFloat8:
         )
         assert json.loads((tmp_path / "back" / "config.json").read_bytes())["dtype"] == "bfloat16"
         run("convert", "hf-to-maxtext", f8, tmp_path / "maxtext", "--dtype", "bfloat16")
-        run("convert", "hf-to-maxtext", tmp_path / "back", tmp_path / "wanted")
-        mapped, wanted = bytes_of(tmp_path / "maxtext"), bytes_of(tmp_path / "wanted")
-        assert {n for n in wanted if mapped[n] != wanted[n]} <= {
-            n for n in wanted if "query" in n or "key" in n
+        run("convert", "hf-to-maxtext", tmp_path / "back", tmp_path / "expected")
+        mapped, expected = bytes_of(tmp_path / "maxtext"), bytes_of(tmp_path / "expected")
+        assert {n for n in expected if mapped[n] != expected[n]} <= {
+            n for n in expected if "query" in n or "key" in n
         }
         assert inspect_tree(open_tree(f8)).quantization is None
 
@@ -298,8 +302,8 @@ class TestPlainFloat8:
 
     def test_a_tree_without_configuration(self):
         float8 = DTYPES["float8_e4m3fn"]
-        made = Tree({("up.weight",): stored(noise((4, 4), float8), float8)}).pipe(CastTo("bfloat16"))
-        assert "if scales were lost" in " ".join(made.metadata.notes.remarks)
+        built = Tree({("up.weight",): stored(noise((4, 4), float8), float8)}).pipe(CastTo("bfloat16"))
+        assert "if scales were lost" in " ".join(built.metadata.notes.remarks)
 
 
 class TestIndices:
@@ -319,8 +323,8 @@ class TestIndices:
         }
         tree = Tree({**tree.leaves, **extra}, tree.metadata)
         assert len(tree.pipe(Select(drop=["*position_ids", "*position_index"]))) == len(tree) - 2
-        made = tree.pipe(CastTo("float32"))
-        assert {made.arrays[path].dtype.name for path in extra} == {"int64", "float32"}
+        built = tree.pipe(CastTo("float32"))
+        assert {built.arrays[path].dtype.name for path in extra} == {"int64", "float32"}
 
     ATTENTION: ClassVar[Arrays] = {
         "model.attn.mask": ("int8", (8, 8)),
@@ -332,14 +336,14 @@ class TestIndices:
     @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32"])
     def test_a_weight_in_full_beside_them_is_plain(self, key, dtype):
         tree = _stored({**self.ATTENTION, "model.attn.mask": (dtype, (8, 8))})
-        tree = Tree({(each[0].replace("mask", key),): leaf for each, leaf in tree.items()})
-        made = tree.pipe(CastTo("bfloat16"))
-        dtypes = {path[0].rpartition(".")[2]: array.dtype.name for path, array in made.arrays.items()}
+        tree = Tree({(item[0].replace("mask", key),): leaf for item, leaf in tree.items()})
+        built = tree.pipe(CastTo("bfloat16"))
+        dtypes = {path[0].rpartition(".")[2]: array.dtype.name for path, array in built.arrays.items()}
         assert dtypes == {key: dtype, "scale": "bfloat16", "weight": "bfloat16"}
         assert len(tree.pipe(Select(drop=["*scale"]))) == 2
 
     @pytest.mark.parametrize(
-        ("changed", "said"),
+        ("changed", "declared"),
         [
             ({}, True),
             ({"model.attn.mask_scale": ("float32", (8,))}, False),
@@ -349,9 +353,9 @@ class TestIndices:
             ({"model.attn.qvalue": ("int8", (8, 8))}, False),
         ],
     )
-    def test_with_a_sign_of_quantisation_all_stay_together(self, changed, said):
+    def test_with_a_sign_of_quantisation_all_stay_together(self, changed, declared):
         tree = _stored(self.ATTENTION | changed)
-        tree = tree.with_metadata(config={"quantization_config": GPTQ}) if said else tree
+        tree = tree.with_metadata(config={"quantization_config": GPTQ}) if declared else tree
         with pytest.raises(MappingError, match=r"without .*scale"):
             tree.pipe(Select(drop=["*.scale"]))
         assert tree.pipe(CastTo("bfloat16")).arrays[("model.attn.scale",)].dtype.name == "float32"
@@ -359,7 +363,7 @@ class TestIndices:
 
 def _stored(arrays: Arrays) -> Tree:
     return Tree(
-        {(name,): stored(noise(shape, DTYPES[each]), DTYPES[each]) for name, (each, shape) in arrays.items()}
+        {(name,): stored(noise(shape, DTYPES[item]), DTYPES[item]) for name, (item, shape) in arrays.items()}
     )
 
 
@@ -391,8 +395,8 @@ class TestWeightsMadeOfSeveral:
         return Tree(leaves).pipe(parse_rules({"rules": rules}))
 
     def test_all_of_them(self):
-        made = self.remapped(3, drop=False)
-        assert {path: array.shape for path, array in made.arrays.items()} == {
+        built = self.remapped(3, drop=False)
+        assert {path: array.shape for path, array in built.arrays.items()} == {
             ("all.weight_packed",): (2, 4, 4),
             ("all.weight_scale",): (2, 4, 2),
             ("all.weight_shape",): (2, 2),
@@ -436,14 +440,14 @@ class TestMaxText:
         save(quantised_maxtext(plain, kind), tmp_path / "source", "orbax")
         run("unstack", tmp_path / "source", tmp_path / "apart")
         run("stack", tmp_path / "apart", tmp_path / "together")
-        wanted = bytes_of(tmp_path / "source")
-        assert bytes_of(tmp_path / "together") == wanted
+        expected = bytes_of(tmp_path / "source")
+        assert bytes_of(tmp_path / "together") == expected
         apart = open_tree(tmp_path / "apart")
-        found = quantized({dotted(path): array for path, array in apart.arrays.items()})
-        assert found and all(each.scales for each in found.values())
-        name = next(name for name in wanted if name.endswith(("scale", "scale.0")) and "mlp" in name)
+        result = quantized({dotted(path): array for path, array in apart.arrays.items()})
+        assert result and all(item.scales for item in result.values())
+        name = next(name for name in expected if name.endswith(("scale", "scale.0")) and "mlp" in name)
         first = name.replace("decoder.layers", "decoder.layers_1")
-        whole = {dotted(p): each for p, each in open_tree(tmp_path / "source").arrays.items()}[name]
+        whole = {dotted(p): item for p, item in open_tree(tmp_path / "source").arrays.items()}[name]
         second = np.ascontiguousarray(np.moveaxis(np.asarray(whole.read()), whole.ndim > 1, 0)[1])
         assert bytes_of(tmp_path / "apart")[first][2] == second.tobytes()
         run("convert", "maxtext-to-hf", tmp_path / "source", tmp_path / "hf", code=3)
@@ -510,10 +514,10 @@ def test_hundreds_of_weights_beside_thousands_of_arrays():
     arrays |= {f"m.w{i}_scale": one["float32"] for i in range(200)}
     arrays |= {f"m.odd{i}": one["float32"] for i in range(5_000)} | {"m.w7_table": one["float32"]}
     start = time.process_time()
-    found = quantized(arrays, SAID)
+    result = quantized(arrays, SAID)
     assert time.process_time() - start < 3
-    assert len(found["m.w7"].others) == 5_001
-    assert found["m.w0"].others == found["m.w1"].others == tuple(f"m.odd{i}" for i in range(5_000))
+    assert len(result["m.w7"].others) == 5_001
+    assert result["m.w0"].others == result["m.w1"].others == tuple(f"m.odd{i}" for i in range(5_000))
 
 
 def test_a_module_of_thousands_takes_no_time():
@@ -524,7 +528,7 @@ def test_a_module_of_thousands_takes_no_time():
     start = time.process_time()
     for end in ("_scale", "_of_scale"):
         weights = {f"a.w{i}": one["float8_e4m3fn"] for i in range(3000)}
-        found = quantized({**weights, **{f"{name}{end}": one["float32"] for name in weights}})
-        assert len(found) == 3000
-        assert all(each.scales == (f"{name}{end}",) for name, each in found.items())
+        result = quantized({**weights, **{f"{name}{end}": one["float32"] for name in weights}})
+        assert len(result) == 3000
+        assert all(item.scales == (f"{name}{end}",) for name, item in result.items())
     assert time.process_time() - start < 5

@@ -41,11 +41,11 @@ def test_no_function_rearranges_a_part(kind):
             continue  # They are the same in any order of axes.
         for ends in ((f"{MODULES[0]}.{key}",), tuple(f"{module}.{key}" for module in MODULES)):
             with pytest.raises(MappingError) as error:
-                tree.pipe(MapArrays(lambda path, each, ends=ends: turned(each) if path in ends else path))
+                tree.pipe(MapArrays(lambda path, item, ends=ends: turned(item) if path in ends else path))
             assert REFUSED in str(error.value)
             assert f"{MODULES[0]}.{key}" in str(error.value)
-    made = tree.pipe(MapArrays(lambda path, each: turned(each) if path == "lm_head.weight" else path))
-    assert made.arrays["lm_head.weight",].shape == PLAIN["lm_head.weight"][1][::-1]
+    built = tree.pipe(MapArrays(lambda path, item: turned(item) if path == "lm_head.weight" else path))
+    assert built.arrays["lm_head.weight",].shape == PLAIN["lm_head.weight"][1][::-1]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -68,7 +68,7 @@ def test_no_function_casts_a_part():
     part = next(path[0] for path in tree.arrays if path[0].endswith(".scales"))
     cast = elementwise(tree.arrays[part,], Convert(DTYPES["float32"]))
     with pytest.raises(MappingError, match="cast from float16 to float32"):
-        tree.pipe(MapArrays(lambda path, each: cast if path == part else path))
+        tree.pipe(MapArrays(lambda path, item: cast if path == part else path))
 
 
 def experts(sides: dict[str, tuple[str, tuple[int, ...]]]) -> Tree:
@@ -108,9 +108,9 @@ def test_stacks_of_all_parts_alike(orders):
         with pytest.raises(MappingError, match=r"rearranged|each module whole"):
             tree.pipe(remap)
         return
-    made = tree.pipe(remap)
+    built = tree.pipe(remap)
     for key in PARTS:
-        read = np.asarray(made.arrays[f"all.{key}",].read())
+        read = np.asarray(built.arrays[f"all.{key}",].read())
         for d in range(2):
             for e in range(EXPERTS):
                 one = np.asarray(tree.arrays[f"experts.{d}.{e}.{key}",].read())
@@ -169,7 +169,7 @@ def test_commands_refuse_and_write_nothing(tmp_path):
 def test_copies_keep_what_says_how(tmp_path):
     """Also of schemes that nobody has told of."""
     for kind in ("quanto", "spqr", "vptq"):
-        source, wanted = write(tmp_path / kind, kind), KINDS[kind][0]
+        source, expected = write(tmp_path / kind, kind), KINDS[kind][0]
         before = load_file(source / "model.safetensors")
         for words, flags in (
             (("convert", "to-safetensors"), ()),
@@ -179,7 +179,7 @@ def test_copies_keep_what_says_how(tmp_path):
             out = tmp_path / f"{kind}-{words[-1]}"
             run(*words, source, out, *flags)
             config = json.loads((out / "config.json").read_bytes())
-            assert config["quantization_config"] == wanted
+            assert config["quantization_config"] == expected
             after = load_file(out / "model.safetensors")
             for name in before.keys() - PLAIN.keys():
                 assert after[name].dtype == before[name].dtype

@@ -6,12 +6,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from support import quantised_weights as made
+from support import quantised_weights as built
 from support.command_line import run
 
 from ckpttools.core.errors import FormatError
-from ckpttools.quantized.logical import logical
-from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.quantized.dequantized_tree import logical
 from ckpttools.quantized.tree import quantized_in
 
 
@@ -22,10 +22,10 @@ def numbers(tree, name):
 
 def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quantised():
     """It may be said in several places."""
-    weight = made.fp8_rows(np.random.default_rng(0), (8, 8))
+    weight = built.fp8_rows(np.random.default_rng(0), (8, 8))
     part = {"text_config": {"quantization_config": weight.config, "hidden_size": 8}}
     config = {"quantization_config": weight.config, "thinker_config": part}
-    tree = logical(made.tree_of(weight.arrays, config)).tree
+    tree = logical(built.tree_of(weight.arrays, config)).tree
     assert tree.metadata.config == {"thinker_config": {"text_config": {"hidden_size": 8}}}
     assert config["thinker_config"]["text_config"]["quantization_config"] == weight.config
 
@@ -33,35 +33,35 @@ def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quanti
 @pytest.mark.parametrize("coarse", ["channel", "tensor"])
 def test_groups_of_one_model_may_have_scales_of_blocks_and_of_rows(coarse):
     rng = np.random.default_rng(0)
-    blocks = made.fp8_blocks(rng, (16, 24), (8, 8), "bfloat16")
-    other = made.fp8_rows(rng, (16, 24)) if coarse == "channel" else made.fp8_tensor(rng, (16, 24))
-    arrays = {name.replace("m.", "a.").removesuffix("_inv"): each for name, each in blocks.arrays.items()}
+    blocks = built.fp8_blocks(rng, (16, 24), (8, 8), "bfloat16")
+    other = built.fp8_rows(rng, (16, 24)) if coarse == "channel" else built.fp8_tensor(rng, (16, 24))
+    arrays = {name.replace("m.", "a.").removesuffix("_inv"): item for name, item in blocks.arrays.items()}
     weights = {"num_bits": 8, "type": "float"}
     groups = {
         "group_0": {"weights": {**weights, "strategy": "block", "block_structure": [8, 8]}},
         "group_1": {"weights": {**weights, "strategy": coarse}},
     }
-    said = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
-    tree = made.tree_of({**arrays, **other.arrays}, {"quantization_config": said})
+    declared = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+    tree = built.tree_of({**arrays, **other.arrays}, {"quantization_config": declared})
     assert (numbers(tree, "a.q_proj.weight") == blocks.bfloat16).all()
     assert (numbers(tree, other.name) == other.bfloat16).all()
 
 
 def test_what_else_a_module_has_is_called_a_scheme_that_is_not_read():
     """ModelOpt's AWQ divides weights by what it multiplies activations with: nothing is missing."""
-    weight = made.fp8_tensor(np.random.default_rng(0), (16, 24))
+    weight = built.fp8_tensor(np.random.default_rng(0), (16, 24))
     arrays = {**weight.arrays, "m.q_proj.pre_quant_scale": np.ones(24, np.float32)}
-    said = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    declared = {"quant_method": "modelopt", "quant_algo": "FP8"}
     with pytest.raises(FormatError, match="pre_quant_scale beside it") as error:
-        logical(made.tree_of(arrays, {"quantization_config": said}))
+        logical(built.tree_of(arrays, {"quantization_config": declared}))
     assert "get the checkpoint again" not in str(error.value)
 
 
 def test_deepseek_v4_says_beside_it_that_experts_are_fp4():
-    weight = made.fp4_experts(np.random.default_rng(0), 6, 2)
-    said = {**weight.config}
-    experts = said.pop("expert_dtype")
-    tree = made.tree_of(weight.arrays, {"expert_dtype": experts, "quantization_config": said})
+    weight = built.fp4_experts(np.random.default_rng(0), 6, 2)
+    declared = {**weight.config}
+    experts = declared.pop("expert_dtype")
+    tree = built.tree_of(weight.arrays, {"expert_dtype": experts, "quantization_config": declared})
     assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
     assert not logical(tree).tree.metadata.config
 
@@ -74,20 +74,20 @@ def test_fused_experts_of_llama_4_have_a_scale_for_each_column(key, shape):
     scales = rng.uniform(0.01, 1, (shape[0], 1, shape[2])).astype(np.float32)
     stored = scales if key == "gate_up_proj" else scales.transpose(0, 2, 1).copy()
     config = {"quantization_config": {"quant_method": "fbgemm_fp8"}}
-    tree = made.tree_of({name: codes, f"{name}_scale": stored}, config)
-    wanted = (codes.astype(np.float32) * scales).astype(ml_dtypes.bfloat16)
-    assert np.array_equal(numbers(tree, name), wanted)
+    tree = built.tree_of({name: codes, f"{name}_scale": stored}, config)
+    expected = (codes.astype(np.float32) * scales).astype(ml_dtypes.bfloat16)
+    assert np.array_equal(numbers(tree, name), expected)
 
 
 def test_fused_experts_with_scales_of_rows_are_refused():
     codes = np.ones((2, 4, 6), ml_dtypes.float8_e4m3fn)
     arrays = {"m.experts.down_proj": codes, "m.experts.down_proj_scale": np.ones((2, 4, 1), np.float32)}
-    tree = made.tree_of(arrays, {"quantization_config": {"quant_method": "fbgemm_fp8"}})
+    tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "fbgemm_fp8"}})
     assert "2, 1, 6" in weights_in(tree).faults[0]
 
 
 def int4(**weights: str | bool):
-    weight = made.int4(np.random.default_rng(0), 4, 8, 32)
+    weight = built.int4(np.random.default_rng(0), 4, 8, 32)
     group = next(iter(weight.config["config_groups"].values()))
     group = {"weights": {**group["weights"], **weights}}
     return weight, {**weight.config, "config_groups": {"group_0": group}}
@@ -97,7 +97,7 @@ def int4(**weights: str | bool):
 def test_groups_of_other_numbers_or_of_columns_apart_are_refused(odd):
     weight, config = int4(**odd)
     with pytest.raises(FormatError):
-        logical(made.tree_of(weight.arrays, {"quantization_config": config}))
+        logical(built.tree_of(weight.arrays, {"quantization_config": config}))
 
 
 ZERO_POINT = "m.experts.0.up_proj.weight_zero_point"
@@ -111,39 +111,39 @@ ODD_ZEROS = {
 
 @pytest.mark.parametrize("odd", ODD_ZEROS)
 def test_zero_points_that_are_not_one_for_each_scale_are_refused(odd):
-    weight = made.int4(np.random.default_rng(0), 8, 2, 8, shifted=True)
+    weight = built.int4(np.random.default_rng(0), 8, 2, 8, shifted=True)
     assert weight.arrays[ZERO_POINT].shape == (1, 2)
-    arrays = {name: each for name, each in weight.arrays.items() if name != ZERO_POINT}
+    arrays = {name: item for name, item in weight.arrays.items() if name != ZERO_POINT}
     arrays |= {} if ODD_ZEROS[odd] is None else {ZERO_POINT: ODD_ZEROS[odd]}
     with pytest.raises(FormatError, match="weight_zero_point"):
-        logical(made.tree_of(arrays, {"quantization_config": weight.config}))
+        logical(built.tree_of(arrays, {"quantization_config": weight.config}))
 
 
 def test_a_plan_in_a_file_has_zero_points(tmp_path):
-    weight = made.int4(np.random.default_rng(0), 29, 4, 8, shifted=True)
+    weight = built.int4(np.random.default_rng(0), 29, 4, 8, shifted=True)
     (tmp_path / "hf").mkdir()
     save_file(dict(weight.arrays), tmp_path / "hf" / "model.safetensors")
     (tmp_path / "hf" / "config.json").write_text(json.dumps({"quantization_config": weight.config}))
     run("plan", "-o", tmp_path / "plan", "cast", tmp_path / "hf", tmp_path / "out", "--dtype", "bfloat16")
     run("run", tmp_path / "plan", "--part", "0/1")
     run("run", tmp_path / "plan", "--publish")
-    (found,) = load_file(tmp_path / "out" / "model.safetensors").values()
-    assert found.tobytes() == weight.bfloat16.tobytes()
+    (result,) = load_file(tmp_path / "out" / "model.safetensors").values()
+    assert result.tobytes() == weight.bfloat16.tobytes()
 
 
 @pytest.mark.parametrize(
-    ("places", "is_read"),
+    ("locations", "is_read"),
     [
         (["weight_input", "weight_output"], True),
         (["q_attn", "k_cache"], True),
         (["input", "weight_input"], False),
     ],
 )
-def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(places, is_read):
+def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(locations, is_read):
     weight, config = int4(actorder="weight")
-    apply = [{"targets": ["Linear"], "location": place} for place in places]
+    apply = [{"targets": ["Linear"], "location": location} for location in locations]
     config["transform_config"] = {"config_groups": {"R4": {"type": "hadamard", "apply": apply}}}
-    tree = made.tree_of(weight.arrays, {"quantization_config": config})
+    tree = built.tree_of(weight.arrays, {"quantization_config": config})
     assert bool(weights_in(tree).faults) is not is_read
     if is_read:
         assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
@@ -152,5 +152,5 @@ def test_weights_of_activations_that_are_rotated_at_run_time_are_refused(places,
 def test_tables_of_experts_beside_dequantised_weights_are_no_codes():
     floats = {f"layers.mlp.{key}": np.ones((2, 4, 4), ml_dtypes.bfloat16) for key in ("wi_0", "wi_1", "wo")}
     arrays = {**floats, "layers.mlp.tid2eid": np.zeros((9, 2), np.int32)}
-    tree = made.tree_of(arrays, {"quantization_config": {"quant_method": "fp8"}})
+    tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "fp8"}})
     assert not quantized_in(tree).weights

@@ -6,14 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from support import quantised_weights as made
+from support import quantised_weights as built
 from support.command_line import ended, succeed
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
-from ckpttools.quantized.logical import logical
-from ckpttools.quantized.readable import weights_in
+from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.quantized.dequantized_tree import logical
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastTo
 from ckpttools.transforms.dequantize import Dequantize
@@ -42,9 +42,9 @@ def groups(**weights: object) -> dict[str, object]:
     return {"config_groups": {"group_0": {"weights": weights}}}
 
 
-def int4_model(**said: object) -> tuple[dict[str, np.ndarray], dict[str, object]]:
-    weight = made.int4(np.random.default_rng(0), 4, 8, 32)
-    return dict(weight.arrays), {**weight.config, **said}
+def int4_model(**declared: object) -> tuple[dict[str, np.ndarray], dict[str, object]]:
+    weight = built.int4(np.random.default_rng(0), 4, 8, 32)
+    return dict(weight.arrays), {**weight.config, **declared}
 
 
 INT4, INT4_SAID = int4_model()
@@ -52,7 +52,7 @@ WHOLE_8 = groups(num_bits=8, type="int", strategy="channel")
 
 
 @pytest.mark.parametrize(
-    ("arrays", "said", "named"),
+    ("arrays", "declared", "named"),
     [
         (INT8, {"format": "int-quantized", **WHOLE_8}, "format: int-quantized"),
         (MX, {"format": "mxfp4-pack-quantized"}, "format: mxfp4-pack-quantized"),
@@ -80,8 +80,8 @@ WHOLE_8 = groups(num_bits=8, type="int", strategy="channel")
         ),
     ],
 )
-def test_what_is_not_read_is_named_with_the_tool_that_reads_it(arrays, said, named):
-    tree = made.tree_of(arrays, {"quantization_config": {"quant_method": "compressed-tensors", **said}})
+def test_what_is_not_read_is_named_with_the_tool_that_reads_it(arrays, declared, named):
+    tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "compressed-tensors", **declared}})
     with pytest.raises(FormatError) as error:
         logical(tree)
     assert named in str(error.value)
@@ -90,15 +90,15 @@ def test_what_is_not_read_is_named_with_the_tool_that_reads_it(arrays, said, nam
 
 
 def test_codes_of_another_kind_than_the_configuration_says_are_refused():
-    weight = made.fp8_blocks(np.random.default_rng(0), (4, 4), (2, 2))
-    for said in ("e4m3", "e5m2"):
-        tree = made.tree_of(weight.arrays, {"quantization_config": {**weight.config, "fmt": said}})
-        assert bool(weights_in(tree).faults) is (said == "e5m2")
+    weight = built.fp8_blocks(np.random.default_rng(0), (4, 4), (2, 2))
+    for declared in ("e4m3", "e5m2"):
+        tree = built.tree_of(weight.arrays, {"quantization_config": {**weight.config, "fmt": declared}})
+        assert bool(weights_in(tree).faults) is (declared == "e5m2")
 
 
 def test_two_arrays_of_one_name_are_refused():
     """Schemes go by keys joined by dots: one of the two would be lost, or read in place of the other."""
-    weight = made.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
+    weight = built.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
     tree = weight.tree
     twice = Tree({**tree.leaves, tuple(weight.name.split(".")): tree.arrays[(weight.name,)]}, tree.metadata)
     for change in (Dequantize(), CastTo("bfloat16")):
@@ -110,22 +110,24 @@ def test_two_arrays_of_one_name_are_refused():
 
 
 def test_dense_sparsity_is_no_variant():
-    arrays, said = int4_model(sparsity_config={"format": "dense"})
-    assert len(logical(made.tree_of(arrays, {"quantization_config": said})).weights) == 1
+    arrays, declared = int4_model(sparsity_config={"format": "dense"})
+    assert len(logical(built.tree_of(arrays, {"quantization_config": declared})).weights) == 1
 
 
 def test_what_is_missing_is_not_taken_for_a_variant():
-    arrays, said = int4_model()
+    arrays, declared = int4_model()
     del arrays["m.experts.0.up_proj.weight_scale"]
     with pytest.raises(FormatError) as error:
-        logical(made.tree_of(arrays, {"quantization_config": said}))
+        logical(built.tree_of(arrays, {"quantization_config": declared}))
     assert "get the checkpoint again" in str(error.value.hint)
 
 
 @pytest.mark.parametrize("block", [[True, True], [128, True], [128.0, 128.0], "128x128", [128], [0, 128]])
 def test_what_is_no_block(block):
-    weight = made.fp8_blocks(np.random.default_rng(0), (4, 4), (1, 1))
-    tree = made.tree_of(weight.arrays, {"quantization_config": {**weight.config, "weight_block_size": block}})
+    weight = built.fp8_blocks(np.random.default_rng(0), (4, 4), (1, 1))
+    tree = built.tree_of(
+        weight.arrays, {"quantization_config": {**weight.config, "weight_block_size": block}}
+    )
     with pytest.raises(FormatError, match="is no block"):
         logical(tree)
 
@@ -134,10 +136,10 @@ def test_what_is_no_block(block):
     "shape", [[4, 40], [4, 56], [4, 60], [4, 63], [4, 65], [4, -64], [64, 4], [4], [4.0, 60.0]]
 )
 def test_a_shape_that_is_not_that_of_the_codes(shape):
-    arrays, said = int4_model()
+    arrays, declared = int4_model()
     arrays["m.experts.0.up_proj.weight_shape"] = np.array(shape)
     with pytest.raises(FormatError) as error:
-        Dequantize()(made.tree_of(arrays, {"quantization_config": said}))
+        Dequantize()(built.tree_of(arrays, {"quantization_config": declared}))
     assert "up_proj.weight" in str(error.value)
     assert "get the checkpoint again" in str(error.value.hint)
 
@@ -148,29 +150,29 @@ PLAIN = {"m.self_attn.v_proj.weight": np.ones((4, 4), ml_dtypes.bfloat16)}
 
 @pytest.mark.parametrize("is_quantised", [True, False])
 def test_scales_of_caches_beside_plain_weights_are_left_out_and_said(is_quantised):
-    weight = made.fp8_tensor(np.random.default_rng(0), (4, 4))
+    weight = built.fp8_tensor(np.random.default_rng(0), (4, 4))
     arrays = {**PLAIN, **CACHES, **(weight.arrays if is_quantised else {})}
-    tree = made.tree_of(arrays, {"quantization_config": weight.config})
+    tree = built.tree_of(arrays, {"quantization_config": weight.config})
     done = Dequantize("bfloat16")(tree)
-    wanted = {*PLAIN, weight.name} if is_quantised else {*PLAIN}
-    assert {path[0] for path in done.tree.arrays} == wanted
+    expected = {*PLAIN, weight.name} if is_quantised else {*PLAIN}
+    assert {path[0] for path in done.tree.arrays} == expected
     assert any("k_scale, v_scale" in line for line in done.notes.remarks)
     assert not done.tree.metadata.config
 
 
 def test_a_norm_that_is_called_a_scale_of_keys_or_outputs_is_a_weight():
-    weight = made.fp8_tensor(np.random.default_rng(0), (4, 4))
+    weight = built.fp8_tensor(np.random.default_rng(0), (4, 4))
     norms = {f"m.{name}_norm_scale": np.ones(4, np.float32) for name in ("q", "k", "output")}
-    tree = made.tree_of({**norms, **weight.arrays}, {"quantization_config": weight.config})
+    tree = built.tree_of({**norms, **weight.arrays}, {"quantization_config": weight.config})
     assert {path[0] for path in Dequantize("bfloat16")(tree).tree.arrays} == {*norms, weight.name}
 
 
 def test_doctor_and_cast_say_of_a_variant_what_reads_it(tmp_path):
-    said = {"quant_method": "compressed-tensors", "format": "int-quantized", **WHOLE_8}
+    declared = {"quant_method": "compressed-tensors", "format": "int-quantized", **WHOLE_8}
     model = tmp_path / "model"
     model.mkdir()
     save_file(INT8, model / "model.safetensors")
-    (model / "config.json").write_text(json.dumps({"quantization_config": said}))
+    (model / "config.json").write_text(json.dumps({"quantization_config": declared}))
     told = " ".join(succeed("doctor", model).output.split())
     assert TOOL in told
     assert "ckpt cast" not in told

@@ -29,9 +29,9 @@ E4M3, E2M1 = "float8_e4m3fn", "float4_e2m1fn"
 def values(shape, dtype, seed):
     """Numbers of many magnitudes, blocks of zeros among them."""
     rng = np.random.default_rng(seed)
-    made = rng.standard_normal(shape) * np.exp2(rng.integers(-20, 6, shape))
-    made[..., : shape[-1] // 3] *= rng.integers(0, 2)
-    return np.clip(made, -6e4, 6e4).astype(DTYPES[dtype].numpy)
+    built = rng.standard_normal(shape) * np.exp2(rng.integers(-20, 6, shape))
+    built[..., : shape[-1] // 3] *= rng.integers(0, 2)
+    return np.clip(built, -6e4, 6e4).astype(DTYPES[dtype].numpy)
 
 
 def by_formula(truth, rows, columns):
@@ -59,12 +59,12 @@ def matrices(draw):
 def test_fp8_blocks_are_as_the_formula_has_them_and_any_region_is_the_slice(truth, rows, columns, data):
     array = stored(truth, DTYPES[str(truth.dtype)])
     codes, scales = block_codes(array, Fp8Blocks(rows, columns))
-    wanted = [by_formula(each, rows, columns) for each in truth.reshape(-1, *truth.shape[-2:])]
-    for made, stacked in zip((codes, scales), zip(*wanted, strict=True), strict=True):
-        whole = np.reshape(stacked, made.shape)
-        assert made.read().tobytes() == whole.tobytes()
-        region = data.draw(regions(made.shape))
-        assert made.read(region).tobytes() == whole[region.slices].tobytes()
+    expected = [by_formula(item, rows, columns) for item in truth.reshape(-1, *truth.shape[-2:])]
+    for built, stacked in zip((codes, scales), zip(*expected, strict=True), strict=True):
+        whole = np.reshape(stacked, built.shape)
+        assert built.read().tobytes() == whole.tobytes()
+        region = data.draw(regions(built.shape))
+        assert built.read(region).tobytes() == whole[region.slices].tobytes()
 
 
 @given(seed=st.integers(0, 99), groups=st.integers(1, 3), dtype=DTYPE, data=st.data())
@@ -94,9 +94,9 @@ def test_rounding_is_to_nearest_even_of_all_patterns(dtype):
     near = near[np.isfinite(near)]
     between = (np.sort(near)[1:] + np.sort(near)[:-1]) / 2
     around = [np.nextafter(between, np.float32(side)) for side in (-np.inf, np.inf)]
-    found = np.concatenate([patterns.view(np.float32), near, between, *around])
-    found = found[np.abs(found) <= near.max()]
-    assert (rounded_to_few_bits(found, dtype) == found.astype(DTYPES[dtype].numpy).view(np.uint8)).all()
+    result = np.concatenate([patterns.view(np.float32), near, between, *around])
+    result = result[np.abs(result) <= near.max()]
+    assert (rounded_to_few_bits(result, dtype) == result.astype(DTYPES[dtype].numpy).view(np.uint8)).all()
 
 
 def test_what_is_beyond_the_range_is_the_largest():
@@ -119,16 +119,16 @@ def test_what_is_lost_is_told_once_however_it_is_cut(truth, data):
     many = np.repeat(np.repeat(scales.read(), 4, -2), 8, -1)[..., : truth.shape[-2], : truth.shape[-1]]
     exact = truth.astype(np.float64)
     apart = exact - (codes.read().astype(np.float32) * many).astype(np.float64)
-    found = errors_of({"w": {**counts, "overflowed": 3}})["w"]
+    result = errors_of({"w": {**counts, "overflowed": 3}})["w"]
     squares, own = (apart**2).sum(), (exact**2).sum()
-    assert found.elements == truth.size and without_errors({"w": {**counts, "overflowed": 3}}) == {
+    assert result.elements == truth.size and without_errors({"w": {**counts, "overflowed": 3}}) == {
         "w": {"overflowed": 3}
     }
-    assert found.largest == pytest.approx(np.abs(apart).max(), rel=1e-5, abs=1e-37)
-    assert found.rms == pytest.approx(np.sqrt(squares / truth.size), rel=1e-4, abs=1e-30)
-    assert found.relative == pytest.approx(np.sqrt(squares / own) if own else 0, rel=1e-4, abs=1e-9)
-    together = total({"a": found, "b": found})
-    assert together.elements == 2 * truth.size and together.relative == pytest.approx(found.relative)
+    assert result.largest == pytest.approx(np.abs(apart).max(), rel=1e-5, abs=1e-37)
+    assert result.rms == pytest.approx(np.sqrt(squares / truth.size), rel=1e-4, abs=1e-30)
+    assert result.relative == pytest.approx(np.sqrt(squares / own) if own else 0, rel=1e-4, abs=1e-9)
+    together = total({"a": result, "b": result})
+    assert together.elements == 2 * truth.size and together.relative == pytest.approx(result.relative)
 
 
 def test_arrays_that_lose_nothing_count_in_the_error_of_all():
@@ -143,7 +143,7 @@ def test_codes_come_back_from_the_numbers_they_stand_for_and_from_then_on_all_do
     encoder = Fp8Blocks(4, 8)
 
     def round_trip(array):
-        codes, scales = (each.read() for each in block_codes(stored(array, DTYPES[dtype]), encoder))
+        codes, scales = (code.read() for code in block_codes(stored(array, DTYPES[dtype]), encoder))
         many = np.repeat(np.repeat(scales, 4, 0), 8, 1)[: array.shape[0], : array.shape[1]]
         return codes, scales, (codes.astype(np.float32) * many).astype(array.dtype)
 
@@ -161,7 +161,7 @@ def test_what_was_mxfp4_has_the_same_values_again(seed):
     codes, exponents = rng.integers(0, 16, (3, 64), np.uint8), rng.integers(-20, 20, (3, 2))
     truth = np.ldexp(numbers(codes, E2M1).reshape(3, 2, 32), exponents[..., None]).reshape(3, 64)
     array = stored(truth.astype(DTYPES["bfloat16"].numpy), DTYPES["bfloat16"])
-    again = Mxfp4Encoder().decoded(*(each.read() for each in block_codes(array, Mxfp4Encoder())))
+    again = Mxfp4Encoder().decoded(*(code.read() for code in block_codes(array, Mxfp4Encoder())))
     assert (again == truth).all()
 
 
@@ -171,10 +171,10 @@ def test_what_was_mxfp4_has_the_same_values_again(seed):
 def test_what_is_not_finite_is_refused_with_the_array(bad, dtype, encoder):
     truth = np.ones((5, 32), DTYPES[dtype].numpy)
     truth[4, 31] = bad
-    for each in block_codes(stored(truth, DTYPES[dtype]), encoder, "model.w"):
+    for code in block_codes(stored(truth, DTYPES[dtype]), encoder, "model.w"):
         with pytest.raises(FormatError, match="cannot be quantised") as caught:
-            each.read()
-        assert caught.value.place == "model.w"
+            code.read()
+        assert caught.value.location == "model.w"
 
 
 def test_a_float64_that_float32_cannot_hold_is_refused():
@@ -197,16 +197,20 @@ def test_large_arrays_are_read_in_long_pieces_within_their_scratch(monkeypatch):
     truth = values((70, 300), "bfloat16", 1)
     codes, scales = block_codes(stored(truth, DTYPES["bfloat16"]), Fp8Blocks(16, 16))
     assert codes.scratch_bytes < truth.nbytes
-    wanted = by_formula(truth, 16, 16)
-    assert codes.read().tobytes() == wanted[0].tobytes() and scales.read().tobytes() == wanted[1].tobytes()
+    expected = by_formula(truth, 16, 16)
+    assert (
+        codes.read().tobytes() == expected[0].tobytes() and scales.read().tobytes() == expected[1].tobytes()
+    )
 
 
 def test_nodes_are_described_and_come_back_from_lines():
     array = stored(values((6, 64), "float32", 3), DTYPES["float32"])
     swapped = relayout(array, ((6,), (64,)), (0, 1), (1, 1))
-    for made in (*block_codes(swapped, Fp8Blocks(4, 4), "w"), *block_codes(swapped, Mxfp4Encoder(), "w")):
+    for built in (*block_codes(swapped, Fp8Blocks(4, 4), "w"), *block_codes(swapped, Mxfp4Encoder(), "w")):
         lines = NodeLines(lambda source: 0)
-        number = lines.number(made)
+        number = lines.number(built)
         again = Nodes([line.encode() for line in lines.lines], lambda number: array.source).array(number)
-        assert isinstance(again, BlockCodes | BlockScales) and again.read().tobytes() == made.read().tobytes()
-        assert json.dumps(list(Describer().lines(made))) == json.dumps(list(Describer().lines(again)))
+        assert (
+            isinstance(again, BlockCodes | BlockScales) and again.read().tobytes() == built.read().tobytes()
+        )
+        assert json.dumps(list(Describer().lines(built))) == json.dumps(list(Describer().lines(again)))

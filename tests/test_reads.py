@@ -14,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
 from support.gcs_server import Fault
+from support.locations import GOLDEN, HF
 from support.object_stores import files_in, google
-from support.places import GOLDEN, HF
 from support.web_server import status, web_server
 
 import ckpttools
 from ckpttools.core.errors import StorageError
 from ckpttools.core.region import Region
 from ckpttools.plan.reading import Prices, prices
-from ckpttools.stores import blocks, pace, parse, reads
+from ckpttools.stores import blocks, concurrency, parse, reads
+from ckpttools.stores.concurrency import Pace, requesting
 from ckpttools.stores.objects import gs
-from ckpttools.stores.pace import Pace, requesting
 from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web import attempts as attempting
 from ckpttools.stores.web import http as plain
@@ -183,7 +183,7 @@ class TestLate:
         assert len(gcs.server.log) <= 32 + 2 * 16 + 4
 
     def test_a_process_does_not_wait_for_what_is_late(self, gcs):
-        assert all(each.daemon for each in threading.enumerate() if "_work" in each.name)
+        assert all(item.daemon for item in threading.enumerate() if "_work" in item.name)
 
 
 class TestPace:
@@ -191,8 +191,8 @@ class TestPace:
     def short(self, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 14)
         monkeypatch.setattr(blocks, "SIZE", 1)
-        monkeypatch.setattr(pace, "_REST", 1)
-        monkeypatch.setattr(pace, "_SECONDS", 0.2)
+        monkeypatch.setattr(concurrency, "_REST", 1)
+        monkeypatch.setattr(concurrency, "_SECONDS", 0.2)
 
     def reads_until(self, gcs, is_reached):
         """Whether the reads that may be under way come to be as many; a busy machine misleads for a while."""
@@ -205,12 +205,12 @@ class TestPace:
 
     def test_latency_is_met_with_more(self, gcs):
         gcs.server.latency = 0.15
-        assert self.reads_until(gcs, lambda limit: limit >= 1.5 * pace.USUAL)
-        assert gcs.server.most_at_once <= 1.5 * pace.USUAL
+        assert self.reads_until(gcs, lambda limit: limit >= 1.5 * concurrency.USUAL)
+        assert gcs.server.most_at_once <= 1.5 * concurrency.USUAL
 
     def test_where_the_line_is_full_fewer_do(self, gcs):
         gcs.server.down.bandwidth = 1e6
-        assert self.reads_until(gcs, lambda limit: limit <= pace.USUAL // 2)
+        assert self.reads_until(gcs, lambda limit: limit <= concurrency.USUAL // 2)
 
     def test_a_server_that_is_asked_too_much_is_asked_less(self, monkeypatch):
         with web_server() as web:
@@ -221,22 +221,22 @@ class TestPace:
             web.fault("GET .*x.bin", status(503), times=2)
             file = parse(f"http://{web.address}/x.bin").open()
             file.read(0, 1 << 20)
-            assert plain.STORE.client.reads.pace.limit == pace.USUAL // 4
+            assert plain.STORE.client.reads.concurrency.limit == concurrency.USUAL // 4
         ckpttools.stores.registry._store.cache_clear()
 
     def test_what_is_under_way_is_bounded_in_bytes(self):
-        mine, now, most = Pace(100), [], []
+        mine, now, limit = Pace(100), [], []
 
         def read(nbytes):
             with mine.read(nbytes):
                 now.append(nbytes)
-                most.append(sum(now))
+                limit.append(sum(now))
                 time.sleep(0.002)
                 now.remove(nbytes)
 
         with ThreadPoolExecutor(40) as pool:
             list(pool.map(read, [100, 30, 7, 100] * 40))
-        assert max(most) <= mine.nbytes == 100 * pace.USUAL
+        assert max(limit) <= mine.nbytes == 100 * concurrency.USUAL
 
 
 class TestPrices:
@@ -305,8 +305,8 @@ class TestPrices:
             assert cost.nbytes + cost.reads * (2 << 20) <= region.size * 2 + (reads + 1) * (2 << 20)
 
     def test_a_model_is_read_once(self, gcs, tmp_path):
-        place = gcs.filled(files_in(SHARDED))
-        receipt = ckpttools.hf_to_maxtext(str(place), tmp_path / "out")
+        location = gcs.filled(files_in(SHARDED))
+        receipt = ckpttools.hf_to_maxtext(str(location), tmp_path / "out")
         assert receipt.traffic["gs://"].nbytes <= 1.1 * sum(map(len, files_in(SHARDED).values()))
 
 
@@ -315,8 +315,8 @@ class TestRequests:
     def test_no_more_are_under_way_than_the_user_says(self, gcs, number, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 12)
         gcs.server.latency = 0.005
-        place = gcs.filled(files_in(SHARDED))
-        succeed("hash", place, "--requests", number)
+        location = gcs.filled(files_in(SHARDED))
+        succeed("hash", location, "--requests", number)
         assert gcs.server.most_at_once == number
 
     def test_more_take_more_memory(self):
@@ -327,12 +327,12 @@ class TestRequests:
             assert gs.STORE.costs.memory < 64 << 20
 
     def test_conversions_take_it_and_calls_do(self, gcs, tmp_path):
-        place = gcs.filled(files_in(HF))
+        location = gcs.filled(files_in(HF))
         gcs.server.latency = 0.005
-        succeed("convert", "hf-to-maxtext", place, tmp_path / "out", "--requests", 2)
-        ckpttools.stats(str(place), requests=2)
+        succeed("convert", "hf-to-maxtext", location, tmp_path / "out", "--requests", 2)
+        ckpttools.stats(str(location), requests=2)
         assert gcs.server.most_at_once <= 2
-        assert pace.asked_for() is None
+        assert concurrency.asked_for() is None
 
     def test_it_is_a_number(self):
         done = ckpt("hash", "gs://bucket/x", "--requests", 0)

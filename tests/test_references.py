@@ -27,8 +27,8 @@ from support.golden_data import (
     golden_leaves,
     opened_by_tensorstore,
 )
+from support.locations import GOLDEN
 from support.orbax_loads import some_cases
-from support.places import GOLDEN
 from support.scripts import answers
 from support.stored_trees import write
 
@@ -208,8 +208,8 @@ def expressions(draw, tree: Tree) -> LazyArray:
     return alike[0]
 
 
-def bytes_of(places, position: int) -> np.ndarray:
-    source, start, nbytes = places[position]
+def bytes_of(locations, position: int) -> np.ndarray:
+    source, start, nbytes = locations[position]
     out = bytearray(nbytes)
     source.read_into(start, out)
     return np.frombuffer(bytes(out), np.uint8)
@@ -218,7 +218,7 @@ def bytes_of(places, position: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ("safetensors", "raw", "files", "zarr2-raw", "zarr3"))
 @settings(max_examples=50)
 @given(data=st.data())
-def test_every_chunk_is_the_bytes_that_its_place_says(stores, kind, data):
+def test_every_chunk_is_the_bytes_that_its_location_says(stores, kind, data):
     """Plain chunks are checked against the array itself, whatever it is made of."""
     array = data.draw(expressions(stores[kind]))
     blocks = Finder().blocks(array)
@@ -229,16 +229,16 @@ def test_every_chunk_is_the_bytes_that_its_place_says(stores, kind, data):
         return
     truth = array.read().view(array.dtype.carrier)
     cells = list(grid_indices(array.shape, chunks.chunk))
-    places = list(chunks.places())
-    assert len(cells) == len(places) == chunks.count
+    locations = list(chunks.locations())
+    assert len(cells) == len(locations) == chunks.count
     order = list(range(len(array.shape)))
     if chunks.codecs[0]["name"] == "transpose":
         order = chunks.codecs[0]["configuration"]["order"]
     for position, index in enumerate(cells):
         cell = grid_cell(array.shape, chunks.chunk, index)
-        memory = bytes_of(places, position).view(array.dtype.carrier)
-        found = memory.reshape([chunks.chunk[axis] for axis in order]).transpose(np.argsort(order))
-        assert np.array_equal(found[tuple(map(slice, cell.shape))], truth[cell.slices])
+        memory = bytes_of(locations, position).view(array.dtype.carrier)
+        result = memory.reshape([chunks.chunk[axis] for axis in order]).transpose(np.argsort(order))
+        assert np.array_equal(result[tuple(map(slice, cell.shape))], truth[cell.slices])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,22 +246,22 @@ def test_every_chunk_is_the_bytes_that_its_place_says(stores, kind, data):
 @given(data=st.data())
 def test_what_is_referenced_reads_like_what_is_copied(stores, kind, data, tmp_path_factory):
     """Random trees of random expressions, some of which must be written."""
-    place = tmp_path_factory.mktemp("tree")
+    location = tmp_path_factory.mktemp("tree")
     mode = data.draw(st.sampled_from((SAME, ANY)))
-    found = data.draw(st.lists(expressions(stores[kind]), min_size=1, max_size=4))
-    leaves = {("params", f"w{k}"): array for k, array in enumerate(found)}
+    result = data.draw(st.lists(expressions(stores[kind]), min_size=1, max_size=4))
+    leaves = {("params", f"w{k}"): array for k, array in enumerate(result)}
     leaves["params", "step"] = Constant((), DTYPES["int32"], b"\7\0\0\0")
     tree = Tree(leaves, Metadata(step=0))
-    plan = planned(tree, mode, place / "out")
+    plan = planned(tree, mode, location / "out")
     tiles_every_array_once(plan)
-    receipt = execute(plan, writer(mode), place / "out")
+    receipt = execute(plan, writer(mode), location / "out")
     assert receipt.bytes_referenced == plan.bytes_referenced
     assert (
         receipt.bytes_out + sum(a.nbytes for p, a in tree.arrays.items() if is_referenced(plan, *p))
         == tree.nbytes
     )
-    assert_same(open_tree(place / "out"), tree)
-    by_tensorstore = arrays_by_tensorstore(place / "out" / "0" / "items")
+    assert_same(open_tree(location / "out"), tree)
+    by_tensorstore = arrays_by_tensorstore(location / "out" / "0" / "items")
     for path, array in tree.arrays.items():
         assert by_tensorstore["/".join(path)].tobytes() == array.read().tobytes(), path
 
@@ -285,9 +285,9 @@ def tiles_every_array_once(plan) -> None:
 # What must be referenced, and what cannot be.
 
 
-def hf_tree(place: Path, **arrays: np.ndarray) -> Tree:
-    save_file(arrays, place)
-    return open_tree(place)
+def hf_tree(location: Path, **arrays: np.ndarray) -> Tree:
+    save_file(arrays, location)
+    return open_tree(location)
 
 
 @pytest.fixture
@@ -306,21 +306,21 @@ def chunks(array: LazyArray):
 
 
 def test_a_stack_of_transposed_matrices_has_a_chunk_for_each(weights):
-    found = chunks(stack([relayout(each, *TRANSPOSED) for each in weights], 1))
-    assert found.chunk == (4, 1, 6)
-    assert found.codecs[0] == {"name": "transpose", "configuration": {"order": [1, 2, 0]}}
-    assert [place[1] for place in found.places()] == [each.offset for each in weights]
+    result = chunks(stack([relayout(weight, *TRANSPOSED) for weight in weights], 1))
+    assert result.chunk == (4, 1, 6)
+    assert result.codecs[0] == {"name": "transpose", "configuration": {"order": [1, 2, 0]}}
+    assert [location[1] for location in result.locations()] == [weight.offset for weight in weights]
 
 
 def test_heads_are_atoms_of_the_same_bytes(weights):
-    found = chunks(stack([relayout(each, [(2, 3), (4,)], (2, 0, 1), (1, 1, 1)) for each in weights], 1))
-    assert found.chunk == (4, 1, 2, 3)
-    assert found.codecs[0]["configuration"]["order"] == [1, 2, 3, 0]
+    result = chunks(stack([relayout(weight, [(2, 3), (4,)], (2, 0, 1), (1, 1, 1)) for weight in weights], 1))
+    assert result.chunk == (4, 1, 2, 3)
+    assert result.codecs[0]["configuration"]["order"] == [1, 2, 3, 0]
 
 
 def test_a_reshape_needs_no_transpose(weights):
-    found = chunks(relayout(weights[0], [(2, 3), (4,)], (0, 1, 2), (1, 1, 1)))
-    assert (found.chunk, found.is_in_order) == ((2, 3, 4), True)
+    result = chunks(relayout(weights[0], [(2, 3), (4,)], (0, 1, 2), (1, 1, 1)))
+    assert (result.chunk, result.is_in_order) == ((2, 3, 4), True)
 
 
 def test_interleaved_rows_cannot_be_referenced(weights):
@@ -332,18 +332,18 @@ def test_values_that_change_cannot_be_referenced(weights):
 
 
 def test_the_outer_axis_of_a_range_can_be_taken_and_cut(weights):
-    found = chunks(take(relayout(weights[0], [(2, 3), (4,)], (0, 1, 2), (1, 1, 1)), 0, 1))
-    assert (found.chunk, next(found.places())[1]) == ((3, 4), weights[0].offset + 24)
-    found = chunks(window(weights[0], (2, 0), (3, 4)))
-    assert (found.chunk, next(found.places())[1]) == ((3, 4), weights[0].offset + 16)
+    result = chunks(take(relayout(weights[0], [(2, 3), (4,)], (0, 1, 2), (1, 1, 1)), 0, 1))
+    assert (result.chunk, next(result.locations())[1]) == ((3, 4), weights[0].offset + 24)
+    result = chunks(window(weights[0], (2, 0), (3, 4)))
+    assert (result.chunk, next(result.locations())[1]) == ((3, 4), weights[0].offset + 16)
 
 
 def test_one_of_two_is_where_it_was(weights):
     """A stack lists the blocks of its parts, also of one that is the second of two."""
     pair = Stack((2, 6, 4), BF16, tuple(weights), 0)
     taken = tuple(Take((6, 4), BF16, pair, 0, index) for index in (1, 0))
-    found = chunks(Stack((2, 6, 4), BF16, taken, 0))
-    assert [place[1] for place in found.places()] == [weights[1].offset, weights[0].offset]
+    result = chunks(Stack((2, 6, 4), BF16, taken, 0))
+    assert [location[1] for location in result.locations()] == [weights[1].offset, weights[0].offset]
 
 
 def test_large_ranges_become_even_chunks(weights):
@@ -361,8 +361,8 @@ def test_an_inner_axis_that_is_taken_leaves_nothing_to_share(tmp_path, monkeypat
     (tmp_path / "x").touch()
     os.truncate(tmp_path / "x", 1 << 33)
     huge = Stored((1 << 16, 1 << 15, 2), BF16, LocalFile.at(tmp_path / "x"), 0)
-    found = chunks(take(huge, 2, 1))
-    assert (found.chunk, found.count) == ((1, 1), 1 << 31)
+    result = chunks(take(huge, 2, 1))
+    assert (result.chunk, result.count) == ((1, 1), 1 << 31)
     monkeypatch.setattr(references, "FINE", 64 << 10)
     tree = Tree({("w",): take(huge, 2, 1)}, Metadata(step=0))
     assert references.find(tree, References(ANY), "d").links == {}
@@ -383,8 +383,8 @@ def test_layers_whose_chunks_differ_cannot_be_stacked(stores, weights):
     raw, zstd = (stores[kind].arrays["float32", "w0"] for kind in ("raw", "zstd"))
     assert chunks(stack([raw, zstd], 1)) is None
     # One shape, once stored so and once turned.
-    square = [relayout(each, [(6,), (4,)], (0, 1), (1, 1)) for each in weights]
-    turned = [relayout(window(each, (0, 0), (4, 4)), [(4,), (4,)], (1, 0), (1, 1)) for each in weights]
+    square = [relayout(weight, [(6,), (4,)], (0, 1), (1, 1)) for weight in weights]
+    turned = [relayout(window(weight, (0, 0), (4, 4)), [(4,), (4,)], (1, 0), (1, 1)) for weight in weights]
     assert chunks(stack([window(square[0], (0, 0), (4, 4)), turned[1]], 0)) is None
     assert chunks(stack(turned, 0)).chunk == (1, 4, 4)
 
@@ -405,8 +405,8 @@ def test_only_what_is_kept_as_it_is_counts_as_the_same_order(weights, stores):
 
 
 def test_the_mode_is_what_the_user_says_else_what_the_command_is_for():
-    said = {True: ANY, False: ReferenceMode.NONE}
-    for asked, mode in said.items():
+    declared = {True: ANY, False: ReferenceMode.NONE}
+    for asked, mode in declared.items():
         for default in (True, False):
             assert reference_mode(asked, by_default=default, encodes=True) is mode
     assert reference_mode(None, by_default=True, encodes=False) is SAME
@@ -436,11 +436,11 @@ def test_the_mode_that_options_mean(options, copying, sharing):
         def command(destination, seen=seen, shares=shares, **storage):
             seen.append(writer_for(Tree({}), "orbax", destination, shares=shares, **storage).references)
 
-        result = CliRunner().invoke(command, ["DST", *options])
-        assert result.exit_code == 0, result.output
-        (found,) = seen
-        assert found.mode is mode
-        assert found.destination == (None if mode is ReferenceMode.NONE else parse("DST"))
+        outcome = CliRunner().invoke(command, ["DST", *options])
+        assert outcome.exit_code == 0, outcome.output
+        (result,) = seen
+        assert result.mode is mode
+        assert result.destination == (None if mode is ReferenceMode.NONE else parse("DST"))
 
 
 def test_the_command_line_says_what_is_shared(model, tmp_path):
@@ -455,7 +455,7 @@ def test_the_command_line_says_what_is_shared(model, tmp_path):
     assert receipt["bytes_referenced"] == plan["bytes_referenced"] > 0
     assert receipt["bytes_dead"] == plan["bytes_dead"] > 0
     told = f"DST shares files with SRC: {plan['bytes_dead']:,} bytes in them are of no use to DST"
-    assert any(each.startswith(told) for each in plan["remarks"])
+    assert any(item.startswith(told) for item in plan["remarks"])
     plain = ["convert", "to-orbax", str(tmp_path / "out"), str(tmp_path / "plain"), "--copy"]
     assert " shared" not in ckpt(*plain).stdout
     assert_same(open_tree(tmp_path / "plain"), open_tree(tmp_path / "out"))
@@ -472,9 +472,9 @@ def test_what_is_written_beside_references_is_stored_as_asked(weights, tmp_path,
     tiles_every_array_once(plan)
     execute(plan, mixed, tmp_path / "out")
     assert_same(open_tree(tmp_path / "out"), tree)
-    found = opened_by_tensorstore(tmp_path / "out" / "0" / "items")
-    assert ("zstd" in str(found["written"].spec())) == ("compression" in how)
-    assert "transpose" in str(found["shared"].spec())
+    result = opened_by_tensorstore(tmp_path / "out" / "0" / "items")
+    assert ("zstd" in str(result["written"].spec())) == ("compression" in how)
+    assert "transpose" in str(result["shared"].spec())
 
 
 def test_the_plan_says_what_the_reader_pays(weights, stores, monkeypatch):
@@ -558,7 +558,7 @@ def test_shards_of_several_pieces_are_shared_whole(tmp_path):
         {
             ("same",): array,
             ("back",): stack(layers, 2),
-            **{(f"layer{k}",): each for k, each in enumerate(layers)},
+            **{(f"layer{k}",): item for k, item in enumerate(layers)},
         },
         Metadata(step=0),
     )
@@ -568,10 +568,10 @@ def test_shards_of_several_pieces_are_shared_whole(tmp_path):
     assert chunks(relayout(array, [(4, 2), (6,), (4,)], (0, 1, 2, 3), (1, 1, 1, 1))) is None
     execute(plan, writer(ANY), tmp_path / "out")
     assert_same(open_tree(tmp_path / "out"), tree)
-    found = arrays_by_tensorstore(tmp_path / "out" / "0" / "items")
-    assert np.array_equal(found["same"], truth)
-    assert np.array_equal(found["back"], truth.transpose(0, 2, 1))
-    assert np.array_equal(found["layer3"], truth[:, 3])
+    result = arrays_by_tensorstore(tmp_path / "out" / "0" / "items")
+    assert np.array_equal(result["same"], truth)
+    assert np.array_equal(result["back"], truth.transpose(0, 2, 1))
+    assert np.array_equal(result["layer3"], truth[:, 3])
 
 
 # The files.
@@ -596,8 +596,8 @@ def test_the_source_may_be_deleted(model, tmp_path):
     linked = tmp_path / "out" / "0" / "items" / "d" / "linked-00000-model.safetensors"
     assert linked.samefile(model / "model.safetensors")
     shutil.rmtree(model)
-    found = all_described(arrays_by_tensorstore(tmp_path / "out" / "0" / "items"))
-    assert found == golden_arrays("llama3.1", True)
+    result = all_described(arrays_by_tensorstore(tmp_path / "out" / "0" / "items"))
+    assert result == golden_arrays("llama3.1", True)
 
 
 def test_dead_bytes_are_counted(model, tmp_path):
@@ -643,9 +643,9 @@ def test_references_of_references_keep_the_names_short(model, tmp_path):
 def test_a_plain_copy_is_the_same_as_if_nothing_had_been_referenced(model, tmp_path):
     by_reference(model, tmp_path / "out").run(tmp_path / "out")
     write(open_tree(tmp_path / "out"), OrbaxWriter(), tmp_path / "plain")
-    plan_to_maxtext(model).run(tmp_path / "wanted")
+    plan_to_maxtext(model).run(tmp_path / "expected")
     item = Path("0", "items", "d", "data")
-    assert (tmp_path / "plain" / item).read_bytes() == (tmp_path / "wanted" / item).read_bytes()
+    assert (tmp_path / "plain" / item).read_bytes() == (tmp_path / "expected" / item).read_bytes()
 
 
 def test_square_matrices_under_a_transpose_codec_are_read_within_their_scratch(tmp_path):
@@ -664,24 +664,24 @@ def test_square_matrices_under_a_transpose_codec_are_read_within_their_scratch(t
     reason="needs two file systems",
 )
 def test_another_file_system_is_seen_beforehand(model, tmp_path):
-    place = SHARED_MEMORY / f"ckpttools-{os.getpid()}"
+    location = SHARED_MEMORY / f"ckpttools-{os.getpid()}"
     try:
-        plan = by_reference(model, place / "out").plan
+        plan = by_reference(model, location / "out").plan
         assert (plan.bytes_referenced, plan.layout.links) == (0, {})
         assert any("cross-device" in remark.lower() for remark in plan.remarks)
-        assert not place.exists()
+        assert not location.exists()
         # A plan that does not know where it will be carried out finds out then.
         conversion = plan_to_maxtext(model, writer=writer(ANY))
-        receipt = conversion.run(place / "out")
+        receipt = conversion.run(location / "out")
         assert receipt.bytes_unlinked == receipt.bytes_referenced > 0
-        found = all_described(arrays_by_tensorstore(place / "out" / "0" / "items"))
-        assert found == golden_arrays("llama3.1", True)
-        (linked,) = (place / "out" / "0" / "items" / "d").glob("linked-*")
+        result = all_described(arrays_by_tensorstore(location / "out" / "0" / "items"))
+        assert result == golden_arrays("llama3.1", True)
+        (linked,) = (location / "out" / "0" / "items" / "d").glob("linked-*")
         source = model / "model.safetensors"
         assert linked.stat().st_size == source.stat().st_size
         assert linked.stat().st_blocks < source.stat().st_blocks
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(location, ignore_errors=True)
 
 
 def refusing(number: int):
@@ -699,7 +699,7 @@ def test_refused_links_are_copies_in_the_plan(model, tmp_path, monkeypatch, numb
     assert any(os.strerror(number) in remark for remark in conversion.plan.remarks)
     receipt = conversion.run(tmp_path / "out")
     assert (receipt.bytes_referenced, receipt.bytes_unlinked) == (0, 0)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "out"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["hf", "out"]
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
@@ -710,8 +710,8 @@ def test_links_that_are_refused_later_become_copies_of_what_is_needed(model, tmp
     assert receipt.bytes_unlinked == receipt.bytes_referenced > 0
     (copied,) = (tmp_path / "out" / "0" / "items" / "d").glob("linked-*")
     assert not copied.samefile(model / "model.safetensors")
-    found = all_described(arrays_by_tensorstore(tmp_path / "out" / "0" / "items"))
-    assert found == golden_arrays("llama3.1", True)
+    result = all_described(arrays_by_tensorstore(tmp_path / "out" / "0" / "items"))
+    assert result == golden_arrays("llama3.1", True)
 
 
 def test_a_full_disk_says_so(model, tmp_path, monkeypatch):
@@ -820,7 +820,7 @@ def test_a_file_of_weights_is_not_shared_for_a_scalar(model, tmp_path):
 
 def test_shared_files_are_no_room_that_comes_back(model, tmp_path):
     """What an unfinished conversion shares is not freed when it is done anew."""
-    from ckpttools.stores.local.occupied import allocated
+    from ckpttools.stores.local.overwrite_guard import allocated
 
     (tmp_path / "x").mkdir()
     os.link(model / "model.safetensors", tmp_path / "x" / "linked")
@@ -835,7 +835,7 @@ def test_the_source_is_not_replaced_by_what_shares_its_files(model, tmp_path):
     kept = Tree({path: leaf for path, leaf in tree.items() if "mlp" in path}, tree.metadata)
     with pytest.raises(UsageError, match="`destination` contains `source`"):
         execute(planned(kept, SAME), writer(SAME), tmp_path / "out", overwrite=True)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["hf", "out"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["hf", "out"]
     assert digests(tmp_path / "out") == before
 
 

@@ -108,14 +108,14 @@ def test_runs_are_the_flat_indices_in_order_and_maximal(case):
 
 
 @given(shaped_regions(empty=True), st.integers(1, 40))
-def test_split_tiles_in_order_in_slabs_of_at_most_the_limit(case, most):
+def test_split_tiles_in_order_in_slabs_of_at_most_the_limit(case, limit):
     shape, region = case
     array = numbered(shape)
-    parts = list(split_to(region, most))
+    parts = list(split_to(region, limit))
     flat = [i for part in parts for i in array[part.slices].reshape(-1).tolist()]
     assert flat == array[region.slices].reshape(-1).tolist()
     for part in parts:
-        assert 0 < part.size <= most
+        assert 0 < part.size <= limit
         assert is_slab(part, region)
 
 
@@ -130,14 +130,14 @@ def test_split_makes_no_more_parts_than_it_must_when_one_will_do(case):
     assert list(split_to(region, region.size)) == [region]
 
 
-@pytest.mark.parametrize(("most", "count"), [(70, 1), (69, 2), (20, 4), (10, 7), (9, 14), (3, 28), (1, 70)])
-def test_split_makes_as_few_parts_as_slabs_allow(most, count):
-    assert len(list(split_to(Region.whole((7, 10)), most))) == count
+@pytest.mark.parametrize(("limit", "count"), [(70, 1), (69, 2), (20, 4), (10, 7), (9, 14), (3, 28), (1, 70)])
+def test_split_makes_as_few_parts_as_slabs_allow(limit, count):
+    assert len(list(split_to(Region.whole((7, 10)), limit))) == count
 
 
 @given(st.data())
 def test_grid_cells_tile_the_array(data):
-    shape = data.draw(shapes(most=300))
+    shape = data.draw(shapes(limit=300))
     chunk = data.draw(chunk_shapes(shape, beyond=2))
     seen = np.zeros(shape, int)
     indices = list(grid_indices(shape, chunk))

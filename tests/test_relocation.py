@@ -12,7 +12,7 @@ HERE = Relocation.of(["/data=/mnt/x"])
 
 
 @pytest.mark.parametrize(
-    ("said", "meant"),
+    ("declared", "meant"),
     [
         ("Writer(path='/mnt/x/a/b')", "Writer(path='/data/a/b')"),
         ("Writer(path='/mnt/x')", "Writer(path='/data')"),
@@ -20,8 +20,8 @@ HERE = Relocation.of(["/data=/mnt/x"])
         ("/home/mnt/x/a gs://b/mnt/x", "/home/mnt/x/a gs://b/mnt/x"),
     ],
 )
-def test_whole_beginnings_of_paths_go_back(said, meant):
-    assert HERE.back(said) == meant
+def test_whole_beginnings_of_paths_go_back(declared, meant):
+    assert HERE.back(declared) == meant
 
 
 def test_paths_go_there_and_back():

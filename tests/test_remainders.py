@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.golden_data import leaves_by_package
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools.array.tree import Tree
@@ -34,7 +34,7 @@ def with_layers(model: Path, count: int) -> Tree:
     if "layer_types" in config["text_config"]:
         config["text_config"]["layer_types"] = config["text_config"]["layer_types"][:count]
     numbers = {path: _TEXT_LAYER.search(str(path[0])) for path in tree}
-    kept = {path: each for path, each in tree.items() if not (n := numbers[path]) or int(n[1]) < count}
+    kept = {path: item for path, item in tree.items() if not (n := numbers[path]) or int(n[1]) < count}
     return Tree(kept, replace(tree.metadata, config=config))
 
 
@@ -44,16 +44,16 @@ def test_are_compared_layer_by_layer(family, count):
     source = with_layers(GOLDEN / family / "hf", count)
     stacked, single = (to_maxtext(source, ToMaxText(text_only=True, scan=s)).state for s in (True, False))
     text = Tree(
-        {path: each for path, each in source.items() if not _TOWER.search(str(path[0]))}, source.metadata
+        {path: item for path, item in source.items() if not _TOWER.search(str(path[0]))}, source.metadata
     )
     for one, other in ((stacked, single), (stacked, text), (single, stacked)):
         assert ckpttools.verify(one, other).equal
         assert ckpttools.diff(one, other).equal
-    found = ckpttools.verify(stacked, source), ckpttools.diff(stacked, source)
-    for differing in (found[0].differences, found[1].arrays):
-        assert differing and all(_TOWER.search(each.name) for each in differing)
+    result = ckpttools.verify(stacked, source), ckpttools.diff(stacked, source)
+    for differing in (result[0].differences, result[1].arrays):
+        assert differing and all(_TOWER.search(item.name) for item in differing)
     assert ckpttools.hash(stacked).parameters == ckpttools.hash(single).parameters
-    assert len({each.name for each in ckpttools.hash(stacked).arrays if "layers_" in each.name}) >= count
+    assert len({array.name for array in ckpttools.hash(stacked).arrays if "layers_" in array.name}) >= count
     apart = UnstackLayers()(stacked).tree
     assert leaves_by_package(apart) == leaves_by_package(single)
     assert leaves_by_package(StackAsModel()(apart).tree) == leaves_by_package(stacked)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import described, golden_arrays, golden_checkpoint, leaves_by_package
-from support.places import HF
+from support.locations import HF
 from support.stored_trees import EVERYTHING
 from support.trees import tree_of
 
@@ -118,8 +118,8 @@ def test_renaming_there_and_back(case):
 class TestNames:
     def test_the_first_rule_counts_and_the_rest_stays(self):
         tree = flat("a.1", "a.2", "b")
-        made = tree.pipe(renames({"a.1": "first", "a.{i}": "other_{i}"}))
-        assert list(made) == [("first",), ("other_2",), ("b",)]
+        built = tree.pipe(renames({"a.1": "first", "a.{i}": "other_{i}"}))
+        assert list(built) == [("first",), ("other_2",), ("b",)]
 
     def test_dropping(self):
         done = renames({"a.{i}": None})(flat("a.1", "a.2", "b"))
@@ -127,19 +127,19 @@ class TestNames:
         assert done.notes.dropped == ("a.1", "a.2")
 
     def test_labels_and_offsets(self):
-        made = flat("x.q.0", "x.k.1").pipe(renames({"x.{part:q,k}.{i}": "y.{i+5}.{part:query,key}"}))
-        assert list(made) == [("y.5.query",), ("y.6.key",)]
+        built = flat("x.q.0", "x.k.1").pipe(renames({"x.{part:q,k}.{i}": "y.{i+5}.{part:query,key}"}))
+        assert list(built) == [("y.5.query",), ("y.6.key",)]
 
     def test_merged_numbers_stay_one(self):
-        made = flat("x.17").pipe(renames({"x.{block layer}": "y.{block layer}"}))
-        assert list(made) == [("y.17",)]
+        built = flat("x.17").pipe(renames({"x.{block layer}": "y.{block layer}"}))
+        assert list(built) == [("y.17",)]
 
     def test_more_coordinates_than_labels(self):
         with pytest.raises(MappingError, match="more coordinates than labels") as caught:
             flat("x.2").pipe(renames({"x.{i}": "{i:a,b}"}))
-        assert (caught.value.got, caught.value.wanted) == ("coordinate 2", "at most 1, the one of 'b'")
+        assert (caught.value.got, caught.value.expected) == ("coordinate 2", "at most 1, the one of 'b'")
 
-    def test_dots_slashes_and_places_in_lists(self):
+    def test_dots_slashes_and_locations_in_lists(self):
         tree = tree_of(("opt", 0, "mu", "w"), ("opt", 1, "mu", "w"), ("params", "w"))
         by_slash = tree.pipe(renames({"opt/{i}/mu/{...}": "state/{i}/m/{...}"}))
         assert set(by_slash) == {("state", 0, "m", "w"), ("state", 1, "m", "w"), ("params", "w")}
@@ -148,11 +148,11 @@ class TestNames:
         assert list(nested) == [("x", "a", "b.c")]
 
     def test_every_leaf_and_its_metadata_move(self):
-        made = EVERYTHING.pipe(renames({"{...}": "all/{...}"}))
-        assert [keystr(path[1:]) for path in made] == [keystr(path) for path in EVERYTHING]
-        assert made.metadata.scalars == {("all", "number"), ("all", "yes")}
-        assert ("all", "rng", "key") in made.metadata.key_impls
-        assert_same(made.pipe(renames({"all/{...}": "{...}"})), EVERYTHING)
+        built = EVERYTHING.pipe(renames({"{...}": "all/{...}"}))
+        assert [keystr(path[1:]) for path in built] == [keystr(path) for path in EVERYTHING]
+        assert built.metadata.scalars == {("all", "number"), ("all", "yes")}
+        assert ("all", "rng", "key") in built.metadata.key_impls
+        assert_same(built.pipe(renames({"all/{...}": "{...}"})), EVERYTHING)
 
     def test_what_replaces_an_array_is_neither_a_key_nor_a_number_for_that(self):
         """Orbax restores what is marked as a key as one: other numbers in its place are not."""
@@ -162,9 +162,9 @@ class TestNames:
                 return stored(noise((4,), F32), F32)
             return ("moved/keys", array) if path == "rng/keys" else path
 
-        made = EVERYTHING.pipe(mapped_by(replaced)).metadata
-        assert dict(made.key_impls) == {("moved", "keys"): "threefry2x32"}
-        assert made.scalars == {("yes",)}
+        built = EVERYTHING.pipe(mapped_by(replaced)).metadata
+        assert dict(built.key_impls) == {("moved", "keys"): "threefry2x32"}
+        assert built.scalars == {("yes",)}
 
 
 class TestRefusals:
@@ -297,16 +297,16 @@ class TestAxes:
 
     def test_layers_enter_arrays(self):
         values, tree = layers(3, SHAPES)
-        made = tree.pipe(STACKING)
+        built = tree.pipe(STACKING)
         up = np.stack([values[f"m.{k}.up"].T for k in range(3)], axis=1)
         q = np.stack([values[f"m.{k}.q"].reshape(4, 2, 4).transpose(2, 0, 1) for k in range(3)], axis=1)
-        assert np.array_equal(made["p", "layers", "up"].read(), up)
-        assert np.array_equal(made["p", "layers", "q"].read(), q)
+        assert np.array_equal(built["p", "layers", "up"].read(), up)
+        assert np.array_equal(built["p", "layers", "q"].read(), q)
 
     def test_there_and_back(self):
         _, tree = layers(12, SHAPES)
         back = Remap(
-            [Rule(str(each.target), each.source, each.target_axes, each.axes) for each in STACKING.rules],
+            [Rule(str(rule.target), rule.source, rule.target_axes, rule.axes) for rule in STACKING.rules],
             {"dim": 2},
         )
         again = tree.pipe(STACKING, back)
@@ -441,22 +441,22 @@ def code(tmp_path):
 class TestFunctions:
     def test_what_it_may_return(self, code):
         tree = open_tree(HF)
-        made = tree.pipe(mapped_by(f"{code}:rename"))
-        assert ("lm_head.weight",) not in made
-        assert ("new", "model.norm.weight") in made
+        built = tree.pipe(mapped_by(f"{code}:rename"))
+        assert ("lm_head.weight",) not in built
+        assert ("new", "model.norm.weight") in built
         gate = ("model.layers.1.mlp.gate_proj.weight",)
-        assert np.array_equal(made[gate].read(), tree[gate].read().T)
-        assert made["model.embed_tokens.weight",] is tree["model.embed_tokens.weight",]
-        assert made.metadata.notes.dropped == ("lm_head.weight",)
+        assert np.array_equal(built[gate].read(), tree[gate].read().T)
+        assert built["model.embed_tokens.weight",] is tree["model.embed_tokens.weight",]
+        assert built.metadata.notes.dropped == ("lm_head.weight",)
 
     def test_a_function_of_a_module(self, code, monkeypatch):
         monkeypatch.syspath_prepend(code.parent)
         assert len(open_tree(HF).pipe(mapped_by("names:rename"))) == len(open_tree(HF)) - 1
 
-    def test_places_in_lists(self):
+    def test_locations_in_lists(self):
         tree = tree_of(("opt", 0, "mu"), ("opt", 1, "mu"))
-        made = tree.pipe(mapped_by(lambda path, array: path.replace("opt", "state")))
-        assert list(made) == [("state", 0, "mu"), ("state", 1, "mu")]
+        built = tree.pipe(mapped_by(lambda path, array: path.replace("opt", "state")))
+        assert list(built) == [("state", 0, "mu"), ("state", 1, "mu")]
 
     @pytest.mark.parametrize(
         ("name", "message"),
@@ -546,10 +546,10 @@ class TestCommand:
         """All but query and key, whose values MaxText's converter changes."""
         (tmp_path / "llama.json").write_text(json.dumps(LLAMA))
         run("remap", HF, tmp_path / "out", "--map", tmp_path / "llama.json", "--strict", "--to", "orbax")
-        made = leaves_by_package(open_tree(tmp_path / "out"))
-        wanted = golden_arrays("llama3.1", True)
+        built = leaves_by_package(open_tree(tmp_path / "out"))
+        expected = golden_arrays("llama3.1", True)
         left_out = {f"params/params/decoder/layers/self_attention/{name}/kernel" for name in ("query", "key")}
-        assert made == {path: leaf for path, leaf in wanted.items() if path not in left_out | {"step"}}
+        assert built == {path: leaf for path, leaf in expected.items() if path not in left_out | {"step"}}
 
     def test_orbax_loads_it(self, tmp_path):
         import orbax.checkpoint as ocp
@@ -584,18 +584,18 @@ class TestConversionFunction:
     def test_renamed_arrays_are_the_same_objects(self):
         one, two = np.ones(3), np.zeros(2)
         convert = as_checkpoint_conversion_fn(self.RULES)
-        made = convert({"model.a": one, "lm_head.weight": two})
-        assert made["params"]["model.a"] is one
-        assert "lm_head.weight" not in str(made)
+        built = convert({"model.a": one, "lm_head.weight": two})
+        assert built["params"]["model.a"] is one
+        assert "lm_head.weight" not in str(built)
 
     def test_nested_dictionaries_lists_and_what_is_empty(self):
         array = np.ones(3, np.float32)
         checkpoint = {"a": {"b": [array, array]}, "none": None, "empty": {}, "text": "x"}
-        made = as_checkpoint_conversion_fn({"a/{...}": "c/{...}"})(checkpoint)
-        assert made["c"]["b"][1] is array
-        assert made["none"] is None
-        assert made["empty"] == {}
-        assert made["text"] == "x"
+        built = as_checkpoint_conversion_fn({"a/{...}": "c/{...}"})(checkpoint)
+        assert built["c"]["b"][1] is array
+        assert built["none"] is None
+        assert built["empty"] == {}
+        assert built["text"] == "x"
 
     @pytest.mark.parametrize("library", ["numpy", "jax"])
     def test_axes_casts_and_functions(self, library):
@@ -606,9 +606,9 @@ class TestConversionFunction:
         convert = as_checkpoint_conversion_fn(
             STACKING, CastTo("bfloat16"), lambda path, array: path.replace("p/", "params/")
         )
-        made = convert({name: xp.asarray(value) for name, value in values.items()})
+        built = convert({name: xp.asarray(value) for name, value in values.items()})
         up = np.stack([values[f"m.{k}.up"].T for k in range(3)], axis=1)
-        got = made["params"]["layers"]["up"]
+        got = built["params"]["layers"]["up"]
         assert type(got) is type(xp.zeros(1))
         assert got.dtype.name == "bfloat16"
         assert np.array_equal(np.asarray(got), up.astype(got.dtype))
@@ -631,17 +631,17 @@ class TestConversionFunction:
             return padded(window(take(array, 0, 1), (1, 0), (2, 4)), (3, 4))
 
         value = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-        made = as_checkpoint_conversion_fn(change)({"a": value})["a"]
-        assert np.array_equal(made, np.concatenate([value[1, 1:], np.zeros((1, 4), np.float32)]))
+        built = as_checkpoint_conversion_fn(change)({"a": value})["a"]
+        assert np.array_equal(built, np.concatenate([value[1, 1:], np.zeros((1, 4), np.float32)]))
 
     def test_sharded_arrays_stay_sharded(self):
         import jax
 
         array = jax.device_put(np.arange(6, dtype=np.float32).reshape(2, 3))
         turn = lambda path, value: relayout(value, [(2,), (3,)], (1, 0), (1, 1))  # noqa: E731
-        made = as_checkpoint_conversion_fn(turn, CastTo("float16"))({"a": array})["a"]
-        assert made.sharding == array.sharding
-        assert np.array_equal(np.asarray(made), np.arange(6).reshape(2, 3).T)
+        built = as_checkpoint_conversion_fn(turn, CastTo("float16"))({"a": array})["a"]
+        assert built.sharding == array.sharding
+        assert np.array_equal(np.asarray(built), np.arange(6).reshape(2, 3).T)
 
     def test_the_calls_that_maxtext_makes(self, tmp_path, monkeypatch):
         """`_load_full_state_from_path` with source_checkpoint_layout=safetensors, down to the import."""
@@ -667,7 +667,7 @@ class TestConversionFunction:
                 ocp.pytree_metadata(HF).metadata,
             )
             state = function(ocp.load_pytree(HF, abstract))
-        wanted = {
+        expected = {
             keystr(path): described(array.read())
             for path, array in open_tree(HF).pipe(parse_rules(LLAMA)).arrays.items()
         }
@@ -675,7 +675,7 @@ class TestConversionFunction:
             jax.tree_util.keystr(path, simple=True, separator="/"): described(np.asarray(leaf))
             for path, leaf in jax.tree_util.tree_leaves_with_path(state)
         }
-        assert got == wanted
+        assert got == expected
 
     def test_errors_are_ours(self):
         with pytest.raises(ckpttools.CheckpointError, match="matches nothing"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.locations import GOLDEN
 from support.object_stores import files_in
-from support.places import GOLDEN
 from support.scripts import answers
 from support.web_server import web_server
 
@@ -16,7 +16,7 @@ MESH = {"rules": "maxtext", "mesh": "fsdp=4,tensor=2"}
 @pytest.fixture
 def results(gcs, tmp_path, monkeypatch):
     """By name of the store and by what is loaded; and what the web server has sent."""
-    model, run = (str(gcs.filled(files_in(each))) for each in (SHARDED, MAXTEXT))
+    model, run = (str(gcs.filled(files_in(item))) for item in (SHARDED, MAXTEXT))
     with web_server() as web:
         web.add("llama", SHARDED)
         web.add("hub/org/llama", SHARDED)
@@ -31,26 +31,26 @@ def results(gcs, tmp_path, monkeypatch):
             ("hf", "model"): ("hf://org/llama", SHARDED, {"to": "maxtext", **MESH}),
             ("hf", "names"): ("hf://org/llama", SHARDED, MESH),
         }
-        asked = [(place, str(local), options) for place, local, options in jobs.values()]
-        said = dict(zip(jobs, answers("remote_loads_script", asked, tmp_path), strict=True))
-        return said, web.nbytes
+        asked = [(location, str(local), options) for location, local, options in jobs.values()]
+        declared = dict(zip(jobs, answers("remote_loads_script", asked, tmp_path), strict=True))
+        return declared, web.nbytes
 
 
 def test_bits_are_the_same_and_no_byte_is_fetched_twice(results):
     results, sent = results
     needed = 0
-    for (scheme, what), said in results.items():
-        assert said["scheme"] == scheme and said["differing"] == [], (what, said)
-        fetched = sum(said["fetched"].values())
+    for (scheme, what), declared in results.items():
+        assert declared["scheme"] == scheme and declared["differing"] == [], (what, declared)
+        fetched = sum(declared["fetched"].values())
         if what == "run":
             # Compressed, and small chunks have come with the index.
-            assert 0 < fetched <= said["planned"] < said["needed"], (scheme, said)
+            assert 0 < fetched <= declared["planned"] < declared["needed"], (scheme, declared)
             continue
-        assert said["planned"] == said["needed"] > 0, (scheme, what, said)
+        assert declared["planned"] == declared["needed"] > 0, (scheme, what, declared)
         if scheme == "hf":
-            needed += said["needed"]
+            needed += declared["needed"]
         else:
-            assert fetched == said["needed"], (scheme, what, said)
+            assert fetched == declared["needed"], (scheme, what, declared)
     # What the hub and the other web server sent: headers, documents and lists beside it.
     needed += results["http", "model"]["needed"]
     assert needed <= sent < 1.2 * needed, (needed, sent)

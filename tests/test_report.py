@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from support.chromium import Browser, browser, executable
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
-from support.places import HF
+from support.locations import HF
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree
@@ -39,15 +39,15 @@ HOSTILE = "model.layers.0.</script><img src=x onerror=alert(1)>.weight"
 
 def packed(tree: Tree, *, stats: bool = True) -> dict[str, Any]:
     options: dict[str, Any] = {"memory": 1 << 30, "jobs": 2, "per_layer": True, "histograms": True}
-    found = inspect_stats(tree, **options) if stats else None
-    return contents(inspect_tree(tree), found, layer_rows(tree))
+    result = inspect_stats(tree, **options) if stats else None
+    return contents(inspect_tree(tree), result, layer_rows(tree))
 
 
 def unpacked(text: str) -> dict[str, Any]:
     match = re.search(r'id="contents">([A-Za-z0-9+/=]+)</script>', text)
     assert match
-    made: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(match[1])))
-    return made
+    built: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(match[1])))
+    return built
 
 
 class TestContents:
@@ -98,34 +98,34 @@ class TestContents:
         save_file(experts, tmp_path / "a.safetensors")
         (row,) = packed(open_tree(tmp_path / "a.safetensors"))["heat"]
         assert row["name"] == "model.layers.*.mlp.experts.*.up.weight"
-        for layer, (norm, std, mean, most, bad) in row["layers"].items():
+        for layer, (norm, std, mean, limit, bad) in row["layers"].items():
             whole = np.concatenate([value for name, value in experts.items() if f"layers.{layer}." in name])
             assert norm == pytest.approx(sqrt((whole**2).sum()), rel=1e-4)
             assert (std, mean) == pytest.approx((whole.std(), whole.mean()), rel=1e-3)
-            assert (most, bad) == (pytest.approx(abs(whole).max(), rel=1e-4), 0)
+            assert (limit, bad) == (pytest.approx(abs(whole).max(), rel=1e-4), 0)
 
     def test_numbers_of_a_page_are_json(self, tmp_path: Path):
         values = np.array([np.nan, np.inf, 1e38, -1e38], np.float32)
         save_file({"layers.0.a": values, "layers.1.a": values[:2]}, tmp_path / "a.safetensors")
-        made = page(packed(open_tree(tmp_path / "a.safetensors")), "bad numbers")
-        assert unpacked(made)["stats"]["nan"] == [1, 1]
-        assert unpacked(made)["heat"][0]["layers"]["1"] == [None, None, None, None, 2]
+        built = page(packed(open_tree(tmp_path / "a.safetensors")), "bad numbers")
+        assert unpacked(built)["stats"]["nan"] == [1, 1]
+        assert unpacked(built)["heat"][0]["layers"]["1"] == [None, None, None, None, 2]
 
     def test_a_page_of_many_arrays_stays_small(self):
-        made = page(packed(many_leaves(20_000), stats=False), "many")
-        assert len(made) < 250_000
-        assert len(unpacked(made)["bytes"]) == 20_000
+        built = page(packed(many_leaves(20_000), stats=False), "many")
+        assert len(built) < 250_000
+        assert len(unpacked(built)["bytes"]) == 20_000
 
     def test_the_same_checkpoint_gives_the_same_page(self):
         tree = open_tree(SCANNED)
         assert page(packed(tree), "a") == page(packed(tree), "a")
 
     def test_nothing_in_a_page_comes_from_elsewhere(self):
-        made = page(packed(open_tree(SCANNED)), "<b>title & more</b>")
-        assert "<title>&lt;b&gt;title &amp; more&lt;/b&gt;</title>" in made
-        assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', made) == []
-        assert set(re.findall(r"https?://[^\s\"']+", made)) == {"http://www.w3.org/2000/svg"}
-        assert "innerHTML" not in made and "<!-- " not in made
+        built = page(packed(open_tree(SCANNED)), "<b>title & more</b>")
+        assert "<title>&lt;b&gt;title &amp; more&lt;/b&gt;</title>" in built
+        assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', built) == []
+        assert set(re.findall(r"https?://[^\s\"']+", built)) == {"http://www.w3.org/2000/svg"}
+        assert "innerHTML" not in built and "<!-- " not in built
 
 
 class TestCommand:
@@ -177,25 +177,25 @@ class TestCommand:
         assert named.exit_code == 0 and [path.name for path in tmp_path.iterdir()] == ["-"]
 
     def test_a_file_is_not_overwritten_unless_asked(self, tmp_path: Path):
-        place = tmp_path / "a.html"
-        place.write_text("mine")
-        result = ckpt("inspect", "report", HF, "-o", place)
+        location = tmp_path / "a.html"
+        location.write_text("mine")
+        result = ckpt("inspect", "report", HF, "-o", location)
         assert result.exit_code == 2
         assert "--overwrite" in result.stderr
-        assert place.read_text() == "mine"
-        assert ckpt("inspect", "report", HF, "-o", place, "--overwrite", "--no-stats").exit_code == 0
-        assert place.read_text().startswith("<!doctype html>")
+        assert location.read_text() == "mine"
+        assert ckpt("inspect", "report", HF, "-o", location, "--overwrite", "--no-stats").exit_code == 0
+        assert location.read_text().startswith("<!doctype html>")
 
     def test_a_checkpoint_is_never_replaced_by_its_page(self, tmp_path: Path):
-        place = tmp_path / "model.safetensors"
-        save_file({"a": np.ones(3, np.float32)}, place)
-        before = place.read_bytes()
-        (tmp_path / "alias").symlink_to(place)
-        for source, output in ((place, place), (tmp_path, place), (place, tmp_path / "alias")):
+        location = tmp_path / "model.safetensors"
+        save_file({"a": np.ones(3, np.float32)}, location)
+        before = location.read_bytes()
+        (tmp_path / "alias").symlink_to(location)
+        for source, output in ((location, location), (tmp_path, location), (location, tmp_path / "alias")):
             result = ckpt("inspect", "report", source, "-o", output, "--overwrite")
             assert result.exit_code == 2
             assert "is a part of the checkpoint" in result.stderr
-        assert place.read_bytes() == before
+        assert location.read_bytes() == before
         for _ in range(2):
             assert (
                 ckpt("inspect", "report", tmp_path, "-o", tmp_path / "a.html", "--overwrite").exit_code == 0
@@ -219,11 +219,11 @@ class TestCommand:
         assert open_tree(link).arrays["a",].read().tolist() == [1, 1, 1]
 
     def test_a_link_keeps_leading_to_the_page(self, tmp_path: Path):
-        link, place = tmp_path / "link.html", tmp_path / "page.html"
-        link.symlink_to(place)
+        link, location = tmp_path / "link.html", tmp_path / "page.html"
+        link.symlink_to(location)
         assert ckpt("inspect", "report", HF, "-o", link, "--no-stats").exit_code == 2
         assert ckpt("inspect", "report", HF, "-o", link, "--no-stats", "--overwrite").exit_code == 0
-        assert link.is_symlink() and place.read_text().startswith("<!doctype html>")
+        assert link.is_symlink() and location.read_text().startswith("<!doctype html>")
 
     def test_a_directory_that_is_not_there(self, tmp_path: Path):
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "none" / "a.html")
@@ -231,7 +231,7 @@ class TestCommand:
         assert "there is no directory" in result.stderr
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_directory_in_place_of_a_file(self, tmp_path: Path):
+    def test_a_directory_in_location_of_a_file(self, tmp_path: Path):
         assert ckpt("inspect", "report", HF, "-o", tmp_path, "--overwrite").exit_code == 2
 
     def test_no_checkpoint(self, tmp_path: Path):
@@ -253,17 +253,17 @@ COMMAND = executable()
 def chromium() -> Iterator[Browser]:
     if COMMAND is None:
         pytest.skip("no Chromium here: install chromium-headless-shell, or name one in CHROMIUM")
-    with browser(COMMAND) as made:
-        made.look(1280, 900)
-        yield made
+    with browser(COMMAND) as built:
+        built.look(1280, 900)
+        yield built
 
 
 @pytest.fixture
 def opened(chromium: Browser, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Browser]:
     """The report on a checkpoint in the browser; nothing may have complained in the end."""
-    place = tmp_path / "report.html"
-    place.write_text(page(packed(open_tree(request.param)), "report"), "utf-8")
-    chromium.open(place)
+    location = tmp_path / "report.html"
+    location.write_text(page(packed(open_tree(request.param)), "report"), "utf-8")
+    chromium.open(location)
     yield chromium
     assert chromium.complaints() == []
 
@@ -273,13 +273,13 @@ def report_on(*paths: Path) -> pytest.MarkDecorator:
 
 
 def count(page: Browser, selector: str) -> int:
-    found: int = page.value(f"document.querySelectorAll({json.dumps(selector)}).length")
-    return found
+    result: int = page.value(f"document.querySelectorAll({json.dumps(selector)}).length")
+    return result
 
 
 def text(page: Browser, selector: str) -> str:
-    found: str = page.value(f"document.querySelector({json.dumps(selector)}).textContent")
-    return found
+    result: str = page.value(f"document.querySelector({json.dumps(selector)}).textContent")
+    return result
 
 
 class TestPage:
@@ -342,12 +342,12 @@ class TestPage:
         opened.value("document.querySelector('#search').value = ''")
         opened.type("*layernorm*")
         assert text(opened, "#found").startswith("Found 8 arrays")
-        for wanted in ("descending", "ascending"):
+        for expected in ("descending", "ascending"):
             opened.click(".arrays th:nth-child(6) button")
-            assert opened.value("document.querySelector('.arrays th:nth-child(6)').ariaSort") == wanted
+            assert opened.value("document.querySelector('.arrays th:nth-child(6)').ariaSort") == expected
             cells = "[...document.querySelectorAll('.arrays tr[data-index] td:nth-child(6)')]"
             norms = opened.value(f"{cells}.map((cell) => +cell.textContent)")
-            assert norms == sorted(norms, reverse=wanted == "descending") and len(norms) == 8
+            assert norms == sorted(norms, reverse=expected == "descending") and len(norms) == 8
         opened.click(".arrays th:nth-child(6) button")
         assert opened.value("document.querySelector('.arrays th:nth-child(6)').ariaSort") is None
         opened.value("document.querySelector('#search').value = ''")
@@ -432,8 +432,8 @@ CONTRAST = """(() => {
 class TestOddPages:
     def show(self, chromium: Browser, tmp_path: Path, arrays: dict[str, np.ndarray], **options: Any) -> None:
         save_file(arrays, tmp_path / "a.safetensors")
-        made = page(packed(open_tree(tmp_path / "a.safetensors"), **options), "odd")
-        (tmp_path / "a.html").write_text(made, "utf-8")
+        built = page(packed(open_tree(tmp_path / "a.safetensors"), **options), "odd")
+        (tmp_path / "a.html").write_text(built, "utf-8")
         chromium.open(tmp_path / "a.html")
         assert chromium.complaints() == []
 

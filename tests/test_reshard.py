@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, run, succeed
-from support.places import GOLDEN, HF, TRAINED
+from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
 from ckpttools.array.shardings import Sharding
@@ -27,25 +27,25 @@ MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
 MESH = "fsdp=4,tensor=2"
 
 
-def digests(place):
-    tree = ckpttools.open(place)
+def digests(location):
+    tree = ckpttools.open(location)
     return {
-        keystr(path): hashlib.sha256(np.ascontiguousarray(each.read()).tobytes()).hexdigest()
-        for path, each in tree.arrays.items()
+        keystr(path): hashlib.sha256(np.ascontiguousarray(item.read()).tobytes()).hexdigest()
+        for path, item in tree.arrays.items()
     }
 
 
-def grid(place):
+def grid(location):
     """Shape of an array -> shape of its chunks, by name."""
-    found = json.loads(succeed("inspect", "chunks", place, "--json").stdout)["report"]["arrays"]
-    return {each["path"]: (tuple(each["shape"]), tuple(each["chunk_shape"])) for each in found}
+    result = json.loads(succeed("inspect", "chunks", location, "--json").stdout)["report"]["arrays"]
+    return {item["path"]: (tuple(item["shape"]), tuple(item["chunk_shape"])) for item in result}
 
 
 @pytest.fixture(scope="module")
 def resharded(tmp_path_factory):
-    place = tmp_path_factory.mktemp("resharded") / "out"
-    run("reshard", MAXTEXT, place, "--mesh", MESH, "--subchunks", "4KiB")
-    return place
+    location = tmp_path_factory.mktemp("resharded") / "out"
+    run("reshard", MAXTEXT, location, "--mesh", MESH, "--subchunks", "4KiB")
+    return location
 
 
 @given(st.data())
@@ -53,13 +53,13 @@ def test_a_shard_is_made_of_whole_chunks(data):
     shard = tuple(data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=4)))
     shape = tuple(length * data.draw(st.integers(1, 8)) for length in shard)
     stacked = data.draw(st.sets(st.integers(0, len(shape) - 1)))
-    most = data.draw(st.integers(1, 4096))
-    chunk = mesh_chunk(shape, shard, 2, stacked, most)
-    if prod(shape) * 2 <= most:
+    limit = data.draw(st.integers(1, 4096))
+    chunk = mesh_chunk(shape, shard, 2, stacked, limit)
+    if prod(shape) * 2 <= limit:
         assert chunk == shape
         return
     assert all(length % part == 0 for length, part in zip(shard, chunk, strict=True))
-    assert prod(chunk) * 2 <= max(most, 2)
+    assert prod(chunk) * 2 <= max(limit, 2)
 
 
 class TestReshard:
@@ -76,7 +76,8 @@ class TestReshard:
 
     def test_what_devices_read_is_what_they_need(self, resharded):
         before, after = (
-            ckpttools.chunks(place, mesh=MESH, rules="maxtext").loading for place in (MAXTEXT, resharded)
+            ckpttools.chunks(location, mesh=MESH, rules="maxtext").loading
+            for location in (MAXTEXT, resharded)
         )
         assert before.over_read > 3 and after.over_read < 1.05
         assert ckpttools.chunks(MAXTEXT, mesh=MESH).loading == before
@@ -84,14 +85,14 @@ class TestReshard:
     def test_what_was_gained_is_said_and_reported(self, resharded, tmp_path):
         words = (MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
         dry = json.loads(succeed("reshard", *words, "--dry-run", "--json").stdout)["gain"]
-        said = " ".join(ckpt("reshard", *words).output.split())
+        declared = " ".join(ckpt("reshard", *words).output.split())
         done = ckpttools.reshard(MAXTEXT, tmp_path / "other", mesh=MESH, subchunks="4KiB")
-        for name, place in (("before", MAXTEXT), ("after", tmp_path / "out")):
-            loading = ckpttools.chunks(place, mesh=MESH, rules="maxtext").loading
+        for name, location in (("before", MAXTEXT), ("after", tmp_path / "out")):
+            loading = ckpttools.chunks(location, mesh=MESH, rules="maxtext").loading
             assert getattr(done.gain, name) == loading
             assert dry[name] == json.loads(json.dumps(asdict(loading)))
-            assert f"in {loading.reads:,} reads, over-read {loading.over_read:.2f}" in said, said
-        assert "before a device of fsdp=4,tensor=2, rules maxtext, needs" in said
+            assert f"in {loading.reads:,} reads, over-read {loading.over_read:.2f}" in declared, declared
+        assert "before a device of fsdp=4,tensor=2, rules maxtext, needs" in declared
 
     def test_that_nothing_is_gained_is_said_before_it_begins(self, resharded, tmp_path):
         words = (resharded, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
@@ -99,10 +100,12 @@ class TestReshard:
         assert "nothing is gained" in ckpt("reshard", *words).output
 
     def test_that_devices_will_read_more_is_said(self, resharded, tmp_path):
-        said = " ".join(
+        declared = " ".join(
             ckpt("reshard", resharded, tmp_path / "out", "--mesh", MESH, "--dry-run").output.split()
         )
-        assert "devices will fetch more of DST than of SRC" in said and "nothing is gained" not in said, said
+        assert (
+            "devices will fetch more of DST than of SRC" in declared and "nothing is gained" not in declared
+        ), declared
 
     @pytest.mark.parametrize(
         ("mesh", "how", "words"),
@@ -113,18 +116,18 @@ class TestReshard:
     )
     def test_advice_about_a_mesh_is_to_reshard(self, mesh, how, words):
         report = ckpttools.chunks(MAXTEXT, mesh=mesh, **how)
-        large = tuple(replace(each, piece_nbytes=1 << 23) for each in report.arrays)
-        said = {each.subject: each.command for each in advice(replace(report, arrays=large))}
-        assert said["over-read"] == f"ckpt reshard SRC DST {words}"
+        large = tuple(replace(array, piece_nbytes=1 << 23) for array in report.arrays)
+        declared = {item.subject: item.command for item in advice(replace(report, arrays=large))}
+        assert declared["over-read"] == f"ckpt reshard SRC DST {words}"
 
     def test_many_processes_share_the_work(self, resharded, tmp_path):
         words = ("reshard", MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
         assert ckpt("plan", *words, "-o", tmp_path / "plan").exit_code == 0
         for number in range(2):
-            said = " ".join(run("run", tmp_path / "plan", "--part", f"{number}/2", "--publish").split())
-            assert ("over-read" in said and "nothing is gained" not in said) is bool(number), said
+            declared = " ".join(run("run", tmp_path / "plan", "--part", f"{number}/2", "--publish").split())
+            assert ("over-read" in declared and "nothing is gained" not in declared) is bool(number), declared
         for name in ("d/data", "d/index", "_sharding", "_METADATA"):
-            one, other = (place / "0" / "items" / name for place in (resharded, tmp_path / "out"))
+            one, other = (location / "0" / "items" / name for location in (resharded, tmp_path / "out"))
             assert one.read_bytes() == other.read_bytes(), name
 
     def test_a_training_checkpoint_keeps_its_state(self, tmp_path):
@@ -186,11 +189,11 @@ class TestChunks:
     def test_every_writer_of_chunks_takes_a_grid(self, words, tmp_path):
         command = words[:2] if words[0] == "convert" else words[:1]
         source, *rest = words[len(command) :]
-        said = "*/wo/kernel=16x1x-,*decoder_norm*=7"
-        run(*command, source, tmp_path / "out", *rest, "--chunks", said)
+        declared = "*/wo/kernel=16x1x-,*decoder_norm*=7"
+        run(*command, source, tmp_path / "out", *rest, "--chunks", declared)
         shapes = grid(tmp_path / "out")
-        (wo,) = (each for name, each in shapes.items() if name.endswith("wo/kernel"))
-        (norm,) = (each for name, each in shapes.items() if name.endswith("decoder_norm/scale"))
+        (wo,) = (item for name, item in shapes.items() if name.endswith("wo/kernel"))
+        (norm,) = (item for name, item in shapes.items() if name.endswith("decoder_norm/scale"))
         assert wo == ((128, 4, 64), (16, 1, 64)) and norm == ((64,), (7,))
         run(*command, source, tmp_path / "plain", *rest)
         assert digests(tmp_path / "out") == digests(tmp_path / "plain")
@@ -201,12 +204,12 @@ class TestChunks:
             parse_chunks(text)
 
     @pytest.mark.parametrize(
-        ("said", "says"),
+        ("declared", "says"),
         [
             ("*/wo/kernel=16", "chunks have as many axes as their array"),
             ("*/nothing=16", "no array has a name that this pattern of chunks matches"),
         ],
     )
-    def test_a_grid_for_no_array_is_refused(self, said, says, tmp_path):
-        result = ckpt("convert", "to-orbax", MAXTEXT, tmp_path / "out", "--chunks", said)
+    def test_a_grid_for_no_array_is_refused(self, declared, says, tmp_path):
+        result = ckpt("convert", "to-orbax", MAXTEXT, tmp_path / "out", "--chunks", declared)
         assert result.exit_code == 2 and says in result.output, result.output

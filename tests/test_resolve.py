@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
 from support.hf_models import write_llama
+from support.locations import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.maxtext_loading import PATHS, RULES, RUNS
 from support.object_stores import files_in, google
-from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.scripts import answers
 
 import ckpttools
@@ -47,12 +47,12 @@ def no_variables(monkeypatch):
             monkeypatch.delenv(name)
 
 
-def texts(found):
-    return " | ".join(each.what for each in found.problems)
+def texts(result):
+    return " | ".join(problem.what for problem in result.problems)
 
 
-def hints(found):
-    return " | ".join(each.do or "" for each in found.problems)
+def hints(result):
+    return " | ".join(problem.do or "" for problem in result.problems)
 
 
 @pytest.fixture
@@ -63,14 +63,14 @@ def runs(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def built(tmp_path_factory):
     return tmp_path_factory.mktemp("made")
 
 
 @pytest.fixture(scope="module")
-def orbax(made, tmp_path_factory):
-    """What Orbax says of each case; the checkpoints are then in `made`."""
-    return answers("maxtext_loading_script", [str(made)], tmp_path_factory.mktemp("results"))
+def orbax(built, tmp_path_factory):
+    """What Orbax says of each case; the checkpoints are then in `built`."""
+    return answers("maxtext_loading_script", [str(built)], tmp_path_factory.mktemp("results"))
 
 
 class TestAgainstOrbax:
@@ -82,126 +82,126 @@ class TestAgainstOrbax:
     @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize("rule", RULES)
     @pytest.mark.parametrize("api", VERSION_OF)
-    def test_paths(self, made, orbax, api, rule, path):
-        found = resolve(maxtext=VERSION_OF[api], **{rule: f"{made}/{path}"})
+    def test_paths(self, built, orbax, api, rule, path):
+        result = resolve(maxtext=VERSION_OF[api], **{rule: f"{built}/{path}"})
         error = orbax[f"{rule} {api} {path}"]
         if rule == "load_full_state_path" and path.startswith(self.WITHOUT_OPTIMIZER) and not error:
-            assert "new optimizer, and does not say so" in texts(found)
+            assert "new optimizer, and does not say so" in texts(result)
         else:
-            assert found.loads == (not error), (error, found)
-        assert found.loads or found.problems
+            assert result.loads == (not error), (error, result)
+        assert result.loads or result.problems
 
     @pytest.mark.parametrize("run", RUNS)
     @pytest.mark.parametrize("api", VERSION_OF)
-    def test_runs(self, made, orbax, api, run):
-        found = resolve(maxtext=VERSION_OF[api], base_output_directory=str(made), run_name=run)
+    def test_runs(self, built, orbax, api, run):
+        result = resolve(maxtext=VERSION_OF[api], base_output_directory=str(built), run_name=run)
         error = orbax[f"resume {api} {run}"]
         if run == "parameters":
             assert not error
-            assert "new optimizer, and does not say so" in texts(found)
+            assert "new optimizer, and does not say so" in texts(result)
         elif error == "ValueError: no step":
-            assert (found.outcome, found.verdict) == ("scratch", NOTHING)
+            assert (result.outcome, result.verdict) == ("scratch", NOTHING)
         else:
-            assert found.loads == (not error), (error, found)
+            assert result.loads == (not error), (error, result)
 
-    def test_the_step_is_orbaxs(self, made, orbax):
+    def test_the_step_is_orbaxs(self, built, orbax):
         del orbax
-        found = resolve(base_output_directory=made, run_name="named")
-        assert (found.step, found.loads) == (2, True)
-        assert "007 is passed over" in found.tried[0].found
+        result = resolve(base_output_directory=built, run_name="named")
+        assert (result.step, result.loads) == (2, True)
+        assert "007 is passed over" in result.tried[0].result
 
 
 class TestOrder:
     @BOTH
     def test_the_run_itself_goes_first(self, runs, maxtext):
-        found = resolve(
+        result = resolve(
             maxtext=maxtext, base_output_directory=str(runs), run_name="x", load_parameters_path=str(SCANNED)
         )
-        assert (found.rule, found.step, found.wanted) == ("resume", 1, "full state")
-        assert found.path == str(runs / "x" / "checkpoints" / "1" / "items")
-        assert [each.rule for each in found.tried] == ["resume", "load_parameters_path"]
-        assert found.tried[1].found == "not looked at: the run itself goes first"
-        assert found.loads
+        assert (result.rule, result.step, result.expected) == ("resume", 1, "full state")
+        assert result.path == str(runs / "x" / "checkpoints" / "1" / "items")
+        assert [item.rule for item in result.tried] == ["resume", "load_parameters_path"]
+        assert result.tried[1].result == "not looked at: the run itself goes first"
+        assert result.loads
 
     @BOTH
     def test_then_what_is_named(self, runs, maxtext):
-        found = resolve(
+        result = resolve(
             maxtext=maxtext, base_output_directory=str(runs), run_name="y", load_parameters_path=str(SCANNED)
         )
-        assert (found.rule, found.step, found.loads) == ("load_parameters_path", 0, True)
-        assert found.tried[0].found == "not there"
+        assert (result.rule, result.step, result.loads) == ("load_parameters_path", 0, True)
+        assert result.tried[0].result == "not there"
 
     @BOTH
     def test_then_nothing(self, runs, maxtext):
-        found = resolve(maxtext=maxtext, base_output_directory=str(runs), run_name="y")
-        assert (found.outcome, found.verdict, found.path) == ("scratch", NOTHING, None)
-        assert not found.loads
+        result = resolve(maxtext=maxtext, base_output_directory=str(runs), run_name="y")
+        assert (result.outcome, result.verdict, result.path) == ("scratch", NOTHING, None)
+        assert not result.loads
 
     def test_without_checkpointing_nothing_is_resumed(self, runs):
-        found = resolve(base_output_directory=str(runs), run_name="x", enable_checkpointing=False)
-        assert found.outcome == "scratch"
-        assert "enable_checkpointing is false" in found.tried[0].found
+        result = resolve(base_output_directory=str(runs), run_name="x", enable_checkpointing=False)
+        assert result.outcome == "scratch"
+        assert "enable_checkpointing is false" in result.tried[0].result
 
     def test_a_run_without_a_name_is_never_resumed(self, runs, monkeypatch):
-        said = {"base_output_directory": str(runs)}
-        assert "run_name is empty" in resolve(**said).tried[0].found
+        declared = {"base_output_directory": str(runs)}
+        assert "run_name is empty" in resolve(**declared).tried[0].result
         monkeypatch.setenv("JOBSET_NAME", "x")
-        assert resolve(**said).step == 1
+        assert resolve(**declared).step == 1
 
     def test_without_an_output_directory_it_is_beside_the_process(self, runs, monkeypatch):
         monkeypatch.chdir(runs.parent)
         runs.rename("maxtext_output")
-        found = resolve(run_name="x")
-        assert found.step == 1
-        assert "base_output_directory is not set" in found.notes[0]
+        result = resolve(run_name="x")
+        assert result.step == 1
+        assert "base_output_directory is not set" in result.notes[0]
 
     def test_a_run_that_is_done_does_not_start(self, runs):
-        said = {"base_output_directory": str(runs), "run_name": "x"}
-        assert "2 steps of 2 are done" in texts(resolve(**said, steps=2))
-        assert "2 steps of 1 are done" in texts(resolve(**said, steps=-1, learning_rate_schedule_steps=1))
-        assert resolve(**said, steps=3).loads
+        declared = {"base_output_directory": str(runs), "run_name": "x"}
+        assert "2 steps of 2 are done" in texts(resolve(**declared, steps=2))
+        assert "2 steps of 1 are done" in texts(resolve(**declared, steps=-1, learning_rate_schedule_steps=1))
+        assert resolve(**declared, steps=3).loads
 
     def test_an_empty_step_hides_all_others(self, runs):
         (runs / "x" / "checkpoints" / "7").mkdir()
-        found = resolve(base_output_directory=str(runs), run_name="x")
-        assert "7 is the latest step to Orbax, and there is no whole item items" in texts(found)
-        assert "ckpt doctor" in hints(found)
+        result = resolve(base_output_directory=str(runs), run_name="x")
+        assert "7 is the latest step to Orbax, and there is no whole item items" in texts(result)
+        assert "ckpt doctor" in hints(result)
 
     def test_parameters_in_the_directory_of_a_run_stop_it(self, tmp_path):
         shutil.copytree(SCANNED.parents[1], tmp_path / "x" / "checkpoints")
-        found = resolve(base_output_directory=tmp_path, run_name="x")
-        assert "Type mismatch at key path ('opt_state',)" in texts(found)
+        result = resolve(base_output_directory=tmp_path, run_name="x")
+        assert "Type mismatch at key path ('opt_state',)" in texts(result)
 
     def test_hugging_face_weights_on_the_fly(self):
-        found = resolve(load_parameters_path=str(HF), source_checkpoint_layout="safetensors_dynamic")
-        assert (found.rule, found.outcome, found.step) == ("safetensors_dynamic", "loads", None)
+        result = resolve(load_parameters_path=str(HF), source_checkpoint_layout="safetensors_dynamic")
+        assert (result.rule, result.outcome, result.step) == ("safetensors_dynamic", "loads", None)
         assert "holds weights of Hugging Face" in texts(resolve(load_parameters_path=str(HF)))
 
     @pytest.mark.parametrize(
-        ("said", "path"),
+        ("declared", "path"),
         [
             ({"load_parameters_path": "hf://org/name"}, "hf://org/name"),
             ({"load_parameters_path": "org/name"}, "hf://org/name"),
             ({"model_name": "llama3.1-8b"}, "what the Hub has for model_name=llama3.1-8b"),
         ],
     )
-    def test_weights_of_the_hub_go_through_a_bucket(self, said, path):
-        said = {**said, "source_checkpoint_layout": "safetensors_dynamic"}
-        assert "base_output_directory, which must be on gs://" in texts(resolve(**said))
-        found = resolve(**said, base_output_directory="gs://bucket/out")
-        assert (found.rule, found.path, found.outcome) == ("safetensors_dynamic", path, "loads")
+    def test_weights_of_the_hub_go_through_a_bucket(self, declared, path):
+        declared = {**declared, "source_checkpoint_layout": "safetensors_dynamic"}
+        assert "base_output_directory, which must be on gs://" in texts(resolve(**declared))
+        result = resolve(**declared, base_output_directory="gs://bucket/out")
+        assert (result.rule, result.path, result.outcome) == ("safetensors_dynamic", path, "loads")
 
     def test_without_a_path_the_model_says_what_is_fetched(self):
-        found = resolve(source_checkpoint_layout="safetensors_dynamic", base_output_directory="gs://b/o")
-        assert "those of model_name, which is not set" in texts(found)
+        result = resolve(source_checkpoint_layout="safetensors_dynamic", base_output_directory="gs://b/o")
+        assert "those of model_name, which is not set" in texts(result)
 
     def test_hugging_face_weights_through_a_function(self):
-        said = {"load_full_state_path": str(HF), "source_checkpoint_layout": "safetensors"}
-        assert "needs checkpoint_conversion_fn" in texts(resolve(**said))
-        said["checkpoint_conversion_fn"] = "my.module.fn"
-        assert resolve(**said).loads
-        assert "only with enable_orbax_v1" in texts(resolve(**said, maxtext="e591f30"))
-        assert resolve(**said, maxtext="e591f30", enable_orbax_v1=True).loads
+        declared = {"load_full_state_path": str(HF), "source_checkpoint_layout": "safetensors"}
+        assert "needs checkpoint_conversion_fn" in texts(resolve(**declared))
+        declared["checkpoint_conversion_fn"] = "my.module.fn"
+        assert resolve(**declared).loads
+        assert "only with enable_orbax_v1" in texts(resolve(**declared, maxtext="e591f30"))
+        assert resolve(**declared, maxtext="e591f30", enable_orbax_v1=True).loads
         named = {"load_parameters_path": str(HF), "source_checkpoint_layout": "safetensors"}
         assert not resolve(**named).loads, "the layout is not looked at for parameters"
 
@@ -217,9 +217,9 @@ class TestPaths:
         ],
     )
     def test_the_right_one_is_named(self, runs, path, hint):
-        found = resolve(load_parameters_path=f"{runs.parent}/{path}")
-        assert hint.format(runs.parent) in hints(found)
-        assert found.verdict == "does not find what is named"
+        result = resolve(load_parameters_path=f"{runs.parent}/{path}")
+        assert hint.format(runs.parent) in hints(result)
+        assert result.verdict == "does not find what is named"
 
     def test_the_older_version_takes_the_item_alone(self, runs):
         step = runs / "x" / "checkpoints" / "1"
@@ -234,75 +234,76 @@ class TestPaths:
     def test_relative_paths_are_refused(self, name, monkeypatch):
         """By Orbax, wherever it reads arrays: "Checkpoint path should be absolute"."""
         monkeypatch.chdir(SCANNED.parent)
-        found = resolve(f"{name}=items", "lora.enable_lora=true")
-        found = found.adapter or found
-        assert (texts(found), hints(found)) == (
+        result = resolve(f"{name}=items", "lora.enable_lora=true")
+        result = result.adapter or result
+        assert (texts(result), hints(result)) == (
             f"Orbax refuses relative paths, as {name}=items is one",
             f"set {name}={SCANNED}",
         )
 
     @pytest.mark.parametrize("scheme", ["s3", "az", "hf"])
     def test_runs_in_other_stores_are_not_looked_at(self, scheme):
-        found = resolve(base_output_directory=f"{scheme}://org/name", run_name="x")
-        assert f"and not {scheme}://" in texts(found)
-        assert found.tried[0].found == "not looked at"
+        result = resolve(base_output_directory=f"{scheme}://org/name", run_name="x")
+        assert f"and not {scheme}://" in texts(result)
+        assert result.tried[0].result == "not looked at"
 
     def test_relative_runs_are_refused(self, runs, monkeypatch):
         monkeypatch.chdir(runs.parent)
-        found = resolve(base_output_directory="out", run_name="x")
-        assert hints(found) == f"set base_output_directory={runs}"
+        result = resolve(base_output_directory="out", run_name="x")
+        assert hints(result) == f"set base_output_directory={runs}"
 
-    def test_items_of_other_names_are_to_be_rewritten(self, made, orbax):
+    def test_items_of_other_names_are_to_be_rewritten(self, built, orbax):
         del orbax
         for path in ("other/checkpoints/3", "other/checkpoints/3/default"):
-            newer = resolve(load_full_state_path=made / path)
-            assert f"ckpt convert to-orbax {made}/other/checkpoints/3/default DST --item items" in hints(
+            newer = resolve(load_full_state_path=built / path)
+            assert f"ckpt convert to-orbax {built}/other/checkpoints/3/default DST --item items" in hints(
                 newer
             )
 
     @pytest.mark.parametrize("scheme", ["s3", "az", "https", "hf"])
     def test_other_stores_are_not_read(self, scheme):
-        found = resolve(load_parameters_path=f"{scheme}://org/name")
-        assert f"and not {scheme}://" in texts(found)
+        result = resolve(load_parameters_path=f"{scheme}://org/name")
+        assert f"and not {scheme}://" in texts(result)
 
 
 class TestKinds:
     def test_a_full_state_gives_its_parameters(self, runs):
-        found = resolve(load_parameters_path=str(runs / "x" / "checkpoints" / "1" / "items"))
-        assert found.loads
-        assert "its parameters alone are taken" in " ".join(found.notes)
+        result = resolve(load_parameters_path=str(runs / "x" / "checkpoints" / "1" / "items"))
+        assert result.loads
+        assert "its parameters alone are taken" in " ".join(result.notes)
 
     @BOTH
     def test_parameters_are_no_full_state(self, maxtext):
-        found = resolve(load_full_state_path=str(SCANNED), maxtext=maxtext)
-        assert "the full state is wanted" in texts(found)
-        assert "load_parameters_path" in hints(found)
+        result = resolve(load_full_state_path=str(SCANNED), maxtext=maxtext)
+        assert "the full state is expected" in texts(result)
+        assert "load_parameters_path" in hints(result)
 
     @pytest.mark.parametrize("path", ["gs://", "gs:///", "gs:///step"])
     def test_a_bucket_without_a_name(self, path):
-        found = resolve(load_parameters_path=path)
-        assert f"load_parameters_path={path} names no bucket" in texts(found)
-        assert "gs://BUCKET/" in hints(found)
+        result = resolve(load_parameters_path=path)
+        assert f"load_parameters_path={path} names no bucket" in texts(result)
+        assert "gs://BUCKET/" in hints(result)
 
     def test_nothing_is_under_a_name_that_is_too_long(self):
         assert "nothing is at /aaa" in texts(resolve(load_parameters_path="/" + "a" * 300))
 
     def test_another_flavour_is_missed(self, tmp_path):
         ckpttools.strip_optimizer(TRAINED, tmp_path / "nnx", flavour="nnx")
-        found = resolve(load_parameters_path=ckpttools.open(tmp_path / "nnx").metadata.place)
+        result = resolve(load_parameters_path=ckpttools.open(tmp_path / "nnx").metadata.location)
         assert (
             "looks for parameters below params/params and misses all: they are nested in the flavour nnx"
-            in texts(found)
+            in texts(result)
         )
-        assert "--flavour linen" in hints(found)
+        assert "--flavour linen" in hints(result)
 
-    @pytest.mark.parametrize("item, said", [(SCANNED, True), (UNSCANNED, False)])
-    def test_layers(self, item, said):
-        assert resolve(load_parameters_path=str(item), scan_layers=said).loads
-        found = resolve(load_parameters_path=str(item), scan_layers=not said)
-        assert f"scan_layers is {str(not said).lower()} (command line)" in texts(found)
-        assert f"set scan_layers={str(said).lower()}, or `ckpt {'unstack' if said else 'stack'}" in hints(
-            found
+    @pytest.mark.parametrize("item, declared", [(SCANNED, True), (UNSCANNED, False)])
+    def test_layers(self, item, declared):
+        assert resolve(load_parameters_path=str(item), scan_layers=declared).loads
+        result = resolve(load_parameters_path=str(item), scan_layers=not declared)
+        assert f"scan_layers is {str(not declared).lower()} (command line)" in texts(result)
+        assert (
+            f"set scan_layers={str(declared).lower()}, or `ckpt {'unstack' if declared else 'stack'}"
+            in hints(result)
         )
 
     def test_the_axis_of_layers(self, tmp_path):
@@ -349,8 +350,8 @@ class TestSizes:
             settings = settings_of(parsed([*words, *more]), {})
             assert settings.contradictions == ()
             tree = trees[made_for or version]
-            found = looked_at(tree, "parameters", "params", settings, VERSIONS[version])
-            return [each.what for each in found.problems]
+            result = looked_at(tree, "parameters", "params", settings, VERSIONS[version])
+            return [problem.what for problem in result.problems]
 
         assert problems("e591f30") == []
         assert problems("0.2.5") == []
@@ -358,15 +359,15 @@ class TestSizes:
         for version, other in (VERSIONS, reversed(VERSIONS)):
             assert len(problems(version, made_for=other)) == differs, "layouts that versions have otherwise"
         for size in ("vocab_size", "base_num_decoder_layers", "base_emb_dim"):
-            assert [each.split(" ")[0] for each in problems("e591f30", f"{size}=999")] == [size]
+            assert [problem.split(" ")[0] for problem in problems("e591f30", f"{size}=999")] == [size]
 
-    @pytest.mark.parametrize("said", ["model_name=qwen3-next-80b-a3b", "decoder_block=qwen3_next"])
-    def test_stacks_of_another_version_are_seen_by_name_and_by_blocks(self, said):
+    @pytest.mark.parametrize("declared", ["model_name=qwen3-next-80b-a3b", "decoder_block=qwen3_next"])
+    def test_stacks_of_another_version_are_seen_by_name_and_by_blocks(self, declared):
         source = GOLDEN / "qwen3-next" / "hf"
         tree = ckpttools.hf_to_maxtext.plan(source, "memory://out", maxtext="e591f30").plan.tree
-        settings = settings_of(parsed([said]), {})
-        found = looked_at(tree, "parameters", "params", settings, VERSIONS["0.2.5"])
-        stacks = next(each for each in found.problems if each.what.startswith("layers are stacked"))
+        settings = settings_of(parsed([declared]), {})
+        result = looked_at(tree, "parameters", "params", settings, VERSIONS["0.2.5"])
+        stacks = next(problem for problem in result.problems if problem.what.startswith("layers are stacked"))
         assert "--maxtext 0.2.5 --family qwen3-next" in (stacks.do or "")
 
     @pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_moe", None])
@@ -377,28 +378,28 @@ class TestSizes:
         plan = partial(ckpttools.hf_to_maxtext.plan, GOLDEN / "qwen3-next" / "hf", "memory://out")
         config = None if model_type is None else {"model_type": model_type}
         tree = plan(maxtext=made_for).plan.tree.with_metadata(config=config)
-        found = looked_at(tree, "parameters", "params", settings_of(parsed([]), {}), VERSIONS[version])
-        told = [each for each in found.problems if "stacked below" in each.what]
+        result = looked_at(tree, "parameters", "params", settings_of(parsed([]), {}), VERSIONS[version])
+        told = [problem for problem in result.problems if "stacked below" in problem.what]
         by_kind = made_for == "0.2.5"
-        wanted = version == "0.2.5" and model_type == "qwen3_next"
+        expected = version == "0.2.5" and model_type == "qwen3_next"
         if model_type is None and version == "0.2.5":
-            assert [each.do for each in told] == ([] if by_kind else ["set model_name or decoder_block"])
+            assert [item.do for item in told] == ([] if by_kind else ["set model_name or decoder_block"])
         else:
-            assert len(told) == (by_kind != wanted)
+            assert len(told) == (by_kind != expected)
 
     def test_without_a_model_nothing_is_compared(self):
-        found = resolve(load_parameters_path=SCANNED)
-        assert "sizes were not compared" in " ".join(found.notes)
-        assert found.loads
+        result = resolve(load_parameters_path=SCANNED)
+        assert "sizes were not compared" in " ".join(result.notes)
+        assert result.loads
 
     def test_a_configuration_stands_for_its_defaults(self):
-        found = resolve("base.yml", load_parameters_path=SCANNED)
-        assert "base_emb_dim is 2048 (default), and the checkpoint has 64" in texts(found)
-        assert "base.yml is not there: taken for MaxText's own" in found.notes
+        result = resolve("base.yml", load_parameters_path=SCANNED)
+        assert "base_emb_dim is 2048 (default), and the checkpoint has 64" in texts(result)
+        assert "base.yml is not there: taken for MaxText's own" in result.notes
 
     def test_the_models_sizes_are_known(self):
-        found = resolve(load_parameters_path=SCANNED, model_name="llama3.1-8b")
-        assert "vocab_size is 128256 (model llama3.1-8b), and the checkpoint has 256" in texts(found)
+        result = resolve(load_parameters_path=SCANNED, model_name="llama3.1-8b")
+        assert "vocab_size is 128256 (model llama3.1-8b), and the checkpoint has 256" in texts(result)
         assert {name for sizes in MODELS.values() for name in sizes} <= {*SIZES, "scan_layers"}
         assert MODELS.keys() <= KNOWN_NAMES
 
@@ -451,8 +452,8 @@ class TestRefusals:
     )
     def test_what_maxtext_refuses(self, words, versions, what):
         for version in VERSIONS:
-            found = resolve(*words.split(), maxtext=version)
-            assert (what in texts(found)) == (versions in ("both", version)), found
+            result = resolve(*words.split(), maxtext=version)
+            assert (what in texts(result)) == (versions in ("both", version)), result
 
     @pytest.mark.parametrize(
         "words",
@@ -480,9 +481,9 @@ class TestCommand:
             "base_emb_dim=64 head_dim=16 vocab_size=256 base_num_decoder_layers=2 base_num_query_heads=4 "
             "base_num_kv_heads=2"
         )
-        found = resolve(*words)
-        assert found.step == 1
-        assert not any("may have others" in note for note in found.notes)
+        result = resolve(*words)
+        assert result.step == 1
+        assert not any("may have others" in note for note in result.notes)
         other = resolve("python3", "-m", "maxtext.inference.decode", f"base_output_directory={runs}")
         assert "maxtext.inference.decode may have others" in " ".join(other.notes)
 
@@ -504,10 +505,10 @@ class TestCommand:
             resolve(maxtext="0.2.4")
 
     def test_values_are_yaml_as_omegaconf_reads_it(self):
-        said = parsed(
+        declared = parsed(
             ["a=1e3", "b=2026-01-02", "c=10_000", "d.e=yes", "d.f=null", "g=", "h='\"x\"'"]
         ).overrides
-        assert said == {
+        assert declared == {
             "a": 1000.0,
             "b": "2026-01-02",
             "c": 10_000,
@@ -522,11 +523,11 @@ class TestCommand:
             st.text(st.characters(codec="utf-8", exclude_categories=["C", "Zl", "Zp"]), min_size=1),
         )
     )
-    def test_texts_are_what_they_are(self, said):
+    def test_texts_are_what_they_are(self, declared):
         settings = settings_of(
-            parsed([f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in said.items()]), {}
+            parsed([f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in declared.items()]), {}
         )
-        for name, text in said.items():
+        for name, text in declared.items():
             if "${" not in text and text.lower() != "none":
                 assert settings.text(name) == text
 
@@ -547,10 +548,10 @@ VALUES += [
 
 class TestWhatever:
     @given(st.dictionaries(st.sampled_from([*DEFAULTS, "lora", "lora.x", "x.y"]), st.sampled_from(VALUES)))
-    def test_is_said_ends_in_a_report(self, said):
-        found = resolve(*(f"{name}={value}" for name, value in said.items()))
-        assert found.loads or found.problems or found.outcome in ("scratch", "unknown")
-        assert repr(found).isprintable() or "\n" in repr(found)
+    def test_is_said_ends_in_a_report(self, declared):
+        result = resolve(*(f"{name}={value}" for name, value in declared.items()))
+        assert result.loads or result.problems or result.outcome in ("scratch", "unknown")
+        assert repr(result).isprintable() or "\n" in repr(result)
 
 
 class TestFiles:
@@ -569,7 +570,7 @@ class TestFiles:
         )
         settings = settings_of(parsed([str(runs.parent / "mine.yml"), "steps=7"]), {})
         assert {
-            name: (each.value, each.source.rpartition("/")[2]) for name, each in settings.said.items()
+            name: (item.value, item.source.rpartition("/")[2]) for name, item in settings.declared.items()
         } == {
             "base_output_directory": (str(runs), "base.yml"),
             "run_name": ("x", "mine.yml"),
@@ -587,9 +588,9 @@ class TestFiles:
 
     def test_variables_of_the_environment(self, runs, monkeypatch):
         monkeypatch.setenv("M_RUN_NAME", "x")
-        found = resolve(base_output_directory=runs)
-        assert found.step == 1
-        assert [each.source for each in found.settings] == ["environment", "command line"]
+        result = resolve(base_output_directory=runs)
+        assert result.step == 1
+        assert [setting.source for setting in result.settings] == ["environment", "command line"]
         assert "by M_RUN_NAME, and MaxText refuses both" in texts(resolve(run_name="x"))
         monkeypatch.setenv("M_SCAN_LAYERS", "false")
         assert "scan_layers is false (environment)" in texts(resolve(base_output_directory=runs))
@@ -622,41 +623,41 @@ class TestLocalDirectories:
         return {**emergency, "base_output_directory": tmp_path, "run_name": "x"}
 
     def test_the_local_disk_has_a_later_step(self, tmp_path):
-        said = self.persistent(tmp_path)
-        found = resolve(**said, local_checkpoint_directory=str(ORBAX / "emergency" / "local_host2"))
-        assert (found.rule, found.step) == ("resume", 3)
-        assert found.path.endswith("local_host2/3/state")
-        assert "on this host alone" in " ".join(found.notes)
+        declared = self.persistent(tmp_path)
+        result = resolve(**declared, local_checkpoint_directory=str(ORBAX / "emergency" / "local_host2"))
+        assert (result.rule, result.step) == ("resume", 3)
+        assert result.path.endswith("local_host2/3/state")
+        assert "on this host alone" in " ".join(result.notes)
 
     def test_a_disk_that_is_not_here(self, tmp_path):
-        said = self.persistent(tmp_path)
-        found = resolve(**said, local_checkpoint_directory="/no/such/disk", scan_layers=False)
-        assert (found.step, found.path.rpartition("/")[2]) == (2, "default")
-        assert "each host has its own" in " ".join(found.notes)
-        assert not found.loads
+        declared = self.persistent(tmp_path)
+        result = resolve(**declared, local_checkpoint_directory="/no/such/disk", scan_layers=False)
+        assert (result.step, result.path.rpartition("/")[2]) == (2, "default")
+        assert "each host has its own" in " ".join(result.notes)
+        assert not result.loads
 
     def test_on_gpus_each_process_has_a_directory(self, tmp_path):
-        said = self.persistent(tmp_path)
+        declared = self.persistent(tmp_path)
         shutil.copytree(ORBAX / "emergency" / "local_host2", tmp_path / "local" / "1")
-        found = resolve(**said, local_checkpoint_directory=tmp_path / "local")
-        assert (found.step, found.path) == (3, f"{tmp_path}/local/1/3/state")
+        result = resolve(**declared, local_checkpoint_directory=tmp_path / "local")
+        assert (result.step, result.path) == (3, f"{tmp_path}/local/1/3/state")
 
     def test_plain_steps_are_none_of_the_emergency_manager(self, runs):
-        said = {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5}
-        said |= {"base_output_directory": runs, "run_name": "x"}
-        found = resolve(**said, local_checkpoint_directory="/no/such/disk")
-        assert "no whole item state or default in it, but items" in texts(found)
-        assert "leave emergency checkpointing out" in hints(found)
+        declared = {"enable_emergency_checkpoint": True, "local_checkpoint_period": 5}
+        declared |= {"base_output_directory": runs, "run_name": "x"}
+        result = resolve(**declared, local_checkpoint_directory="/no/such/disk")
+        assert "no whole item state or default in it, but items" in texts(result)
+        assert "leave emergency checkpointing out" in hints(result)
 
     def test_multi_tier_looks_at_the_local_disk_alone(self, tmp_path):
-        said = {
+        declared = {
             "enable_multi_tier_checkpointing": True,
             "local_checkpoint_period": 5,
             "multi_tier_checkpointing_backup_interval_minutes": 30,
         }
-        there = resolve(**said, local_checkpoint_directory=str(ORBAX / "replicator" / "local_host1"))
+        there = resolve(**declared, local_checkpoint_directory=str(ORBAX / "replicator" / "local_host1"))
         assert (there.rule, there.step) == ("resume", 2)
-        gone = resolve(**said, local_checkpoint_directory="/no/such/disk")
+        gone = resolve(**declared, local_checkpoint_directory="/no/such/disk")
         assert gone.outcome == "unknown"
         assert "the disks of the hosts" in gone.verdict
 
@@ -676,9 +677,9 @@ class TestAdapters:
     def test_where_they_are_looked_for(self, tmp_path):
         item = self.adapter(tmp_path)
         base = {"load_parameters_path": str(SCANNED)}
-        found = resolve(**base, lora={"enable_lora": True, "lora_restore_path": str(item)})
-        assert found.loads
-        assert (found.adapter.rule, found.adapter.path) == ("lora_restore_path", str(item))
+        result = resolve(**base, lora={"enable_lora": True, "lora_restore_path": str(item)})
+        assert result.loads
+        assert (result.adapter.rule, result.adapter.path) == ("lora_restore_path", str(item))
         off = resolve(**base, lora={"lora_restore_path": str(item)})
         assert not off.loads
         assert "lora.enable_lora is false" in texts(off.adapter)
@@ -691,10 +692,10 @@ class TestAdapters:
         assert "adapters alone" in texts(resolve(load_parameters_path=str(item)))
 
     def test_settings_of_other_programs(self):
-        found = resolve(
+        result = resolve(
             load_parameters_path=SCANNED, hf_lora_adapter_path="a/b", lora_input_adapters_path="c"
         )
-        assert sum("training does not look at it" in note for note in found.notes) == 2
+        assert sum("training does not look at it" in note for note in result.notes) == 2
 
 
 class TestBuckets:
@@ -708,18 +709,18 @@ class TestBuckets:
         files = files_in(TRAINED)
         later = {name.replace("1/", "2/", 1): content for name, content in files.items()}
         del later["2/commit_success.txt"]
-        out = cloud.filled({f"x/checkpoints/{name}": each for name, each in (files | later).items()})
-        found = resolve(maxtext=maxtext, base_output_directory=str(out), run_name="x")
-        assert (found.step, found.loads) == (1, True)
-        assert found.tried[0].found == "1 step, the latest 1; 2 is passed over: no commit_success.txt"
-        assert found.path == f"{out}/x/checkpoints/1/items"
+        out = cloud.filled({f"x/checkpoints/{name}": item for name, item in (files | later).items()})
+        result = resolve(maxtext=maxtext, base_output_directory=str(out), run_name="x")
+        assert (result.step, result.loads) == (1, True)
+        assert result.tried[0].result == "1 step, the latest 1; 2 is passed over: no commit_success.txt"
+        assert result.path == f"{out}/x/checkpoints/1/items"
 
     def test_alone_it_means_random_parameters(self, cloud):
-        files = {name: each for name, each in files_in(TRAINED).items() if name != "1/commit_success.txt"}
-        out = cloud.filled({f"x/checkpoints/{name}": each for name, each in files.items()})
-        found = resolve(base_output_directory=str(out), run_name="x")
-        assert (found.outcome, found.verdict) == ("scratch", NOTHING)
-        assert "1 is passed over: no commit_success.txt" in found.tried[0].found
+        files = {name: item for name, item in files_in(TRAINED).items() if name != "1/commit_success.txt"}
+        out = cloud.filled({f"x/checkpoints/{name}": item for name, item in files.items()})
+        result = resolve(base_output_directory=str(out), run_name="x")
+        assert (result.outcome, result.verdict) == ("scratch", NOTHING)
+        assert "1 is passed over: no commit_success.txt" in result.tried[0].result
 
     @pytest.mark.parametrize(("maxtext", "missing"), [("e591f30", "0/items"), ("0.2.5", "0")])
     def test_a_path_without_one(self, cloud, maxtext, missing):
@@ -729,8 +730,8 @@ class TestBuckets:
         path = str(cloud.filled(files) / "0" / "items")
         assert resolve(maxtext=maxtext, load_parameters_path=path).loads
         del files[f"{missing}/commit_success.txt"]
-        found = resolve(maxtext=maxtext, load_parameters_path=str(cloud.filled(files) / "0" / "items"))
-        assert "there is no commit_success.txt" in texts(found)
+        result = resolve(maxtext=maxtext, load_parameters_path=str(cloud.filled(files) / "0" / "items"))
+        assert "there is no commit_success.txt" in texts(result)
 
     def test_what_is_made_for_a_bucket_loads_from_it(self, cloud, tmp_path):
         """A conversion has all commit files, so that a plain copy of it is found."""
@@ -742,7 +743,7 @@ class TestBuckets:
 
     def test_it_takes_few_requests(self, cloud):
         files = files_in(TRAINED)
-        out = cloud.filled({f"x/checkpoints/{name}": each for name, each in files.items()})
+        out = cloud.filled({f"x/checkpoints/{name}": item for name, item in files.items()})
         cloud.server.log.clear()
         resolve(base_output_directory=str(out), run_name="x")
         assert len(cloud.server.log) <= 12
@@ -763,10 +764,10 @@ class TestSteps:
         assert seen.latest == max(seen.steps, default=None)
         assert not set(map(str, seen.steps)) & set(seen.passed_over)
 
-    def test_memory_is_a_place_like_any(self):
+    def test_memory_is_a_location_like_any(self):
         ckpttools.convert(TRAINED, "memory://resolve/out/x/checkpoints/5", format="orbax", item="items")
-        found = resolve(base_output_directory="memory://resolve/out", run_name="x")
-        assert found.rule == "resume"
+        result = resolve(base_output_directory="memory://resolve/out", run_name="x")
+        assert result.rule == "resume"
 
 
 class TestCommandLine:
@@ -784,11 +785,11 @@ class TestCommandLine:
     def test_json_is_the_report(self, runs):
         words = [f"base_output_directory={runs}", "run_name=x"]
         assert json.loads(succeed("resolve", *words, "--json").stdout) == json.loads(
-            json.dumps(resolve(*words), default=lambda each: {n: getattr(each, n) for n in each.__slots__})
+            json.dumps(resolve(*words), default=lambda item: {n: getattr(item, n) for n in item.__slots__})
         )
 
     @pytest.mark.parametrize(
-        ("words", "code", "said"),
+        ("words", "code", "declared"),
         [
             ("", 2, "No run is described"),
             ("python3 -m MaxText.train base.yml run_name=absent", 1, NOTHING),
@@ -805,10 +806,10 @@ class TestCommandLine:
             ("load_parameters_path=a load_full_state_path=b", 1, "refuses these settings"),
         ],
     )
-    def test_exit_codes(self, words, code, said, tmp_path, monkeypatch):
+    def test_exit_codes(self, words, code, declared, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         result = ckpt("resolve", *words.split())
-        assert (result.exit_code, said in result.output) == (code, True), result.output
+        assert (result.exit_code, declared in result.output) == (code, True), result.output
 
     def test_adapters_have_a_part_of_their_own(self, runs):
         words = [f"base_output_directory={runs}", "run_name=x", f"lora.lora_restore_path={SCANNED}"]
@@ -821,7 +822,7 @@ class TestCommandLine:
 
 
 def test_every_default_is_of_a_type_that_is_checked():
-    assert all(isinstance(each, bool | str | int | float | None) for each in DEFAULTS.values())
+    assert all(isinstance(default, bool | str | int | float | None) for default in DEFAULTS.values())
 
 
 def test_the_commands_of_the_page_work_as_written(gcs_server, tmp_path, monkeypatch):

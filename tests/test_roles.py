@@ -55,7 +55,7 @@ def models(draw):
     paths = []
     for name in draw(NAMES):
         # No path may run through another one.
-        if not any(name[: len(each)] == each or each[: len(name)] == name for each in paths):
+        if not any(name[: len(item)] == item or item[: len(name)] == name for item in paths):
             paths.append(name)
     model = {("decoder", *path, "w"): np.ones(draw(SHAPES), np.float32) for path in paths}
     modules = ((), *paths)
@@ -159,7 +159,7 @@ tree_of = partial(tree_with, step=7)
 
 
 def kept_by(transform, tree):
-    return {id(each) for path, each in transform(tree).tree.arrays.items() if path != ("step",)}
+    return {id(item) for path, item in transform(tree).tree.arrays.items() if path != ("step",)}
 
 
 def refusal(tree):
@@ -285,15 +285,15 @@ class TestUnclear:
         with pytest.raises(FormatError, match="optimizer"):
             StripOptimizer()(tree_of({**below(("params",), model), **odd}))
 
-    def test_another_flavour_has_no_place_for_what_lies_beside(self):
+    def test_another_flavour_has_no_location_for_what_lies_beside(self):
         model = {("decoder", "w"): np.ones((2, 3), np.float32)}
         tree = tree_of(
             {**below(("params", "params"), model), **LEARNED["batch_stats"], ("opt_state", 0, "count"): COUNT}
         )
         with pytest.raises(FormatError, match="batch_stats"):
             StripOptimizer(flavour="nnx")(tree)
-        made = StripOptimizer(flavour="nnx", drop=["batch_stats"])(tree).tree
-        assert set(made) == {("decoder", "w", "value")}
+        built = StripOptimizer(flavour="nnx", drop=["batch_stats"])(tree).tree
+        assert set(built) == {("decoder", "w", "value")}
 
 
 def weights(*names, shape=(4, 4)):
@@ -371,7 +371,7 @@ class TestMomentsAreNotKeptSilently:
     @example(NETWORK, 2, ())
     def test_what_mirrors_by_names_of_its_own(self, model, moments, head):
         names = ("first", "second", "third")[:moments]
-        state = {k: each for name in names for k, each in below(("tx_state", name), model).items()}
+        state = {k: item for name in names for k, item in below(("tx_state", name), model).items()}
         leaves = {**below(("params",), model), **state, ("tx_state", "count"): COUNT}
         loose = {("step",): COUNT, ("rng",): np.ones(2, np.uint32)} if not head else {}
         tree = tree_of({**below(head, leaves), **loose})
@@ -386,9 +386,9 @@ class TestMomentsAreNotKeptSilently:
     @given(models(), st.sampled_from([(), ("app",)]), st.sampled_from(["optim.state", "optim", "state"]))
     @example(NETWORK, (), "optim.state")
     @example(NETWORK, ("app",), "optim.state")
-    def test_moments_below_each_parameter(self, model, head, place):
+    def test_moments_below_each_parameter(self, model, head, location):
         learned = below((*head, "model"), model)
-        state = per_parameter(model, *head, *place.split("."))
+        state = per_parameter(model, *head, *location.split("."))
         tree = tree_of({**learned, **state})
         left = refusal(tree)
         if left != set(learned):
@@ -401,7 +401,7 @@ class TestMomentsAreNotKeptSilently:
         assert refusal(tree_of({**learned, **state})) == set(learned)
         # Numbered, they do not tell what they belong to.
         numbered = per_parameter(
-            {(k,): each for k, each in enumerate(NETWORK.values())}, *head, "optim", "state"
+            {(k,): item for k, item in enumerate(NETWORK.values())}, *head, "optim", "state"
         )
         error = refusal(tree_of({**learned, **numbered}))
         assert keystr((*head, "optim")) in error.hint
@@ -409,7 +409,7 @@ class TestMomentsAreNotKeptSilently:
     @given(models(), st.sampled_from([("mu", "nu"), ("mu",), ("exp_avg", "exp_avg_sq")]), st.booleans())
     def test_moments_that_no_name_tells(self, model, names, counted):
         """Below a key of its own, with a counter or without."""
-        state = {k: each for name in names for k, each in below(("tx", name), model).items()}
+        state = {k: item for name in names for k, item in below(("tx", name), model).items()}
         state |= {("tx", "count"): COUNT} if counted else {}
         learned = below(("params",), model)
         left = refusal(tree_of({**learned, **state}))
@@ -421,7 +421,7 @@ class TestMomentsAreNotKeptSilently:
     def test_the_hint_names_what_is_joined_by_dots(self):
         learned = below(("run", "params"), NETWORK)
         state = {**below(("run", "tx", "first"), NETWORK), ("run", "tx", "count"): COUNT}
-        flat = {(".".join(map(str, path)),): each for path, each in {**learned, **state}.items()}
+        flat = {(".".join(map(str, path)),): item for path, item in {**learned, **state}.items()}
         assert 'drop="run.tx"' in refusal(tree_of(flat)).hint
         assert len(kept_by(StripOptimizer(drop=["run.tx"]), tree_of(flat))) == len(learned)
 
@@ -437,7 +437,7 @@ class TestMomentsAreNotKeptSilently:
 
     def test_factored_shapes_do(self):
         state = {
-            (0, "v_row", *path): np.ones(each.shape[1:] or (1,), np.float32) for path, each in NETWORK.items()
+            (0, "v_row", *path): np.ones(item.shape[1:] or (1,), np.float32) for path, item in NETWORK.items()
         }
         state |= {(0, "v", *path): np.ones(1, np.float32) for path in NETWORK} | {(0, "count"): COUNT}
         learned = below(("0",), NETWORK)
@@ -473,15 +473,15 @@ class TestRouterBias:
     @pytest.mark.parametrize("sizes", [(2, 4), (4, 4), (4, 2)])
     def test_it_stays(self, sizes):
         tree = tree_of(router(*sizes))
-        made = StripOptimizer()(tree).tree
+        built = StripOptimizer()(tree).tree
         stored = tree["nnx_aux", "model", *BIAS].read()
         # (layers, experts): of what was tried, the one place and shape that both of MaxText's loaders take.
-        assert np.array_equal(made["params", "params", *BIAS].read(), stored)
-        assert not [path for path in made if path[0] == "nnx_aux"]
+        assert np.array_equal(built["params", "params", *BIAS].read(), stored)
+        assert not [path for path in built if path[0] == "nnx_aux"]
         assert view_of(tree).contradictions == ()
         # Seen as a parameter, its layers are where those of others are.
         assert np.array_equal(view_of(tree).parameters[BIAS].read(), stored.T)
-        assert view_of(made).flavour == view_of(tree).flavour
+        assert view_of(built).flavour == view_of(tree).flavour
 
     def test_more_axes_stay_behind_the_layers(self):
         beside = (*BIAS[:-1], "scale")
@@ -509,13 +509,13 @@ class TestRouterBias:
     def test_commands(self, tmp_path):
         save(tree_of(router()), tmp_path / "run", format="orbax")
         shown = json.loads(succeed("inspect", "tree", tmp_path / "run", "--json").stdout)
-        of = {each["path"]: each["role"] for each in shown["arrays"]}
+        of = {item["path"]: item["role"] for item in shown["arrays"]}
         assert of[keystr(("nnx_aux", "model", *BIAS))] == "parameter"
         assert sorted(of.values()).count("optimizer") == 9
         run("strip-optimizer", tmp_path / "run", tmp_path / "out", "--no-progress")
         run("diff", tmp_path / "run", tmp_path / "out", "--parameters")
         hashes = [run("hash", tmp_path / name, "--json", "--parameters") for name in ("run", "out")]
-        assert len({json.loads(each)["parameters"] for each in hashes}) == 1
+        assert len({json.loads(digest)["parameters"] for digest in hashes}) == 1
 
 
 MODEL = {("decoder", "layers", "w"): np.ones((2, 3), np.float32), ("norm",): np.ones(4, np.float32)}
@@ -547,7 +547,7 @@ class TestCommands:
         leaves |= below(("ema_params",), MODEL)
         save(tree_of(leaves), tmp_path / "run", format="orbax")
         warnings = json.loads(succeed("inspect", "tree", tmp_path / "run", "--json").stdout)["warnings"]
-        assert [each["name"] for each in warnings if each["name"] == "unclear-state"]
+        assert [warning["name"] for warning in warnings if warning["name"] == "unclear-state"]
         run("strip-optimizer", tmp_path / "run", tmp_path / "out", code=3)
         assert not (tmp_path / "out").exists()
         run("strip-optimizer", tmp_path / "run", tmp_path / "out", "--drop", "ema_params", "--no-progress")
@@ -589,13 +589,13 @@ class TestNamesOfBookkeeping:
 
     def test_fractions_below_a_key_of_random_states_are_learned(self):
         model = {**mirrored(PLAIN_MODEL, "params"), ("params", "rngs", "embedding", "k"): np.ones((4, 4))}
-        state = {("opt_state", "0", "mu", *path): each for path, each in model.items()}
+        state = {("opt_state", "0", "mu", *path): item for path, item in model.items()}
         random = {("params", "rngs", "dropout", "key"): np.zeros(2, np.uint32)}
-        made = tree_of({**model, **state, ("opt_state", "0", "count"): COUNT, **random}).pipe(
+        built = tree_of({**model, **state, ("opt_state", "0", "count"): COUNT, **random}).pipe(
             StripOptimizer()
         )
-        assert ("params", "rngs", "embedding", "k") in made.arrays
-        assert not any("opt_state" in path or "dropout" in path for path in made.arrays)
+        assert ("params", "rngs", "embedding", "k") in built.arrays
+        assert not any("opt_state" in path or "dropout" in path for path in built.arrays)
 
     LEARNED = (
         *(("epoch", "float32", (16, 16)), ("state/step", "bfloat16", (4,)), ("rng", "float16", (2,))),
@@ -623,15 +623,15 @@ class TestNamesOfBookkeeping:
             **dict.fromkeys(self.BOOKS, "other"),
             **dict.fromkeys(self.OF_TRAINING, "other" if is_training else "parameter"),
         }
-        for (name, dtype, shape), wanted in told.items():
+        for (name, dtype, shape), expected in told.items():
             array = {keys(name): np.zeros(shape, dtype)}
-            assert roles(tree_of({**model, **array})).of(keys(name)) == wanted, (name, dtype, shape)
+            assert roles(tree_of({**model, **array})).of(keys(name)) == expected, (name, dtype, shape)
 
     def test_a_scale_with_moments_is_learned(self):
         model = {**PLAIN_MODEL, ("loss_scale",): np.float32(2)}
         state = {**mirrored(model, "0"), **adam(model, "1", "opt_state"), ("2", "loss_scale", "value"): COUNT}
-        made = tree_of(state).pipe(StripOptimizer())
-        assert sorted(path[-1] for path in made.arrays) == ["loss_scale", "norm", "w"]
+        built = tree_of(state).pipe(StripOptimizer())
+        assert sorted(path[-1] for path in built.arrays) == ["loss_scale", "norm", "w"]
 
     def test_more_exact_copies_in_an_optimizer_are_asked_about(self):
         state = mirrored(PLAIN_MODEL, "opt_state", "master_params")
@@ -860,8 +860,8 @@ class TestNests:
     )
     def test_exactly_the_parameters_are_left_or_it_is_refused(self, model, head, nests):
         model, leaves = {**model, **NET}, {}
-        for place, (keys, name) in enumerate(nests):
-            outer = (("tx", "opt_state", "ema")[place], *keys)
+        for location, (keys, name) in enumerate(nests):
+            outer = (("tx", "opt_state", "ema")[location], *keys)
             leaves |= STATES[name](model, *outer) | {(*outer, "count"): COUNT}
         learned = below(head, model)
         left = refusal(tree_of({**learned, **leaves}))
@@ -927,7 +927,7 @@ ALONE = {
     "sophia": {"0/hessian_fn_state/key": (2,)},
     "named_chain": {"scaler/0/count": ()},
 }
-PLACES = {
+LOCATIONS = {
     "params": "opt_state",
     "params/params": "optimizer/opt_state",
     "net": "opt_state",
@@ -983,7 +983,7 @@ class TestCopiesInAnOptimizer:
                 state |= {(*keys(head), *p): np.ones((*lead, *a.shape), a.dtype) for p, a in NET.items()}
             for path, shape in ALONE.get(name, {}).items():
                 state[keys(path)] = np.ones(shape, np.uint32 if path.endswith("key") else np.float32)
-            for inner, outer in PLACES.items():
+            for inner, outer in LOCATIONS.items():
                 learned = below(keys(inner), NET)
                 assert refusal(tree_of({**learned, **below(keys(outer), state)})) == set(learned), name
 
@@ -1165,7 +1165,7 @@ def keras_state(optimizer, suffixes, head=("optimizer_variables",), steps="itera
     return {
         (*above, steps): COUNT,
         (*above, "learning_rate"): np.float32(0.1),
-        **{(*above, "_".join((*p, each))): a for p, a in KERAS_MODEL.items() for each in suffixes},
+        **{(*above, "_".join((*p, suffix))): a for p, a in KERAS_MODEL.items() for suffix in suffixes},
     }
 
 
@@ -1185,9 +1185,9 @@ class TestKeras:
         model = ("model",) if not head else model
         state = keras_state(optimizer, KERAS_OPTIMIZERS[optimizer], head, steps)
         tree = tree_of({**below(model, KERAS_MODEL), **state})
-        found = roles(tree)
-        assert {found.of((*model, *path)) for path in KERAS_MODEL} == {"parameter"}
-        assert {found.of(path) for path in state} == {"optimizer"}
+        result = roles(tree)
+        assert {result.of((*model, *path)) for path in KERAS_MODEL} == {"parameter"}
+        assert {result.of(path) for path in state} == {"optimizer"}
         stripped = StripOptimizer()(tree).tree
         assert set(stripped.arrays) == {(*model, *path) for path in KERAS_MODEL}
 
@@ -1222,5 +1222,5 @@ class TestKeras:
     def test_model_with_keras_names_has_only_parameters(self, paths, suffix):
         model = {(*path[:-1], f"{path[-1]}_{suffix}"): KERAS_MODEL[path] for path in paths}
         for tree in (model, {**KERAS_MODEL, **model}, {**model, ("iteration",): COUNT}):
-            found = roles(tree_of(tree))
-            assert not found.optimizer and {found.of(path) for path in model} == {"parameter"}
+            result = roles(tree_of(tree))
+            assert not result.optimizer and {result.of(path) for path in model} == {"parameter"}

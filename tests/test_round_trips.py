@@ -137,10 +137,10 @@ def cycles(draw, model_type, cycle, **more):
 def multimodal(draw, model_type, config, part="text_config"):
     """The configuration of a text model, in a part of that of the whole model."""
     inner = draw(config)
-    made = {**inner, "model_type": f"{inner['model_type']}_text"}
+    built = {**inner, "model_type": f"{inner['model_type']}_text"}
     for name in reversed(part.split(".")):
-        made = {name: made}
-    return {"model_type": model_type, **made}
+        built = {name: built}
+    return {"model_type": model_type, **built}
 
 
 @st.composite
@@ -231,16 +231,16 @@ EVERY_FAMILY = pytest.mark.parametrize("family", CONFIGS)
 
 
 def round_trip(tree: Tree, **options) -> Tree:
-    made = to_maxtext(tree, ToMaxText(**options))
-    files = ModelFiles(config=tree.metadata.config, spelling=made.spelling)
+    built = to_maxtext(tree, ToMaxText(**options))
+    files = ModelFiles(config=tree.metadata.config, spelling=built.spelling)
     axis = options.get("scan_axis")
-    return to_huggingface(made.state, ToHuggingFace(scan_axis=axis), files).tree
+    return to_huggingface(built.state, ToHuggingFace(scan_axis=axis), files).tree
 
 
-def assert_equal(made: Tree, wanted: Tree) -> None:
-    assert made.arrays.keys() == wanted.arrays.keys()
-    for path, array in wanted.arrays.items():
-        got = made.arrays[path]
+def assert_equal(built: Tree, expected: Tree) -> None:
+    assert built.arrays.keys() == expected.arrays.keys()
+    for path, array in expected.arrays.items():
+        got = built.arrays[path]
         assert (got.shape, got.dtype) == (array.shape, array.dtype), path
         assert got.read().tobytes() == array.read().tobytes(), path
 
@@ -251,8 +251,8 @@ def assert_equal(made: Tree, wanted: Tree) -> None:
 def test_every_bit_comes_back(family, data, seed, scan):
     tree = model(data.draw(CONFIGS[family]), seed)
     scan = None if family in NEVER_SCANNED else scan
-    made = round_trip(tree, scan=False) if scan is None else round_trip(tree, scan_axis=scan)
-    assert_equal(made, tree)
+    built = round_trip(tree, scan=False) if scan is None else round_trip(tree, scan_axis=scan)
+    assert_equal(built, tree)
 
 
 @pytest.mark.parametrize("family", [name for name in CONFIGS if name not in NEVER_SCANNED])
@@ -281,7 +281,7 @@ def test_layers_that_do_not_fit_their_groups_are_refused(family, layers):
     config = find(CONFIGS[family], lambda config: True, settings=settings(phases=[Phase.generate]))
     inner = config.get("text_config", config)
     inner["num_hidden_layers"] = layers
-    tree = Tree({}, Metadata(config=config, place="hf"))
+    tree = Tree({}, Metadata(config=config, location="hf"))
     # Of gemma2 MaxText builds complete pairs alone; the others keep an incomplete cycle apart.
     is_never = family == "gemma2"
     expected = "the layers do not fit the groups" if is_never else "would be left over"

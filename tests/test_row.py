@@ -60,25 +60,25 @@ def same(arrays, truths):
 @settings(max_examples=300)
 @given(statements(), dtypes(packed=True))
 def test_both_directions_of_any_row_move_every_number_to_its_coordinates(statement, dtype):
-    made = row(statement.text)
+    built = row(statement.text)
     full = tensor(statement.sizes, dtype, 3)
-    left = spelled(made.left, statement.sizes, full)
-    right = spelled(made.right, statement.sizes, full)
+    left = spelled(built.left, statement.sizes, full)
+    right = spelled(built.right, statement.sizes, full)
     stored_right = {key: stored(truth, dtype, key) for key, truth in right.items()}
-    lefts = respelled(made.right, made.left, statement.sizes, stored_right)
+    lefts = respelled(built.right, built.left, statement.sizes, stored_right)
     same(lefts, left)
-    same(respelled(made.left, made.right, statement.sizes, lefts), right)
+    same(respelled(built.left, built.right, statement.sizes, lefts), right)
 
 
 @settings(max_examples=150)
 @given(statements(), st.data())
 def test_a_region_of_a_respelled_array_is_the_region_of_the_whole(statement, data):
-    made = row(statement.text)
+    built = row(statement.text)
     dtype = DTYPES["bfloat16"]
     full = tensor(statement.sizes, dtype, 5)
-    sources = {k: stored(v, dtype, k) for k, v in spelled(made.right, statement.sizes, full).items()}
-    lefts = respelled(made.right, made.left, statement.sizes, sources)
-    truths = spelled(made.left, statement.sizes, full)
+    sources = {k: stored(v, dtype, k) for k, v in spelled(built.right, statement.sizes, full).items()}
+    lefts = respelled(built.right, built.left, statement.sizes, sources)
+    truths = spelled(built.left, statement.sizes, full)
     key = data.draw(st.sampled_from(sorted(lefts)))
     region = data.draw(regions(lefts[key].shape))
     assert lefts[key].read(region).tobytes() == truths[key][region.slices].tobytes()
@@ -87,25 +87,25 @@ def test_a_region_of_a_respelled_array_is_the_region_of_the_whole(statement, dat
 @given(statements(most_axes=4), st.sampled_from((None, 0, 1, 4)))
 def test_layers_keep_every_number_at_its_coordinates(statement, scan_axis):
     """A group of two blocks of two layers, with one number on the right, stacked or not on the left."""
-    made = row(statement.text)
+    built = row(statement.text)
     prefixes = ("layers.{2*block+kind}", "layers_{block}.part_{kind:a,b}", "layers.part_{kind:a,b}")
-    (spelled_row,) = Layers(*prefixes, ("block",), (made,)).all_rows(scan_axis)
+    (spelled_row,) = Layers(*prefixes, ("block",), (built,)).all_rows(scan_axis)
     sizes = {**statement.sizes, "block": 2, "kind": 2}
     dtype = DTYPES["float32"]
     full = tensor(sizes, dtype, 7)
     right = {k: stored(v, dtype, k) for k, v in spelled(spelled_row.right, sizes, full).items()}
-    assert len(right) == 4 * len(list(made.right.keys(statement.sizes)))
+    assert len(right) == 4 * len(list(built.right.keys(statement.sizes)))
     left = respelled(spelled_row.right, spelled_row.left, sizes, right)
     same(left, spelled(spelled_row.left, sizes, full))
-    assert len(left) == (4 if scan_axis is None else 2) * len(list(made.left.keys(statement.sizes)))
+    assert len(left) == (4 if scan_axis is None else 2) * len(list(built.left.keys(statement.sizes)))
 
 
 @given(statements())
 def test_a_table_of_one_row_goes_there_and_back(statement):
-    made = row(statement.text)
-    table = Table((made,), {axis: Size(n, "test") for axis, n in statement.sizes.items()})
+    built = row(statement.text)
+    table = Table((built,), {axis: Size(n, "test") for axis, n in statement.sizes.items()})
     dtype = DTYPES["uint16"]
-    right = spelled(made.right, statement.sizes, tensor(statement.sizes, dtype, 9))
+    right = spelled(built.right, statement.sizes, tensor(statement.sizes, dtype, 9))
     mapped = table.to_left({key: stored(truth, dtype, key) for key, truth in right.items()})
     assert mapped.sizes == statement.sizes
     assert (mapped.values, mapped.dropped) == ((), ())
@@ -114,12 +114,12 @@ def test_a_table_of_one_row_goes_there_and_back(statement):
 
 @given(statements())
 def test_converting_a_row_reads_nothing(statement):
-    made = row(statement.text)
+    built = row(statement.text)
     sources = {
-        key: Stored(made.right.shape(statement.sizes), DTYPES["int8"], Refusing(key), 0)
-        for key in made.right.keys(statement.sizes)
+        key: Stored(built.right.shape(statement.sizes), DTYPES["int8"], Refusing(key), 0)
+        for key in built.right.keys(statement.sizes)
     }
-    for array in respelled(made.right, made.left, statement.sizes, sources).values():
+    for array in respelled(built.right, built.left, statement.sizes, sources).values():
         assert array.dtype.name == "int8"
 
 
@@ -135,7 +135,7 @@ def test_sides_that_name_different_axes_are_refused(left, left_axes, right, righ
     with pytest.raises(MappingError, match="different axes") as caught:
         row(f"{left}: {left_axes} <-> {right}: {right_axes}")
     assert caught.value.got == odd
-    assert "<->" in caught.value.place
+    assert "<->" in caught.value.location
 
 
 def test_an_axis_that_is_in_the_prefix_of_the_layers_is_named():
@@ -152,9 +152,9 @@ def test_an_axis_that_is_in_the_prefix_of_the_layers_is_named():
 
 
 def test_an_identity_is_the_source_array_itself():
-    made = row("a: embed mlp <-> b: embed mlp")
+    built = row("a: embed mlp <-> b: embed mlp")
     source = stored(noise((2, 3), DTYPES["int8"]), DTYPES["int8"])
-    assert RowConversion(made.right, made.left, {"embed": 2, "mlp": 3}).at({}, {"b": source}) is source
+    assert RowConversion(built.right, built.left, {"embed": 2, "mlp": 3}).at({}, {"b": source}) is source
 
 
 def test_flags_choose_rows():
@@ -171,8 +171,8 @@ def test_flags_choose_rows():
 
 def test_value_ops_follow_the_direction():
     """Left is right times the scale, right is left divided by it."""
-    made = row("a: heads head_dim <-> b: (heads head_dim)", op=Scale("head_dim", -0.5))
-    table = Table((made,), {"head_dim": Size(16, "test")})
+    built = row("a: heads head_dim <-> b: (heads head_dim)", op=Scale("head_dim", -0.5))
+    table = Table((built,), {"head_dim": Size(16, "test")})
     dtype = DTYPES["float32"]
     numbers = np.arange(48, dtype=np.float32)
     mapped = table.to_left({"b": stored(numbers.view(dtype.carrier), dtype)})
@@ -184,20 +184,20 @@ def test_value_ops_follow_the_direction():
 
 
 def test_scaling_whole_numbers_is_refused():
-    made = row("a: x <-> b: x", op=Scale("x", -0.5))
-    table = Table((made,), {"x": Size(3, "test")})
+    built = row("a: x <-> b: x", op=Scale("x", -0.5))
+    table = Table((built,), {"x": Size(3, "test")})
     with pytest.raises(MappingError, match="only floating-point"):
         table.to_left({"b": stored(noise((3,), DTYPES["int8"]), DTYPES["int8"])})
     assert Scale("x", -0.5).bound({"x": 4}) == Multiply(0.5)
 
 
 def test_rope_interleaving_is_a_row():
-    made = row("a: (pair half) <-> b: (half pair)")
+    built = row("a: (pair half) <-> b: (half pair)")
     side = parse_side("a", "(pair half)")
-    assert made.left == side
+    assert built.left == side
     dtype = DTYPES["int8"]
     source = stored(np.arange(8, dtype="u1"), dtype)
-    array = RowConversion(made.right, made.left, {"pair": 4, "half": 2}).at({}, {"b": source})
+    array = RowConversion(built.right, built.left, {"pair": 4, "half": 2}).at({}, {"b": source})
     assert array.read().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
@@ -218,43 +218,45 @@ OPS = st.sampled_from(
 @st.composite
 def any_rows(draw):
     """Rows of every kind, with all that may be said of them; some below prefixes of layers."""
-    made = replace(row(draw(statements()).text), op=draw(OPS))
+    built = replace(row(draw(statements()).text), op=draw(OPS))
     when, unless = (" ".join(draw(st.lists(WORDS, unique=True))) for _ in range(2))
-    made = replace(made, when=when, unless=unless)
+    built = replace(built, when=when, unless=unless)
     if draw(st.booleans()):
         left, right = parse_key("layers_{block}.part_{kind:a,b}"), parse_key("layers.{2*block+3}.{x: y,z}")
-        sides = {"left": made.left.below(left), "right": made.right.below(right)}
-        made = replace(made, **sides, above="kind x") if "x" not in made.left.axes else made
-    return made
+        sides = {"left": built.left.below(left), "right": built.right.below(right)}
+        built = replace(built, **sides, above="kind x") if "x" not in built.left.axes else built
+    return built
 
 
 class TestText:
     @given(any_rows())
-    def test_a_row_is_what_its_text_says(self, made):
-        assert row(str(made)) == made
-        assert row(" \n ".join(re.split(r" (?![^{]*})", str(made)))) == made
+    def test_a_row_is_what_its_text_says(self, built):
+        assert row(str(built)) == built
+        assert row(" \n ".join(re.split(r" (?![^{]*})", str(built)))) == built
 
     @given(st.lists(any_rows(), max_size=4), st.integers(1, 200))
-    def test_rows_are_what_their_table_says(self, made, width):
-        text = rows_text(made, width)
-        assert rows(text) == tuple(made)
-        assert rows("# a: x\n\n" + text.replace("\n", "\n\n  ")) == tuple(made)
+    def test_rows_are_what_their_table_says(self, built, width):
+        text = rows_text(built, width)
+        assert rows(text) == tuple(built)
+        assert rows("# a: x\n\n" + text.replace("\n", "\n\n  ")) == tuple(built)
 
     def test_all_that_a_row_may_say(self):
-        made = row("a.{k+3}: (x y) <-> b.{k}: y x, shift 1, when f g, unless h")
-        assert made == Row(parse_side("a.{k+3}", "(x y)"), parse_side("b.{k}", "y x"), Shift(1.0), "f g", "h")
+        built = row("a.{k+3}: (x y) <-> b.{k}: y x, shift 1, when f g, unless h")
+        assert built == Row(
+            parse_side("a.{k+3}", "(x y)"), parse_side("b.{k}", "y x"), Shift(1.0), "f g", "h"
+        )
         assert row("step: <-> step:") == Row(parse_side("step", ""), parse_side("step", ""))
         assert row("a:b: x <-> c,d: x").left.key.first() == "a:b"
 
     def test_an_op_that_has_no_text(self):
-        made = row("a: x <-> b: x, when f", op=Multiply(2.0))
-        assert made == Row(parse_side("a", "x"), parse_side("b", "x"), Multiply(2.0), "f")
-        assert "Multiply" in str(made)
+        built = row("a: x <-> b: x, when f", op=Multiply(2.0))
+        assert built == Row(parse_side("a", "x"), parse_side("b", "x"), Multiply(2.0), "f")
+        assert "Multiply" in str(built)
         with pytest.raises(MappingError, match="an op already"):
             row("a: x <-> b: x, shift 1", op=Multiply(2.0))
 
     def test_headings_say_what_is_true_of_the_rows_below_them(self):
-        made = rows("""
+        built = rows("""
             first: x <-> uno: x
             below at_{kind:l,g} <-> attn, above kind, when f
             # The other side has the kind in its layers' number.
@@ -264,7 +266,7 @@ class TestText:
             unless f
             last: <-> fin:
         """)
-        assert list(map(str, made)) == [
+        assert list(map(str, built)) == [
             "first: x <-> uno: x",
             "at_{kind:l,g}.query: x y <-> attn.q: (x y), scale x -0.5, when f g, above kind",
             "at_{kind:l,g}.out: y x <-> attn.o: (y x), when f, unless h, above kind",
@@ -308,7 +310,7 @@ class TestText:
             if read is row or text:
                 with pytest.raises(MappingError, match=message) as caught:
                     read(text)
-                assert caught.value.place == f"column {column} of {' '.join(text.split())!r}"
+                assert caught.value.location == f"column {column} of {' '.join(text.split())!r}"
                 assert caught.value.got == got
 
     @pytest.mark.parametrize(
@@ -325,10 +327,10 @@ class TestText:
     def test_what_is_no_heading(self, heading, column, message):
         with pytest.raises(MappingError, match=message) as caught:
             rows(f"a: x <-> b: x\n  {heading}\nc: x <-> d: x")
-        assert caught.value.place == f"column {column} of {heading!r}"
+        assert caught.value.location == f"column {column} of {heading!r}"
 
     def test_near_words(self):
         with pytest.raises(MappingError) as caught:
             row("a: x <-> b: x, unles tied")
         assert caught.value.hint == "did you mean unless?"
-        assert caught.value.wanted == "one of scale, shift, fill, factor, whole, when, unless, above"
+        assert caught.value.expected == "one of scale, shift, fill, factor, whole, when, unless, above"

@@ -165,8 +165,8 @@ def test_a_destination_that_exists_is_left_alone(model, tmp_path):
     for overwrite in (False, True):
         with pytest.raises(DestinationExistsError, match="is not a readable checkpoint\\n    precious"):
             plan_to_maxtext(model).run(out, overwrite=overwrite)
-        assert [place.name for place in tmp_path.iterdir()] == ["out"]
-        assert [place.name for place in out.iterdir()] == ["precious"]
+        assert [location.name for location in tmp_path.iterdir()] == ["out"]
+        assert [location.name for location in out.iterdir()] == ["precious"]
 
 
 def test_a_checkpoint_that_exists_is_replaced_only_when_asked(model, tmp_path):
@@ -179,8 +179,8 @@ def test_a_checkpoint_that_exists_is_replaced_only_when_asked(model, tmp_path):
     plan_to_maxtext(model).run(out, overwrite=True)
     plan_to_maxtext(model).run(tmp_path / "whole")
     assert data_digest(out) == data_digest(tmp_path / "whole") != before
-    assert sorted(place.name for place in tmp_path.iterdir()) == ["out", "whole"]
-    assert sorted(place.name for place in out.iterdir()) == ["0"]
+    assert sorted(location.name for location in tmp_path.iterdir()) == ["out", "whole"]
+    assert sorted(location.name for location in out.iterdir()) == ["0"]
 
 
 def test_an_empty_directory_may_be_the_destination(model, tmp_path):
@@ -258,7 +258,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
     conversion = plan_to_maxtext(tmp_path / "hf", resources=Resources(memory=1 << 36))
     with pytest.raises(NoSpaceError, match="too little room"):
         conversion.run(tmp_path / "out")
-    assert [place.name for place in tmp_path.iterdir()] == ["hf"]
+    assert [location.name for location in tmp_path.iterdir()] == ["hf"]
 
 
 def test_a_disk_that_fills_up_says_so_and_can_be_gone_on_with(model, tmp_path, small_tasks, monkeypatch):
@@ -281,7 +281,7 @@ def test_a_disk_that_fills_up_says_so_and_can_be_gone_on_with(model, tmp_path, s
     assert data_digest(tmp_path / "out") == data_digest(tmp_path / "whole")
 
 
-def test_a_place_that_cannot_be_written_is_an_error_of_storage(model, tmp_path):
+def test_a_location_that_cannot_be_written_is_an_error_of_storage(model, tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="cannot create"):
         plan_to_maxtext(model).run(tmp_path / "file" / "out")
@@ -304,15 +304,15 @@ def test_a_source_that_shrinks_while_it_is_read_is_named(tmp_path, small_tasks):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("most", [None, 512 << 10], ids=["whole", "cut short"])
-def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, most):
+@pytest.mark.parametrize("limit", [None, 512 << 10], ids=["whole", "cut short"])
+def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, limit):
     """Also where the system writes less than it was given, as near the end of a quota."""
     import numpy as np
 
     from ckpttools.array.scratch import Scratch
 
     write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:most], at))
+    monkeypatch.setattr(os, "pwrite", lambda descriptor, data, at: write(descriptor, data[:limit], at))
     size = 5 << 20
     rng = np.random.default_rng(0)
     truth = np.zeros(size, np.uint8)

@@ -26,11 +26,11 @@ def steps(run, names, item="default"):
 
 
 def items_of(step):
-    return [each.name for each in step.iterdir() if each.is_dir()]
+    return [item.name for item in step.iterdir() if item.is_dir()]
 
 
-def found(path):
-    return [(each.level, each.place, each.what) for each in ckpttools.doctor(path).findings]
+def result(path):
+    return [(finding.level, finding.location, finding.what) for finding in ckpttools.doctor(path).findings]
 
 
 def test_orbax_restores_what_is_saved_beside_its_own(tmp_path):
@@ -45,7 +45,7 @@ def test_orbax_restores_what_is_saved_beside_its_own(tmp_path):
             assert manager.all_steps() == [5, 7]
             for step in (5, 7):
                 assert manager.restore(step, **how)["w"].tolist() == TREE["w"].tolist()
-    assert found(run) == []
+    assert result(run) == []
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_another_name_that_was_said_is_told(tmp_path):
     with pytest.warns(UnlistedStepWarning, match="called items, that of step 1 default"):
         ckpttools.save(TREE, run / "2", level="step", item="items")
     assert items_of(run / "2") == ["items"]
-    [(level, place, what)] = found(run)
-    assert (level, place) == ("warning", str(run))
+    [(level, location, what)] = result(run)
+    assert (level, location) == ("warning", str(run))
     assert what == "the trees of the steps have different names: default in 1; items in 2"
 
 
@@ -120,11 +120,11 @@ def test_of_several_items_one_is_to_be_said(tmp_path):
 def test_doctor_tells_of_trees_with_different_names(tmp_path):
     run = steps(tmp_path / "run", ["1", "2"])
     steps(run, ["3", "best"], item="items")
-    [apart, unlisted] = found(run)
+    [apart, unlisted] = result(run)
     assert apart[2] == "the trees of the steps have different names: default in {1..2}; items in 3"
     assert unlisted[:2] == ("info", str(run / "best"))
     [finding, _] = ckpttools.doctor(run).findings
     assert finding.command is not None
     assert finding.command.endswith(f"{run}/3/items {tmp_path}/run.renamed/3 --level step --item default")
     shutil.copytree(run / "3" / "items", run / "3" / "default")
-    assert "different names" not in str(found(run))
+    assert "different names" not in str(result(run))

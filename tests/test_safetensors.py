@@ -17,7 +17,7 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from support.places import ROOT
+from support.locations import ROOT
 from support.safetensors_files import entry, file_of, framed, packed, small, write_index
 
 import ckpttools
@@ -86,7 +86,7 @@ def regions(draw, shape):
 def tensors(draw, codes=tuple(WHOLE_CODES)):
     names = draw(st.lists(st.text(st.characters(codec="utf-8"), max_size=6), max_size=6, unique=True))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    made = {}
+    built = {}
     for name in names:
         if name == "__metadata__":
             continue
@@ -96,17 +96,17 @@ def tensors(draw, codes=tuple(WHOLE_CODES)):
             shape, bits = (*shape, 4), bits * 4
         # Of the 256 values of a byte two are booleans.
         raw = rng.integers(0, 2 if code == "BOOL" else 256, bits // 8, np.uint8)
-        made[name] = (code, shape, raw.tobytes())
-    return made
+        built[name] = (code, shape, raw.tobytes())
+    return built
 
 
 @few
-@given(data=st.data(), made=tensors(), padding=st.integers(0, 17))
-def test_hand_made_files_read_as_their_bytes(data, made, padding, folder):
-    keys = data.draw(st.permutations(list(made)))
-    tree = opened(file_at(folder, packed(made, keys, padding)))
-    assert set(tree) == {(name,) for name in made}
-    for name, (code, shape, raw) in made.items():
+@given(data=st.data(), built=tensors(), padding=st.integers(0, 17))
+def test_hand_made_files_read_as_their_bytes(data, built, padding, folder):
+    keys = data.draw(st.permutations(list(built)))
+    tree = opened(file_at(folder, packed(built, keys, padding)))
+    assert set(tree) == {(name,) for name in built}
+    for name, (code, shape, raw) in built.items():
         array = tree[name,]
         assert (array.shape, array.dtype) == (shape, from_safetensors(code))
         reference = np.frombuffer(raw, array.dtype.carrier).reshape(shape)
@@ -116,14 +116,14 @@ def test_hand_made_files_read_as_their_bytes(data, made, padding, folder):
 
 
 @few
-@given(made=tensors(tuple(ALL_CODES)))
-def test_tensors_come_in_the_order_of_their_bytes(made, folder):
-    path = file_at(folder, packed(made, sorted(made, reverse=True)))
+@given(built=tensors(tuple(ALL_CODES)))
+def test_tensors_come_in_the_order_of_their_bytes(built, folder):
+    path = file_at(folder, packed(built, sorted(built, reverse=True)))
     header = parse_header(LocalFile.at(path))
-    assert [(each.begin, each.end) for each in header.entries] == sorted(
-        (each.begin, each.end) for each in header.entries
+    assert [(item.begin, item.end) for item in header.entries] == sorted(
+        (item.begin, item.end) for item in header.entries
     )
-    assert [path[0] for path in opened(path)] == [each.name for each in header.entries]
+    assert [path[0] for path in opened(path)] == [item.name for item in header.entries]
 
 
 NUMPY_DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
@@ -143,12 +143,12 @@ def test_files_of_the_package_read_as_the_package_reads_them(data, dtypes, folde
     assert tree.metadata.custom == {"format": "np"}
     assert set(tree) == {(name,) for name in reference}
     for name in arrays:  # the package's order changes from call to call
-        wanted = reference[name]
+        expected = reference[name]
         got = tree[name,].read()
-        assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype)
-        assert got.tobytes() == wanted.tobytes()
-        region = data.draw(regions(wanted.shape))
-        assert tree[name,].read(region).tobytes() == wanted[region.slices].tobytes()
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        assert got.tobytes() == expected.tobytes()
+        region = data.draw(regions(expected.shape))
+        assert tree[name,].read(region).tobytes() == expected[region.slices].tobytes()
 
 
 def test_eight_bit_floats_of_the_package(tmp_path):
@@ -158,9 +158,9 @@ def test_eight_bit_floats_of_the_package(tmp_path):
     path = tmp_path / "model.safetensors"
     safetensors.numpy.save_file(arrays, path)
     tree = opened(path)
-    for name, wanted in arrays.items():
+    for name, expected in arrays.items():
         assert tree[name,].dtype.name == name
-        assert tree[name,].read().tobytes() == wanted.tobytes()
+        assert tree[name,].read().tobytes() == expected.tobytes()
 
 
 def unpacked_slowly(raw: bytes, bits: int, count: int) -> list[int]:
@@ -170,10 +170,10 @@ def unpacked_slowly(raw: bytes, bits: int, count: int) -> list[int]:
 
 
 @few
-@given(data=st.data(), made=tensors(tuple(PACKED_CODES)))
-def test_elements_of_less_than_a_byte(data, made, folder):
-    tree = opened(file_at(folder, packed({"one": ("U8", [3], b"abc"), **made})))
-    for name, (code, shape, raw) in made.items():
+@given(data=st.data(), built=tensors(tuple(PACKED_CODES)))
+def test_elements_of_less_than_a_byte(data, built, folder):
+    tree = opened(file_at(folder, packed({"one": ("U8", [3], b"abc"), **built})))
+    for name, (code, shape, raw) in built.items():
         dtype = from_safetensors(code)
         slow = np.array(unpacked_slowly(raw, dtype.bits, math.prod(shape)), np.uint8).reshape(shape)
         region = data.draw(regions(shape))
@@ -188,8 +188,8 @@ def test_every_dtype_without_axes_or_elements(code, tmp_path):
     raw = bytes(range(1, 9))[: max(1, dtype.bits // 8)]
     shape = [4] if dtype.packed else []
     raw = raw[:1] * (4 * dtype.bits // 8) if dtype.packed else raw
-    made = {"empty": (code, [3, 0, 2], b""), "one": (code, shape, raw), "last": (code, [0], b"")}
-    tree = opened(file_at(tmp_path, packed(made)))
+    built = {"empty": (code, [3, 0, 2], b""), "one": (code, shape, raw), "last": (code, [0], b"")}
+    tree = opened(file_at(tmp_path, packed(built)))
     assert tree["empty",].read().shape == (3, 0, 2)
     assert tree["last",].read().shape == (0,)
     assert tree["one",].read().dtype == dtype.numpy
@@ -211,8 +211,8 @@ def test_a_file_without_tensors(tmp_path):
 
 
 def test_the_header_may_carry_null_metadata_and_further_fields(tmp_path):
-    made = {"__metadata__": None, "x": {**entry(), "comment": "of somebody"}}
-    assert list(opened(file_at(tmp_path, file_of(made, b"1234")))) == [("x",)]
+    built = {"__metadata__": None, "x": {**entry(), "comment": "of somebody"}}
+    assert list(opened(file_at(tmp_path, file_of(built, b"1234")))) == [("x",)]
 
 
 def test_a_sound_file_whose_length_looks_like_a_zip_archive(tmp_path):
@@ -227,9 +227,9 @@ def test_metadata_of_the_tree(tmp_path):
     path = file_at(tmp_path, packed({"x": ("U8", [0], b"")}, metadata={"a": "b"}))
     assert opened(path).metadata.config is None
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    for place in (path, tmp_path):
-        metadata = opened(place).metadata
-        assert (metadata.format, metadata.place) == ("safetensors", str(place))
+    for location in (path, tmp_path):
+        metadata = opened(location).metadata
+        assert (metadata.format, metadata.location) == ("safetensors", str(location))
         assert metadata.custom == {"a": "b"}
         assert metadata.config == {"model_type": "llama"}
 
@@ -340,15 +340,15 @@ BROKEN = {
 def test_broken_files(case, tmp_path):
     content, words = BROKEN[case]
     error = refusal(file_at(tmp_path, content))
-    assert str(tmp_path / "model.safetensors") in error.place
-    assert error.got or error.wanted
+    assert str(tmp_path / "model.safetensors") in error.location
+    assert error.got or error.expected
     assert_says(error, *words)
 
 
 def test_truncation_tells_both_sizes(tmp_path):
     content = file_of(TWO, b"12345678")
     error = refusal(file_at(tmp_path, content[:-3]))
-    assert (error.got, error.wanted) == (f"{len(content) - 3} bytes", f"{len(content)} bytes")
+    assert (error.got, error.expected) == (f"{len(content) - 3} bytes", f"{len(content)} bytes")
 
 
 def test_every_truncation_of_a_file_is_refused(tmp_path):
@@ -442,11 +442,11 @@ def shards(folder: Path, count: int = 3) -> dict[str, str]:
 def test_shards_with_an_index(tmp_path):
     weight_map = shards(tmp_path)
     index = write_index(tmp_path, dict(reversed(weight_map.items())))
-    for place in (tmp_path, index):
-        tree = opened(place)
+    for location in (tmp_path, index):
+        tree = opened(location)
         assert list(tree) == [("t0",), ("t1",), ("t2",)]
         assert [array.read().tobytes() for array in tree.arrays.values()] == [b"t0", b"t1", b"t2"]
-        assert tree.metadata.place == str(place)
+        assert tree.metadata.location == str(location)
 
 
 def test_an_index_of_another_name(tmp_path):
@@ -478,10 +478,10 @@ def test_numbers_count_however_many_digits_they_have(tmp_path):
     for k, name in enumerate(names[:2]):
         file_at(tmp_path, small(f"t{k}"), name)
     assert_says(refusal(tmp_path), "1 of the weight files", "w-03-of-3")
-    assert any("w-03-of-3" in each.what for each in examine(tmp_path).findings)
+    assert any("w-03-of-3" in finding.what for finding in examine(tmp_path).findings)
     file_at(tmp_path, small("t2"), names[2])
     assert len(opened(tmp_path)) == 3
-    assert not any("missing" in each.what for each in examine(tmp_path).findings)
+    assert not any("missing" in finding.what for finding in examine(tmp_path).findings)
 
 
 def test_numbers_of_absurd_count_are_names_like_others(tmp_path):
@@ -567,7 +567,7 @@ def test_index_of_tensors_that_its_files_lack_is_refused(tmp_path):
     weight_map["t1"], weight_map["t2"] = weight_map["t2"], weight_map["t1"]
     index = write_index(tmp_path, weight_map)
     error = refusal(tmp_path)
-    assert error.place == str(index)
+    assert error.location == str(index)
     assert_says(error, "named by the index, not in the file", "more (", "yet (", "another save")
     assert "t1 (" not in str(error)
 
@@ -575,10 +575,10 @@ def test_index_of_tensors_that_its_files_lack_is_refused(tmp_path):
 def test_the_same_tensors_in_several_files(tmp_path):
     for name in ("one.safetensors", "two.safetensors", "three.safetensors"):
         file_at(tmp_path, small("both"), name)
-    said = (
+    declared = (
         "the same tensors in several files:\n    both: in one.safetensors, three.safetensors, two.safetensors"
     )
-    assert_says(refusal(tmp_path), said)
+    assert_says(refusal(tmp_path), declared)
 
 
 @pytest.mark.parametrize(
@@ -600,12 +600,12 @@ def test_a_broken_index(text, words, tmp_path):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(text)
     error = refusal(tmp_path)
-    assert error.place.startswith(str(path))
+    assert error.location.startswith(str(path))
     assert_says(error, *words)
 
 
 @pytest.mark.parametrize(
-    "text, place, words",
+    "text, location, words",
     [
         ('{"a": 1,\n  }', ":2:3", ["not JSON"]),
         ('["llama"]', ":1:1", ["not an object", "['llama']"]),
@@ -613,13 +613,13 @@ def test_a_broken_index(text, words, tmp_path):
         (POINTER.decode(), "", ["Git LFS pointer"]),
     ],
 )
-def test_a_broken_configuration(text, place, words, tmp_path):
+def test_a_broken_configuration(text, location, words, tmp_path):
     path = file_at(tmp_path, small("x"))
     (tmp_path / "config.json").write_text(text)
     error = refusal(path, ConfigError)
-    assert error.place == str(tmp_path / "config.json") + place
+    assert error.location == str(tmp_path / "config.json") + location
     assert error.got
-    assert error.wanted
+    assert error.expected
     assert_says(error, *words)
 
 
@@ -668,7 +668,7 @@ def test_nothing_there(name, tmp_path):
 @pytest.mark.parametrize("name", ["model.bin", ""])
 def test_nothing_of_ours(name, tmp_path):
     file_at(tmp_path, b"", "model.bin")
-    assert refusal(tmp_path / name if name else tmp_path).place
+    assert refusal(tmp_path / name if name else tmp_path).location
 
 
 # --- Cost -------------------------------------------------------------------------------------------------
@@ -709,43 +709,43 @@ SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 def overlaid(draw):
     """Files of each tensor, and the one that the index names; every file is named."""
     files = draw(st.lists(st.sets(st.sampled_from(SHARDS), min_size=1), min_size=1, max_size=5))
-    named = [draw(st.sampled_from(sorted(each))) for each in files]
+    named = [draw(st.sampled_from(sorted(file))) for file in files]
     return [*files, *({name} for name in SHARDS)], [*named, *SHARDS]
 
 
 def write_overlaid(folder, files, named):
     """Each tensor has the number of its file."""
     for number, shard in enumerate(SHARDS):
-        held = {f"t{n}": np.full(4, number, np.float32) for n, each in enumerate(files) if shard in each}
+        held = {f"t{n}": np.full(4, number, np.float32) for n, item in enumerate(files) if shard in item}
         save_file(held, folder / shard)
-    write_index(folder, {f"t{n}": each for n, each in enumerate(named)})
+    write_index(folder, {f"t{n}": item for n, item in enumerate(named)})
 
 
 def index_findings(folder):
-    return [each for each in ckpttools.doctor(folder).findings if each.check == "safetensors-index"]
+    return [finding for finding in ckpttools.doctor(folder).findings if finding.check == "safetensors-index"]
 
 
 @given(overlaid())
 def test_repeated_tensors_need_index_that_agrees_with_transformers(case):
     files, named = case
     # transformers 5.23 reads the files that the index names in order of their names, and the last one wins.
-    last = [max(each) for each in files]
+    last = [max(file) for file in files]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_overlaid(folder, files, named)
-        levels = [each.level for each in index_findings(folder)]
+        levels = [finding.level for finding in index_findings(folder)]
         if named != last:
             assert levels == ["error"]
             with pytest.raises(FormatError, match="the index does not name the last file"):
                 ckpttools.open(folder)
             return
         tree = ckpttools.open(folder)
-        assert {path[0]: SHARDS[int(each.read()[0])] for path, each in tree.arrays.items()} == {
-            f"t{n}": each for n, each in enumerate(last)
+        assert {path[0]: SHARDS[int(item.read()[0])] for path, item in tree.arrays.items()} == {
+            f"t{n}": item for n, item in enumerate(last)
         }
-        is_repeated = any(len(each) > 1 for each in files)
+        is_repeated = any(len(file) > 1 for file in files)
         assert levels == ["warning"] * is_repeated
-        assert any("in several files" in each for each in tree.metadata.notes.remarks) == is_repeated
+        assert any("in several files" in remark for remark in tree.metadata.notes.remarks) == is_repeated
 
 
 def test_repeated_tensors_are_written_once(tmp_path):
@@ -754,13 +754,13 @@ def test_repeated_tensors_are_written_once(tmp_path):
     write_overlaid(
         source, [{SHARDS[0], SHARDS[2]}, {SHARDS[1]}, {SHARDS[0]}], [SHARDS[2], SHARDS[1], SHARDS[0]]
     )
-    (found,) = index_findings(source)
-    command = found.command.replace(" DST", f" {tmp_path / 'out'}").replace(
+    (result,) = index_findings(source)
+    command = result.command.replace(" DST", f" {tmp_path / 'out'}").replace(
         "ckpt", f"{sys.executable} -m ckpttools", 1
     )
     subprocess.run(["bash", "-ec", command], check=True, capture_output=True)
-    made = {name: int(each[0]) for name, each in load_file(tmp_path / "out" / "model.safetensors").items()}
-    assert made == {"t0": 2, "t1": 1, "t2": 0}
+    built = {name: int(item[0]) for name, item in load_file(tmp_path / "out" / "model.safetensors").items()}
+    assert built == {"t0": 2, "t1": 1, "t2": 0}
     assert index_findings(tmp_path / "out") == []
 
 
@@ -768,8 +768,8 @@ def save_shards(folder, count, value):
     for number in range(1, count + 1):
         names = [f"t{n}" for n in range(6) if n % count == number - 1]
         name = f"model-{number:05}-of-{count:05}.safetensors"
-        save_file({each: np.full(4, value, np.float32) for each in names}, folder / name)
-        yield from ((each, name) for each in names)
+        save_file({item: np.full(4, value, np.float32) for item in names}, folder / name)
+        yield from ((item, name) for item in names)
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
@@ -781,17 +781,17 @@ def test_doctor_suggests_stale_index_if_other_files_have_the_tensors(tmp_path, l
     files = [tmp_path / name for name in {*dict(save_shards(tmp_path, 2, 2)).values()}]
     for file in files[:lacking]:
         file.unlink()
-    (found,) = index_findings(tmp_path)
-    assert found.level == "error" and found.command is None
-    assert ("earlier save" in found.why) == (not lacking)
-    assert "hf download REPO" in found.do
+    (result,) = index_findings(tmp_path)
+    assert result.level == "error" and result.command is None
+    assert ("earlier save" in result.why) == (not lacking)
+    assert "hf download REPO" in result.do
     if not lacking:
         command = (
-            found.do.split("run ")[1].split(";")[0].replace("ckpt ", f"{sys.executable} -m ckpttools ", 1)
+            result.do.split("run ")[1].split(";")[0].replace("ckpt ", f"{sys.executable} -m ckpttools ", 1)
         )
         subprocess.run(["bash", "-ec", command], check=True, capture_output=True)
         assert index_findings(tmp_path) == []
-        assert all(each.read()[0] == 2 for each in ckpttools.open(tmp_path).arrays.values())
+        assert all(array.read()[0] == 2 for array in ckpttools.open(tmp_path).arrays.values())
 
 
 def test_doctor_reports_incomplete_download_if_tensors_are_missing(tmp_path):
@@ -800,8 +800,8 @@ def test_doctor_reports_incomplete_download_if_tensors_are_missing(tmp_path):
         (tmp_path / name).unlink()
     write_index(tmp_path, {**named, "t6": named["t0"]})
     dict(save_shards(tmp_path, 2, 2))
-    (found,) = index_findings(tmp_path)
-    assert "missing" in found.what and "earlier save" not in found.why
+    (result,) = index_findings(tmp_path)
+    assert "missing" in result.what and "earlier save" not in result.why
 
 
 # An index that is stale, or of a download that is not complete
@@ -815,11 +815,11 @@ def run_step(text, folder):
         check=True,
         capture_output=True,
     )
-    assert all(each.level != "error" for each in index_findings(folder))
+    assert all(finding.level != "error" for finding in index_findings(folder))
 
 
 def values_of(folder):
-    return {path[0]: float(each.read()[0]) for path, each in ckpttools.open(folder).arrays.items()}
+    return {path[0]: float(item.read()[0]) for path, item in ckpttools.open(folder).arrays.items()}
 
 
 def test_tensors_that_an_index_misplaces_are_read_as_transformers_does(tmp_path):
@@ -828,7 +828,7 @@ def test_tensors_that_an_index_misplaces_are_read_as_transformers_does(tmp_path)
     named = dict(save_shards(source, 2, 1))
     held = values_of(source)
     files = sorted({*named.values()})
-    for stale, said in (
+    for stale, declared in (
         ({name: file for name, file in named.items() if name != "t1"}, "1 tensor that it does not list"),
         ({**named, "t2": files[1]}, "1 tensor in other files than it names"),
     ):
@@ -836,11 +836,11 @@ def test_tensors_that_an_index_misplaces_are_read_as_transformers_does(tmp_path)
         tree = ckpttools.open(source)
         assert values_of(source) == held
         (remark,) = tree.metadata.notes.remarks
-        assert said in remark and any(file in remark for file in files)
-        (found,) = index_findings(source)
-        assert found.level == "warning"
+        assert declared in remark and any(file in remark for file in files)
+        (result,) = index_findings(source)
+        assert result.level == "warning"
         out = tmp_path / f"out{len(stale)}"
-        run_step(f"run {found.command.replace(' DST', f' {out}')}", out)
+        run_step(f"run {result.command.replace(' DST', f' {out}')}", out)
         assert values_of(out) == held and index_findings(out) == []
 
 
@@ -868,7 +868,7 @@ def test_the_last_spelling_decides_which_file_counts(tmp_path):
     save_file({"t": np.ones(4, np.float32), "a": np.ones(4, np.float32)}, tmp_path / "a.safetensors")
     write_index(tmp_path, {"z": "./z.safetensors", "a": "a.safetensors", "t": "a.safetensors"})
     assert ckpttools.open(tmp_path).arrays["t",].read()[0] == 1
-    assert [each.level for each in index_findings(tmp_path)] == ["warning"]
+    assert [finding.level for finding in index_findings(tmp_path)] == ["warning"]
 
 
 def test_a_shard_whose_ending_transformers_does_not_know_is_reported(tmp_path):
@@ -877,8 +877,8 @@ def test_a_shard_whose_ending_transformers_does_not_know_is_reported(tmp_path):
     upper = first.replace(".safetensors", ".SAFETENSORS")
     (tmp_path / first).rename(tmp_path / upper)
     write_index(tmp_path, {key: upper if file == first else file for key, file in named.items()})
-    (found,) = [each for each in index_findings(tmp_path) if each.level == "error"]
-    assert upper in found.what and found.command is not None
+    (result,) = [finding for finding in index_findings(tmp_path) if finding.level == "error"]
+    assert upper in result.what and result.command is not None
 
 
 def test_a_file_that_the_index_does_not_name_is_skipped_if_others_have_its_tensors(tmp_path):
@@ -898,11 +898,11 @@ def test_a_file_with_tensors_of_its_own_that_the_index_does_not_name_is_refused(
     write_index(tmp_path, {name: file for name, file in named.items() if file == files[0]})
     error = refusal(tmp_path)
     assert_says(error, "the index is stale", files[1], "t{1,3,5}", "transformers would skip these")
-    (found,) = index_findings(tmp_path)
-    assert found.level == "error"
+    (result,) = index_findings(tmp_path)
+    assert result.level == "error"
     # The step of either message gives all tensors back.
     saved = (tmp_path / "model.safetensors.index.json").read_bytes()
-    for text in (error.hint, found.do):
+    for text in (error.hint, result.do):
         run_step(text, tmp_path)
         assert values_of(tmp_path) == held
         (tmp_path / "model.safetensors.index.json").write_bytes(saved)
@@ -910,7 +910,7 @@ def test_a_file_with_tensors_of_its_own_that_the_index_does_not_name_is_refused(
             aside.unlink()
 
 
-def test_no_index_is_set_aside_where_none_could_be_written_in_its_place(tmp_path):
+def test_no_index_is_set_aside_where_none_could_be_written_in_its_location(tmp_path):
     named = dict(save_shards(tmp_path, 3, 1))
     files = sorted({*named.values()})
     kept = {name: file for name, file in named.items() if file == files[0]}
@@ -945,8 +945,8 @@ def test_tensors_in_a_file_of_another_name_are_found(tmp_path):
     write_index(tmp_path, dict.fromkeys(named, first))
     (tmp_path / second).rename(tmp_path / "extra.safetensors")
     assert_says(refusal(tmp_path), "3 tensors of these in files that it does not name: extra.safetensors")
-    (found,) = index_findings(tmp_path)
-    assert found.level == "error" and "extra.safetensors" in found.why and "move" not in found.do
+    (result,) = index_findings(tmp_path)
+    assert result.level == "error" and "extra.safetensors" in result.why and "move" not in result.do
     write_index(tmp_path, named)
     assert_says(refusal(tmp_path), "if their tensors are in extra.safetensors, fetch the index again")
 
@@ -954,13 +954,13 @@ def test_tensors_in_a_file_of_another_name_are_found(tmp_path):
 def test_an_index_next_to_a_complete_model_is_a_warning(tmp_path):
     write_index(tmp_path, dict(save_shards(tmp_path, 2, 1)))
     save_file({"t": np.ones(4, np.float32)}, tmp_path / "model.safetensors")
-    assert [each.level for each in index_findings(tmp_path)] == ["info"]
+    assert [finding.level for finding in index_findings(tmp_path)] == ["info"]
     for shard in tmp_path.glob("model-*"):
         shard.unlink()
-    (found,) = index_findings(tmp_path)
-    assert found.level == "warning" and found.command.startswith("mv -n ")
+    (result,) = index_findings(tmp_path)
+    assert result.level == "warning" and result.command.startswith("mv -n ")
     assert len(ckpttools.open(tmp_path).arrays) == 1
-    subprocess.run(["bash", "-ec", found.command], check=True)
+    subprocess.run(["bash", "-ec", result.command], check=True)
     assert index_findings(tmp_path) == []
 
 
@@ -975,6 +975,6 @@ def test_layers_of_a_skipped_shard_are_not_reported_as_missing(tmp_path):
         save_file({key: arrays[key] for key in arrays if named[key] == name}, tmp_path / name)
     kept = sorted({*named.values()})[0]
     write_index(tmp_path, {key: name for key, name in named.items() if name == kept})
-    found = [each for each in ckpttools.doctor(tmp_path).findings if each.level == "error"]
-    assert [each.check for each in found] == ["safetensors-index"]
-    assert "--fix index" in found[0].do and "--fix index" in refusal(tmp_path).hint
+    result = [finding for finding in ckpttools.doctor(tmp_path).findings if finding.level == "error"]
+    assert [item.check for item in result] == ["safetensors-index"]
+    assert "--fix index" in result[0].do and "--fix index" in refusal(tmp_path).hint

@@ -64,16 +64,16 @@ def constant(name="float32", shape=(3, 2)):
 
 
 def flat_tree(arrays, **metadata):
-    return Tree({(name,): each for name, each in arrays.items()}, Metadata(**metadata))
+    return Tree({(name,): item for name, item in arrays.items()}, Metadata(**metadata))
 
 
-def opened(place):
-    return safetensors.FORMAT.open(parse(place), ReadOptions())
+def opened(location):
+    return safetensors.FORMAT.open(parse(location), ReadOptions())
 
 
-def come_back(tree, place, writer=ONE):
-    write(tree, writer, place)
-    return opened(place)
+def come_back(tree, location, writer=ONE):
+    write(tree, writer, location)
+    return opened(location)
 
 
 def header(file):
@@ -82,8 +82,8 @@ def header(file):
     return json.loads(data[8 : 8 + length]), 8 + length
 
 
-def digests(place):
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(place.iterdir())}
+def digests(location):
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(location.iterdir())}
 
 
 def mixed_tree():
@@ -102,21 +102,21 @@ class TestTheReferenceImplementation:
     def test_reads_the_same_bytes(self, tmp_path, separator):
         tree = mixed_tree()
         write(tree, SafetensorsWriter(separator=separator), tmp_path / "out")
-        found = dict(deserialize((tmp_path / "out" / "model.safetensors").read_bytes()))
-        assert set(found) == {separator.join(path) for path in tree}
-        for path, each in tree.arrays.items():
-            got = found[separator.join(path)]
-            assert (got["dtype"], tuple(got["shape"])) == (each.dtype.safetensors, each.shape)
-            assert bytes(got["data"]) == file_bytes(each.read().view(each.dtype.carrier), each.dtype)
+        result = dict(deserialize((tmp_path / "out" / "model.safetensors").read_bytes()))
+        assert set(result) == {separator.join(path) for path in tree}
+        for path, item in tree.arrays.items():
+            got = result[separator.join(path)]
+            assert (got["dtype"], tuple(got["shape"])) == (item.dtype.safetensors, item.shape)
+            assert bytes(got["data"]) == file_bytes(item.read().view(item.dtype.carrier), item.dtype)
 
     def test_opens_it_and_its_metadata(self, tmp_path):
         tree = flat_tree({"a": array(), "b": array("int64", (2, 5))}, custom={"author": "somebody"})
         write(tree, ONE, tmp_path / "out")
         with safe_open(tmp_path / "out" / "model.safetensors", framework="numpy") as file:
             assert file.metadata() == {"author": "somebody", "format": "pt"}
-            for path, each in tree.arrays.items():
-                assert np.array_equal(file.get_tensor(path[0]), each.read(), equal_nan=True)
-                assert np.array_equal(file.get_slice(path[0])[1:], each.read()[1:], equal_nan=True)
+            for path, item in tree.arrays.items():
+                assert np.array_equal(file.get_tensor(path[0]), item.read(), equal_nan=True)
+                assert np.array_equal(file.get_slice(path[0])[1:], item.read()[1:], equal_nan=True)
 
     def test_reads_every_shard(self, tmp_path):
         tree = mixed_tree()
@@ -139,16 +139,16 @@ class TestTheReferenceImplementation:
 
     @given(
         sizes=st.lists(st.integers(0, 30), min_size=1, max_size=20),
-        most=st.integers(1, 40),
+        limit=st.integers(1, 40),
     )
-    def test_shards_are_those_of_huggingface_hub(self, sizes, most):
+    def test_shards_are_those_of_huggingface_hub(self, sizes, limit):
         theirs = split_state_dict_into_shards_factory(
             {str(k): size for k, size in enumerate(sizes)},
             get_storage_size=lambda size: size,
             filename_pattern="model{suffix}.safetensors",
-            max_shard_size=most,
+            max_shard_size=limit,
         )
-        groups = split(sizes, most)
+        groups = split(sizes, limit)
         names = safetensors_write._file_names("model", len(groups))
         ours = {name: list(map(str, group)) for name, group in zip(names, groups, strict=True)}
         assert ours == theirs.filename_to_tensors
@@ -161,7 +161,7 @@ class TestTheReferenceImplementation:
         assert safetensors_write._file_names("model", 1) == [constants.SAFETENSORS_SINGLE_FILE]
 
 
-class TestPlaces:
+class TestLocations:
     def test_every_array_is_aligned_to_its_elements_and_large_ones_to_pages(self, tmp_path):
         tree = mixed_tree()
         write(tree, ONE, tmp_path / "out")
@@ -170,7 +170,7 @@ class TestPlaces:
         assert start % 4096 == 0
         pages = 0
         for name, entry in fields.items():
-            begin, end = (start + each for each in entry["data_offsets"])
+            begin, end = (start + item for item in entry["data_offsets"])
             dtype = DTYPES[name.rpartition(".")[2]]
             assert begin % dtype.itemsize == 0, name
             if begin < end and (end - begin) % 4096 == 0:
@@ -202,10 +202,10 @@ class TestPlaces:
 
 
 class TestRuns:
-    def run(self, tree, place, jobs=2, **options):
+    def run(self, tree, location, jobs=2, **options):
         writer = SafetensorsWriter(2_000_000)
         plan = build(tree, writer, memory=256 << 20, jobs=jobs)
-        return execute(plan, writer, place, **options)
+        return execute(plan, writer, location, **options)
 
     def tree(self):
         shapes = {"a": (64, 4, 1024), "b": (1000, 7, 33), "c": (4096,), "d": (301, 77), "e": (1024, 512)}
@@ -244,7 +244,7 @@ class TestRuns:
         receipt = self.run(tree, tmp_path / "out")
         assert receipt.tasks_resumed > 0
         assert digests(tmp_path / "out") == digests(tmp_path / "whole")
-        assert sorted(place.name for place in tmp_path.iterdir()) == ["out", "whole"]
+        assert sorted(location.name for location in tmp_path.iterdir()) == ["out", "whole"]
 
 
 # Everything that a map of names cannot say.
@@ -272,15 +272,15 @@ STRUCTURED = Tree(
 
 
 class TestTheWayBack:
-    @pytest.mark.parametrize("most", [None, 60])
+    @pytest.mark.parametrize("limit", [None, 60])
     @pytest.mark.parametrize("separator", [".", "/"])
-    def test_everything_comes_back(self, tmp_path, separator, most):
-        back = come_back(STRUCTURED, tmp_path / "out", SafetensorsWriter(most, separator))
+    def test_everything_comes_back(self, tmp_path, separator, limit):
+        back = come_back(STRUCTURED, tmp_path / "out", SafetensorsWriter(limit, separator))
         assert_same(back, STRUCTURED)
         assert list(back) == list(STRUCTURED)
         assert back.metadata.key_impls == STRUCTURED.metadata.key_impls
         assert back.metadata.format == "safetensors"
-        again = come_back(back, tmp_path / "again", SafetensorsWriter(most, separator))
+        again = come_back(back, tmp_path / "again", SafetensorsWriter(limit, separator))
         assert_same(again, STRUCTURED)
         assert digests(tmp_path / "again") == digests(tmp_path / "out")
 
@@ -332,8 +332,8 @@ class TestTheWayBack:
     def test_one_that_calls_itself_the_first_of_one_is_a_whole_tree(self, tmp_path):
         tree = many_leaves(2)
         write(tree, ONE, tmp_path / "out")
-        made = (tmp_path / "out" / "model.safetensors").rename(tmp_path / "a-00001-of-00001.safetensors")
-        assert_same(opened(made), tree)
+        built = (tmp_path / "out" / "model.safetensors").rename(tmp_path / "a-00001-of-00001.safetensors")
+        assert_same(opened(built), tree)
 
     def test_nothing_is_read_to_open(self, tmp_path):
         write(STRUCTURED, ONE, tmp_path / "out")
@@ -345,9 +345,9 @@ class TestTheWayBack:
         assert list(opened(tmp_path / "out")) == list(STRUCTURED)
 
 
-def rewritten(place: Path, change) -> Path:
-    """The file at `place` after `change` was done to its header, data kept."""
-    file = place / "model.safetensors"
+def rewritten(location: Path, change) -> Path:
+    """The file at `location` after `change` was done to its header, data kept."""
+    file = location / "model.safetensors"
     fields, start = header(file)
     data = file.read_bytes()[start:]
     data = change(fields, data) or data
@@ -376,42 +376,42 @@ SOUND = {
 
 class TestContradictions:
     @pytest.fixture
-    def place(self, tmp_path):
+    def location(self, tmp_path):
         write(Tree({("a", "b"): array()}), ONE, tmp_path / "out")
         return tmp_path / "out"
 
-    def refused(self, place, *words):
+    def refused(self, location, *words):
         with pytest.raises(FormatError) as caught:
-            opened(place)
-        for word in (flat.ENTRY, str(place), *words):
+            opened(location)
+        for word in (flat.ENTRY, str(location), *words):
             assert word in str(caught.value)
 
-    def test_sound(self, place):
-        rewritten(place, with_entry(SOUND))
-        assert list(opened(place)) == [("a", "b")]
+    def test_sound(self, location):
+        rewritten(location, with_entry(SOUND))
+        assert list(opened(location)) == [("a", "b")]
 
-    def test_an_array_more(self, place):
+    def test_an_array_more(self, location):
         def change(fields, data):
             fields["more"] = {"dtype": "U8", "shape": [1], "data_offsets": [len(data), len(data) + 1]}
             return data + b"x"
 
-        rewritten(place, change)
-        self.refused(place, "there, not described (1):\n    more", "another program")
+        rewritten(location, change)
+        self.refused(location, "there, not described (1):\n    more", "another program")
 
-    def test_an_array_less(self, place):
+    def test_an_array_less(self, location):
         def change(fields, data):
             fields["A"] = fields.pop("a.b")
 
-        rewritten(place, change)
-        self.refused(place, "described, not there (1):\n    a.b", "there, not described (1):\n    A")
+        rewritten(location, change)
+        self.refused(location, "described, not there (1):\n    a.b", "there, not described (1):\n    A")
 
-    def test_an_array_twice(self, place):
-        rewritten(place, with_entry({**SOUND, "leaves": [*LEAVES, [["a", "b"], "empty", "Dict"]]}))
-        self.refused(place, 'described twice (1):\n    ["a", "b"]')
+    def test_an_array_twice(self, location):
+        rewritten(location, with_entry({**SOUND, "leaves": [*LEAVES, [["a", "b"], "empty", "Dict"]]}))
+        self.refused(location, 'described twice (1):\n    ["a", "b"]')
 
-    def test_a_later_version(self, place):
-        rewritten(place, with_entry({**SOUND, "version": 2, "leaves": "other"}))
-        self.refused(place, "version 2", "update ckpttools")
+    def test_a_later_version(self, location):
+        rewritten(location, with_entry({**SOUND, "version": 2, "leaves": "other"}))
+        self.refused(location, "version 2", "update ckpttools")
 
     @pytest.mark.parametrize(
         "entry",
@@ -439,18 +439,18 @@ class TestContradictions:
         ],
         ids=lambda entry: str(entry)[:60],
     )
-    def test_damage(self, place, entry):
-        rewritten(place, with_entry(entry))
-        self.refused(place, "damaged", "remove it")
+    def test_damage(self, location, entry):
+        rewritten(location, with_entry(entry))
+        self.refused(location, "damaged", "remove it")
 
 
 class TestRefused:
-    def refused(self, tree, place, *words, writer=ONE):
+    def refused(self, tree, location, *words, writer=ONE):
         with pytest.raises(FormatError) as caught:
-            write(tree, writer, place / "out")
+            write(tree, writer, location / "out")
         for word in words:
             assert word in str(caught.value)
-        assert list(place.iterdir()) == []
+        assert list(location.iterdir()) == []
 
     def test_two_paths_of_one_name(self, tmp_path):
         leaves = {("a", "b"): array(), ("a.b",): array(), ("x", 0): array(), ("x", "0"): array()}
@@ -472,7 +472,7 @@ class TestRefused:
         self.refused(tree, tmp_path, *words, 'dtype="bfloat16"', "complex128, int2, int4")
 
     def test_the_way_out_fits_the_dtype(self, tmp_path):
-        self.refused(flat_tree({"w": array("complex128")}), tmp_path, "next   `dtype` leaves complex128")
+        self.refused(flat_tree({"w": array("complex128")}), tmp_path, "hint     `dtype` leaves complex128")
         with pytest.raises(FormatError, match="bfloat16") as caught:
             write(flat_tree({"w": array("float8_e3m4")}), ONE, tmp_path / "out")
         assert "Orbax" not in str(caught.value)
@@ -483,10 +483,10 @@ class TestRefused:
         from ckpttools.transforms.cast import cast
 
         source = array(name, (8, 4))
-        made = come_back(Tree({("w",): cast(source, DTYPES["bfloat16"])}), tmp_path / "out")
-        wanted = source.read().astype(np.float32)
-        got = made["w",].read().astype(np.float32)
-        assert np.array_equal(got, wanted, equal_nan=True)
+        built = come_back(Tree({("w",): cast(source, DTYPES["bfloat16"])}), tmp_path / "out")
+        expected = source.read().astype(np.float32)
+        got = built["w",].read().astype(np.float32)
+        assert np.array_equal(got, expected, equal_nan=True)
         assert open_tree(tmp_path / "out")["w",].dtype.name == "bfloat16"
 
     @pytest.mark.parametrize("name", ["__metadata__", "half \ud800"])

@@ -46,8 +46,8 @@ def test_what_was_saved_of_another_state_does_not_count(tmp_path, monkeypatch, r
         assert not (tmp_path / "out").exists()
         prepared = ckpttools.save.plan(state, tmp_path / "out", "zarr3", jobs=1, overwrite=True)
         prepared.run()
-    found = ckpttools.open(tmp_path / "out")
-    assert all((np.asarray(found[name]) == 1000).all() for name in state)
+    result = ckpttools.open(tmp_path / "out")
+    assert all((np.asarray(result[name]) == 1000).all() for name in state)
 
 
 def test_what_is_the_same_goes_on(tmp_path, monkeypatch):
@@ -64,8 +64,8 @@ class TestStepsOfARun:
 
     STATE: ClassVar = {"w": np.ones(3, np.float32)}
 
-    def saved(self, place, **options):
-        return ckpttools.save(self.STATE, place, **options)
+    def saved(self, location, **options):
+        return ckpttools.save(self.STATE, location, **options)
 
     @pytest.mark.parametrize("overwrite", [False, True])
     def test_another_step_is_not_replaced(self, tmp_path, overwrite):
@@ -74,7 +74,7 @@ class TestStepsOfARun:
             self.saved(tmp_path / "run", as_step=2000, overwrite=overwrite)
         assert 'level="step"' in str(error.value)
         self.saved(tmp_path / "run" / "2000", level="step")
-        assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["1000", "2000"]
+        assert sorted(item.name for item in (tmp_path / "run").iterdir()) == ["1000", "2000"]
 
     @pytest.mark.parametrize("name", ["step_1000", "checkpoints/1000", "ema_1000"])
     def test_whatever_a_step_is_called(self, tmp_path, name):
@@ -104,4 +104,4 @@ class TestStepsOfARun:
         assert ckpt(*words, 1).exit_code == 0
         done = ckpt(*words, 2, "--overwrite")
         assert done.exit_code == 2 and "--level step" in done.output
-        assert [each.name for each in (tmp_path / "other").iterdir()] == ["1"]
+        assert [item.name for item in (tmp_path / "other").iterdir()] == ["1"]

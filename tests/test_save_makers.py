@@ -46,13 +46,13 @@ def as_process(array, number):
 
 
 @st.composite
-def made(draw):
+def built(draw):
     """Arrays made of one to three others, of every kind of node."""
     cell = (draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 2)))
     parts = [held((6, 4, 2), cell) for _ in range(draw(st.integers(1, 3)))]
     order = draw(st.permutations(range(5)))
     merge = draw(st.sampled_from([(2, 2, 1), (1, 4), (5,), (3, 2)]))
-    rearranged = [relayout(each, ((2, 3), (2, 2), (2,)), order, merge) for each in parts]
+    rearranged = [relayout(part, ((2, 3), (2, 2), (2,)), order, merge) for part in parts]
     array = stack(rearranged, draw(st.integers(0, len(merge))))
     match draw(st.sampled_from(["all", "take", "window", "padded", "cast"])):
         case "take":
@@ -70,15 +70,15 @@ def made(draw):
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_who_makes_a_piece_has_all_of_it(data):
-    array = data.draw(made())
-    wanted, found = array.read(), np.full(array.shape, np.nan, array.dtype.numpy)
+    array = data.draw(built())
+    expected, result = array.read(), np.full(array.shape, np.nan, array.dtype.numpy)
     tile = tuple(data.draw(st.integers(1, length)) for length in array.shape)
     makers, count = Makers(), 0
     for region in grid_cells(array.shape, tile):
         for process, piece in makers.pieces(("w",), array, region):
-            found[piece.slices] = as_process(array, process).read(piece)
+            result[piece.slices] = as_process(array, process).read(piece)
             count += piece.size
-    assert np.array_equal(found, wanted) and count == array.size
+    assert np.array_equal(result, expected) and count == array.size
 
 
 def test_what_was_found_for_one_array_is_not_believed_of_another():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from support.command_line import run
 from support.golden_data import described, golden_checkpoint
-from support.places import TRAINED
+from support.locations import TRAINED
 from support.train_data import ALL, Layers, golden_leaves, layered
 from support.trees import lazy
 
@@ -41,8 +41,8 @@ def apart(tree: Tree, axis: int = 1) -> Tree:
 
 
 def unnoted(tree: Tree) -> Tree:
-    said = {key: value for key, value in tree.metadata.custom.items() if key != "ckpttools"}
-    return tree.with_metadata(custom=said)
+    declared = {key: value for key, value in tree.metadata.custom.items() if key != "ckpttools"}
+    return tree.with_metadata(custom=declared)
 
 
 class TestEveryLayout:
@@ -95,11 +95,11 @@ class TestGolden:
         tree = open_tree(TRAINED)
         apart = UnstackLayers()(tree).tree
         assert_same(StackLayers()(apart).tree, tree)
-        wanted = golden_leaves("llama_unscanned_1")
+        expected = golden_leaves("llama_unscanned_1")
         got = shaped(apart)
-        assert [path for path in wanted if path not in got] == []
-        for path in (p for p, leaf in wanted.items() if isinstance(leaf, dict) and "opt_state" not in p):
-            assert got[path] == [wanted[path]["shape"], wanted[path]["dtype"]], path
+        assert [path for path in expected if path not in got] == []
+        for path in (p for p, leaf in expected.items() if isinstance(leaf, dict) and "opt_state" not in p):
+            assert got[path] == [expected[path]["shape"], expected[path]["dtype"]], path
 
     def test_random_states_that_layers_share_stay_with_the_first(self):
         leaves = {}
@@ -134,11 +134,11 @@ class TestGolden:
     def test_all_families(self, cycled):
         family, cycle = cycled
         named = ("gemma3", "gpt-oss", "llama4-scout")
-        found = [
+        result = [
             p for p in sorted(ALL.glob(f"{family}/*_scanned")) if (p.parent.name in named) == bool(cycle)
         ]
-        assert found
-        for scanned in (path for path in found if path.parent.name != "train"):
+        assert result
+        for scanned in (path for path in result if path.parent.name != "train"):
             single = scanned.with_name(scanned.name.replace("scanned", "unscanned"))
             if not single.exists():
                 continue
@@ -155,13 +155,13 @@ class TestGolden:
         assert_same(unnoted(other(one(tree).tree).tree), tree)
 
 
-def assert_decoders_same(got: Tree, wanted: Tree) -> None:
+def assert_decoders_same(got: Tree, expected: Tree) -> None:
     """MaxText's scripts leave out other models, such as a vision encoder, one way."""
-    made, due = (
+    built, due = (
         Tree({path: leaf for path, leaf in view_of(tree).parameters.items() if path[0] == "decoder"})
-        for tree in (got, wanted)
+        for tree in (got, expected)
     )
-    assert_same(made, due)
+    assert_same(built, due)
 
 
 def decoder_tree(shapes: dict[str, tuple[int, ...]], dtype: type = np.float32) -> Tree:
@@ -190,11 +190,11 @@ def test_layers_are_stacked_by_their_numbers_and_all_else_stays():
     (w,) = (array for path, array in stacked.arrays.items() if path[-1] == "w")
     assert np.array_equal(w.read().view(np.float32), np.tile(np.arange(12, dtype=np.float32), (3, 1)))
     single = UnstackLayers()(stacked).tree
-    for made in (stacked, single):
-        assert made.metadata.key_impls == tree.metadata.key_impls
-        assert made.metadata.scalars == tree.metadata.scalars
+    for built in (stacked, single):
+        assert built.metadata.key_impls == tree.metadata.key_impls
+        assert built.metadata.scalars == tree.metadata.scalars
     assert set(single) == set(tree)
-    assert all(np.array_equal(single.arrays[path].read(), each.read()) for path, each in tree.arrays.items())
+    assert all(np.array_equal(single.arrays[path].read(), item.read()) for path, item in tree.arrays.items())
 
 
 class TestRefused:
@@ -220,8 +220,8 @@ class TestRefused:
     def test_gaps(self):
         with pytest.raises(FormatError, match="gaps") as caught:
             StackLayers()(single_layers(0, 1, 3, 5))
-        assert caught.value.place == "decoder/layers_{0..1,3,5}"
-        assert caught.value.wanted == "also 2,4"
+        assert caught.value.location == "decoder/layers_{0..1,3,5}"
+        assert caught.value.expected == "also 2,4"
 
     def test_different_shapes(self):
         tree = single_layers(0, 1, 2, layers_2={"mlp/kernel": (2, 4), "other": (1,)})
@@ -264,7 +264,7 @@ class TestRefused:
         with pytest.raises(ShapeError, match="different numbers of layers") as caught:
             UnstackLayers(1)(decoder_tree(shapes))
         assert "decoder/layers/c [2, 5]" in str(caught.value)
-        assert caught.value.wanted == "4"
+        assert caught.value.expected == "4"
         assert caught.value.hint is None
 
     def test_groups_of_unequal_length(self):
@@ -306,7 +306,7 @@ class TestRefused:
         odd = {("nnx_aux", "model", "decoder", "layers", "rngs", "key"): lazy(np.ones((3, 4), np.uint32))}
         with pytest.raises(ShapeError, match="not those of the parameters") as caught:
             UnstackLayers()(Tree({**tree, **odd}, tree.metadata))
-        assert caught.value.wanted == "2 on axis 0"
+        assert caught.value.expected == "2 on axis 0"
 
 
 class TestCommands:
@@ -318,7 +318,7 @@ class TestCommands:
         assert open_tree(tmp_path / "single").metadata.custom == {"scan_layers": False, "ckpttools": note}
 
     @pytest.mark.parametrize("command", ["stack", "unstack"])
-    def test_of_the_wanted_kind(self, command, tmp_path):
+    def test_of_the_expected_kind(self, command, tmp_path):
         source = golden_checkpoint(command == "stack")
         output = run(command, source, tmp_path / "out", code=2)
         assert "stacked" in output

@@ -41,23 +41,23 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", params=[0, 1])
 def stacked(request, model, tmp_path_factory) -> tuple[int, Path]:
-    place = tmp_path_factory.mktemp("stacked") / "out"
-    run("convert", "hf-to-maxtext", model, place, "--scan-axis", request.param)
-    return request.param, place
+    location = tmp_path_factory.mktemp("stacked") / "out"
+    run("convert", "hf-to-maxtext", model, location, "--scan-axis", request.param)
+    return request.param, location
 
 
 @pytest.fixture(scope="module")
 def single(model, tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("single") / "out"
-    run("convert", "hf-to-maxtext", model, place, "--no-scan")
-    return place
+    location = tmp_path_factory.mktemp("single") / "out"
+    run("convert", "hf-to-maxtext", model, location, "--no-scan")
+    return location
 
 
 @pytest.fixture
 def foreign(stacked, tmp_path) -> tuple[int, Path]:
     """The same as somebody else writes it, who notes nothing."""
-    axis, place = stacked
-    tree = open_tree(place)
+    axis, location = stacked
+    tree = open_tree(location)
     ckpttools.save(with_layer_notes(tree, LayerNotes()), tmp_path / "foreign")
     return axis, tmp_path / "foreign"
 
@@ -69,28 +69,28 @@ class TestNoted:
 
     def test_the_way_back(self, stacked, model, tmp_path):
         run("convert", "maxtext-to-hf", stacked[1], tmp_path / "hf")
-        wanted, made = (load_file(each / "model.safetensors") for each in (model, tmp_path / "hf"))
-        assert wanted.keys() == made.keys()
-        assert all((wanted[name] == made[name]).all() for name in wanted)
+        expected, built = (load_file(item / "model.safetensors") for item in (model, tmp_path / "hf"))
+        assert expected.keys() == built.keys()
+        assert all((expected[name] == built[name]).all() for name in expected)
 
     def test_what_compares(self, stacked, single, model):
         assert "equal" in succeed("diff", stacked[1], single, "--no-progress").output
         succeed("verify", stacked[1], "--against", single, "--no-progress")
         succeed("verify", stacked[1], "--against", model, "--no-progress")
-        one, other = (ckpttools.hash(each) for each in (stacked[1], single))
+        one, other = (ckpttools.hash(item) for item in (stacked[1], single))
         assert (one.parameters, one.remarks) == (other.parameters, ())
 
     def test_stack_notes_it(self, single, tmp_path):
         for axis in (0, 1):
             run("stack", single, tmp_path / f"stacked{axis}", "--scan-axis", axis)
             run("unstack", tmp_path / f"stacked{axis}", tmp_path / f"single{axis}")
-            made = open_tree(tmp_path / f"single{axis}")
-            assert leaves_by_package(made) == leaves_by_package(open_tree(single))
+            built = open_tree(tmp_path / f"single{axis}")
+            assert leaves_by_package(built) == leaves_by_package(open_tree(single))
 
     def test_inspect_shows_it(self, stacked):
         report = ckpttools.inspect(stacked[1])
         assert report.scan_axis == stacked[0]
-        assert "open-scan-axis" not in [each.name for each in report.warnings]
+        assert "open-scan-axis" not in [warning.name for warning in report.warnings]
 
     def test_is_written_down_only_where_it_is_open(self, tmp_path):
         write_llama(tmp_path / "hf", vocab_size=8)
@@ -107,22 +107,22 @@ class TestOpen:
             assert not (tmp_path / "out").exists()
 
     def test_what_is_said_counts(self, foreign, single, model, tmp_path):
-        axis, place = foreign
-        run("unstack", place, tmp_path / "single", "--scan-axis", axis)
+        axis, location = foreign
+        run("unstack", location, tmp_path / "single", "--scan-axis", axis)
         assert leaves_by_package(open_tree(tmp_path / "single")) == leaves_by_package(open_tree(single))
-        run("convert", "maxtext-to-hf", place, tmp_path / "hf", "--scan-axis", axis)
-        wanted, made = (load_file(each / "model.safetensors") for each in (model, tmp_path / "hf"))
-        assert all((wanted[name] == made[name]).all() for name in wanted)
+        run("convert", "maxtext-to-hf", location, tmp_path / "hf", "--scan-axis", axis)
+        expected, built = (load_file(item / "model.safetensors") for item in (model, tmp_path / "hf"))
+        assert all((expected[name] == built[name]).all() for name in expected)
 
     def test_what_compares_says_what_it_took(self, foreign, single, model):
-        axis, place = foreign
-        said = "shapes do not show on which axis layers are stacked: 1 is taken, MaxText's own"
+        axis, location = foreign
+        declared = "shapes do not show on which axis layers are stacked: 1 is taken, MaxText's own"
         code = 0 if axis == 1 else 1
-        for words in (("diff", place, single), ("verify", place, "--against", single)):
-            assert said in ended(*words, code=code).output
-        assert said in ended("verify", model, "--against", place, code=code).output
-        assert said in succeed("hash", place, "--no-progress").output
-        assert said in " ".join(succeed("inspect", "tree", place).output.split())
+        for words in (("diff", location, single), ("verify", location, "--against", single)):
+            assert declared in ended(*words, code=code).output
+        assert declared in ended("verify", model, "--against", location, code=code).output
+        assert declared in succeed("hash", location, "--no-progress").output
+        assert declared in " ".join(succeed("inspect", "tree", location).output.split())
 
 
 def test_what_is_left_of_a_model_keeps_its_axis(tmp_path):
@@ -132,9 +132,9 @@ def test_what_is_left_of_a_model_keeps_its_axis(tmp_path):
     run("select", tmp_path / "out", tmp_path / "query", "--keep", "*query*")
     run("unstack", tmp_path / "query", tmp_path / "single")
     run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "whole", "--no-scan")
-    wanted = leaves_by_package(open_tree(tmp_path / "whole"))
-    made = leaves_by_package(open_tree(tmp_path / "single"))
-    assert made == {name: wanted[name] for name in made} != {}
+    expected = leaves_by_package(open_tree(tmp_path / "whole"))
+    built = leaves_by_package(open_tree(tmp_path / "single"))
+    assert built == {name: expected[name] for name in built} != {}
 
 
 @AXES
@@ -147,8 +147,8 @@ def test_routers_of_as_many_experts_as_layers(axis):
     tree = Tree({(*path, "kernel"): lazy(kernel), aux: lazy(values)})
     with pytest.raises(FormatError, match="on which axis"):
         UnstackLayers()(tree)
-    made = UnstackLayers(axis)(tree).tree
+    built = UnstackLayers(axis)(tree).tree
     for layer in range(2):
         key = f"moe_layers_{layer}"
-        assert (made.arrays[(*aux[:3], key, *aux[4:])].read() == values[layer]).all()
-        assert (made.arrays[(*path[:3], key, *path[4:], "kernel")].read() == kernel.take(layer, axis)).all()
+        assert (built.arrays[(*aux[:3], key, *aux[4:])].read() == values[layer]).all()
+        assert (built.arrays[(*path[:3], key, *path[4:], "kernel")].read() == kernel.take(layer, axis)).all()

@@ -31,12 +31,12 @@ CUTS = pytest.mark.parametrize("cut", [consecutive, Tiles()])
 
 
 def copied(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> list[np.ndarray]:
-    return [each.copy() for each in values]
+    return [item.copy() for item in values]
 
 
-def small(cut: Cut, most: int) -> Cut:
-    """`cut` with pieces of at most `most` elements."""
-    return lambda item, _: cut(item, most)
+def small(cut: Cut, limit: int) -> Cut:
+    """`cut` with pieces of at most `limit` elements."""
+    return lambda item, _: cut(item, limit)
 
 
 class Pinned:
@@ -49,24 +49,24 @@ class Pinned:
 
 
 @CUTS
-@given(data=st.data(), known=lazy_arrays(depth=2), most=st.integers(1, 50), jobs=st.integers(1, 4))
+@given(data=st.data(), known=lazy_arrays(depth=2), limit=st.integers(1, 50), jobs=st.integers(1, 4))
 def test_pieces_tile_an_array_and_hold_its_elements(
-    cut: Cut, data: st.DataObject, known: Known, most: int, jobs: int
+    cut: Cut, data: st.DataObject, known: Known, limit: int, jobs: int
 ):
     out = np.zeros(known.array.shape, known.array.dtype.carrier)
     times = np.zeros(known.array.shape, int)
-    for seen in scan([(known.array,)], copied, memory=1 << 30, jobs=jobs, cut=small(cut, most)):
-        assert 0 < seen.region.size <= most
+    for seen in scan([(known.array,)], copied, memory=1 << 30, jobs=jobs, cut=small(cut, limit)):
+        assert 0 < seen.region.size <= limit
         out[seen.region.slices] = seen.result[0]
         times[seen.region.slices] += 1
     assert (times == 1).all()
     assert out.tobytes() == np.ascontiguousarray(known.truth).tobytes()
 
 
-@given(known=lazy_arrays(depth=1), most=st.integers(1, 50))
-def test_rows_follow_each_other_in_c_order(known: Known, most: int):
+@given(known=lazy_arrays(depth=1), limit=st.integers(1, 50))
+def test_rows_follow_each_other_in_c_order(known: Known, limit: int):
     end = 0
-    for region in consecutive((known.array,), most):
+    for region in consecutive((known.array,), limit):
         ((start, length),) = contiguous_runs(known.array.shape, region)
         assert start == end
         end += length
@@ -74,18 +74,18 @@ def test_rows_follow_each_other_in_c_order(known: Known, most: int):
 
 
 @CUTS
-@given(shape=shapes(most=300), data=st.data())
+@given(shape=shapes(limit=300), data=st.data())
 def test_arrays_side_by_side(cut: Cut, shape: Shape, data: st.DataObject):
     pair = [data.draw(lazy_arrays(depth=2, shape=shape)) for _ in range(2)]
-    item = tuple(each.array for each in pair)
-    most = data.draw(st.integers(1, 50))
-    for seen in scan([item], copied, memory=1 << 30, jobs=2, cut=small(cut, most)):
+    item = tuple(entry.array for entry in pair)
+    limit = data.draw(st.integers(1, 50))
+    for seen in scan([item], copied, memory=1 << 30, jobs=2, cut=small(cut, limit)):
         for got, known in zip(seen.result, pair, strict=True):
             assert got.tobytes() == known.truth[seen.region.slices].tobytes()
 
 
-@given(sizes=st.lists(st.integers(0, 40), max_size=20), jobs=st.integers(1, 5), most=st.integers(1, 20))
-def test_the_order_is_the_same_with_any_number_of_workers(sizes: list[int], jobs: int, most: int):
+@given(sizes=st.lists(st.integers(0, 40), max_size=20), jobs=st.integers(1, 5), limit=st.integers(1, 20))
+def test_the_order_is_the_same_with_any_number_of_workers(sizes: list[int], jobs: int, limit: int):
     items: list[Item] = [(stored(noise((n,), F32, n), F32),) for n in sizes]
 
     def slow_in_front(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> int:
@@ -93,11 +93,11 @@ def test_the_order_is_the_same_with_any_number_of_workers(sizes: list[int], jobs
             time.sleep(0.0005)
         return int(values[0].sum())
 
-    seen = list(scan(items, slow_in_front, memory=1 << 30, jobs=jobs, cut=small(consecutive, most)))
-    wanted = [(k, region) for k, item in enumerate(items) for region in consecutive(item, most)]
-    assert [(each.index, each.region) for each in seen] == wanted
-    assert [each.result for each in seen] == [
-        int(noise((sizes[k],), F32, sizes[k])[region.slices].sum()) for k, region in wanted
+    seen = list(scan(items, slow_in_front, memory=1 << 30, jobs=jobs, cut=small(consecutive, limit)))
+    expected = [(k, region) for k, item in enumerate(items) for region in consecutive(item, limit)]
+    assert [(entry.index, entry.region) for entry in seen] == expected
+    assert [entry.result for entry in seen] == [
+        int(noise((sizes[k],), F32, sizes[k])[region.slices].sum()) for k, region in expected
     ]
 
 
@@ -140,8 +140,8 @@ class TestErrors:
         items: list[Item] = [(good,), (good,), (short,), (short,), (good,)]
         seen, before = [], threading.active_count()
         with pytest.raises(FormatError, match="short ends too early"):
-            for each in scan(items, copied, memory=1 << 30, jobs=jobs, cut=small(consecutive, 3)):
-                seen.append((each.index, each.region.start))
+            for item in scan(items, copied, memory=1 << 30, jobs=jobs, cut=small(consecutive, 3)):
+                seen.append((item.index, item.region.start))
         assert seen == [(0, (0,)), (0, (3,)), (0, (6,)), (1, (0,)), (1, (3,)), (1, (6,)), (2, (0,))]
         assert threading.active_count() == before
 
@@ -153,14 +153,14 @@ class TestErrors:
             list(scan([(stored(noise((9,), F32), F32),)], visit, memory=1 << 30, jobs=2))
 
     def test_of_a_cut(self):
-        def cut(item: Item, most: int) -> Iterator[Region]:
+        def cut(item: Item, limit: int) -> Iterator[Region]:
             yield Region((0,), (2,))
             raise LookupError("no more")
 
         seen = []
         with pytest.raises(LookupError, match="no more"):
-            for each in scan([(stored(noise((9,), F32), F32),)], copied, memory=1 << 30, jobs=3, cut=cut):
-                seen.append(each.region)
+            for entry in scan([(stored(noise((9,), F32), F32),)], copied, memory=1 << 30, jobs=3, cut=cut):
+                seen.append(entry.region)
         assert seen == [Region((0,), (2,))]
 
     def test_shapes_that_differ(self):
@@ -172,12 +172,12 @@ class TestErrors:
                 jobs=1,
             )
 
-    def test_too_little_memory_says_how_much_is_wanted_and_reads_nothing(self):
+    def test_too_little_memory_says_how_much_is_expected_and_reads_nothing(self):
         item = (Stored((1 << 30,), BF16, Refusing("none", 1 << 31), 0),)
         with pytest.raises(MemoryBudgetError) as caught:
             scan([item], copied, memory=MIB, jobs=8)
-        wanted = int(str(caught.value.wanted).split()[2].removesuffix("MiB,")) * MIB
-        assert fitted_pieces([item], memory=wanted, jobs=8, scratch=0).projected_peak <= wanted
+        expected = int(str(caught.value.expected).split()[2].removesuffix("MiB,")) * MIB
+        assert fitted_pieces([item], memory=expected, jobs=8, scratch=0).projected_peak <= expected
 
 
 def test_stopping_early_stops_the_workers():
@@ -213,8 +213,8 @@ def test_what_fits_is_projected_within_the_memory(memory: int, jobs: int, scratc
 
 
 class TestTiles:
-    @given(shape=shapes(min_rank=1, max_rank=3), data=st.data(), most=st.integers(1, 60))
-    def test_encoded_chunks_are_not_cut_where_they_fit(self, shape: Shape, data: st.DataObject, most: int):
+    @given(shape=shapes(min_rank=1, max_rank=3), data=st.data(), limit=st.integers(1, 60))
+    def test_encoded_chunks_are_not_cut_where_they_fit(self, shape: Shape, data: st.DataObject, limit: int):
         truth = noise(shape, F32)
         chunk = data.draw(chunk_shapes(shape))
         plain = chunked(truth, F32, chunk)
@@ -223,7 +223,7 @@ class TestTiles:
         assert grain(plain) == (1,) * len(shape)
         longest = max(range(len(shape)), key=lambda axis: shape[axis] - chunk[axis])
         if all(n == c for k, (n, c) in enumerate(zip(shape, chunk, strict=True)) if k != longest):
-            for region in Tiles()((encoded,), max(most, int(np.prod(chunk)))):
+            for region in Tiles()((encoded,), max(limit, int(np.prod(chunk)))):
                 assert region.start[longest] % chunk[longest] == 0
 
     def test_stacked_layers_are_taken_one_by_one(self):
@@ -246,7 +246,7 @@ class TestTiles:
 
 
 class _Whole(Chunked):
-    """Chunks that are fetched whole, whatever is wanted of them."""
+    """Chunks that are fetched whole, whatever is expected of them."""
 
     def read_cost(self, region: Region):
         from ckpttools.array.lazy import ReadCost

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.command_line import ckpt, run, succeed
-from support.places import HF, ROOT
+from support.locations import HF, ROOT
 from support.safetensors_files import packed
 
 import ckpttools

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support import command_line
 from support.golden_data import golden_checkpoint
-from support.places import HF
+from support.locations import HF
 from support.stored_trees import EVERYTHING
 from support.trees import tree_of
 
@@ -120,15 +120,15 @@ def test_a_tree_of_one_leaf():
 
 class TestMetadata:
     def test_of_leaves_that_go(self):
-        made = EVERYTHING.pipe(Select(drop=["number", "rng/keys"]))
-        assert made.metadata.scalars == {("yes",)}
-        assert dict(made.metadata.key_impls) == {("rng", "key"): "threefry2x32"}
-        assert made.metadata.step == EVERYTHING.metadata.step
-        assert made.metadata.custom == EVERYTHING.metadata.custom
+        built = EVERYTHING.pipe(Select(drop=["number", "rng/keys"]))
+        assert built.metadata.scalars == {("yes",)}
+        assert dict(built.metadata.key_impls) == {("rng", "key"): "threefry2x32"}
+        assert built.metadata.step == EVERYTHING.metadata.step
+        assert built.metadata.custom == EVERYTHING.metadata.custom
 
     def test_empty_leaves_and_strings_are_selected_as_arrays_are(self):
-        made = EVERYTHING.pipe(Select(drop=["empty", "list"]))
-        assert set(EVERYTHING) - set(made) == {path for path in EVERYTHING if path[0] in ("empty", "list")}
+        built = EVERYTHING.pipe(Select(drop=["empty", "list"]))
+        assert set(EVERYTHING) - set(built) == {path for path in EVERYTHING if path[0] in ("empty", "list")}
 
     def test_only_empty_leaves_are_nothing(self):
         with pytest.raises(UsageError, match="no array is left"):
@@ -146,7 +146,7 @@ class TestLists:
     def test_gaps_are_refused(self, pattern):
         with pytest.raises(FormatError, match="a sequence has gaps") as caught:
             Select(drop=[pattern])(self.TREE)
-        assert caught.value.place == "chain"
+        assert caught.value.location == "chain"
 
 
 class TestCommand:
@@ -156,11 +156,11 @@ class TestCommand:
         source = golden_checkpoint(True)
         run(source, tmp_path / "out", "--keep", "params", "--drop", "*/mlp")
         tree = open_tree(source)
-        wanted = {p: a for p, a in tree.arrays.items() if p[0] == "params" and "mlp" not in p}
+        expected = {p: a for p, a in tree.arrays.items() if p[0] == "params" and "mlp" not in p}
         restored = ocp.StandardCheckpointer().restore(tmp_path / "out" / "0" / "items")
         assert set(restored) == {"params"}
-        assert list(open_tree(tmp_path / "out")) == list(wanted)
-        for path, array in wanted.items():
+        assert list(open_tree(tmp_path / "out")) == list(expected)
+        for path, array in expected.items():
             node = restored
             for key in path:
                 node = node[key]
@@ -171,11 +171,11 @@ class TestCommand:
 
         run(HF, tmp_path / "out", "--drop", "*.mlp.*", "--drop", "lm_head.weight")
         loaded = load_file(tmp_path / "out" / "model.safetensors")
-        wanted = {
+        expected = {
             k: a for (k,), a in open_tree(HF).arrays.items() if ".mlp." not in k and k != "lm_head.weight"
         }
-        assert set(loaded) == set(wanted)
-        assert all(loaded[k].tobytes() == a.read().tobytes() for k, a in wanted.items())
+        assert set(loaded) == set(expected)
+        assert all(loaded[k].tobytes() == a.read().tobytes() for k, a in expected.items())
 
     def test_step_and_item_stay_and_the_format_may_change(self, tmp_path):
         tree = tree_of(("a", "w"), ("b",), step=7)
@@ -188,7 +188,7 @@ class TestCommand:
 
     def test_dry_run(self, tmp_path):
         report = json.loads(run(HF, tmp_path / "out", "--keep", "*norm*", "--dry-run", "--json"))
-        assert all("norm" in each["path"] for each in report["array_list"])
+        assert all("norm" in item["path"] for item in report["array_list"])
         assert len(report["dropped"]) + report["arrays"] == len(open_tree(HF).arrays)
         assert not (tmp_path / "out").exists()
 
@@ -243,12 +243,12 @@ def test_a_prefix_is_whole_words_and_is_cut_off(prefix, left):
         with pytest.raises(UsageError, match="no name begins so"):
             select(tree_of(*PREFIXED))
     else:
-        made = select(tree_of(*PREFIXED))
-        assert list(made.tree) == left and len(made.notes.dropped) == len(PREFIXED) - len(left)
+        built = select(tree_of(*PREFIXED))
+        assert list(built.tree) == left and len(built.notes.dropped) == len(PREFIXED) - len(left)
 
 
 def test_patterns_are_of_the_names_before_a_prefix_is_cut_off():
-    made = Select(drop=("policy.b.*",), prefix="policy")(tree_of(*PREFIXED))
-    assert list(made.tree) == [("a",)]
+    built = Select(drop=("policy.b.*",), prefix="policy")(tree_of(*PREFIXED))
+    assert list(built.tree) == [("a",)]
     with pytest.raises(UsageError, match="no array is left"):
         Select(keep=("x",), prefix="policy")(tree_of(*PREFIXED))

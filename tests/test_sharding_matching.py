@@ -22,16 +22,16 @@ KEYS = st.sampled_from(["params", "state", "model", "0"])
 
 @given(below=st.lists(KEYS, max_size=3), data=st.data())
 def test_names_are_found_below_any_keys(below, data):
-    wanted = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
-    found = match(wanted, [(*below, *name) for name in NAMES])
-    assert found.found == {name: (*below, *name) for name in wanted}
-    assert not found.missing and not found.others
-    assert set(found.unread) == {(*below, *name) for name in NAMES if name not in wanted}
+    expected = data.draw(st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
+    result = match(expected, [(*below, *name) for name in NAMES])
+    assert result.result == {name: (*below, *name) for name in expected}
+    assert not result.missing and not result.others
+    assert set(result.unread) == {(*below, *name) for name in NAMES if name not in expected}
 
 
-def test_of_several_places_all_are_named():
-    found = match([("w",), ("b",)], [("one", "w"), ("one", "b"), ("two", "w"), ("two", "b"), ("three", "w")])
-    assert set(found.others) == {("one", "w"), ("two", "w")}
+def test_of_several_locations_all_are_named():
+    result = match([("w",), ("b",)], [("one", "w"), ("one", "b"), ("two", "w"), ("two", "b"), ("three", "w")])
+    assert set(result.others) == {("one", "w"), ("two", "w")}
 
 
 def test_what_may_be_moments_or_not_is_not_guessed():
@@ -41,8 +41,8 @@ def test_what_may_be_moments_or_not_is_not_guessed():
 
 
 def test_names_as_they_are_come_first():
-    found = match([("w",), ("b",), ("c",)], [("w",), ("b",), ("ema", "w"), ("ema", "b")])
-    assert found.found == {("w",): ("w",), ("b",): ("b",)} and not found.others
+    result = match([("w",), ("b",), ("c",)], [("w",), ("b",), ("ema", "w"), ("ema", "b")])
+    assert result.result == {("w",): ("w",), ("b",): ("b",)} and not result.others
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_names_as_they_are_come_first():
     ],
 )
 def test_parameters_are_meant_not_their_moments(paths):
-    tree = Tree({tuple(each.split("/")): lazy(np.ones((4, 4), np.float32)) for each in [*paths, "step"]})
+    tree = Tree({tuple(item.split("/")): lazy(np.ones((4, 4), np.float32)) for item in [*paths, "step"]})
     known = roles(tree)
-    found = match([("w",)], tree.arrays, lambda path: known.of(path) == "parameter")
-    assert found.found["w",][0] == "params" and not found.others
+    result = match([("w",)], tree.arrays, lambda path: known.of(path) == "parameter")
+    assert result.result["w",][0] == "params" and not result.others
 
 
 @pytest.mark.parametrize("key", ["ema_params", "mu"])
@@ -66,11 +66,11 @@ def test_a_name_below_another_key_is_another_array(key):
 
 
 def test_wrappers_may_be_missing():
-    assert match([("params", "params", "w")], [("params", "w")]).found["params", "params", "w"] == (
+    assert match([("params", "params", "w")], [("params", "w")]).result["params", "params", "w"] == (
         "params",
         "w",
     )
-    assert match([("params", "w")], [("w",)]).found["params", "w"] == ("w",)
+    assert match([("params", "w")], [("w",)]).result["params", "w"] == ("w",)
 
 
 class TestWhatIsStoredOtherwise:
@@ -80,11 +80,11 @@ class TestWhatIsStoredOtherwise:
         return ckpttools.load(tmp_path / "item", like=like(jax))
 
     @pytest.mark.parametrize(
-        ("stored", "wanted"), [(np.float32(1.7), 0), (np.int32(7), True), (np.float32("nan"), 0)]
+        ("stored", "expected"), [(np.float32(1.7), 0), (np.int32(7), True), (np.float32("nan"), 0)]
     )
-    def test_numbers_are_not_rounded(self, tmp_path, stored, wanted):
-        with pytest.raises(CoverageError, match="wanted a"):
-            self.loaded(tmp_path, {"a": stored}, lambda jax: {"a": wanted})
+    def test_numbers_are_not_rounded(self, tmp_path, stored, expected):
+        with pytest.raises(CoverageError, match="expected a"):
+            self.loaded(tmp_path, {"a": stored}, lambda jax: {"a": expected})
 
     def test_a_float_is_exactly_the_integer_that_is_stored(self, tmp_path):
         assert self.loaded(tmp_path, {"a": 2**53}, lambda jax: {"a": 1.0}) == {"a": 2.0**53}
@@ -95,7 +95,7 @@ class TestWhatIsStoredOtherwise:
     def test_keys_are_of_the_same_generator(self, tmp_path):
         import jax
 
-        with pytest.raises(CoverageError, match="key of rbg, wanted one of unsafe_rbg"):
+        with pytest.raises(CoverageError, match="key of rbg, expected one of unsafe_rbg"):
             state = {"k": jax.random.key(3, impl="rbg")}
             self.loaded(tmp_path, state, lambda jax: {"k": jax.random.key(0, impl="unsafe_rbg")})
 

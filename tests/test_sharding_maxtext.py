@@ -12,7 +12,7 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from support.places import HF, TESTS
+from support.locations import HF, TESTS
 
 PYTHON = os.environ.get("CKPTTOOLS_MAXTEXT_PYTHON") or (sys.executable if find_spec("maxtext") else "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="MaxText is not installed")
@@ -20,22 +20,22 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="MaxText is not installed")
 
 @pytest.fixture(scope="module")
 def restored(tmp_path_factory):
-    said = tmp_path_factory.mktemp("maxtext") / "said.json"
-    command = [PYTHON, "-m", "support.maxtext_restores", str(HF), str(said)]
+    declared = tmp_path_factory.mktemp("maxtext") / "said.json"
+    command = [PYTHON, "-m", "support.maxtext_restores", str(HF), str(declared)]
     ended = subprocess.run(command, capture_output=True, text=True, cwd=TESTS, timeout=500, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
-    return json.loads(said.read_bytes())
+    return json.loads(declared.read_bytes())
 
 
 def values(arrays):
-    return {path: each["values"] for path, each in arrays.items()}
+    return {path: item["values"] for path, item in arrays.items()}
 
 
 def test_weights_are_loaded_where_the_run_wants_them(restored):
     loaded = restored["dynamic"]
     assert len(loaded) == 12
-    assert {path: each["spec"] for path, each in loaded.items()} == restored["asked"]
-    assert {each["dtype"] for each in loaded.values()} == {"float32"}
+    assert {path: item["spec"] for path, item in loaded.items()} == restored["asked"]
+    assert {item["dtype"] for item in loaded.values()} == {"float32"}
 
 
 def test_the_conversion_function_gives_the_same_values(restored):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from support.places import TESTS
+from support.locations import TESTS
 from support.sharded_processes import checkpoint
 
 import ckpttools
@@ -41,38 +41,38 @@ def job(request, tmp_path_factory):
         )
         for number in range(request.param)
     ]
-    ended = [each.wait(timeout=180) for each in running]
-    said = [(directory / f"{number}.err").read_text()[-2000:] for number in range(request.param)]
-    assert ended == [0] * request.param, said
-    found = [json.loads((directory / f"{number}.json").read_bytes()) for number in range(request.param)]
-    for each in found:
-        assert "error" not in each, each["error"]
-    return found
+    ended = [item.wait(timeout=180) for item in running]
+    declared = [(directory / f"{number}.err").read_text()[-2000:] for number in range(request.param)]
+    assert ended == [0] * request.param, declared
+    result = [json.loads((directory / f"{number}.json").read_bytes()) for number in range(request.param)]
+    for item in result:
+        assert "error" not in item, item["error"]
+    return result
 
 
 def test_what_is_read_is_what_was_planned(job):
-    for found in job:
+    for result in job:
         for name in ("direct", "exchange", "replicated", "broadcast"):
-            assert found[name]["read"] == found[name]["planned"], name
+            assert result[name]["read"] == result[name]["planned"], name
 
 
 def test_columns_are_read_with_their_rows_unless_processes_exchange(job):
-    direct, exchange = (sum(found[name]["read"] for found in job) for name in ("direct", "exchange"))
-    needed = sum(found["direct"]["needed"] for found in job)
+    direct, exchange = (sum(result[name]["read"] for result in job) for name in ("direct", "exchange"))
+    needed = sum(result["direct"]["needed"] for result in job)
     assert direct > 1.5 * needed
-    assert direct == sum(found["exchange"]["alone"] for found in job)
+    assert direct == sum(result["exchange"]["alone"] for result in job)
     assert exchange <= 1.3 * needed
     ways = job[0]["exchange"]["ways"]
     assert {ways[f"{name}/columns"] for name in ("bfloat16", "float32", "float8_e4m3fn", "bool", "nans")} == {
         "exchange"
     }
-    assert all(found["exchange"]["ways"] == ways for found in job)
+    assert all(result["exchange"]["ways"] == ways for result in job)
 
 
 def test_what_all_need_is_read_by_each_or_by_one(job):
     total = job[0]["total"]
-    assert all(found["replicated"]["read"] == total for found in job)
-    once = sum(found["broadcast"]["read"] for found in job)
+    assert all(result["replicated"]["read"] == total for result in job)
+    once = sum(result["broadcast"]["read"] for result in job)
     assert total <= once < 1.7 * total
     assert job[0]["broadcast"]["ways"]["float32/columns"] == "broadcast"
     assert job[1]["broadcast"]["read"] < job[0]["broadcast"]["read"]
@@ -80,14 +80,16 @@ def test_what_all_need_is_read_by_each_or_by_one(job):
 
 def test_process_0_tells_how_far_all_have_come(job):
     for name in ("direct", "exchange", "replicated", "broadcast"):
-        text, said, count = job[0][name]["said"][-1]
-        assert text.startswith(f"<JobProgress of {len(job)} processes: ") and 1 <= said <= count == len(job)
-        assert all(found[name]["said"] == [] for found in job[1:])
+        text, declared, count = job[0][name]["said"][-1]
+        assert text.startswith(f"<JobProgress of {len(job)} processes: ") and 1 <= declared <= count == len(
+            job
+        )
+        assert all(result[name]["said"] == [] for result in job[1:])
 
 
 def test_what_goes_wrong_in_one_is_told_in_all(job):
-    for number, found in enumerate(job):
-        failed, differed = found["refused"]
+    for number, result in enumerate(job):
+        failed, differed = result["refused"]
         assert "the disk is gone" in failed, "nobody waits for who cannot read"
         assert ("another process could not do its part" in failed) == (number != 1)
         assert "do not have the same plan of the load" in differed

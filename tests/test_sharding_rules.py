@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.places import GOLDEN, HF
+from support.locations import GOLDEN, HF
 
 from ckpttools.api.chunks_report import chunks
 from ckpttools.array.tree import keystr
@@ -35,7 +35,7 @@ def test_shards_are_equal_parts():
 
 
 @pytest.mark.parametrize(
-    ("shape", "spec", "said"),
+    ("shape", "spec", "declared"),
     [
         ((6,), "P('fsdp')", "a multiple of 4, not 6"),
         ((), "P('fsdp')", "more entries than the array has axes"),
@@ -43,8 +43,8 @@ def test_shards_are_equal_parts():
         ((8, 8), "P('tensr')", "did you mean tensor"),
     ],
 )
-def test_what_jax_refuses_is_refused(shape, spec, said):
-    with pytest.raises((ShapeError, UsageError), match=said):
+def test_what_jax_refuses_is_refused(shape, spec, declared):
+    with pytest.raises((ShapeError, UsageError), match=declared):
         shard_shape(shape, parse_spec(spec), MESH)
 
 
@@ -103,7 +103,7 @@ def test_rules_from_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "error", "said"),
+    ("name", "content", "error", "declared"),
     [
         ("a.toml", "axes = 3", MappingError, "a list of pairs"),
         ("a.toml", "axis = []", MappingError, "did you mean axes"),
@@ -114,9 +114,9 @@ def test_rules_from_files(tmp_path):
         ("a.json", '{"axes": [["a", 3]]}', MappingError, "not a rule"),
     ],
 )
-def test_files_that_are_none(tmp_path, name, content, error, said):
+def test_files_that_are_none(tmp_path, name, content, error, declared):
     (tmp_path / name).write_text(content)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=declared):
         rules_of(str(tmp_path / name))
 
 
@@ -131,7 +131,7 @@ def test_rows_know_the_names_of_axes():
     names = axis_names(hf)
     assert names.keys() == hf.arrays.keys()
     rules = Rules(axes=(("embed", ("fsdp",)), ("mlp", ("tensor",)), ("heads", ("tensor",))), name="own")
-    by_path = {keystr(path): spec_text(rules.spec(path, each, MESH)) for path, each in names.items()}
+    by_path = {keystr(path): spec_text(rules.spec(path, item, MESH)) for path, item in names.items()}
     layer = "model.layers.0"
     assert {by_path[f"{layer}.mlp.{name}_proj.weight"] for name in ("gate", "up")} == {"P('tensor', 'fsdp')"}
     assert by_path[f"{layer}.mlp.down_proj.weight"] == "P('fsdp', 'tensor')"
@@ -148,7 +148,7 @@ def test_every_large_array_of_maxtext_has_names(family):
     tree = to_maxtext(hf, ToMaxText()).state
     names = axis_names(tree)
     assert [path for path, array in tree.arrays.items() if array.ndim > 2 and path not in names] == []
-    assert all(len(each) == tree.arrays[path].ndim for path, each in names.items())
+    assert all(len(item) == tree.arrays[path].ndim for path, item in names.items())
     kernel = (
         names["params", "params", "decoder", "layers", "mlp", "wi_0", "kernel"] if family[0] == "l" else None
     )
@@ -171,19 +171,19 @@ def test_processes_are_predicted_without_devices():
 
 def test_one_that_reads_for_all_is_predicted():
     source = GOLDEN / "llama3.1" / "hf"
-    found = chunks(source, mesh="data=4,fsdp=2", rules={"*": "P('fsdp')"}, processes=4)
-    loading = found.processes
+    result = chunks(source, mesh="data=4,fsdp=2", rules={"*": "P('fsdp')"}, processes=4)
+    loading = result.processes
     # Each of four processes has a whole replica: the first reads it for all.
-    assert loading.broadcast == found.num_arrays
-    assert loading.fetched_single_replica == loading.fetched == loading.needed == found.stored_nbytes
+    assert loading.broadcast == result.num_arrays
+    assert loading.fetched_single_replica == loading.fetched == loading.needed == result.stored_nbytes
     # Four processes have a replica together, and four others the same one.
     eight = chunks(source, mesh="data=2,fsdp=8", rules={"*": "P('fsdp')"}, processes=8).processes
-    assert eight.broadcast == found.num_arrays and eight.fetched_single_replica == eight.needed
+    assert eight.broadcast == result.num_arrays and eight.fetched_single_replica == eight.needed
     assert chunks(source, mesh="8", spec="axis0", processes=8).processes.broadcast == 0
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "declared"),
     [
         ({"mesh": "8", "spec": "axis0", "processes": 3}, "a divisor of 8"),
         ({"mesh": "8", "spec": "axis0", "processes": 0}, "a divisor of 8"),
@@ -194,6 +194,6 @@ def test_one_that_reads_for_all_is_predicted():
         ({"mesh": "a=8", "rules": {"*": "P('b')"}}, "no axis 'b'"),
     ],
 )
-def test_predictions_that_make_no_sense(how, said):
-    with pytest.raises(UsageError, match=said):
+def test_predictions_that_make_no_sense(how, declared):
+    with pytest.raises(UsageError, match=declared):
         chunks(HF, **how)

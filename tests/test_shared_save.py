@@ -6,8 +6,8 @@ import sys
 
 import numpy as np
 import pytest
+from support.locations import HF, TESTS
 from support.object_stores import google
-from support.places import HF, TESTS
 from support.shared_save import values
 
 import ckpttools
@@ -40,13 +40,13 @@ def saved(tmp_path_factory, bucket):
         for number in range(2)
     ]
     try:
-        said = [process.communicate(timeout=300)[0] for process in processes]
+        declared = [process.communicate(timeout=300)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     for number in range(2):
         told = directory / str(number)
-        assert told.is_file(), said[number]
+        assert told.is_file(), declared[number]
         assert told.read_text() == ""
     return directory
 
@@ -82,7 +82,7 @@ def test_compressed_chunks_are_of_one_process_each(saved):
 @pytest.mark.parametrize("name", ["replicated", "rows", "columns"])
 def test_each_process_converts_what_it_has(saved, tmp_path, name):
     ckpttools.hf_to_maxtext(HF, tmp_path / "one")
-    arrays = [place / "0" / "items" / "d" for place in (saved / f"{name}-maxtext", tmp_path / "one")]
+    arrays = [location / "0" / "items" / "d" for location in (saved / f"{name}-maxtext", tmp_path / "one")]
     assert content(arrays[0]) == content(arrays[1])
 
 
@@ -93,13 +93,13 @@ def test_and_back(saved, tmp_path, name):
 
 
 def test_what_is_cast_is_cast_by_those_that_have_it(saved):
-    found = ckpttools.open(saved / "cast")
+    result = ckpttools.open(saved / "cast")
     for path, array in ckpttools.open(HF).arrays.items():
-        assert np.array_equal(found[path].read(), array.read().astype(np.float64))
+        assert np.array_equal(result[path].read(), array.read().astype(np.float64))
 
 
 def test_nothing_is_left(saved, bucket):
-    made = {f"{name}-maxtext" for name in ("replicated", "rows", "columns")}
+    built = {f"{name}-maxtext" for name in ("replicated", "rows", "columns")}
     saves = {"rows-hf", "columns-hf", "cast", "saved", "background", "compressed", "again", "one"}
-    assert {path.name for path in saved.iterdir()} == {*made, *saves, "0", "1"}
+    assert {path.name for path in saved.iterdir()} == {*built, *saves, "0", "1"}
     assert {entry.name for entry in parse(bucket).entries()} == {"raw", "compressed", "zarr"}

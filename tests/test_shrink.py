@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, ended, run
 from support.hf_models import write_llama
-from support.places import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
+from support.locations import GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 
 import ckpttools
 from ckpttools.array.tree import Tree
@@ -44,16 +44,16 @@ MODELS = [
 
 
 def bits(tree: Tree) -> dict[object, object]:
-    return {path: (each.shape, each.dtype.name, each.read().tobytes()) for path, each in tree.arrays.items()}
+    return {path: (item.shape, item.dtype.name, item.read().tobytes()) for path, item in tree.arrays.items()}
 
 
 @pytest.mark.parametrize("scan", [False, True])
-@pytest.mark.parametrize(("model", "how"), MODELS, ids=lambda each: getattr(each, "name", ""))
+@pytest.mark.parametrize(("model", "how"), MODELS, ids=lambda item: getattr(item, "name", ""))
 def test_cutting_and_converting_commute(model, how, scan):
     tree = ckpttools.open(model / "hf")
     to = ToMaxText(scan=scan, leaves_out=True)
     try:
-        whole = to_maxtext(tree, to).state.with_metadata(place="")
+        whole = to_maxtext(tree, to).state.with_metadata(location="")
     except UsageError:
         pytest.skip("MaxText does not scan it")
     cut = tree.pipe(Shrink(how))
@@ -69,18 +69,18 @@ def test_cutting_and_converting_commute(model, how, scan):
 @settings(max_examples=10)
 @given(st.sets(st.integers(0, 3), min_size=1), st.integers(1, 256), st.booleans())
 def test_layers_and_tokens_are_those_that_are_named(layers, vocab, stacked):
-    tree = to_maxtext(ckpttools.open(HF), ToMaxText(scan=False)).state.with_metadata(place="")
+    tree = to_maxtext(ckpttools.open(HF), ToMaxText(scan=False)).state.with_metadata(location="")
     how = Shrink(Smaller(sorted(layers), vocab=vocab), like=HF)
-    made = UnstackLayers()(tree.pipe(StackLayers(), how)).tree if stacked else tree.pipe(how)
+    built = UnstackLayers()(tree.pipe(StackLayers(), how)).tree if stacked else tree.pipe(how)
     inner = ("params", "params")
     for new, old in enumerate(sorted(layers)):
         path = ("mlp", "wi_0", "kernel")
         one, other = (
-            each[(*inner, "decoder", f"layers_{n}", *path)] for each, n in ((made, new), (tree, old))
+            item[(*inner, "decoder", f"layers_{n}", *path)] for item, n in ((built, new), (tree, old))
         )
         assert np.array_equal(one.read(), other.read())
-    assert sum("wi_0" in path for path in made) == len(layers)
-    rows = made[(*inner, "token_embedder", "embedding")]
+    assert sum("wi_0" in path for path in built) == len(layers)
+    rows = built[(*inner, "token_embedder", "embedding")]
     assert np.array_equal(rows.read(), tree[(*inner, "token_embedder", "embedding")][:vocab])
 
 
@@ -90,9 +90,9 @@ def test_moments_and_random_states_are_cut_with_the_weights(tmp_path):
     more = {"head_dim": 16, "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": False}
     (tmp_path / "hf/config.json").write_text(json.dumps({"model_type": "llama", **sizes, **more}))
     tree = ckpttools.open(TRAINED)
-    made = tree.pipe(Shrink(Smaller(range(1), vocab=100), like=tmp_path / "hf/config.json"))
-    assert made.keys() == tree.keys()
-    for path, array in made.arrays.items():
+    built = tree.pipe(Shrink(Smaller(range(1), vocab=100), like=tmp_path / "hf/config.json"))
+    assert built.keys() == tree.keys()
+    for path, array in built.arrays.items():
         if "layers" in path:
             axis = [
                 k for k, (a, b) in enumerate(zip(array.shape, tree.arrays[path].shape, strict=True)) if a != b
@@ -113,10 +113,10 @@ def models(tmp_path, monkeypatch):
 
 
 def test_a_cut_model_has_a_true_configuration_and_shares_what_stays(models):
-    said = run("shrink", "hf/llama", "small", "--layers", "2", "--vocab", "100")
+    declared = run("shrink", "hf/llama", "small", "--layers", "2", "--vocab", "100")
     config = json.loads(Path("small/config.json").read_text())
     assert (config["num_hidden_layers"], config["vocab_size"]) == (2, 100)
-    assert "num_hidden_layers is 2; it was 4" in said
+    assert "num_hidden_layers is 2; it was 4" in declared
     run("convert", "hf-to-maxtext", "hf/llama", "single", "--no-scan")
     receipt = json.loads(ended("shrink", "single", "cut", "--layers", "2", "--json").stdout)
     assert receipt["bytes_referenced"] > 100_000 and receipt["bytes_out"] == 0
@@ -126,8 +126,8 @@ def test_a_cut_model_has_a_true_configuration_and_shares_what_stays(models):
         json.loads(ended(*words, name, *how, "--json").stdout)
         for name, how in (("tiny", []), ("shared", ["--reference"]))
     ]
-    assert [each["bytes_out"] > 0 == each["bytes_referenced"] for each in told] == [True, False]
-    assert sum(each.stat().st_size for each in Path("tiny").rglob("*")) < told[0]["bytes_out"] + 60_000
+    assert [item["bytes_out"] > 0 == item["bytes_referenced"] for item in told] == [True, False]
+    assert sum(item.stat().st_size for item in Path("tiny").rglob("*")) < told[0]["bytes_out"] + 60_000
     assert "copied: they are less than 50% of their files" in " ".join(run(*words, "again").split())
     assert ckpt("diff", "tiny", "shared").exit_code == 0
     carried = json.loads(Path("cut/0/items/hf/config.json").read_text())
@@ -152,8 +152,8 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         "mlp_layer_types": ["dense", "sparse", "dense", "of no layer", "of none"],
         **lists,
     }
-    made = smaller_config(config, family, Smaller((0, 2)))
-    assert made.config == {
+    built = smaller_config(config, family, Smaller((0, 2)))
+    assert built.config == {
         **config,
         "num_hidden_layers": 2,
         "layer_types": ["a", "c"],
@@ -162,11 +162,11 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         "per_layer_config": {"01": {"head_dim": 4}},
         "num_kv_shared_layers": 1,
     }
-    for odd, said in (
+    for odd, declared in (
         ({"widths": [1, 2, 3]}, "not known whether widths"),
         ({"layer_types": ["a"]}, "not for as many"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=declared):
             smaller_config({**config, **odd}, family, Smaller((0, 2)))
         assert smaller_config({**config, **odd}, family, Smaller(vocab=8)).config["vocab_size"] == 8
     window = {**config, "max_window_layers": 1, "pad_token_id": 8}
@@ -174,7 +174,7 @@ def test_lists_of_layers_are_cut_and_others_are_not():
     assert (fewer["max_window_layers"], fewer["pad_token_id"]) == (0, None)
     ends = {**config, "bos_token_id": 9, "eos_token_id": [1, 8, 9]}
     told = smaller_config(ends, family, Smaller(vocab=8)).changes
-    assert [each.partition(",")[0] for each in told[-2:]] == ["bos_token_id is 9", "eos_token_id is 8"]
+    assert [item.partition(",")[0] for item in told[-2:]] == ["bos_token_id is 9", "eos_token_id is 8"]
     grouped = {
         "num_hidden_layers": 1,
         "n_routed_experts": 8,
@@ -206,10 +206,10 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("place", "how", "kind", "said"), REFUSED, ids=lambda each: str(each)[-30:])
-def test_what_would_be_no_model_is_refused(place, how, kind, said):
-    with pytest.raises(kind, match=said):
-        ckpttools.open(place).pipe(Shrink(how))
+@pytest.mark.parametrize(("location", "how", "kind", "declared"), REFUSED, ids=lambda item: str(item)[-30:])
+def test_what_would_be_no_model_is_refused(location, how, kind, declared):
+    with pytest.raises(kind, match=declared):
+        ckpttools.open(location).pipe(Shrink(how))
 
 
 def test_a_quantised_model_is_cut_by_its_numbers(tmp_path):
@@ -222,7 +222,7 @@ def test_a_quantised_model_is_cut_by_its_numbers(tmp_path):
     ckpttools.shrink(tmp_path / "mxfp4", tmp_path / "one", dtype="bfloat16", **kept)
     ckpttools.cast(tmp_path / "mxfp4", tmp_path / "plain", dtype="bfloat16")
     ckpttools.shrink(tmp_path / "plain", tmp_path / "two", **kept)
-    one, two = (ckpttools.open(tmp_path / each) for each in ("one", "two"))
+    one, two = (ckpttools.open(tmp_path / item) for item in ("one", "two"))
     assert one.arrays.keys() == two.arrays.keys() and one.metadata.config == two.metadata.config
     assert all(array.read().tobytes() == two[path].read().tobytes() for path, array in one.arrays.items())
 

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from oracle.cases import configurations
 from oracle.silent import stating
-from support.places import FIXTURES
+from support.locations import FIXTURES
 
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.nodes import Stored
@@ -17,8 +17,8 @@ from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, CoverageError
 from ckpttools.families.family import FlagRule
+from ckpttools.families.hf_defaults import silent_fields
 from ckpttools.families.registry import family_named, family_of
-from ckpttools.families.silent import silent_fields
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.sizes import nested, states
 from ckpttools.maxtext.model_config import text_config, true_config
@@ -65,7 +65,7 @@ def tensors(case):
 
 def maxtext(case, config, way):
     """What a case becomes in MaxText, its text alone where towers are not scanned with it."""
-    tree = Tree(tensors(case), Metadata(place="model", config=config))
+    tree = Tree(tensors(case), Metadata(location="model", config=config))
     family = family_of(config, "c")
     is_scanned = way == "stacked" and not family.never_scanned
     text_only = is_scanned and bool(family.unscanned_with_towers)
@@ -82,9 +82,9 @@ def converted(case, config, way):
     """What a conversion would do with the arrays of a case beside a configuration; None where it refuses."""
     try:
         if way == "back":
-            made = whole(case)
-            files = ModelFiles(config=config, spelling=made.spelling)
-            state = to_huggingface(made.state, ToHuggingFace(), files).tree
+            built = whole(case)
+            files = ModelFiles(config=config, spelling=built.spelling)
+            state = to_huggingface(built.state, ToHuggingFace(), files).tree
         else:
             state = maxtext(case, config, way).state
     except CheckpointError:
@@ -95,14 +95,14 @@ def converted(case, config, way):
 
 def with_field(config, name, *value):
     """A configuration with a field as given, or without it."""
-    made = copy.deepcopy(config)
+    built = copy.deepcopy(config)
     *parents, last = name.split(".")
-    inner = made
+    inner = built
     for parent in parents:
         inner = inner[parent]
     inner.pop(last)
     inner.update(dict.fromkeys([last], *value) if value else {})
-    return made
+    return built
 
 
 @pytest.mark.parametrize("way", ["apart", "back"])
@@ -114,10 +114,10 @@ def test_every_model_is_converted_with_what_it_says(case, way):
 @pytest.mark.parametrize("case, name, way", LEFT_OUT)
 def test_a_field_that_is_left_out_is_what_transformers_takes_for_it(case, name, way):
     answer, config = ANSWERS[case][name], config_of(case)
-    found = converted(case, with_field(config, name), way)
-    if found is not None:
+    result = converted(case, with_field(config, name), way)
+    if result is not None:
         assert answer != REFUSED
-        assert found == converted(case, with_field(config, name, answer), way)
+        assert result == converted(case, with_field(config, name, answer), way)
 
 
 @pytest.mark.parametrize("case", TIED)
@@ -144,7 +144,7 @@ class TestMessages:
         ],
     )
     def test_arrays_that_contradict_silence_name_the_field(self, case, name, means):
-        tree = Tree(tensors(case), Metadata(place="model", config=with_field(config_of(case), name)))
+        tree = Tree(tensors(case), Metadata(location="model", config=with_field(config_of(case), name)))
         with pytest.raises(CoverageError) as caught:
             to_maxtext(tree, ToMaxText(scan=False, leaves_out=True))
         assert f"no {name}, which means {means} to transformers" in str(caught.value)
@@ -152,8 +152,8 @@ class TestMessages:
     def test_arrays_that_end_early_name_the_size(self):
         config = {**config_of("llama3.1"), "num_hidden_layers": 6}
         with pytest.raises(CoverageError) as caught:
-            to_maxtext(Tree(tensors("llama3.1"), Metadata(place="model", config=config)), ToMaxText())
-        assert "layers.4.input_layernorm.weight is wanted with layer 6 from" in caught.value.hint
+            to_maxtext(Tree(tensors("llama3.1"), Metadata(location="model", config=config)), ToMaxText())
+        assert "layers.4.input_layernorm.weight is expected with layer 6 from" in caught.value.hint
 
 
 class TestParts:
@@ -174,7 +174,9 @@ class TestParts:
         assert "tie_word_embeddings" not in tied["text_config"]
 
     def test_a_text_model_alone_says_what_the_whole_one_meant(self):
-        (alone,) = (each for each in family_named("qwen3-vl-moe").spellings if each.name == "text")
+        (alone,) = (
+            spelling for spelling in family_named("qwen3-vl-moe").spellings if spelling.name == "text"
+        )
         whole = {"model_type": "qwen3_vl_moe", "text_config": {"num_experts": 8, "head_dim": None}}
         text = text_config(whole, alone)
         assert text["num_key_value_heads"] == 16  # 4 to Qwen 3 with experts
@@ -192,13 +194,13 @@ class TestParts:
             silent = config
             for name in rule.field[:left_out]:
                 silent = with_field(silent, name) if states(silent, name) else silent
-            made = true_config(silent, {}, tied, tied_by=rule).config
-            assert rule.read(made, "c").value == tied
-            assert {nested(made, name) for name in rule.field} <= {tied, None}
+            built = true_config(silent, {}, tied, tied_by=rule).config
+            assert rule.read(built, "c").value == tied
+            assert {nested(built, name) for name in rule.field} <= {tied, None}
 
     def test_null_is_not_silence(self):
-        made = silent_fields({"model_type": "mistral", "num_key_value_heads": None})
-        assert "num_key_value_heads" not in made
+        built = silent_fields({"model_type": "mistral", "num_key_value_heads": None})
+        assert "num_key_value_heads" not in built
         rule = FlagRule(("q_lora_rank",))
         assert rule.read({"model_type": "deepseek_v3"}, "c").value
         assert not rule.read({"model_type": "deepseek_v3", "q_lora_rank": None}, "c").value

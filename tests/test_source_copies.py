@@ -34,16 +34,16 @@ SHAPE = (512, 512)
 NAMES = ("a", "b", "c", "d")
 
 
-def write_model(place: Path) -> Path:
-    place.mkdir(parents=True)
+def write_model(location: Path) -> Path:
+    location.mkdir(parents=True)
     for number in range(2):
         draw = np.random.default_rng(number)
         arrays = {
             f"{number}.{name}": ("F32", SHAPE, draw.standard_normal(SHAPE, np.float32).tobytes())
             for name in NAMES
         }
-        (place / f"model-{number + 1:05}-of-00002.safetensors").write_bytes(packed(arrays))
-    return place
+        (location / f"model-{number + 1:05}-of-00002.safetensors").write_bytes(packed(arrays))
+    return location
 
 
 def planned(tmp_path: Path, *words: object) -> Path:
@@ -60,7 +60,7 @@ def find_unsampled(plan: Path, file: Path) -> range:
 
 def find_gaps(plan: Path, file: Path) -> list[int]:
     """Return the offsets after which a plan does not sample at least 64 bytes of a file."""
-    (source,) = [each for each in read_plan(parse(plan)).sources if each.path.endswith(file.name)]
+    (source,) = [item for item in read_plan(parse(plan)).sources if item.path.endswith(file.name)]
     starts = sample_starts(source.size, source.sample.count(":") + 1)
     return [start + BLOCK_BYTES for start, stop in pairwise(starts) if stop - start >= BLOCK_BYTES + 64]
 
@@ -72,7 +72,7 @@ def change(file: Path, offsets: range, flip: int = 0x40) -> None:
         opened.seek(offsets.start)
         data = bytearray(opened.read(len(offsets)))
         opened.seek(offsets.start)
-        opened.write(bytes(each ^ flip for each in data))
+        opened.write(bytes(item ^ flip for item in data))
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
@@ -111,8 +111,8 @@ def test_publish_refuses_different_copies(
     kind: str, model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "rules.toml").write_text('[[rules]]\nfrom = "{...}.a"\nto = "{...}.first"\n')
-    places = {"SRC": model, "OUT": tmp_path / "out", "RULES": tmp_path / "rules.toml"}
-    plan = planned(tmp_path, *(places.get(str(each), each) for each in COMMANDS[kind]))
+    locations = {"SRC": model, "OUT": tmp_path / "out", "RULES": tmp_path / "rules.toml"}
+    plan = planned(tmp_path, *(locations.get(str(command), command) for command in COMMANDS[kind]))
     change(shard(copy), find_unsampled(plan, shard(model))[:1])
     run("run", plan, "--part", "0/2")
     run("run", plan, "--part", "1/2", *root)
@@ -128,9 +128,9 @@ def test_publish_refuses_different_copies(
 def test_publish_accepts_equal_copies(
     kind: str, publisher: str, model: Path, copy: Path, root: tuple[str, str], tmp_path: Path
 ) -> None:
-    places = {"SRC": model, "OUT": tmp_path / "out"}
+    locations = {"SRC": model, "OUT": tmp_path / "out"}
     words = COMMANDS[kind]
-    plan = planned(tmp_path, *(places.get(str(each), each) for each in words))
+    plan = planned(tmp_path, *(locations.get(str(word), word) for word in words))
     for file in copy.iterdir():
         os.utime(file)
     run("run", plan, "--part", "0/2")
@@ -142,8 +142,8 @@ def test_publish_accepts_equal_copies(
         observe=lambda event: seen.append(event) if isinstance(event, Comparing) else None,
     )
     assert seen[-1].done == seen[-1].total > 0
-    places["OUT"] = tmp_path / "alone"
-    run(*(places.get(str(each), each) for each in words))
+    locations["OUT"] = tmp_path / "alone"
+    run(*(locations.get(str(word), word) for word in words))
     assert run("hash", tmp_path / "out") == run("hash", tmp_path / "alone")
 
 
@@ -156,7 +156,7 @@ def test_publish_does_not_reread_a_shared_copy(
         run("run", plan, "--part", f"{number}/3")
     seen: list[object] = []
     ckpttools.publish_plan(plan, observe=seen.append)
-    assert not [each for each in seen if isinstance(each, Comparing)]
+    assert not [item for item in seen if isinstance(item, Comparing)]
 
 
 def mount_as(kind: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def test_publish_accepts_copies_of_sidecars_with_other_times(
     for number in range(2):
         run("run", plan, "--part", f"{number}/2", *root)
     run("run", plan, "--publish", *root)
-    assert {each.name for each in (tmp_path / "out").iterdir()} >= {*SIDECARS}
+    assert {item.name for item in (tmp_path / "out").iterdir()} >= {*SIDECARS}
 
 
 @pytest.mark.parametrize(
@@ -383,17 +383,17 @@ def _set_mode(file: Path) -> None:
     file.chmod(0o600 if file.stat().st_mode & 0o777 != 0o600 else 0o640)
 
 
-def _change_in_place(file: Path) -> None:
+def _change_in_location(file: Path) -> None:
     change(file, find_unsampled(file.parents[2] / "plan", file))
 
 
 def _change_and_link(file: Path) -> None:
-    _change_in_place(file)
+    _change_in_location(file)
     _link(file)
 
 
 @pytest.mark.parametrize("after", [1, 3])
-@pytest.mark.parametrize("act", [_link, _set_mode, _change_in_place, _change_and_link])
+@pytest.mark.parametrize("act", [_link, _set_mode, _change_in_location, _change_and_link])
 def test_part_repeats_its_tasks_if_the_source_changes_meanwhile(
     act: Callable[[Path], None], after: int, model: Path, tmp_path: Path
 ) -> None:
@@ -414,7 +414,7 @@ def test_part_repeats_its_tasks_if_the_source_changes_meanwhile(
     assert ckpttools.hash(tmp_path / "out").digest == ckpttools.hash(tmp_path / "expected").digest
 
 
-@pytest.mark.parametrize("act", [_set_mode, _link, _change_in_place])
+@pytest.mark.parametrize("act", [_set_mode, _link, _change_in_location])
 def test_part_stops_if_the_source_never_rests(
     act: Callable[[Path], None], model: Path, tmp_path: Path
 ) -> None:
@@ -429,7 +429,7 @@ def test_part_stops_if_the_source_never_rests(
 
 
 def _link_content(partial: Path, elsewhere: Path) -> Path:
-    (content,) = (each for each in partial.iterdir() if each.is_dir() and each.name != "parts")
+    (content,) = (item for item in partial.iterdir() if item.is_dir() and item.name != "parts")
     shutil.copytree(content, elsewhere, copy_function=shutil.copy2)
     shutil.rmtree(content)
     content.symlink_to(elsewhere)
@@ -445,8 +445,8 @@ def _link_staging(partial: Path, elsewhere: Path) -> Path:
 
 def _link_inner_directory(partial: Path, elsewhere: Path) -> Path:
     elsewhere.mkdir()
-    (content,) = (each for each in partial.iterdir() if each.is_dir() and each.name != "parts")
-    inner = next((each for each in content.rglob("*") if each.is_dir()), content / "d")
+    (content,) = (item for item in partial.iterdir() if item.is_dir() and item.name != "parts")
+    inner = next((item for item in content.rglob("*") if item.is_dir()), content / "d")
     if inner.exists():
         shutil.rmtree(inner)
     inner.symlink_to(elsewhere)
@@ -455,9 +455,9 @@ def _link_inner_directory(partial: Path, elsewhere: Path) -> Path:
 
 def _link_file(partial: Path, elsewhere: Path) -> Path:
     elsewhere.write_bytes(bytes(1 << 16))
-    (content,) = (each for each in partial.iterdir() if each.is_dir() and each.name != "parts")
+    (content,) = (item for item in partial.iterdir() if item.is_dir() and item.name != "parts")
     file = next(
-        each for each in sorted(content.rglob("*")) if each.is_file() and not each.name.startswith(".")
+        item for item in sorted(content.rglob("*")) if item.is_file() and not item.name.startswith(".")
     )
     file.unlink()
     file.symlink_to(elsewhere)
@@ -484,8 +484,8 @@ def test_parts_refuse_links_in_the_staging_directory(
 
 
 def _files_below(path: Path) -> dict[str, bytes]:
-    files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
-    return {str(each): each.read_bytes() for each in files}
+    files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
+    return {str(file): file.read_bytes() for file in files}
 
 
 def test_single_run_refuses_parts_of_another_copy(

@@ -14,7 +14,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import fitted_pieces
-from ckpttools.quantized.logical import logical
+from ckpttools.quantized.dequantized_tree import logical
 from ckpttools.run import scanning
 from ckpttools.sharding.held import HeldParts, as_one_part, with_axes_split
 from ckpttools.sharding.scatter import ReadResources, buffers, read_parts
@@ -34,8 +34,8 @@ def test_an_array_with_axes_split_is_the_same_array_reshaped(data):
     assert split.dtype == array.dtype
     assert split.scratch_bytes <= array.scratch_bytes
     region = data.draw(regions(split.shape))
-    wanted = truth.reshape(split.shape)[region.slices]
-    assert split.read(region).tobytes() == wanted.tobytes()
+    expected = truth.reshape(split.shape)[region.slices]
+    assert split.read(region).tobytes() == expected.tobytes()
     # Nothing is moved once more than before, which some arrays are twice.
     twice = isinstance(split, Relayout) and isinstance(split.source, Relayout)
     assert not twice or split.source is array.source
@@ -50,17 +50,17 @@ def test_parts_are_those_of_the_array_whether_read_as_one_or_apart(data):
     grid = list(itertools.product(*map(range, counts)))
     some = data.draw(st.one_of(st.just(grid), st.lists(st.sampled_from(grid), min_size=1, unique=True)))
     held = HeldParts(array, Shards(array.shape, part, tuple(some)))
-    made = buffers(held)
-    shards = made.held.shards
+    built = buffers(held)
+    shards = built.held.shards
     for box in shards.boxes:
         for index, common in shards.parts_of(box):
-            made.held.array.read_into(common, made.place(index, common), Scratch(array.scratch_bytes))
-    assert set(made.parts) == set(held.shards.held)
-    for index, values in made.parts.items():
-        wanted = np.ascontiguousarray(truth[held.shards.region(index).slices])
+            built.held.array.read_into(common, built.location(index, common), Scratch(array.scratch_bytes))
+    assert set(built.parts) == set(held.shards.held)
+    for index, values in built.parts.items():
+        expected = np.ascontiguousarray(truth[held.shards.region(index).slices])
         assert (values.flags.c_contiguous and values.ctypes.data % 64 == 0) or values.size == 0
         if values.size:
-            assert values.tobytes() == wanted.tobytes()
+            assert values.tobytes() == expected.tobytes()
 
 
 @settings(max_examples=40)
@@ -74,16 +74,16 @@ def test_what_is_read_in_small_pieces_by_several_workers_is_what_numpy_cuts(data
         grid = list(itertools.product(*map(range, counts)))
         some = data.draw(st.one_of(st.just(grid), st.lists(st.sampled_from(grid), min_size=1, unique=True)))
         held.append(HeldParts(array, Shards(array.shape, part, tuple(some)), "array"))
-    most = data.draw(st.sampled_from((16, 200, 1 << 20)))
+    limit = data.draw(st.sampled_from((16, 200, 1 << 20)))
 
     def small(*arguments, **options):
-        return replace(fitted_pieces(*arguments, **options), piece_bytes=most)
+        return replace(fitted_pieces(*arguments, **options), piece_bytes=limit)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scanning, "fitted_pieces", small)
-        found = dict(read_parts(held, ReadResources(1 << 30, data.draw(st.sampled_from((1, 3))))))
-    assert sorted(found) == list(range(len(held)))
-    for number, parts in found.items():
+        result = dict(read_parts(held, ReadResources(1 << 30, data.draw(st.sampled_from((1, 3))))))
+    assert sorted(result) == list(range(len(held)))
+    for number, parts in result.items():
         shards = held[number].shards
         assert set(parts) == set(shards.held)
         for index, values in parts.items():
@@ -100,23 +100,23 @@ def _any_array(data):
         return Known(window(array, region.start, region.shape), truth[region.slices])
     if kind == "padded" and array.ndim:
         more = [data.draw(st.integers(0, 2)) for _ in array.shape]
-        shape = tuple(length + each for length, each in zip(array.shape, more, strict=True))
-        return Known(padded(array, shape), np.pad(truth, [(0, each) for each in more]))
+        shape = tuple(length + item for length, item in zip(array.shape, more, strict=True))
+        return Known(padded(array, shape), np.pad(truth, [(0, item) for item in more]))
     if kind == "numbers":
-        made = fp8_rows(np.random.default_rng(data.draw(st.integers(0, 99))), (6, 4), "float32")
-        numbers = logical(made.tree, DTYPES["float32"]).tree.arrays[made.name,]
+        built = fp8_rows(np.random.default_rng(data.draw(st.integers(0, 99))), (6, 4), "float32")
+        numbers = logical(built.tree, DTYPES["float32"]).tree.arrays[built.name,]
         order = data.draw(st.permutations(range(3)))
-        shape = tuple((2, 3, 4)[each] for each in order)
+        shape = tuple((2, 3, 4)[item] for item in order)
         turned = relayout(numbers, ((2, 3), (4,)), order, (1, 1, 1))
         assert turned.shape == shape
-        return Known(turned, made.product.reshape(2, 3, 4).transpose(order).view(np.uint32))
+        return Known(turned, built.product.reshape(2, 3, 4).transpose(order).view(np.uint32))
     return known
 
 
 def test_parts_of_a_transposed_matrix_are_one():
     dtype = DTYPES["bfloat16"]
     layers = [stored(noise((8, 6), dtype, seed), dtype) for seed in range(3)]
-    array = stack([relayout(each, ((8,), (6,)), (1, 0), (1, 1)) for each in layers], 1)
+    array = stack([relayout(layer, ((8,), (6,)), (1, 0), (1, 1)) for layer in layers], 1)
     held = HeldParts(array, Shards((6, 3, 8), (3, 3, 2), tuple(itertools.product((0, 1), (0,), range(4)))))
     one = as_one_part(held)
     assert one is not None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from support.command_line import ckpt
 from support.golden_data import FAMILIES, GOLDEN_VERSION, convert, golden_leaves, leaves_by_package
-from support.places import TRAIN
+from support.locations import TRAIN
 from support.train_data import layered
 
 from ckpttools.array.nodes import Constant
@@ -61,8 +61,8 @@ def test_unstacked_layers_are_stacked_as_they_were(config):
         apart = UnstackLayers()(scanned).tree
         assert shapes(apart) == shapes(single), family
         if config:
-            said = json.loads((TRAIN.with_name("golden") / family / "hf" / "config.json").read_bytes())
-            apart = apart.with_metadata(config=said)
+            declared = json.loads((TRAIN.with_name("golden") / family / "hf" / "config.json").read_bytes())
+            apart = apart.with_metadata(config=declared)
         for tree, version in ((apart, None), (without_note(apart), GOLDEN_VERSION)):
             back = StackAsModel(maxtext=version)(tree).tree
             assert shapes(back) == shapes(scanned), family
@@ -85,7 +85,7 @@ class TestLayoutsThatCannotBeTold:
     def test_several_families_have_them_and_stack_them_differently(self, monkeypatch):
         """A family of the user with the names of llama's and another cycle."""
         llama, groups = family_named("llama"), family_named("olmo3").layers
-        layers = tuple(replace(each, rows=llama.layers[0].rows) for each in groups)
+        layers = tuple(replace(group, rows=llama.layers[0].rows) for group in groups)
         both = {"llama": llama, "odd": replace(llama, name="odd", layers=layers)}
         monkeypatch.setattr(stacking, "families", lambda: both)
         tree = without_note(UnstackLayers()(golden_tree("llama3.1", True)).tree)
@@ -149,9 +149,9 @@ def test_the_note_is_in_the_checkpoint_and_shown(tmp_path):
     note = json.loads(shown)["custom_metadata"]["ckpttools"]
     assert note["stacks"]["layers/layers_0"] == {"layers": [0]}
     assert note["stacks"]["layers_remainder/layers_1"] == {"layers": 7}
-    made = stack(tmp_path / "single", tmp_path / "stacked")
-    assert leaves_by_package(made) == golden_leaves("gemma3", True)
-    assert made.metadata.custom == {"scan_layers": True}
+    built = stack(tmp_path / "single", tmp_path / "stacked")
+    assert leaves_by_package(built) == golden_leaves("gemma3", True)
+    assert built.metadata.custom == {"scan_layers": True}
 
 
 def stack(source, target, *options):
@@ -164,16 +164,16 @@ def stack(source, target, *options):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_configuration_carried_along_tells_the_cycle(tmp_path, family):
     convert(tmp_path / "single", family, scan=False)
-    made = stack(tmp_path / "single", tmp_path / "stacked", "--maxtext", GOLDEN_VERSION)
-    assert leaves_by_package(made) == golden_leaves(family, True)
-    assert made.metadata.custom["scan_layers"] is True
+    built = stack(tmp_path / "single", tmp_path / "stacked", "--maxtext", GOLDEN_VERSION)
+    assert leaves_by_package(built) == golden_leaves(family, True)
+    assert built.metadata.custom["scan_layers"] is True
 
 
 @pytest.mark.parametrize(("golden", "family"), [("gemma3", "gemma3"), ("gpt-oss", "gpt-oss")])
 def test_the_user_names_the_family(tmp_path, golden, family):
     shutil.rmtree(convert(tmp_path / "single", golden, scan=False) / "hf")
-    made = stack(tmp_path / "single", tmp_path / "stacked", "--family", family)
-    assert leaves_by_package(made) == golden_leaves(golden, True)
+    built = stack(tmp_path / "single", tmp_path / "stacked", "--family", family)
+    assert leaves_by_package(built) == golden_leaves(golden, True)
 
 
 @pytest.mark.parametrize(

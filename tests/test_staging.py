@@ -31,7 +31,7 @@ from ckpttools.stores.local.files import exchange, remove_tree
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.partial import JOURNAL as NAME
 from ckpttools.stores.local.staging import LocalStaging
-from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose
+from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 TIMES = re.compile(rb'"[a-z]+_timestamp_nsecs": \d+')
@@ -53,12 +53,12 @@ def stop_when(kind):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """Two models of the same shapes and different weights."""
-    place = tmp_path_factory.mktemp("models")
-    write_llama(place / "a", SIZES)
-    weights = bytearray(write_llama(place / "b", SIZES).read_bytes())
+    location = tmp_path_factory.mktemp("models")
+    write_llama(location / "a", SIZES)
+    weights = bytearray(write_llama(location / "b", SIZES).read_bytes())
     weights[-4096:] = bytes(4096)
-    (place / "b" / "model.safetensors").write_bytes(weights)
-    return place
+    (location / "b" / "model.safetensors").write_bytes(weights)
+    return location
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def converted(models, name, tmp_path):
 
 
 def names(directory):
-    return sorted(place.name for place in directory.iterdir())
+    return sorted(location.name for location in directory.iterdir())
 
 
 class TestWhatIsSomebodyElses:
@@ -166,11 +166,11 @@ class TestWhatIsSomebodyElses:
             assert removed.is_symlink() and content(tmp_path / "mine") == {"f": b"data"}
             removed.unlink()
             # Ours to the last moment, in which nothing but the mark is left.
-            for made in ((), (PLAN_MARK,), (PLAN_MARK, "data")):
+            for built in ((), (PLAN_MARK,), (PLAN_MARK, "data")):
                 removed.mkdir()
-                for name in made:
+                for name in built:
                     (removed / name).write_text("x")
-                if made[1:]:
+                if built[1:]:
                     plan_to_maxtext(models / "a").run(out)
                 else:
                     with pytest.raises(StopError):
@@ -180,9 +180,9 @@ class TestWhatIsSomebodyElses:
 
     def test_what_grows_is_a_link(self, models, out, tmp_path):
         """To where another conversion grows, marked and all."""
-        for place in (out, tmp_path / "other"):
+        for location in (out, tmp_path / "other"):
             with pytest.raises(StopError):
-                plan_to_maxtext(models / "a").run(place, observe=stop_when(TaskDone))
+                plan_to_maxtext(models / "a").run(location, observe=stop_when(TaskDone))
         other, growing = tmp_path / "other.partial" / "content", out.with_name("out.partial") / "content"
         before = content(other)
         shutil.rmtree(growing)
@@ -200,17 +200,17 @@ class TestWhatIsSomebodyElses:
         (mine / "f").write_text("data")
         with pytest.raises(StopError):
             plan_to_maxtext(models / "a").run(out, observe=stop_when(Publishing))
-        places = [partial / "content" / "a y", partial / "removed" / "y"]
-        for place in places:
-            place.mkdir(parents=True)
+        locations = [partial / "content" / "a y", partial / "removed" / "y"]
+        for location in locations:
+            location.mkdir(parents=True)
         before = content(partial)
         command = ("convert", "to-orbax", models / "a", out, "--overwrite")
-        cases = [(mine, place, command) for place in places]
-        cases.append((mine, places[0], ("remove_tree", partial / "content")))
-        found = while_mounted(*cases)
-        assert [code for code, _ in found] == [2, 2, 5]
-        for (_, place, _), (_, text) in zip(cases, found, strict=True):
-            assert f"umount {place}" in text and "something is mounted" in text
+        cases = [(mine, location, command) for location in locations]
+        cases.append((mine, locations[0], ("remove_tree", partial / "content")))
+        result = while_mounted(*cases)
+        assert [code for code, _ in result] == [2, 2, 5]
+        for (_, location, _), (_, text) in zip(cases, result, strict=True):
+            assert f"umount {location}" in text and "something is mounted" in text
         assert content(mine) == {"f": b"data"}
         assert content(partial) == before and not out.exists()
 
@@ -340,17 +340,17 @@ class TestReplacing:
                     break
                 except StopError:
                     stopped += 1
-            found = content(out)
-            found.pop(PLAN_MARK, None)
+            result = content(out)
+            result.pop(PLAN_MARK, None)
             if out.exists():
-                assert found in (old, new)
+                assert result in (old, new)
             if count % 8 == 0:
                 # Another command puts it back, or leaves what is complete, and refuses.
                 with pytest.raises(CheckpointError):
                     plan_to_maxtext(models / "a", ToMaxText(scan=False)).run(out)
-                found = content(out)
-                found.pop(PLAN_MARK, None)
-                assert found in (old, new)
+                result = content(out)
+                result.pop(PLAN_MARK, None)
+                assert result in (old, new)
             plan.run(out, overwrite=True)
             assert content(out) == new
             assert not out.with_name("out.partial").exists()
@@ -440,10 +440,10 @@ class TestReplacing:
 def stop_removing(remove):
     """Ends the run where what was replaced is to be removed."""
 
-    def stopping(self, place):
-        if place.exists() and self.destination.exists():
+    def stopping(self, location):
+        if location.exists() and self.destination.exists():
             raise StopError
-        remove(self, place)
+        remove(self, location)
 
     return stopping
 
@@ -512,7 +512,7 @@ class TestJournal:
 
     def test_it_says_what_was_entered(self, tmp_path):
         journal = Journal(tmp_path)
-        journal.begin(Purpose("plan"))
+        journal.begin(JobInfo("plan"))
         journal.enter(self.records(3))
         journal.close()
         again = Journal(tmp_path)
@@ -520,13 +520,13 @@ class TestJournal:
 
     def test_what_is_published_is_the_last_inventory_if_it_is_whole(self, tmp_path):
         journal = Journal(tmp_path)
-        journal.begin(Purpose("plan", "/src", "ckpt cast a b", "/"))
+        journal.begin(JobInfo("plan", "/src", "ckpt cast a b", "/"))
         journal.note_publishing(["5 1 a", "7 2 b c"])
         journal.note_publishing(["5 3 a"])
         journal.close()
         again = Journal(tmp_path)
         again.close()
-        assert again.purpose == Purpose("plan", "/src", "ckpt cast a b", "/")
+        assert again.purpose == JobInfo("plan", "/src", "ckpt cast a b", "/")
         assert (again.publishing, again.inventory) == (True, ["5 3 a"])
         data = (tmp_path / NAME).read_bytes()
         (tmp_path / NAME).write_bytes(data.replace(b"5 3 a", b"6 3 a"))
@@ -539,7 +539,7 @@ class TestJournal:
         (tmp_path / NAME).unlink()
         assert not journal.remove()
         other = Journal(tmp_path)
-        other.begin(Purpose("other"))
+        other.begin(JobInfo("other"))
         assert not journal.remove()
         assert (tmp_path / NAME).read_bytes()
         assert other.remove() and names(tmp_path) == []
@@ -547,7 +547,7 @@ class TestJournal:
     @pytest.mark.parametrize("damage", range(0, 400, 7))
     def test_no_damage_is_believed(self, tmp_path, damage):
         journal = Journal(tmp_path)
-        journal.begin(Purpose("plan"))
+        journal.begin(JobInfo("plan"))
         journal.enter(self.records(5))
         journal.close()
         data = bytearray((tmp_path / NAME).read_bytes())
@@ -564,17 +564,17 @@ class TestJournal:
     @given(st.data())
     def test_whatever_a_crash_leaves_of_its_first_line_is_known(self, tmp_path_factory, data):
         """It ends anywhere, and any block of it may be zeros: the journal is empty then, or what it was."""
-        place = tmp_path_factory.mktemp("torn")
-        purpose = Purpose("plan", "/src", "ckpt convert " + "x" * data.draw(st.sampled_from((0, 9000))), "/ü")
-        journal = Journal(place)
+        location = tmp_path_factory.mktemp("torn")
+        purpose = JobInfo("plan", "/src", "ckpt convert " + "x" * data.draw(st.sampled_from((0, 9000))), "/ü")
+        journal = Journal(location)
         journal.begin(purpose)
         journal.close()
-        written = (place / NAME).read_bytes()
+        written = (location / NAME).read_bytes()
         line = bytearray(written[: data.draw(st.integers(0, len(written)))])
         for block in data.draw(st.sets(st.integers(0, len(line) // 512))):
             line[512 * block : 512 * (block + 1)] = bytes(len(line[512 * block : 512 * (block + 1)]))
-        (place / NAME).write_bytes(line)
-        again = Journal(place)
+        (location / NAME).write_bytes(line)
+        again = Journal(location)
         again.close()
         assert again.purpose == (purpose if line == written else None)
 
@@ -634,8 +634,8 @@ class TestASourceThatChanges:
         )
         when = r"\d+ bytes, changed at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z"
         assert re.fullmatch(told + when, error.value.got)
-        assert error.value.got != error.value.wanted
-        assert re.search(when, error.value.wanted)
+        assert error.value.got != error.value.expected
+        assert re.search(when, error.value.expected)
         assert names(tmp_path) == ["hf"]
         write_llama(tmp_path / "hf", SIZES)
         plan_to_maxtext(tmp_path / "hf").run(out)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 from ckpttools.array.elements import table, widen
 from ckpttools.array.lazy import LazyArray
@@ -62,17 +62,17 @@ class TestExtremes:
         patterns = st.integers(0, (1 << dtype.bits) - 1)
         carriers = np.array(data.draw(st.lists(patterns, min_size=1, max_size=9)), dtype.carrier)
         x = numbers(carriers, dtype)
-        found = extremes(carriers, dtype)
+        result = extremes(carriers, dtype)
         if not np.isfinite(x).all():
-            assert found is None
+            assert result is None
         else:
-            assert found == extremes_of(x)
+            assert result == extremes_of(x)
 
     @pytest.mark.parametrize("signs", [(1,), (-1,), (1, -1)])
     def test_of_one_sign_and_of_both(self, signs: tuple[int, ...]):
         x = np.array([sign * value for sign in signs for value in (0.5, 3.0, 1e-40)], np.float32)
-        found = extremes(x.view(np.uint32), F32)
-        assert found == extremes_of(x)
+        result = extremes(x.view(np.uint32), F32)
+        assert result == extremes_of(x)
 
     def test_dtypes_with_another_layout_are_left_to_their_numbers(self):
         carriers = np.zeros(3, np.uint8)
@@ -90,10 +90,10 @@ class TestWidening:
             truth = numbers(carriers, dtype).astype(np.float32)
         keep = np.isfinite(truth) | (not only_finite)
         for some in (carriers[keep], np.repeat(carriers[keep], 2)[::2]):
-            made = np.empty(some.shape, np.float32)
-            widen(some, dtype, made)
-            assert np.array_equal(made, truth[keep], equal_nan=True)
-            assert (np.signbit(made) == np.signbit(truth[keep]))[~np.isnan(made)].all()
+            built = np.empty(some.shape, np.float32)
+            widen(some, dtype, built)
+            assert np.array_equal(built, truth[keep], equal_nan=True)
+            assert (np.signbit(built) == np.signbit(truth[keep]))[~np.isnan(built)].all()
 
     def test_nothing_is_as_good(self):
         widen(np.empty(0, np.uint16), F16, np.empty(0, np.float32))
@@ -106,8 +106,10 @@ class TestNearZero:
         size = data.draw(st.integers(1, 30_000))
         x = np.random.default_rng(0).standard_normal(size).astype(dtype.numpy)
         planted = st.sampled_from([0.0, -0.0, *(dtype.smallest_normal * k for k in (1, -1, 0.5, -0.5))])
-        for place, value in data.draw(st.dictionaries(st.integers(0, size - 1), planted, max_size=5)).items():
-            x[place] = value
+        for location, value in data.draw(
+            st.dictionaries(st.integers(0, size - 1), planted, max_size=5)
+        ).items():
+            x[location] = value
         magnitudes = abs(x.astype(np.float64))
         carriers = x.view(dtype.carrier)
         if data.draw(st.booleans(), label="strided"):
@@ -123,45 +125,45 @@ class TestNearZero:
 def one(array: LazyArray, **options: object) -> ArrayStats:
     """The statistics of an array alone."""
     options = {"memory": 1 << 30, "jobs": 2, **options}
-    (found,) = inspect_stats(Tree({("a",): array}), **options).arrays  # type: ignore[arg-type]
-    return found
+    (result,) = inspect_stats(Tree({("a",): array}), **options).arrays  # type: ignore[arg-type]
+    return result
 
 
-def close(got: float | None, wanted: float, error: float) -> bool:
-    if not isfinite(wanted):
+def close(got: float | None, expected: float, error: float) -> bool:
+    if not isfinite(expected):
         return got is None
-    return got is not None and abs(got - wanted) <= error
+    return got is not None and abs(got - expected) <= error
 
 
-def check(found: Statistics, carriers: np.ndarray, dtype: DType) -> None:
+def check(result: Statistics, carriers: np.ndarray, dtype: DType) -> None:
     """Counts and extremes exactly; sums as closely as is promised."""
     x = numbers(carriers, dtype).reshape(-1)
     finite = x[np.isfinite(x)]
-    assert (found.elements, found.nan) == (x.size, np.isnan(x).sum())
-    assert found.inf == x.size - finite.size - found.nan
-    assert found.zeros == (finite == 0).sum()
-    assert found.subnormals == ((finite != 0) & (abs(finite) < dtype.smallest_normal)).sum()
+    assert (result.elements, result.nan) == (x.size, np.isnan(x).sum())
+    assert result.inf == x.size - finite.size - result.nan
+    assert result.zeros == (finite == 0).sum()
+    assert result.subnormals == ((finite != 0) & (abs(finite) < dtype.smallest_normal)).sum()
     if not finite.size:
-        assert (found.min, found.max, found.mean, found.std, found.norm, found.max_abs) == (None,) * 6
+        assert (result.min, result.max, result.mean, result.std, result.norm, result.max_abs) == (None,) * 6
         return
-    assert found.min is not None and found.max is not None
+    assert result.min is not None and result.max is not None
     if dtype.kind in ("int", "uint") and dtype.bits == 64:
         exact = carriers.view(dtype.numpy)
-        assert (found.min, found.max) == (int(exact.min()), int(exact.max()))
+        assert (result.min, result.max) == (int(exact.min()), int(exact.max()))
     else:
-        assert (found.min, found.max) == (finite.min(), finite.max())
-    assert found.max_abs == max(abs(found.min), abs(found.max))
+        assert (result.min, result.max) == (finite.min(), finite.max())
+    assert result.max_abs == max(abs(result.min), abs(result.max))
     relative = 1e-6 if dtype.bits <= 16 else 1e-12
     with np.errstate(over="ignore", invalid="ignore"):
         near_one = np.ldexp(finite, -np.frexp(abs(finite).max())[1])
         norm, mean, std = (
-            np.ldexp(each, np.frexp(abs(finite).max())[1])
-            for each in (np.sqrt((near_one * near_one).sum()), near_one.mean(), near_one.std())
+            np.ldexp(item, np.frexp(abs(finite).max())[1])
+            for item in (np.sqrt((near_one * near_one).sum()), near_one.mean(), near_one.std())
         )
-        assert close(found.norm, norm, relative * norm)
+        assert close(result.norm, norm, relative * norm)
         # Relative to the largest number, as a sum that cancels has no digits of its own.
-        assert close(found.mean, mean, relative * abs(finite).max())
-        assert close(found.std, std, relative * abs(finite).max())
+        assert close(result.mean, mean, relative * abs(finite).max())
+        assert close(result.std, std, relative * abs(finite).max())
 
 
 @given(known=lazy_arrays(depth=2))
@@ -171,7 +173,7 @@ def test_any_lazy_array(known):
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 @settings(max_examples=30)
-@given(shape=shapes(max_rank=2, most=200), seed=st.integers(0, 1 << 30))
+@given(shape=shapes(max_rank=2, limit=200), seed=st.integers(0, 1 << 30))
 def test_noise_of_every_dtype(dtype: DType, shape, seed: int):
     truth = noise(shape, dtype, seed)
     check(one(stored(truth, dtype)).statistics, truth, dtype)
@@ -182,8 +184,8 @@ def test_every_pattern_there_is(dtype: DType):
     truth = np.arange(1 << min(dtype.bits, 8 * dtype.itemsize)).astype(dtype.carrier)
     if dtype.kind == "bool":
         truth = truth[:2]
-    found = one(stored(truth, dtype), histograms=True)
-    check(found.statistics, truth, dtype)
+    result = one(stored(truth, dtype), histograms=True)
+    check(result.statistics, truth, dtype)
     with np.errstate(invalid="ignore"):
         known = table(dtype)[truth].astype(np.float64)
     assert np.array_equal(known, numbers(truth, dtype), equal_nan=True)
@@ -196,33 +198,33 @@ def test_weights_as_models_have_them(dtype: DType, scale: float, centre: float):
     drawn = np.random.default_rng(0).standard_normal(70_001) * scale + centre * scale
     with np.errstate(over="ignore"):
         truth = drawn.astype(dtype.numpy).view(dtype.carrier)
-    found = one(stored(truth, dtype)).statistics
-    check(found, truth, dtype)
-    if found.inf == 0:
+    result = one(stored(truth, dtype)).statistics
+    check(result, truth, dtype)
+    if result.inf == 0:
         relative = 1e-6 if dtype.bits <= 16 else 1e-12
-        assert found.std == pytest.approx(numbers(truth, dtype).std(), rel=relative)
-        assert found.mean == pytest.approx(numbers(truth, dtype).mean(), abs=relative * found.std)
+        assert result.std == pytest.approx(numbers(truth, dtype).std(), rel=relative)
+        assert result.mean == pytest.approx(numbers(truth, dtype).mean(), abs=relative * result.std)
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-21, 1e19, 1e30])
 def test_squares_that_float32_does_not_hold(scale: float):
     truth = (np.random.default_rng(0).standard_normal(5000) * scale).astype(BF16.numpy).view(BF16.carrier)
-    found = one(stored(truth, BF16)).statistics
+    result = one(stored(truth, BF16)).statistics
     exact = numbers(truth, BF16)
-    assert found.norm == pytest.approx(np.sqrt((exact**2).sum()), rel=1e-9)
-    assert found.std == pytest.approx(exact.std(), rel=1e-9)
+    assert result.norm == pytest.approx(np.sqrt((exact**2).sum()), rel=1e-9)
+    assert result.std == pytest.approx(exact.std(), rel=1e-9)
 
 
 def test_a_large_mean_costs_no_digits():
     truth = 1e8 + np.random.default_rng(0).standard_normal(100_000)
-    found = one(stored(truth.view(F64.carrier), F64)).statistics
-    assert found.std == pytest.approx(truth.std(), rel=1e-9)
+    result = one(stored(truth.view(F64.carrier), F64)).statistics
+    assert result.std == pytest.approx(truth.std(), rel=1e-9)
 
 
 def test_what_float64_cannot_hold_is_not_told():
     truth = np.array([1.7e308, 1.7e308, 1.7e308, -1.7e308])
-    found = one(stored(truth.view(F64.carrier), F64)).statistics
-    assert (found.min, found.max, found.norm) == (-1.7e308, 1.7e308, None)
+    result = one(stored(truth.view(F64.carrier), F64)).statistics
+    assert (result.min, result.max, result.norm) == (-1.7e308, 1.7e308, None)
 
 
 @given(
@@ -235,36 +237,36 @@ def test_complex_numbers_that_are_finite_while_their_magnitude_is_not(values: li
     truth = np.array(values[: len(values) // 2 * 2]).view(dtype.carrier)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ckpttools.inspect.moments._ROOM", 24 if apart else 1 << 22)
-        found = one(stored(truth, dtype), histograms=True)
+        result = one(stored(truth, dtype), histograms=True)
     magnitudes, bad = numbers(truth, dtype), ~np.isfinite(truth)
     large, held = np.isinf(magnitudes) & ~bad, magnitudes[np.isfinite(magnitudes)]
-    seen = found.statistics
+    seen = result.statistics
     assert seen.nan + seen.inf == bad.sum()
     assert seen.nan == np.isnan(magnitudes).sum()
-    assert found.first_bad == ((bad.argmax(),) if bad.any() else None)
+    assert result.first_bad == ((bad.argmax(),) if bad.any() else None)
     assert seen.min == (held.min() if held.size else None)
     assert seen.max == seen.max_abs == (held.max() if held.size and not large.any() else None)
-    assert (found.distribution is None) == (seen.max is None)
+    assert (result.distribution is None) == (seen.max is None)
     if large.any():
         assert (seen.mean, seen.std, seen.norm) == (None,) * 3
 
 
 def test_large_integers_keep_their_last_digit():
     truth = np.array([2**63 - 1, -(2**63), 5], np.int64)
-    found = one(stored(truth.view("u8"), DTYPES["int64"])).statistics
-    assert (found.min, found.max, found.max_abs) == (-(2**63), 2**63 - 1, 2**63)
+    result = one(stored(truth.view("u8"), DTYPES["int64"])).statistics
+    assert (result.min, result.max, result.max_abs) == (-(2**63), 2**63 - 1, 2**63)
 
 
 def test_an_array_without_elements():
-    found = one(stored(noise((0, 3), F32), F32), histograms=True, per_layer=True)
-    assert found.statistics == Statistics(0, None, None, None, None, None, None, 0, 0, 0, 0)
-    assert (found.first_bad, found.distribution, dict(found.layers)) == (None, None, {})
+    result = one(stored(noise((0, 3), F32), F32), histograms=True, per_layer=True)
+    assert result.statistics == Statistics(0, None, None, None, None, None, None, 0, 0, 0, 0)
+    assert (result.first_bad, result.distribution, dict(result.layers)) == (None, None, {})
 
 
 @given(parts=st.lists(st.lists(st.floats(-1e6, 1e6), max_size=30), min_size=1, max_size=6))
 def test_moments_add_up(parts: list[list[float]]):
-    made = [found_in(np.array(part)) for part in parts]
-    total, whole = sum(made, Moments()), found_in(np.array([x for part in parts for x in part]))
+    built = [found_in(np.array(part)) for part in parts]
+    total, whole = sum(built, Moments()), found_in(np.array([x for part in parts for x in part]))
     assert (total.elements, total.min, total.max, total.zeros) == (
         whole.elements,
         whole.min,
@@ -298,20 +300,20 @@ def test_blocks_in_which_some_are_not_normal(dtype: DType, shape, planted: set[f
     scratch = Scratch(moments_module.SCRATCH_BYTES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ckpttools.inspect.moments._ROOM", 1 << 12)
-        found = [moments_module.moments(carriers.copy(), region, part, dtype, scratch) for part in parts]
-    check(statistics_of(sum(found, Moments())), carriers, dtype)
+        result = [moments_module.moments(carriers.copy(), region, part, dtype, scratch) for part in parts]
+    check(statistics_of(sum(result, Moments())), carriers, dtype)
     bad = np.argwhere(~np.isfinite(truth.astype(np.float64)))
-    assert sum(found, Moments()).first == (tuple(bad[0]) if len(bad) else None)
+    assert sum(result, Moments()).first == (tuple(bad[0]) if len(bad) else None)
 
 
-@given(shape=shapes(min_rank=1, max_rank=3, most=200), data=st.data())
+@given(shape=shapes(min_rank=1, max_rank=3, limit=200), data=st.data())
 def test_the_first_bad_element(shape, data: st.DataObject):
     truth = np.ones(shape, np.float32)
     bad = data.draw(st.lists(st.integers(0, prod(shape) - 1), max_size=3))
     truth.reshape(-1)[bad] = data.draw(st.sampled_from([np.nan, np.inf, -np.inf]))
-    found = one(stored(truth.view(F32.carrier), F32))
-    assert found.first_bad == (np.unravel_index(min(bad), shape) if bad else None)
-    assert found.statistics.nan + found.statistics.inf == len(set(bad))
+    result = one(stored(truth.view(F32.carrier), F32))
+    assert result.first_bad == (np.unravel_index(min(bad), shape) if bad else None)
+    assert result.statistics.nan + result.statistics.inf == len(set(bad))
 
 
 @pytest.mark.parametrize("factor", [1e-30, 2.0**55, 2.0**57, 2.0**60, 1e30])
@@ -331,8 +333,8 @@ class TestPieces:
         return stored(truth.view(BF16.carrier), BF16)
 
     def test_any_number_of_workers(self, large: Stored):
-        found = [one(large, jobs=jobs, histograms=True) for jobs in (1, 2, 5)]
-        assert found[0] == found[1] == found[2]
+        result = [one(large, jobs=jobs, histograms=True) for jobs in (1, 2, 5)]
+        assert result[0] == result[1] == result[2]
 
     def test_blocks_and_pieces(self, large: Stored, monkeypatch: pytest.MonkeyPatch):
         whole = one(large)
@@ -349,8 +351,10 @@ class TestDistribution:
         arrays = {
             (name,): stored(noise((size,), F32), F32) for name, size in zip("abcd", (3, 9, 1, 8), strict=True)
         }
-        found = inspect_stats(Tree(arrays), memory=1 << 30, jobs=1, histograms=True, most_histograms=2).arrays
-        assert [each.path for each in found if each.distribution] == ["b", "d"]
+        result = inspect_stats(
+            Tree(arrays), memory=1 << 30, jobs=1, histograms=True, most_histograms=2
+        ).arrays
+        assert [item.path for item in result if item.distribution] == ["b", "d"]
 
     def test_what_they_take_is_reserved(self):
         arrays = {(str(index),): stored(noise((300,), F32), F32) for index in range(2000)}
@@ -366,23 +370,23 @@ class TestDistribution:
         truth = noise((size,), dtype, seed)
         x = numbers(truth, dtype)
         finite = np.sort(x[np.isfinite(x)])
-        found = one(stored(truth, dtype), histograms=True).distribution
+        result = one(stored(truth, dtype), histograms=True).distribution
         if not finite.size:
-            assert found is None
+            assert result is None
             return
-        assert found is not None
-        assert found.zeros + sum(each.negative + each.positive for each in found.bins) == finite.size
-        assert len(found.bins) <= most_bins(dtype)
-        least = 0.0 if found.exact else 2.0**-133
-        for each in found.bins:
-            low, high = 2.0**each.exponent, 2.0 ** (each.exponent + 1) if each.exponent < 1023 else np.inf
+        assert result is not None
+        assert result.zeros + sum(item.negative + item.positive for item in result.bins) == finite.size
+        assert len(result.bins) <= most_bins(dtype)
+        least = 0.0 if result.exact else 2.0**-133
+        for item in result.bins:
+            low, high = 2.0**item.exponent, 2.0 ** (item.exponent + 1) if item.exponent < 1023 else np.inf
             if low >= least:
-                assert each.positive == ((finite >= low) & (finite < high)).sum()
-                assert each.negative == ((finite <= -low) & (finite > -high)).sum()
-        for share, value in found.quantiles.items():
-            wanted = finite[int(np.ceil(share * finite.size)) - 1]
-            error = 0.0 if found.exact else max(abs(wanted) / 16, 1e-38)
-            assert abs(value - wanted) <= error
+                assert item.positive == ((finite >= low) & (finite < high)).sum()
+                assert item.negative == ((finite <= -low) & (finite > -high)).sum()
+        for share, value in result.quantiles.items():
+            expected = finite[int(np.ceil(share * finite.size)) - 1]
+            error = 0.0 if result.exact else max(abs(expected) / 16, 1e-38)
+            assert abs(value - expected) <= error
 
     @pytest.mark.parametrize(
         ("name", "least"),
@@ -401,33 +405,33 @@ class TestDistribution:
         values = np.array([0, 1, 1]).astype(dtype.numpy)
         if dtype.is_float and dtype.bits > 16:
             values[1:] = 2.0**least, 2.0 ** (least - 1)
-        found = one(stored(values.view(dtype.carrier), dtype), histograms=True)
-        assert found.distribution is not None
-        assert found.distribution.least == least
-        assert found.distribution.zeros == (2 if dtype.is_float and dtype.bits > 16 else 1)
-        assert found.statistics.zeros == 1
+        result = one(stored(values.view(dtype.carrier), dtype), histograms=True)
+        assert result.distribution is not None
+        assert result.distribution.least == least
+        assert result.distribution.zeros == (2 if dtype.is_float and dtype.bits > 16 else 1)
+        assert result.statistics.zeros == 1
 
     def test_float32_is_told_to_seven_bits(self):
         truth = np.random.default_rng(0).standard_normal(10_000).astype(np.float32)
-        found = one(stored(truth.view(F32.carrier), F32), histograms=True).distribution
-        assert found is not None and not found.exact
-        assert tuple(found.quantiles) == QUANTILES
-        for share, value in found.quantiles.items():
-            wanted = np.sort(truth)[int(np.ceil(share * truth.size)) - 1]
-            assert value == pytest.approx(wanted, rel=2**-8)
+        result = one(stored(truth.view(F32.carrier), F32), histograms=True).distribution
+        assert result is not None and not result.exact
+        assert tuple(result.quantiles) == QUANTILES
+        for share, value in result.quantiles.items():
+            expected = np.sort(truth)[int(np.ceil(share * truth.size)) - 1]
+            assert value == pytest.approx(expected, rel=2**-8)
 
 
 class TestLayers:
     def test_stacked_layers_have_rows_of_their_own(self):
         tree = open_tree(golden_checkpoint(scan=True))
         report = inspect_stats(tree, memory=1 << 30, jobs=2, per_layer=True)
-        stacked = [each for each in report.arrays if each.layers]
+        stacked = [array for array in report.arrays if array.layers]
         assert len(stacked) == 9
-        for each in stacked:
-            whole = tree.arrays[tuple(each.path.split("/"))].read()
-            assert sorted(each.layers) == [0, 1, 2, 3]
-            for layer, found in each.layers.items():
-                check(found, np.ascontiguousarray(whole[:, layer]).view(BF16.carrier), BF16)
+        for item in stacked:
+            whole = tree.arrays[tuple(item.path.split("/"))].read()
+            assert sorted(item.layers) == [0, 1, 2, 3]
+            for layer, result in item.layers.items():
+                check(result, np.ascontiguousarray(whole[:, layer]).view(BF16.carrier), BF16)
 
     def test_scanned_and_unscanned_agree(self):
         scanned, single = (
@@ -437,15 +441,15 @@ class TestLayers:
         rows = layer_rows(open_tree(golden_checkpoint(scan=False)))
         apart = {keystr(path): row for path, row in rows.items()}
         by_layer = {
-            (apart[each.path].name, apart[each.path].numbers[0]): each.statistics
-            for each in single.arrays
-            if each.path in apart
+            (apart[array.path].name, apart[array.path].numbers[0]): array.statistics
+            for array in single.arrays
+            if array.path in apart
         }
-        stacked = {(each.path, layer): s for each in scanned.arrays for layer, s in each.layers.items()}
+        stacked = {(array.path, layer): s for array in scanned.arrays for layer, s in array.layers.items()}
         assert by_layer.keys() == stacked.keys()
-        for key, found in stacked.items():
-            assert found.norm == pytest.approx(by_layer[key].norm, rel=1e-7)
-            assert (found.min, found.max) == (by_layer[key].min, by_layer[key].max)
+        for key, result in stacked.items():
+            assert result.norm == pytest.approx(by_layer[key].norm, rel=1e-7)
+            assert (result.min, result.max) == (by_layer[key].min, by_layer[key].max)
 
     @pytest.mark.parametrize(
         ("path", "name", "numbers"),
@@ -529,7 +533,7 @@ class TestCommand:
 
     def test_sort(self):
         result = ckpt("inspect", "stats", self.HF, "--json", "--sort", "norm")
-        norms = [each["statistics"]["norm"] for each in json.loads(result.stdout)["arrays"]]
+        norms = [load["statistics"]["norm"] for load in json.loads(result.stdout)["arrays"]]
         assert norms == sorted(norms, reverse=True)
 
     def test_histogram(self):
@@ -551,8 +555,8 @@ class TestCommand:
     ):
         save_file({"a": np.array(values, np.float32)}, tmp_path / "a.safetensors")
         shown = ckpt("inspect", "stats", tmp_path / "a.safetensors", "--histogram", COLUMNS="80").stdout
-        found = {line[2:24].strip(): line[24:33].strip() for line in shown.splitlines() if "%  █" in line}
-        assert {label: share for label, share in found.items() if "≤" not in label} == lines
+        result = {line[2:24].strip(): line[24:33].strip() for line in shown.splitlines() if "%  █" in line}
+        assert {label: share for label, share in result.items() if "≤" not in label} == lines
 
     @pytest.mark.parametrize("option", ["--histogram", "--per-layer"])
     def test_nothing_else_is_said_with_nan(self, option: str):
@@ -574,7 +578,7 @@ class TestCommand:
         assert result.exit_code == 1
         report = json.loads(result.stdout)
         assert (report["nan"], report["inf"]) == (1, 1)
-        assert [each["first_bad"] for each in report["arrays"]] == [None, [2, 3]]
+        assert [item["first_bad"] for item in report["arrays"]] == [None, [2, 3]]
 
     def test_no_nan(self):
         result = ckpt("inspect", "stats", self.HF, "--nan")

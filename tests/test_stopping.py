@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from ckpttools.cli import stopping
-from ckpttools.cli.border import exit_code_of
+from ckpttools.cli.error_boundary import exit_code_of
 from ckpttools.cli.stopping import GOES_ON, IS_DONE, MESSAGE, Stopped
 
 CKPT = (sys.executable, "-m", "ckpttools")
@@ -116,8 +116,8 @@ def wait_for(something: Callable[[], object]) -> None:
 def bytes_read(process: subprocess.Popen[str]) -> int:
     """How many a process has read, of which this package's code is a few."""
     assert process.poll() is None
-    said = Path(f"/proc/{process.pid}/io").read_text()
-    return int(said.partition("rchar:")[2].split()[0])
+    declared = Path(f"/proc/{process.pid}/io").read_text()
+    return int(declared.partition("rchar:")[2].split()[0])
 
 
 @pytest.fixture(scope="module")
@@ -167,8 +167,8 @@ class TestConversions:
         if number == signal.SIGTERM:
             code, receipt, _ = ends(start(*words), 60)
             assert code == 0
-            made = json.loads(receipt)
-            assert 0 < made["tasks_resumed"] < made["tasks"]
+            built = json.loads(receipt)
+            assert 0 < built["tasks_resumed"] < built["tasks"]
 
     def test_what_is_complete_does_not_go_on(self, tmp_path: Path):
         source, destination = tmp_path / "in.safetensors", tmp_path / "out"

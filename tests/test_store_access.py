@@ -7,8 +7,8 @@ import json
 import pytest
 from support.command_line import ckpt, run
 from support.gcs_server import Fault
+from support.locations import HF
 from support.object_stores import Google, environment
-from support.places import HF
 from support.tls import Authority, encrypted
 
 from ckpttools.core.errors import StorageError
@@ -42,9 +42,9 @@ def clouds(gcs_server):
     gcs_server.reset()
 
 
-def refused(place) -> StorageError:
+def refused(location) -> StorageError:
     with pytest.raises(StorageError) as caught:
-        place.entries()
+        location.entries()
     return caught.value
 
 
@@ -86,14 +86,14 @@ class TestRefused:
         assert error.message.endswith(": authentication failed")
         assert str(status) in error.got and code in error.got and "asked as" in error.got
         assert (message in error.got) == bool(code) or not message
-        assert hint in error.hint and "permission " not in (error.wanted or "").split("checked")[0]
+        assert hint in error.hint and "permission " not in (error.expected or "").split("checked")[0]
 
     @pytest.mark.parametrize(("scheme", "code", "permission"), PERMISSION)
     def test_missing_permission_is_not_reported_as_wrong_key(self, clouds, scheme, code, permission):
         clouds.server.faults.append(Fault("GET", count=9, status=403, body=error_body(code, "No.")))
         error = refused(parse(f"{scheme}://{clouds.bucket}/d"))
         assert error.message.endswith(": not allowed")
-        assert f"403 Forbidden, {code}: No." in error.got and permission in error.wanted
+        assert f"403 Forbidden, {code}: No." in error.got and permission in error.expected
         assert scheme == "gs" or error.hint.startswith("grant that permission to these credentials")
 
     @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ class TestRefused:
         with pytest.raises(StorageError, match="not allowed") as caught:
             bucket.head("x.bin")
         assert "403 Forbidden, without an error code" in caught.value.got
-        assert caught.value.wanted.startswith("valid credentials, and the permission s3:GetObject")
+        assert caught.value.expected.startswith("valid credentials, and the permission s3:GetObject")
 
     def test_wrong_region_is_reported_as_such(self, clouds):
         body = error_body("AuthorizationHeaderMalformed", "the region 'x' is wrong; expecting 'eu'")
@@ -172,7 +172,7 @@ class TestMalformed:
         monkeypatch.setenv(variable, value)
         error = refused(parse(f"{scheme}://{clouds.bucket}/d"))
         assert error.message == f"the value of {variable} cannot be sent"
-        assert f"printenv {variable}" in error.hint and value.strip() not in f"{error.got}{error.wanted}"
+        assert f"printenv {variable}" in error.hint and value.strip() not in f"{error.got}{error.expected}"
 
 
 OTHER_API = [
@@ -191,7 +191,7 @@ OTHER_API = [
 
 class TestOtherServers:
     @pytest.mark.parametrize(
-        "fault", OTHER_API, ids=[f"{each.match} {each.status} {each.body[:8]}" for each in OTHER_API]
+        "fault", OTHER_API, ids=[f"{item.match} {item.status} {item.body[:8]}" for item in OTHER_API]
     )
     def test_server_with_only_json_api_is_reported(self, clouds, fault):
         clouds.server.faults.append(fault)
@@ -234,6 +234,6 @@ class TestOtherServers:
             for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"):
                 monkeypatch.setenv(name, f"https://{front}")
             monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.path))
-            place = parse(f"{scheme}://{clouds.bucket}/d")
-            assert place.store.uploads(place.key) == []
+            location = parse(f"{scheme}://{clouds.bucket}/d")
+            assert location.store.uploads(location.key) == []
         gs_uploads._pool.cache_clear()

@@ -11,11 +11,11 @@ from itertools import count
 import pytest
 from support.command_line import ckpt
 from support.hf_models import write_llama
+from support.locations import TRAINED
 from support.object_stores import amazon, google
-from support.places import TRAINED
 
 import ckpttools
-from ckpttools.stores import Place, parse
+from ckpttools.stores import Location, parse
 
 STORES = ("gs", "s3", "memory")
 NUMBERS = count()
@@ -40,7 +40,7 @@ class Case:
 class Made:
     """A checkpoint on a disk: where, its files as of `contents`, and its hash."""
 
-    place: Place
+    location: Location
     files: dict[str, bytes]
     digest: str
 
@@ -100,20 +100,20 @@ def sources(stores, tmp_path_factory):
     ckpttools.unstack(root / "maxtext", root / "unscanned")
     shutil.copytree(TRAINED, root / "train")
     kinds = ("hf", "maxtext", "unscanned", "train")
-    found = {(kind, "local"): parse(root / kind) for kind in kinds}
+    result = {(kind, "local"): parse(root / kind) for kind in kinds}
     for kind in kinds:
         for name, make in stores.items():
-            place = found[kind, name] = make()
-            ckpttools.copy(root / kind, place)
+            location = result[kind, name] = make()
+            ckpttools.copy(root / kind, location)
     (root / "rules.toml").write_text('[[rules]]\nfrom = "model.norm.weight"\nto = "norm"\n')
-    found["rules", "local"] = parse(root / "rules.toml")
-    return found
+    result["rules", "local"] = parse(root / "rules.toml")
+    return result
 
 
 @pytest.fixture(scope="module")
 def printed(sources) -> Callable[[Case], str]:
     """What a command prints of a source on a disk, asked once."""
-    return cache(lambda case: said(case, sources, "local"))
+    return cache(lambda case: declared(case, sources, "local"))
 
 
 @pytest.fixture(scope="module")
@@ -123,72 +123,76 @@ def done(sources, tmp_path_factory) -> Callable[[Case], Made]:
 
     @cache
     def make(case: Case) -> Made:
-        place = parse(root / str(next(NUMBERS)))
-        said(case, sources, "local", place)
-        return Made(place, contents(place), ckpttools.hash(place).digest)
+        location = parse(root / str(next(NUMBERS)))
+        declared(case, sources, "local", location)
+        return Made(location, contents(location), ckpttools.hash(location).digest)
 
     return make
 
 
-def said(case: Case, sources, store: str, *destination: Place) -> str:
+def declared(case: Case, sources, store: str, *destination: Location) -> str:
     """What a command prints on stdout, with what it reads in a store."""
-    names = {kind: str(place) for (kind, where), place in sources.items() if where == "local"}
+    names = {kind: str(location) for (kind, where), location in sources.items() if where == "local"}
     words = [*case.words.split(), sources[case.source, store], *destination]
     result = ckpt(*words, *case.options.format(**names).split())
     assert result.exit_code == 0, result.output
     return result.stdout.replace(str(sources[case.source, store]), "SRC")
 
 
-def contents(place: Place) -> dict[str, bytes]:
+def contents(location: Location) -> dict[str, bytes]:
     """All files of a checkpoint, but those with times in them, and commit files, which a disk may lack."""
-    if hasattr(place.store, "forget"):
-        place.store.forget(place.key)
-    found = {name: (place / name).read_bytes() for name, _ in place.walk()}
-    return {name: each for name, each in found.items() if not name.endswith(_OTHERS)}
+    if hasattr(location.store, "forget"):
+        location.store.forget(location.key)
+    result = {name: (location / name).read_bytes() for name, _ in location.walk()}
+    return {name: item for name, item in result.items() if not name.endswith(_OTHERS)}
 
 
 _OTHERS = ("_METADATA", "commit_success.txt")
 
 
-def is_alike(found: Place, wanted: Made, case: Case) -> None:
+def is_alike(result: Location, expected: Made, case: Case) -> None:
     """The same files where nothing is shared and files are cut alike; the same arrays, and nothing wrong."""
-    is_cut_alike = found.store is wanted.place.store or not any("ocdbt" in name for name in wanted.files)
+    is_cut_alike = result.store is expected.location.store or not any(
+        "ocdbt" in name for name in expected.files
+    )
     if case.words not in SHARING and is_cut_alike:
-        assert contents(found) == wanted.files
-    assert ckpttools.hash(found).digest == wanted.digest
+        assert contents(result) == expected.files
+    assert ckpttools.hash(result).digest == expected.digest
     # The rules give one array a name that its model does not have.
-    expected = {"coverage"} if case.words.startswith("remap") else set()
-    assert {each.check for each in ckpttools.doctor(found).findings if each.level == "error"} == expected
-    assert not [each for each in found.parent.entries() if each.name.startswith(f"{found.name}.")]
+    reference = {"coverage"} if case.words.startswith("remap") else set()
+    assert {
+        finding.check for finding in ckpttools.doctor(result).findings if finding.level == "error"
+    } == reference
+    assert not [entry for entry in result.parent.entries() if entry.name.startswith(f"{result.name}.")]
 
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", READING)
 def test_reading(sources, printed, name, store):
-    assert said(READING[name], sources, store) == printed(READING[name])
+    assert declared(READING[name], sources, store) == printed(READING[name])
 
 
 @pytest.mark.parametrize(("name", "store"), READ_THERE)
 def test_what_is_read_is_written_on_a_disk(sources, done, tmp_path, name, store):
-    said(WRITING[name], sources, store, parse(tmp_path / "out"))
+    declared(WRITING[name], sources, store, parse(tmp_path / "out"))
     is_alike(parse(tmp_path / "out"), done(WRITING[name]), WRITING[name])
 
 
 @pytest.mark.parametrize(("name", "store"), WRITTEN_THERE)
 def test_what_is_on_a_disk_is_written_there(sources, stores, done, name, store):
-    said(WRITING[name], sources, "local", place := stores[store]())
-    is_alike(place, done(WRITING[name]), WRITING[name])
+    declared(WRITING[name], sources, "local", location := stores[store]())
+    is_alike(location, done(WRITING[name]), WRITING[name])
 
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", [name for name, case in WRITING.items() if case.words in SHARING])
 def test_what_is_shared_within_a_store(sources, stores, done, name, store):
-    said(WRITING[name], sources, store, place := stores[store]())
-    is_alike(place, done(WRITING[name]), WRITING[name])
+    declared(WRITING[name], sources, store, location := stores[store]())
+    is_alike(location, done(WRITING[name]), WRITING[name])
 
 
 def test_from_one_cloud_to_the_other(sources, stores, done):
     for store, other in (("gs", "s3"), ("s3", "gs")):
         for name in ("hf-to-maxtext", "strip-optimizer", "copy-run"):
-            said(WRITING[name], sources, store, place := stores[other]())
-            is_alike(place, done(WRITING[name]), WRITING[name])
+            declared(WRITING[name], sources, store, location := stores[other]())
+            is_alike(location, done(WRITING[name]), WRITING[name])

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.stores import FileKind, parse
-from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.publishing import staging_of
+from ckpttools.stores.thread_map import in_threads
 from ckpttools.testing.stores import StoreTests
 
 NUMBERS = count()
@@ -48,16 +48,16 @@ class TestMemory(StoreTests):
 
 
 @given(SEGMENTS, SEGMENTS, st.booleans())
-def test_a_local_place_has_the_names_that_pathlib_gives_it(first, second, is_absolute):
+def test_a_local_location_has_the_names_that_pathlib_gives_it(first, second, is_absolute):
     text = "/" * is_absolute + "/".join(first).lstrip("/")
-    path, place = PurePosixPath(text), parse(text)
-    assert str(place) == str(path)
-    assert (place.name, place.suffix, place.parts) == (path.name, path.suffix, path.parts)
-    assert str(place.parent) == str(path.parent)
-    assert [str(each) for each in place.parents] == [str(each) for each in path.parents]
+    path, location = PurePosixPath(text), parse(text)
+    assert str(location) == str(path)
+    assert (location.name, location.suffix, location.parts) == (path.name, path.suffix, path.parts)
+    assert str(location.parent) == str(path.parent)
+    assert [str(parent) for parent in location.parents] == [str(parent) for parent in path.parents]
     below = "/".join(second).lstrip("/")
-    assert str(place / below) == str(path / below)
-    assert place / (place / below).relative_to(place) == place / below
+    assert str(location / below) == str(path / below)
+    assert location / (location / below).relative_to(location) == location / below
 
 
 @pytest.mark.parametrize("text", ["ftp://host/x", "FTP://host", "odd+1://x"])
@@ -106,7 +106,7 @@ def test_a_file_is_found_by_its_url_too(tmp_path):
     assert parse(f"file://{tmp_path}") == parse(str(tmp_path)) == parse(tmp_path)
 
 
-def test_a_local_place_is_a_path_for_others_and_no_other_is(tmp_path):
+def test_a_local_location_is_a_path_for_others_and_no_other_is(tmp_path):
     assert os.fspath(parse(tmp_path)) == str(tmp_path)
     with pytest.raises(TypeError, match="not a local file"):
         os.fspath(parse("memory://x"))
@@ -117,16 +117,16 @@ def test_links_to_nothing_and_in_circles_are_nothing(tmp_path):
     (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    place = parse(tmp_path)
-    kinds = {entry.name: (entry.kind, entry.is_link) for entry in place.entries()}
+    location = parse(tmp_path)
+    kinds = {entry.name: (entry.kind, entry.is_link) for entry in location.entries()}
     assert kinds == {
         "circle": (FileKind.OTHER, True),
         "dangling": (FileKind.OTHER, True),
         "link": (FileKind.DIRECTORY, True),
         "real": (FileKind.DIRECTORY, False),
     }
-    assert not (place / "dangling").exists() and not (place / "circle").is_file()
-    assert (place / "link").resolve() == (place / "real").resolve()
+    assert not (location / "dangling").exists() and not (location / "circle").is_file()
+    assert (location / "link").resolve() == (location / "real").resolve()
 
 
 def test_small_questions_are_answered_in_as_many_threads_as_there_are(monkeypatch):
@@ -154,10 +154,10 @@ def test_the_first_question_that_fails_is_told_and_no_other_is_begun():
         if item in (2, 3):
             raise ValueError(item)
 
-    for most in (1, 4):
+    for limit in (1, 4):
         asked.clear()
         with pytest.raises(ValueError, match="2"):
-            in_threads(most, ask, range(1000))
+            in_threads(limit, ask, range(1000))
         assert len(asked) < 1000
 
 

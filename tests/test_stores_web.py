@@ -18,13 +18,13 @@ import pytest
 from safetensors.numpy import save_file
 from support.command_line import ckpt, ended, run, succeed
 from support.hf_models import write_llama
-from support.places import DOCS, GOLDEN
+from support.locations import DOCS, GOLDEN
 from support.stores_on_loopback import PATIENCE, ask_only, cached, forget
 from support.web_server import COMMIT, LISTINGS, cut, stall, stating, status, web_server
 
 import ckpttools
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError, UsageError
-from ckpttools.stores import Place, blocks, parse
+from ckpttools.stores import Location, blocks, parse
 from ckpttools.stores.web import attempts as attempting
 from ckpttools.stores.web import http as plain
 from ckpttools.stores.web import hub_cache
@@ -74,7 +74,7 @@ def source(where, server):
     return HUB if where == "hf" else f"http://{server.address}/llama"
 
 
-def placed(file: str, where: str, server, times: int = 1) -> Place:
+def placed(file: str, where: str, server, times: int = 1) -> Location:
     """A file of 1,000 different bytes on the server, so many times."""
     content = bytes(range(250)) * 4 * times
     server.files[f"{'hub/org/llama' if where == 'hf' else 'llama'}/{file}"] = content
@@ -107,10 +107,10 @@ class TestHub(StoreTests):
 
 def contents(directory: Path) -> dict[str, bytes]:
     """All files, but for when they were made."""
-    found = (path for path in directory.rglob("*") if path.is_file())
+    result = (path for path in directory.rglob("*") if path.is_file())
     return {
         path.relative_to(directory).as_posix(): re.sub(rb'(?<=nsecs": )\d+', b"0", path.read_bytes())
-        for path in found
+        for path in result
     }
 
 
@@ -131,10 +131,10 @@ class TestCommands:
         server.fault("GET .*00002", status(503))
         server.fault("GET .*00003", cut(1000))
         done = succeed("inspect", "tree", source(where, server))
-        said = re.fullmatch(rf"(\d+) requests to {where}://, (\d+) kB read", done.stderr.splitlines()[-1])
+        declared = re.fullmatch(rf"(\d+) requests to {where}://, (\d+) kB read", done.stderr.splitlines()[-1])
         # One may be tried on a connection that the server has closed.
-        assert 0 <= int(said[1]) - len(server.log) <= 2, "attempts and redirects, too"
-        assert int(said[2]) <= round(server.nbytes / 1000)
+        assert 0 <= int(declared[1]) - len(server.log) <= 2, "attempts and redirects, too"
+        assert int(declared[2]) <= round(server.nbytes / 1000)
 
     @BOTH
     def test_a_model_becomes_what_it_becomes_from_a_local_directory(self, server, tmp_path, where):
@@ -143,16 +143,16 @@ class TestCommands:
         # That a model of the hub is named with its commit is all that differs.
         named = b', "ckpttools_source": "hf://org/llama@%s"' % COMMIT.encode()
         far = contents(tmp_path / "far").items()
-        assert any(named in each for _, each in far) == (where != "http")
-        assert {name: each.replace(named, b"") for name, each in far} == contents(tmp_path / "local")
+        assert any(named in item for _, item in far) == (where != "http")
+        assert {name: item.replace(named, b"") for name, item in far} == contents(tmp_path / "local")
         assert len(server.asked("GET .*model.safetensors.index.json")) == 1
         assert len(server.asked("GET .*/config.json")) == 1
         # By ranges from where they lie: a header, then what the tasks read.
         assert server.nbytes < 3 * sum(path.stat().st_size for path in SHARDED.iterdir())
         # What was made is read from there as well, also where nothing is above the step.
         server.add("made" if where == "http" else "hub/org/made", tmp_path / "far" / "0")
-        made = source(where, server).replace("llama", "made")
-        assert succeed("hash", made).stdout == succeed("hash", tmp_path / "local").stdout
+        built = source(where, server).replace("llama", "made")
+        assert succeed("hash", built).stdout == succeed("hash", tmp_path / "local").stdout
 
     @BOTH
     def test_every_command_that_reads_reads_it(self, server, tmp_path, where):
@@ -280,9 +280,9 @@ class TestFaultsOfBlocks:
             return [(at, pool.submit(file.read, at, 900)) for at in starts]
 
     def opened(self, server, where):
-        place = placed("data.safetensors", where, server)
+        location = placed("data.safetensors", where, server)
         server.files[f"{'hub/org/llama' if where == 'hf' else 'llama'}/data.safetensors"] = self.CONTENT
-        file = place.open()
+        file = location.open()
         file.store.client = Client(SHORT)
         return file
 
@@ -310,11 +310,11 @@ class TestFaultsOfBlocks:
         file = self.opened(server, "http")
         assert file.read(0, 900) == self.CONTENT[:900]
         server.files["llama/data.safetensors"] = self.CONTENT[::-1]
-        done = [(at, each.exception(), each) for at, each in self.reads(file)]
+        done = [(at, item.exception(), item) for at, item in self.reads(file)]
         assert any(isinstance(error, SourceChangedError) for _, error, _ in done)
         assert all(
-            isinstance(error, SourceChangedError) or each.result() == self.CONTENT[at : at + 900]
-            for at, error, each in done
+            isinstance(error, SourceChangedError) or item.result() == self.CONTENT[at : at + 900]
+            for at, error, item in done
         )
         with pytest.raises(SourceChangedError):
             file.check_unchanged()
@@ -362,19 +362,19 @@ class TestFaults:
         assert "tried 4 times" in caught.value.got and caught.value.hint
 
     def test_a_server_may_not_ask_to_wait_for_hours(self, server):
-        place = placed("data.bin", "http", server)
+        location = placed("data.bin", "http", server)
         server.fault("HEAD", status(429, Retry_After="7200"), 9)
         with pytest.raises(StorageError) as caught:
-            place.stat()
+            location.stat()
         assert "7,200 s" in caught.value.got
 
     def test_all_attempts_of_a_process_have_a_bound(self, server, monkeypatch):
-        place = placed("data.bin", "http", server)
+        location = placed("data.bin", "http", server)
         patience = attempting.Patience(attempts=1000, first_wait=0, failures=20)
-        place.store.client = Client(patience)
+        location.store.client = Client(patience)
         server.fault("HEAD", status(503), 10_000)
         with pytest.raises(StorageError) as caught:
-            place.stat()
+            location.stat()
         assert len(server.log) == 21 and "21 requests failed" in caught.value.got
 
     @BOTH
@@ -384,20 +384,20 @@ class TestFaults:
         assert len(small.read_bytes()) == 1000
         with pytest.raises(StorageError, match="cannot be read by ranges") as caught:
             large.open().read(0, 100)
-        assert "ranges" in caught.value.wanted and caught.value.hint
+        assert "ranges" in caught.value.expected and caught.value.hint
 
     @pytest.mark.parametrize("etags", [True, False])
     def test_a_file_that_changes_between_two_reads_is_refused(self, server, etags):
         server.etags = etags
-        place = placed("data.bin", "http", server)
-        file = place.open()
+        location = placed("data.bin", "http", server)
+        file = location.open()
         assert file.read(1, 10)
         server.files["llama/data.bin"] = b"x" * (1000 if etags else 1001)
         with pytest.raises(SourceChangedError, match="was changed"):
             file.read(11, 10)
         with pytest.raises(SourceChangedError, match="was changed"):
             file.check_unchanged()
-        assert place.open().read(11, 10) == b"x" * 10, "who begins again gets the new one"
+        assert location.open().read(11, 10) == b"x" * 10, "who begins again gets the new one"
 
     def test_a_server_that_takes_no_condition_is_found_out_by_what_it_answers(self, server):
         file = placed("data.bin", "http", server).open()
@@ -517,7 +517,7 @@ class TestHttpDirectories:
             "a b": True,
             "50%25 off%231.txt": False,
         }
-        assert all(place.is_dir() or len(place.read_bytes()) for place in parse(url).iterdir())
+        assert all(location.is_dir() or len(location.read_bytes()) for location in parse(url).iterdir())
 
     @pytest.mark.parametrize("kind", ["html", "json"])
     def test_names_that_are_none_are_left_out(self, server, url, kind):
@@ -558,9 +558,9 @@ class TestHttpDirectories:
         assert parse(f"http://{server.address}/page").is_file()
 
     def test_a_server_without_head_is_asked_for_a_byte(self, server):
-        place = placed("data.bin", "http", server)
+        location = placed("data.bin", "http", server)
         server.fault("HEAD", status(405), 9)
-        assert place.stat().size == 1000
+        assert location.stat().size == 1000
 
     def test_what_may_not_be_read_is_told(self, server, url):
         server.fault("llama/x.safetensors", status(403), 9)
@@ -582,11 +582,11 @@ class TestHttpDirectories:
     def test_rejected_login_is_not_suggested_again(self, server, url, tmp_path, code, file, words, method):
         (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
         server.files[f"llama/{file}"] = b"x" * 9
-        place = parse(f"{url}/{file}")
-        opened = place.open() if method == "GET" else None
+        location = parse(f"{url}/{file}")
+        opened = location.open() if method == "GET" else None
         server.fault(f"llama/{file}", status(code), 99)
         with pytest.raises(StorageError) as caught:
-            opened.read(0, 9) if opened else place.stat()
+            opened.read(0, 9) if opened else location.stat()
         assert words in caught.value.hint and "netrc" not in caught.value.hint, caught.value
         assert f"status {code}" in caught.value.got and "secret" not in str(caught.value)
         assert code == 407 or "with the login me that is stored for it" in caught.value.got
@@ -681,9 +681,9 @@ class TestHttpDirectories:
 class TestRepositories:
     def test_a_revision_is_pinned_to_its_commit(self, server):
         for revision in ("main", COMMIT, "refs/pr/1", "refs%2Fpr%2F1"):
-            place = parse(f"hf://org/llama@{revision}/config.json")
-            assert place.is_file()
-            assert str(place.resolve()) == f"hf://org/llama@{COMMIT}/config.json"
+            location = parse(f"hf://org/llama@{revision}/config.json")
+            assert location.is_file()
+            assert str(location.resolve()) == f"hf://org/llama@{COMMIT}/config.json"
         assert len(server.asked("/revision/")) == 2
 
     @pytest.mark.usefixtures("no_blocks")
@@ -728,11 +728,11 @@ class TestRepositories:
             monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(CheckpointError) as caught:
             parse(address).open().read(0, 100)
-        assert all(each in str(caught.value) for each in told), caught.value
+        assert all(item in str(caught.value) for item in told), caught.value
         assert token != "other" or "hf auth login" not in str(caught.value)
         done = ckpt("inspect", "tree", address.removesuffix("/config.json"))
         assert done.exit_code in (2, 5), done.output
-        assert all(each in done.output for each in told[:1] if "nothing" not in each)
+        assert all(item in done.output for item in told[:1] if "nothing" not in item)
 
     @pytest.mark.parametrize(
         "message",

@@ -40,15 +40,15 @@ HOMES = (
 @settings(max_examples=300)
 @given(
     shape=st.lists(st.integers(1, 5), max_size=4),
-    most=st.integers(1, 30),
+    limit=st.integers(1, 30),
     stride=st.none() | st.integers(1, 9),
 )
-def test_boxes_tile_the_grid_in_its_order(shape, most, stride):
+def test_boxes_tile_the_grid_in_its_order(shape, limit, stride):
     position = 0
-    for box in grid_boxes(shape, most, stride):
+    for box in grid_boxes(shape, limit, stride):
         cells = sorted(_position(shape, index) for index in _indices(box))
         assert cells == list(range(position, position + box.size)), "the cells that come next"
-        assert 1 <= len(cells) <= most
+        assert 1 <= len(cells) <= limit
         assert stride is None or cells[0] // stride == cells[-1] // stride
         position += len(cells)
     assert position == prod(shape)
@@ -60,20 +60,20 @@ def test_tasks_write_each_file_from_its_beginning_to_its_end(data):
     array = data.draw(lazy_arrays())[0]
     chunk = data.draw(chunk_shapes(array.shape))
     placement = Placement(array.shape, array.dtype.itemsize, chunk, data.draw(st.sampled_from(HOMES)))
-    most = data.draw(st.integers(placement.itemsize, 4096))
+    limit = data.draw(st.integers(placement.itemsize, 4096))
     runs = defaultdict(list)
     seen = 0
-    for task in cut_in_order(("a",), array, placement, most):
-        assert task.bytes_out <= most
+    for task in cut_in_order(("a",), array, placement, limit):
+        assert task.bytes_out <= limit
         seen += task.region.size
         for run in placement.runs(task.region):
             runs[run.file].append((run.offset, run.offset + run.nbytes))
         files = {run.file for run in placement.runs(task.region)}
         assert len(files) == 1 or isinstance(placement.home, ChunkFiles)
     assert seen == array.size
-    for each in runs.values():
-        assert all(stop <= start for (_, stop), (start, _) in pairwise(each))
-    assert sum(stop - start for each in runs.values() for start, stop in each) == array.nbytes
+    for item in runs.values():
+        assert all(stop <= start for (_, stop), (start, _) in pairwise(item))
+    assert sum(stop - start for item in runs.values() for start, stop in item) == array.nbytes
 
 
 @settings(max_examples=100)
@@ -83,18 +83,18 @@ def test_small_tasks_are_no_more_to_read_than_large_ones(data):
     chunk = data.draw(chunk_shapes(array.shape))
     placement = Placement(array.shape, array.dtype.itemsize, chunk, data.draw(st.sampled_from(HOMES)))
     layout = Layout({("a",): placement}, {})
-    most = data.draw(st.integers(64, 4096))
+    limit = data.draw(st.integers(64, 4096))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streamed, "_SMALLEST_TASK", 64)
-        (size,) = task_sizes({("a",): array}, layout, most).values()
-    assert min(64, most) <= size <= most
+        (size,) = task_sizes({("a",): array}, layout, limit).values()
+    assert min(64, limit) <= size <= limit
 
     def reads(size):
         first = next(cut_in_order(("a",), array, placement, size))
         return prices(array).of(array.read_cost(first.region)) / first.region.size
 
     if array.size:
-        assert reads(size) <= 1.05 * reads(most)
+        assert reads(size) <= 1.05 * reads(limit)
 
 
 def test_what_does_not_fit_is_refused():
@@ -131,7 +131,7 @@ def test_each_task_is_in_one_group_and_each_file_too(arrays, data):
     assert groups == [list(group) for group in plan.groups], "the same numbers in every run"
     owner = {}
     for number, group in enumerate(groups):
-        for task in (plan.tasks[each] for each in group):
+        for task in (plan.tasks[item] for item in group):
             placement = plan.layout.placements[task.path]
             if placement.codec is None:
                 for run in placement.runs(task.region):
@@ -155,6 +155,6 @@ def _indices(box: Region):
 
 def _position(shape, index):
     position = 0
-    for length, place in zip(shape, index, strict=True):
-        position = position * length + place
+    for length, location in zip(shape, index, strict=True):
+        position = position * length + location
     return position

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from support.command_line import ended, run
 from support.golden_data import described, golden_checkpoint, leaves_by_package
-from support.places import FIXTURES, TRAINED
+from support.locations import FIXTURES, TRAINED
 from support.quantised_kinds import GPTQ, KINDS
 from support.scripts import answers
 from support.train_data import ALL, golden_leaves, layered
@@ -53,24 +53,24 @@ class TestGolden:
         assert tree.metadata.step == 0
 
     def test_linen_has_the_nodes_that_maxtext_writes(self):
-        wanted = golden_leaves("paramonly_scanned_linen_0")
-        made = leaves_by_package(narrow(StripOptimizer()(open_tree(TRAINED)).tree))
-        assert set(made) == set(wanted)
+        expected = golden_leaves("paramonly_scanned_linen_0")
+        built = leaves_by_package(narrow(StripOptimizer()(open_tree(TRAINED)).tree))
+        assert set(built) == set(expected)
         for path in ("step", "opt_state"):
-            assert made[path] == wanted[path]
-        for path, leaf in made.items():
+            assert built[path] == expected[path]
+        for path, leaf in built.items():
             if isinstance(leaf, dict):
-                assert (leaf["shape"], leaf["dtype"]) == (wanted[path]["shape"], wanted[path]["dtype"])
+                assert (leaf["shape"], leaf["dtype"]) == (expected[path]["shape"], expected[path]["dtype"])
 
     def test_parameters_to_the_bit(self):
-        made = leaves_by_package(StripOptimizer()(open_tree(TRAINED)).tree)
-        wanted = golden_leaves("llama_scanned_1")
-        kept = {path: leaf for path, leaf in made.items() if path.startswith("params/")}
-        assert kept == {path: leaf for path, leaf in wanted.items() if path.startswith("params/")}
+        built = leaves_by_package(StripOptimizer()(open_tree(TRAINED)).tree)
+        expected = golden_leaves("llama_scanned_1")
+        kept = {path: leaf for path, leaf in built.items() if path.startswith("params/")}
+        assert kept == {path: leaf for path, leaf in expected.items() if path.startswith("params/")}
 
     @pytest.mark.skipif(ALL is None, reason="CKPTTOOLS_GOLDEN names no directory")
     @pytest.mark.parametrize(
-        ("run", "transform", "wanted"),
+        ("run", "transform", "expected"),
         [
             ("llama_scanned", StripOptimizer(flavour="nnx"), "paramonly_scanned"),
             ("llama_scanned_linen", StripOptimizer(), "paramonly_scanned_linen"),
@@ -79,13 +79,13 @@ class TestGolden:
             ("llama_scanned_linen", ForceUnroll(), "paramonly_scanned_linen_unrolled"),
         ],
     )
-    def test_all(self, run, transform, wanted):
-        made = narrow(transform(open_tree(ALL / "train" / run / "checkpoints" / "1")).tree)
-        golden = open_tree(ALL / "train" / wanted / "checkpoints" / "0")
-        assert_same(made.with_metadata(step=0, custom={}), golden)
+    def test_all(self, run, transform, expected):
+        built = narrow(transform(open_tree(ALL / "train" / run / "checkpoints" / "1")).tree)
+        golden = open_tree(ALL / "train" / expected / "checkpoints" / "0")
+        assert_same(built.with_metadata(step=0, custom={}), golden)
 
     def test_unrolled_as_maxtext_names_them(self):
-        made = StripOptimizer(flavour="nnx")(
+        built = StripOptimizer(flavour="nnx")(
             Tree(
                 {
                     tuple(int(k) if k.isdigit() else k for k in path.split("/")): (
@@ -97,7 +97,7 @@ class TestGolden:
                 }
             )
         ).tree
-        assert set(map(keystr, made)) == set(golden_leaves("paramonly_unscanned_0"))
+        assert set(map(keystr, built)) == set(golden_leaves("paramonly_unscanned_0"))
 
 
 class TestEveryState:
@@ -121,19 +121,19 @@ class TestEveryState:
     def test_other_flavours(self, case):
         for name, flavour in (("linen", LINEN), ("nnx", NNX)):
             if case.trained or case.flavour != flavour:
-                made = StripOptimizer(flavour=name)(case.single).tree
-                assert view_of(made).flavour == flavour
-                assert view_of(made).parameters == view_of(case.single).parameters
-                assert (("step",) in made) == (("opt_state",) in made) == (name == "linen")
+                built = StripOptimizer(flavour=name)(case.single).tree
+                assert view_of(built).flavour == flavour
+                assert view_of(built).parameters == view_of(case.single).parameters
+                assert (("step",) in built) == (("opt_state",) in built) == (name == "linen")
 
     @given(layered())
     def test_the_step_stays_if_asked_for(self, case):
         if case.trained:
-            made = StripOptimizer(keep_step=True)(case.stacked).tree
-            assert made.metadata.step == 9
-            assert (("step",) in made) == (case.flavour.name != "nnx")
-            assert made.get(("step",), case.stacked["step",]) is case.stacked["step",]
-            assert ("step",) not in made.metadata.scalars
+            built = StripOptimizer(keep_step=True)(case.stacked).tree
+            assert built.metadata.step == 9
+            assert (("step",) in built) == (case.flavour.name != "nnx")
+            assert built.get(("step",), case.stacked["step",]) is case.stacked["step",]
+            assert ("step",) not in built.metadata.scalars
 
 
 class TestCommand:
@@ -163,10 +163,10 @@ class TestCommand:
 
     def test_no_parameters(self):
         moment = {("opt_state", 0, "mu", "x"): lazy(np.ones(2))}
-        for place in ("/run/7/items", None):
+        for location in ("/run/7/items", None):
             with pytest.raises(FormatError, match="no parameters") as error:
-                StripOptimizer()(Tree(moment, Metadata(place=place or "")))
-            assert error.value.place == place
+                StripOptimizer()(Tree(moment, Metadata(location=location or "")))
+            assert error.value.location == location
 
     def test_a_state_of_random_numbers_is_stripped(self):
         keys = {("params", "params", "rngs", "key"): lazy(np.ones(4, np.uint32))}
@@ -176,8 +176,8 @@ class TestCommand:
 
     def test_chunks_stay_in_sight(self):
         """Nothing is laid over the arrays, so that a writer can refer to the bytes that are there."""
-        made = view_of(StripOptimizer()(open_tree(TRAINED)).tree)
-        assert all(isinstance(each, Chunked) for each in made.parameters.values())
+        built = view_of(StripOptimizer()(open_tree(TRAINED)).tree)
+        assert all(isinstance(parameter, Chunked) for parameter in built.parameters.values())
 
     def test_json(self, tmp_path):
         arguments = ["strip-optimizer", str(TRAINED), str(tmp_path / "out"), "--json"]

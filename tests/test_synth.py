@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, run
 from support.hf_models import write_llama
+from support.locations import DOCS, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 from support.pages import run_page
-from support.places import DOCS, GOLDEN, GOLDEN_0_2_5, HF, TRAINED
 from support.stored_trees import contents
 from support.trees import tree_of
 
@@ -39,7 +39,7 @@ def mixed(number: int) -> int:
 
 
 @settings(max_examples=25)
-@given(st.data(), shapes(max_rank=4, most=300), st.integers(0, 9))
+@given(st.data(), shapes(max_rank=4, limit=300), st.integers(0, 9))
 def test_any_region_of_noise_is_the_slice_of_the_formula(data, shape, seed):
     array = seeded(shape, seed, "w", 0.02)
     numbers = [mixed(array.key + k & MASK) for k in range(array.size)]
@@ -62,15 +62,15 @@ def test_noise_is_as_wide_as_it_is_said():
 MODELS = sorted([*GOLDEN.glob("*/hf"), *GOLDEN_0_2_5.glob("*/hf")])
 
 
-@pytest.mark.parametrize("hf", MODELS, ids=lambda place: place.parent.name)
+@pytest.mark.parametrize("hf", MODELS, ids=lambda location: location.parent.name)
 def test_every_family_has_the_arrays_that_its_models_have(hf):
     tree = ckpttools.open(hf)
-    made = synthetic(tree.metadata.config)
-    known = {path: each.shape for path, each in made.arrays.items()}
+    built = synthetic(tree.metadata.config)
+    known = {path: item.shape for path, item in built.arrays.items()}
     if "quantization_config" not in tree.metadata.config:
-        assert {path: each.shape for path, each in tree.arrays.items() if path in known} == known
-    left_out = any("towers are left out" in each for each in made.metadata.notes.remarks)
-    to_maxtext(made, ToMaxText(scan=False, leaves_out=True, text_only=left_out))
+        assert {path: item.shape for path, item in tree.arrays.items() if path in known} == known
+    left_out = any("towers are left out" in remark for remark in built.metadata.notes.remarks)
+    to_maxtext(built, ToMaxText(scan=False, leaves_out=True, text_only=left_out))
 
 
 def test_a_model_whose_towers_are_left_out_is_converted_without(tmp_path):
@@ -79,21 +79,23 @@ def test_a_model_whose_towers_are_left_out_is_converted_without(tmp_path):
 
 
 def test_a_model_whose_towers_are_left_out_says_so_in_its_configuration(tmp_path):
-    said = run("synth", GOLDEN / "gemma3/hf", tmp_path / "out")
-    assert "towers are left out" in said and "text model alone" in " ".join(said.split())
-    made = ckpttools.open(tmp_path / "out")
-    assert made.metadata.config["model_type"] == "gemma3_text" and "vision_config" not in made.metadata.config
+    declared = run("synth", GOLDEN / "gemma3/hf", tmp_path / "out")
+    assert "towers are left out" in declared and "text model alone" in " ".join(declared.split())
+    built = ckpttools.open(tmp_path / "out")
+    assert (
+        built.metadata.config["model_type"] == "gemma3_text" and "vision_config" not in built.metadata.config
+    )
     assert not ckpttools.doctor(tmp_path / "out").findings
     run("convert", "hf-to-maxtext", tmp_path / "out", tmp_path / "maxtext")
     whole = ckpttools.open(GOLDEN / "gemma3/hf").arrays
     text = [array.shape for (name,), array in whole.items() if name.startswith("language_model.")]
-    assert sorted(each.shape for each in made.arrays.values()) == sorted(text)
+    assert sorted(item.shape for item in built.arrays.values()) == sorted(text)
 
 
 def test_norms_do_nothing_and_biases_are_zero():
-    made = synthetic(ckpttools.open(GOLDEN / "qwen2.5/hf").metadata.config)
-    assert set(made["model.norm.weight"].read().tolist()) == {1.0}
-    assert not made["model.layers.0.self_attn.q_proj.bias"].read().any()
+    built = synthetic(ckpttools.open(GOLDEN / "qwen2.5/hf").metadata.config)
+    assert set(built["model.norm.weight"].read().tolist()) == {1.0}
+    assert not built["model.layers.0.self_attn.q_proj.bias"].read().any()
     # What Gemma stores is added to 1.
     assert (
         not synthetic(ckpttools.open(GOLDEN / "gemma2/hf").metadata.config)["model.norm.weight"].read().any()
@@ -113,7 +115,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "said", "error", "why"),
+    ("model", "declared", "error", "why"),
     [
         ("qwen3-moe", {"decoder_sparse_step": 2}, ConfigError, "not the arrays of this configuration"),
         ("qwen3-moe", {"mlp_only_layers": [0]}, ConfigError, "mlp_only_layers"),
@@ -125,8 +127,8 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
         ("llama3.1", {"initializer_range": -1}, ConfigError, "initializer_range"),
     ],
 )
-def test_configurations_that_no_model_of_noise_would_fit(model, said, error, why):
-    config = {**json.loads((GOLDEN / model / "hf/config.json").read_text()), **said}
+def test_configurations_that_no_model_of_noise_would_fit(model, declared, error, why):
+    config = {**json.loads((GOLDEN / model / "hf/config.json").read_text()), **declared}
     with pytest.raises(error, match=why):
         synthetic(config)
 
@@ -142,20 +144,22 @@ def test_a_configuration_may_lie_beside_its_model(tmp_path):
 def test_a_quantised_configuration_gives_plain_numbers(tmp_path):
     run("synth", GOLDEN_0_2_5 / "qwen3.5-fp8/hf", tmp_path / "made")
     assert "quantization_config" not in json.loads((tmp_path / "made/config.json").read_text())
-    assert {each.dtype.name for each in ckpttools.open(tmp_path / "made").arrays.values()} == {"bfloat16"}
+    assert {array.dtype.name for array in ckpttools.open(tmp_path / "made").arrays.values()} == {"bfloat16"}
 
 
 def test_a_decoder_is_taken_with_or_without_towers(tmp_path):
     run("stitch", VISION, _noise(tmp_path), tmp_path / "both")
-    one, other, made = map(ckpttools.open, (VISION, tmp_path / "noise", tmp_path / "both"))
-    assert made.keys() == one.keys() == other.keys()
-    for path, array in made.arrays.items():
-        wanted = one if ".visual." in path[0] else other
-        assert array.read().tobytes() == wanted[path].read().tobytes(), path
+    one, other, built = map(ckpttools.open, (VISION, tmp_path / "noise", tmp_path / "both"))
+    assert built.keys() == one.keys() == other.keys()
+    for path, array in built.arrays.items():
+        expected = one if ".visual." in path[0] else other
+        assert array.read().tobytes() == expected[path].read().tobytes(), path
     whole = {name: to_maxtext(tree, ToMaxText(scan=False)).state for name, tree in (("a", one), ("b", other))}
-    again = stitched(*(each.with_metadata(place="") for each in whole.values()))
-    wanted = to_maxtext(made, ToMaxText(scan=False)).state
-    assert all(again[path].read().tobytes() == each.read().tobytes() for path, each in wanted.arrays.items())
+    again = stitched(*(item.with_metadata(location="") for item in whole.values()))
+    expected = to_maxtext(built, ToMaxText(scan=False)).state
+    assert all(
+        again[path].read().tobytes() == item.read().tobytes() for path, item in expected.arrays.items()
+    )
 
 
 def _noise(directory: Path) -> Path:
@@ -166,15 +170,15 @@ def _noise(directory: Path) -> Path:
 def test_decoders_that_compute_otherwise_are_refused_or_told():
     one = ckpttools.open(VISION)
 
-    def with_text(**said):
+    def with_text(**declared):
         config = one.metadata.config
-        return one.with_metadata(config={**config, "text_config": {**config["text_config"], **said}})
+        return one.with_metadata(config={**config, "text_config": {**config["text_config"], **declared}})
 
     with pytest.raises(ConfigError, match="other heads in arrays of the same shapes"):
         stitched(one, with_text(num_attention_heads=8, head_dim=8, num_key_value_heads=4))
     told = stitched(one, with_text(rms_norm_eps=1e-5)).metadata.notes.remarks
-    assert any("rms_norm_eps is 1e-06, and 1e-05 in the decoder's" in each for each in told)
-    assert not any("decoder's" in each for each in stitched(one, one).metadata.notes.remarks)
+    assert any("rms_norm_eps is 1e-06, and 1e-05 in the decoder's" in item for item in told)
+    assert not any("decoder's" in remark for remark in stitched(one, one).metadata.notes.remarks)
 
 
 def test_what_does_not_fit_is_not_stitched():

@@ -30,20 +30,20 @@ LENGTHS = {"vocab": 11, "embed": 5, "mlp": 7, "heads": 3, "head_dim": 2, "layer"
 FIELDS = {"layer": "num_hidden_layers", "embed": "hidden_size", "vocab": "vocab_size"}
 
 
-def said(axis):
+def declared(axis):
     return Size(LENGTHS[axis], f"config.json: {FIELDS.get(axis, axis)}")
 
 
 def table(axes=tuple(LENGTHS), tied=False, **more):
     flags = {"tied": Flag(tied, f"config.json: tie_word_embeddings is {str(tied).lower()}")}
-    return Table(ROWS, {axis: said(axis) for axis in axes}, flags, place="model", **more)
+    return Table(ROWS, {axis: declared(axis) for axis in axes}, flags, location="model", **more)
 
 
 def right_shapes(lengths=LENGTHS, tied=False):
     shapes = {}
-    for each in ROWS:
-        if each.unless != "tied" or not tied:
-            shapes |= dict.fromkeys(each.right.keys(lengths), each.right.shape(lengths))
+    for item in ROWS:
+        if item.unless != "tied" or not tied:
+            shapes |= dict.fromkeys(item.right.keys(lengths), item.right.shape(lengths))
     return shapes
 
 
@@ -51,10 +51,10 @@ def unread(shapes):
     return {key: Stored(shape, F32, Refusing(key), 0) for key, shape in shapes.items()}
 
 
-def refused(shapes, made=None, **options):
+def refused(shapes, built=None, **options):
     with pytest.raises(CoverageError) as caught:
-        (made or table(**options)).to_left(unread(shapes))
-    assert caught.value.place == "model"
+        (built or table(**options)).to_left(unread(shapes))
+    assert caught.value.location == "model"
     return caught.value
 
 
@@ -79,20 +79,20 @@ def expanded(line):
     inside, _, after = rest.partition("}")
     pairs = [part.split("..") for part in inside.split(",")]
     numbers = [n for pair in pairs for n in range(int(pair[0]), int(pair[-1]) + 1)]
-    return [each for n in numbers for each in expanded(f"{before}{n}{after}")]
+    return [item for n in numbers for item in expanded(f"{before}{n}{after}")]
 
 
 def sections(message):
     """The listed lines of an error's text, and their number as it says, by what is said of them."""
-    found, lines = {}, []
+    result, lines = {}, []
     for line in message.split("\n")[1:]:
         if line.startswith("    "):
             lines += expanded(line.strip())
         else:
             count, _, what = line.strip().rstrip(":").partition(" ")
             lines = []
-            found[what.split(" ", 2)[2]] = (int(count), lines)
-    return found
+            result[what.split(" ", 2)[2]] = (int(count), lines)
+    return result
 
 
 SOME_KEYS = st.sets(st.sampled_from(sorted(right_shapes())), max_size=4)
@@ -112,22 +112,22 @@ def test_all_that_is_wrong_is_listed_at_once(data):
         table().to_left(unread(there))
         return
     error = refused(there)
-    found = sections(error.message)
+    result = sections(error.message)
     marks = {"missing": "  ", "not expected": "  ", "of another shape": ":"}
-    for (what, mark), wanted in zip(marks.items(), (missing, extra, bent), strict=True):
-        count, lines = found.pop(what, (0, []))
-        assert count == len(wanted)
-        assert {line.split(mark)[0] for line in lines} == wanted
-    assert not found
+    for (what, mark), expected in zip(marks.items(), (missing, extra, bent), strict=True):
+        count, lines = result.pop(what, (0, []))
+        assert count == len(expected)
+        assert {line.split(mark)[0] for line in lines} == expected
+    assert not result
     assert error.hint
 
 
 def test_a_long_list_is_whole():
     lengths = LENGTHS | {"layer": 60}
-    made = table(axes=("vocab", "embed", "mlp", "heads", "head_dim"))
-    made = Table(made.rows, made.sizes | {"layer": Size(60, "test")}, made.flags, place="model")
+    built = table(axes=("vocab", "embed", "mlp", "heads", "head_dim"))
+    built = Table(built.rows, built.sizes | {"layer": Size(60, "test")}, built.flags, location="model")
     there = {key: shape for key, shape in right_shapes(lengths).items() if ".norm." not in key}
-    count, lines = sections(refused(there, made).message)["missing"]
+    count, lines = sections(refused(there, built).message)["missing"]
     assert count == 60
     assert lines == [f"blocks.{k}.norm.weight" for k in range(60)]
 
@@ -144,20 +144,20 @@ def test_a_transposed_array_is_refused_though_it_has_as_many_elements(key):
     shapes[key] = shapes[key][::-1]
     message = refused(shapes).message
     assert (
-        f"{key}: got {list(shapes[key])}, wanted {list(shapes[key][::-1])} (it looks transposed)" in message
+        f"{key}: got {list(shapes[key])}, expected {list(shapes[key][::-1])} (it looks transposed)" in message
     )
 
 
 def test_the_first_array_of_a_row_may_be_the_one_that_is_wrong():
     shapes = right_shapes()
     shapes["blocks.0.up.weight"] = (5, 7)
-    assert "blocks.0.up.weight: got [5, 7], wanted [7, 5]" in refused(shapes).message
+    assert "blocks.0.up.weight: got [5, 7], expected [7, 5]" in refused(shapes).message
 
 
 def test_a_contradiction_names_the_field_and_the_array():
     shapes = right_shapes(LENGTHS | {"vocab": 12})
     message = refused(shapes).message
-    assert "embed.weight: got [12, 5], wanted [11, 5] (vocab 11 from config.json: vocab_size)" in message
+    assert "embed.weight: got [12, 5], expected [11, 5] (vocab 11 from config.json: vocab_size)" in message
     assert "head.weight" in message
 
 
@@ -165,13 +165,13 @@ def test_a_contradiction_between_two_arrays_names_both():
     shapes = right_shapes()
     shapes["blocks.2.up.weight"] = (8, 5)
     message = refused(shapes, axes=("layer", "embed", "vocab", "heads")).message
-    assert "blocks.2.up.weight: got [8, 5], wanted [7, 5] (mlp 7 from blocks.0.up.weight [7, 5])" in message
+    assert "blocks.2.up.weight: got [8, 5], expected [7, 5] (mlp 7 from blocks.0.up.weight [7, 5])" in message
 
 
 def test_an_array_of_another_rank_is_listed_with_its_axes():
     shapes = right_shapes()
     shapes["blocks.1.norm.weight"] = (5, 1)
-    assert "blocks.1.norm.weight: got [5, 1], wanted [5] (1 axes: blocks.{layer}" in refused(shapes).message
+    assert "blocks.1.norm.weight: got [5, 1], expected [5] (1 axes: blocks.{layer}" in refused(shapes).message
 
 
 def test_a_layer_beyond_the_configuration_is_explained():
@@ -189,7 +189,7 @@ def test_a_layer_too_few_is_listed():
     assert "blocks.2.norm.weight" in error.message
 
 
-@pytest.mark.parametrize(("tied", "verdict"), [(True, "not expected"), (False, "wanted")])
+@pytest.mark.parametrize(("tied", "verdict"), [(True, "not expected"), (False, "expected")])
 def test_the_flag_that_decides_is_named(tied, verdict):
     error = refused(right_shapes(tied=not tied), tied=tied)
     reason = f"config.json: tie_word_embeddings is {str(tied).lower()}"
@@ -221,19 +221,19 @@ def test_dropping_an_array_that_is_needed_is_refused():
 
 @pytest.mark.parametrize("silent", ["vocab", "embed", "mlp", "heads", "head_dim"])
 def test_what_the_configuration_does_not_say_is_told_by_the_shapes(silent):
-    made = table(axes=[axis for axis in LENGTHS if axis != silent])
-    assert made.to_left(unread(right_shapes())).sizes == LENGTHS
+    built = table(axes=[axis for axis in LENGTHS if axis != silent])
+    assert built.to_left(unread(right_shapes())).sizes == LENGTHS
 
 
 def test_sizes_that_nothing_tells_are_named():
     with pytest.raises(ShapeError, match="head_dim, heads") as caught:
         table(axes=("layer", "vocab", "embed", "mlp")).to_left(unread(right_shapes()))
-    assert caught.value.place == "model"
+    assert caught.value.location == "model"
 
 
 def test_what_no_configuration_says_is_counted_from_names():
-    made = table(axes=("vocab", "embed", "mlp", "heads"))
-    mapped = made.to_left(unread(right_shapes(LENGTHS | {"layer": 11})))
+    built = table(axes=("vocab", "embed", "mlp", "heads"))
+    mapped = built.to_left(unread(right_shapes(LENGTHS | {"layer": 11})))
     assert mapped.sizes == LENGTHS | {"layer": 11}
 
 
@@ -251,19 +251,19 @@ def test_unifying_finds_what_follows_and_keeps_what_is_known(data):
     groups = [parse_groups(text) for text in texts]
     lengths = {axis: data.draw(st.integers(1, 9)) for axis in ("heads", "head_dim", "embed", "vocab", "kv")}
     seen = []
-    for number, each in enumerate(groups):
+    for number, item in enumerate(groups):
         shape = []
-        for group in each:
+        for group in item:
             count = 1
             for axis in group:
                 count *= lengths[axis]
             shape.append(count)
-        seen.append(Observation(str(number), each, tuple(shape)))
+        seen.append(Observation(str(number), item, tuple(shape)))
     known = {"head_dim": Size(lengths["head_dim"], "config")}
-    found = unify(known, data.draw(st.permutations(seen)))
-    assert {axis: size.length for axis, size in found.items()} == lengths
-    assert found["head_dim"] is known["head_dim"]
-    assert require(found, lengths, seen, "here") == lengths
+    result = unify(known, data.draw(st.permutations(seen)))
+    assert {axis: size.length for axis, size in result.items()} == lengths
+    assert result["head_dim"] is known["head_dim"]
+    assert require(result, lengths, seen, "here") == lengths
 
 
 def test_alternatives_are_taken_in_order():
@@ -282,26 +282,26 @@ def test_a_size_that_is_none_is_refused(value):
     with pytest.raises(ConfigError, match="hidden_size is not a size") as caught:
         sizes_from_config({"hidden_size": value}, {"embed": ("hidden_size",)}, "config.json")
     assert caught.value.got == repr(value)
-    assert caught.value.place == "config.json"
+    assert caught.value.location == "config.json"
 
 
 def test_value_notes_say_what_happens():
     scaled = row("a.{layer}: head_dim <-> b.{layer}: head_dim", op=Scale("head_dim", -0.5))
-    made = Table((scaled,), {"layer": Size(2, "test")})
+    built = Table((scaled,), {"layer": Size(2, "test")})
     arrays = {f"b.{k}": stored(noise((8,), F32), F32) for k in range(2)}
-    mapped = made.to_left(arrays)
+    mapped = built.to_left(arrays)
     (note,) = mapped.values
     assert (note.key, note.exact, note.dtype) == ("a.{layer}", False, F32)
     assert "times 0.353553" in note.reason
-    assert "divided by 0.353553" in made.to_right(mapped.arrays).values[0].reason
+    assert "divided by 0.353553" in built.to_right(mapped.arrays).values[0].reason
 
 
 def test_labels_tell_the_size_of_their_axis():
-    made = Table((row("qkv: part embed <-> {part:q,k,v}.weight: embed"),), {})
-    mapped = made.to_left({f"{p}.weight": stored(noise((4,), F32, k), F32) for k, p in enumerate("qkv")})
+    built = Table((row("qkv: part embed <-> {part:q,k,v}.weight: embed"),), {})
+    mapped = built.to_left({f"{p}.weight": stored(noise((4,), F32, k), F32) for k, p in enumerate("qkv")})
     assert mapped.sizes == {"part": 3, "embed": 4}
     assert mapped.arrays["qkv"].shape == (3, 4)
-    back = made.to_right(mapped.arrays).arrays
+    back = built.to_right(mapped.arrays).arrays
     assert list(back) == ["q.weight", "k.weight", "v.weight"]
     assert back["k.weight"].read().tobytes() == noise((4,), F32, 1).tobytes()
 
@@ -314,14 +314,14 @@ def test_groups_that_follow_each_other_are_numbered_one_after_the_other(dense, m
         row("moe_{moe}.w: embed <-> layers.{moe+#dense}.experts: embed"),
         row("norm: embed <-> norm: embed"),
     )
-    made = Table(rows, {"dense": Size(dense, "config"), "moe": Size(moe, "config")})
+    built = Table(rows, {"dense": Size(dense, "config"), "moe": Size(moe, "config")})
     shapes = {f"layers.{k}.mlp": (5,) for k in range(dense)}
     shapes |= {f"layers.{dense + k}.experts": (5,) for k in range(moe)}
-    mapped = made.to_left(unread(shapes | {"norm": (5,)}))
+    mapped = built.to_left(unread(shapes | {"norm": (5,)}))
     assert mapped.sizes == {"dense": dense, "moe": moe, "embed": 5}
     names = {"norm", *(f"dense_{k}.w" for k in range(dense)), *(f"moe_{k}.w" for k in range(moe))}
     assert mapped.arrays.keys() == names
-    for back in (made, Table(rows, {}, is_configured=False)):
+    for back in (built, Table(rows, {}, is_configured=False)):
         mapped_back = back.to_right(mapped.arrays)
         assert mapped_back.sizes == mapped.sizes
         assert mapped_back.arrays.keys() == shapes.keys() | {"norm"}
@@ -336,41 +336,41 @@ def test_cycles_and_what_remains(layers):
     )
     derived = {"block": "layers // 6", "rest": "layers % 6", "cycled": "6 * block"}
     sizes = {"layers": Size(layers, "config"), "position": Size(6, "family")}
-    made = Table(rows, sizes, derived=derived)
+    built = Table(rows, sizes, derived=derived)
     arrays = {f"layers.{k}": stored(noise((3,), F32, k), F32, str(k)) for k in range(layers)}
-    mapped = made.to_left(arrays)
+    mapped = built.to_left(arrays)
     blocks = {f"layers.part_{k}": (3, layers // 6) for k in range(6) if layers >= 6}
     assert {key: array.shape for key, array in mapped.arrays.items()} == blocks | {
         f"rest.part_{k}": (3,) for k in range(layers % 6)
     }
-    back = made.to_right(mapped.arrays).arrays
+    back = built.to_right(mapped.arrays).arrays
     assert back.keys() == arrays.keys()
     for number in range(layers):
         assert back[f"layers.{number}"].read().tobytes() == noise((3,), F32, number).tobytes()
 
 
 def test_layers_that_do_not_fill_their_groups_are_refused():
-    made = Table(
-        ROWS, {"layers": Size(5, "config.json: n_layers")}, derived={"pair": "layers / 2"}, place="m"
+    built = Table(
+        ROWS, {"layers": Size(5, "config.json: n_layers")}, derived={"pair": "layers / 2"}, location="m"
     )
     with pytest.raises(ConfigError, match="5 is no multiple of 2") as caught:
-        made.to_left(unread(right_shapes()))
+        built.to_left(unread(right_shapes()))
     assert caught.value.got == "config.json: n_layers"
-    assert caught.value.wanted == "pair = layers / 2 without remainder"
+    assert caught.value.expected == "pair = layers / 2 without remainder"
 
 
 def test_a_length_below_nothing_is_refused():
     sizes = {"layers": Size(2, "c: n_layers"), "dense": Size(3, "c: first_k")}
-    made = Table(ROWS, sizes, derived={"moe": "layers - dense"}, place="m")
+    built = Table(ROWS, sizes, derived={"moe": "layers - dense"}, location="m")
     with pytest.raises(ConfigError, match="moe = layers - dense would be -1") as caught:
-        made.to_left(unread(right_shapes()))
+        built.to_left(unread(right_shapes()))
     assert caught.value.got == "c: first_k; c: n_layers"
 
 
 def test_a_scale_by_an_axis_that_is_not_there_is_refused():
-    made = Table((row("a: n <-> b: n", op=Scale("heads", -0.5)),), {})
+    built = Table((row("a: n <-> b: n", op=Scale("heads", -0.5)),), {})
     with pytest.raises(MappingError, match="scaled by the length of an axis that has none") as caught:
-        made.to_left({"b": stored(noise((3,), F32), F32)})
+        built.to_left({"b": stored(noise((3,), F32), F32)})
     assert caught.value.got == "heads"
 
 
@@ -378,8 +378,8 @@ def test_a_scale_by_an_axis_that_is_not_there_is_refused():
 def test_a_vocabulary_is_filled_up_with_zeros_and_cut_again(rows, tied):
     shapes = right_shapes(tied=tied)
     arrays = {key: stored(noise(shape, F32, n), F32, key) for n, (key, shape) in enumerate(shapes.items())}
-    made = table(tied=tied, padded={"vocab": rows})
-    there = made.to_left(arrays)
+    built = table(tied=tied, padded={"vocab": rows})
+    there = built.to_left(arrays)
     plain = table(tied=tied).to_left(arrays).arrays
     assert there.sizes == LENGTHS
     heads = {"embedding": 0} if tied else {"embedding": 0, "logits": 1}
@@ -392,7 +392,7 @@ def test_a_vocabulary_is_filled_up_with_zeros_and_cut_again(rows, tied):
         first, rest = np.split(whole, [11], axis=heads[key])
         assert first.tobytes() == plain[key].read().tobytes()
         assert not rest.view("u4").any()
-    back = made.to_right(there.arrays, ("vocab",))
+    back = built.to_right(there.arrays, ("vocab",))
     assert back.cut == ({"vocab": (rows, 11)} if rows > 11 else {})
     assert back.arrays.keys() == arrays.keys()
     assert all(back.arrays[key].read().tobytes() == arrays[key].read().tobytes() for key in arrays)
@@ -400,55 +400,55 @@ def test_a_vocabulary_is_filled_up_with_zeros_and_cut_again(rows, tied):
 
 def test_a_vocabulary_that_is_not_to_be_cut_is_refused():
     there = table(padded={"vocab": 12}).to_left(unread(right_shapes())).arrays
-    with pytest.raises(CoverageError, match=r"embedding: got \[12, 5\], wanted \[11, 5\]"):
+    with pytest.raises(CoverageError, match=r"embedding: got \[12, 5\], expected \[11, 5\]"):
         table().to_right(there)
 
 
 def test_a_vocabulary_that_is_too_short_is_not_cut():
     there = table().to_left(unread(right_shapes())).arrays
     short = Table(ROWS, table().sizes | {"vocab": Size(13, "config")}, table().flags)
-    with pytest.raises(CoverageError, match=r"embedding: got \[11, 5\], wanted \[13, 5\]"):
+    with pytest.raises(CoverageError, match=r"embedding: got \[11, 5\], expected \[13, 5\]"):
         short.to_right(there, ("vocab",))
 
 
-def test_what_has_no_place_on_the_left_is_left_out_by_template_and_pattern():
+def test_what_has_no_location_on_the_left_is_left_out_by_template_and_pattern():
     keys = ("vision.{part:a,b}.w", "blocks.{extra+#layer}.*", "tower.*", "blocks.{unknown}.x")
-    made = table(left_out=tuple(map(parse_key, keys)))
-    made = replace(made, sizes=made.sizes | {"extra": Size(2, "test"), "part": Size(2, "test")})
+    built = table(left_out=tuple(map(parse_key, keys)))
+    built = replace(built, sizes=built.sizes | {"extra": Size(2, "test"), "part": Size(2, "test")})
     more = {"vision.a.w": (1,), "vision.b.w": (1,), "tower.x.y": (1,), "blocks.3.norm.weight": (1,)}
     there = unread(right_shapes() | more | {"blocks.4.q.weight": (2,)})
-    mapped = made.to_left(there)
-    assert set(mapped.dropped) == {*more, "blocks.4.q.weight"} == made.left_out_of(there).keys()
+    mapped = built.to_left(there)
+    assert set(mapped.dropped) == {*more, "blocks.4.q.weight"} == built.left_out_of(there).keys()
     with pytest.raises(CoverageError, match=r"blocks\.5"):
-        made.to_left(there | unread({"blocks.5.norm.weight": (1,)}))
+        built.to_left(there | unread({"blocks.5.norm.weight": (1,)}))
 
 
 @given(values=st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=50), size=st.integers(2, 200))
 def test_exact_stores_in_float32_what_would_not_come_back(values, size):
-    made = Table((row("a: n <-> b: n", op=Scale("size", -0.5)),), {"size": Size(size, "test")})
+    built = Table((row("a: n <-> b: n", op=Scale("size", -0.5)),), {"size": Size(size, "test")})
     bits = np.array(values, np.uint16)
     small = np.abs(bits.view(BF16.numpy).astype(np.float32)) < 2.0**-120
     bits = np.where(np.isnan(bits.view(BF16.numpy).astype(np.float32)) | small, np.uint16(0x3F80), bits)
-    mapped = made.to_left({"b": stored(bits, BF16)}, exact=True)
+    mapped = built.to_left({"b": stored(bits, BF16)}, exact=True)
     (note,) = mapped.values
     assert note.exact
     assert mapped.changed == {"a"}
     assert mapped.arrays["a"].dtype == (BF16 if size in (4, 16, 64) else F32)
-    back = made.to_right(mapped.arrays).arrays["b"]
+    back = built.to_right(mapped.arrays).arrays["b"]
     assert back.read().astype(BF16.numpy).tobytes() == bits.tobytes()
 
 
 def test_exact_refuses_what_it_cannot_store():
-    made = Table((row("a: n <-> b: n", op=Scale("n", -0.5)),), {})
+    built = Table((row("a: n <-> b: n", op=Scale("n", -0.5)),), {})
     with pytest.raises(UsageError, match="cannot be stored so that the way back is exact") as caught:
-        made.to_left({"b": stored(noise((3,), F32), F32)}, exact=True)
-    assert caught.value.place == "a"
+        built.to_left({"b": stored(noise((3,), F32), F32)}, exact=True)
+    assert caught.value.location == "a"
 
 
 def test_flags_that_nobody_sets_are_told_by_the_names():
-    made = Table(ROWS, {axis: said(axis) for axis in LENGTHS}, place="model")
+    built = Table(ROWS, {axis: declared(axis) for axis in LENGTHS}, location="model")
     for tied in (True, False):
-        assert made.to_left(unread(right_shapes(tied=tied))).arrays.keys() == (
+        assert built.to_left(unread(right_shapes(tied=tied))).arrays.keys() == (
             table(tied=tied).to_left(unread(right_shapes(tied=tied))).arrays.keys()
         )
 
@@ -457,5 +457,5 @@ def test_whole_names_tell_how_many_layers_there_are_and_no_absurd_number_does():
     sides = [parse_side("layers.{layer}.w", "x"), parse_side("{2*pair+1}.{layer+#dense}", "x")]
     names = ["layers.1.w", "layers.7.other", "layers.08.w", "7.4", f"layers.{10**30}.w", f"{10**3999}.1"]
     assert {axis: size.length for axis, size in sizes_from_keys({}, names, sides[:1]).items()} == {"layer": 2}
-    found = sizes_from_keys({"dense": Size(3, "said")}, names, sides)
-    assert {axis: size.length for axis, size in found.items()} == {"dense": 3, "layer": 2, "pair": 4}
+    result = sizes_from_keys({"dense": Size(3, "said")}, names, sides)
+    assert {axis: size.length for axis, size in result.items()} == {"dense": 3, "layer": 2, "pair": 4}

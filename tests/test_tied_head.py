@@ -23,7 +23,7 @@ from ckpttools.checks.registry import checks
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError
 from ckpttools.maxtext.stored_head import StoredHead
-from ckpttools.maxtext.tying import Head
+from ckpttools.maxtext.tied_embeddings import Head
 from ckpttools.testing.models import LlamaSizes, write_llama
 from ckpttools.testing.strategies import noise, stored
 
@@ -63,9 +63,9 @@ def test_nan_is_compared_without_a_warning(name, signaling):
     head[1, 0] = signaling
     head[2, 0] = signaling + 1
     table[2, 0] = signaling
-    arrays = [stored(each.view(dtype.carrier), dtype) for each in (head, table)]
-    found = StoredHead(NAMES, *arrays).deviation(memory=PLENTY)
-    assert (found.rows, found.largest) == (1, np.inf)
+    arrays = [stored(item.view(dtype.carrier), dtype) for item in (head, table)]
+    result = StoredHead(NAMES, *arrays).deviation(memory=PLENTY)
+    assert (result.rows, result.largest) == (1, np.inf)
 
 
 def without(name):
@@ -87,14 +87,14 @@ def test_deviation_counts_rows_and_finds_the_largest_difference(rows, name, is_t
     head = table.copy()
     for row in rows:
         head[row, row % 8] = -head[row, row % 8] - 1
-    arrays = [stored(each.view(dtype.carrier), dtype) for each in (head, table)]
+    arrays = [stored(item.view(dtype.carrier), dtype) for item in (head, table)]
     shown = swapped(arrays[0]) if is_transposed else arrays[0]
-    found = StoredHead(NAMES, shown, arrays[1], is_transposed).deviation(memory=PLENTY)
+    result = StoredHead(NAMES, shown, arrays[1], is_transposed).deviation(memory=PLENTY)
     if not rows:
-        assert found is None
+        assert result is None
         return
     largest = np.abs(head.astype(np.float64) - table.astype(np.float64)).max()
-    assert (found.rows, found.compared, found.largest) == (len(rows), ROWS, largest)
+    assert (result.rows, result.compared, result.largest) == (len(rows), ROWS, largest)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -103,8 +103,8 @@ def test_deviation_handles_nan_and_infinity(value):
     table = noise((4, 4), dtype)
     head = table.copy()
     head.view(np.float32)[2, 1] = value
-    found = StoredHead(NAMES, stored(head, dtype), stored(table, dtype)).deviation(memory=PLENTY)
-    assert (found.rows, found.largest) == (1, np.inf)
+    result = StoredHead(NAMES, stored(head, dtype), stored(table, dtype)).deviation(memory=PLENTY)
+    assert (result.rows, result.largest) == (1, np.inf)
     same = StoredHead(NAMES, stored(head, dtype), stored(head.copy(), dtype))
     assert same.deviation(memory=PLENTY) is None
 
@@ -113,8 +113,8 @@ def test_deviation_compares_some_rows_of_a_large_table():
     dtype = DTYPES["float32"]
     table = noise((1000, 4), dtype)
     other = stored(noise((1000, 4), dtype, 1), dtype)
-    found = StoredHead(NAMES, stored(table, dtype), other).deviation(memory=PLENTY, max_rows=64)
-    assert found.rows == found.compared == 64
+    result = StoredHead(NAMES, stored(table, dtype), other).deviation(memory=PLENTY, max_rows=64)
+    assert result.rows == result.compared == 64
 
 
 def test_deviation_reports_another_shape():
@@ -181,13 +181,13 @@ def test_reverse_conversion_needs_no_option(tmp_path, tied, has_head, way):
     result = ckpt("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "back")
     assert result.exit_code == 0, result.stderr
     assert ckpt("verify", tmp_path / "back", "--against", tmp_path / "maxtext").exit_code == 0
-    made, config = arrays_of(tmp_path / "back"), json.loads((tmp_path / "back/config.json").read_text())
-    assert config["tie_word_embeddings"] == (HEAD not in made)
+    built, config = arrays_of(tmp_path / "back"), json.loads((tmp_path / "back/config.json").read_text())
+    assert config["tie_word_embeddings"] == (HEAD not in built)
     expected = arrays_of(source)
     expected.setdefault(HEAD, expected[EMBEDDING])
-    for name, array in made.items():
+    for name, array in built.items():
         assert array.tobytes() == expected[name].tobytes()
-    assert made.keys() | {HEAD} == expected.keys()
+    assert built.keys() | {HEAD} == expected.keys()
 
 
 def test_maxtext_to_hf_refuses_to_drop_a_head_that_differs(tmp_path):
@@ -227,8 +227,8 @@ def test_alias_is_read_under_both_names(tmp_path, stored_name, alias, tied):
     result = ckpt("convert", "hf-to-maxtext", source, tmp_path / "maxtext")
     assert result.exit_code == 0, result.stderr
     plain = model(tmp_path / "plain", tied=tied, change=without(HEAD) if tied else lambda _: None)
-    for made, against in [(tmp_path / "maxtext", plain), (tmp_path / "maxtext", source)]:
-        result = ckpt("verify", made, "--against", against)
+    for built, against in [(tmp_path / "maxtext", plain), (tmp_path / "maxtext", source)]:
+        result = ckpt("verify", built, "--against", against)
         assert result.exit_code == 0, result.output
     result = ckpt("convert", "to-safetensors", source, tmp_path / "both")
     assert arrays_of(tmp_path / "both").keys() >= {HEAD, EMBEDDING}
@@ -267,7 +267,7 @@ def test_alias_of_save_model_is_read(tmp_path):
 
 
 def findings_of(path, check="tied-head"):
-    return [each for each in ckpttools.doctor(path).findings if each.check == check]
+    return [finding for finding in ckpttools.doctor(path).findings if finding.check == check]
 
 
 def run_command(command, directory):
@@ -293,12 +293,12 @@ def test_doctor_counts_the_rows_of_a_head_that_differ(rows, step):
     with tempfile.TemporaryDirectory() as name:
         source = model(Path(name) / "m", tied=True, change=change)
         arrays = arrays_of(source)
-        head, table = (arrays[each].astype(np.float64) for each in (HEAD, EMBEDDING))
-        (found,) = findings_of(source)
+        head, table = (arrays[item].astype(np.float64) for item in (HEAD, EMBEDDING))
+        (result,) = findings_of(source)
         differing = int((head != table).any(axis=1).sum())
-        assert (found.level == "error") == bool(differing)
+        assert (result.level == "error") == bool(differing)
         if differing:
-            assert f"{differing} of 24 rows differ, by up to {np.abs(head - table).max():.3g}" in found.what
+            assert f"{differing} of 24 rows differ, by up to {np.abs(head - table).max():.3g}" in result.what
         assert findings_of(source, "coverage") == []
 
 
@@ -334,9 +334,9 @@ def negative_zeros(arrays):
 )
 def test_doctor_compares_a_stored_tied_head(tmp_path, change, level, text):
     source = model(tmp_path / "m", tied=True, change=change)
-    found = findings_of(source)
-    assert [each.level for each in found] == [level] * (level is not None)
-    assert all(text in each.what for each in found)
+    result = findings_of(source)
+    assert [item.level for item in result] == [level] * (level is not None)
+    assert all(text in item.what for item in result)
     assert ckpttools.doctor(source).healthy == (level == "info" or HEAD not in arrays_of(source))
 
 
@@ -352,9 +352,9 @@ def test_doctor_compares_a_stored_tied_head(tmp_path, change, level, text):
 )
 def test_tied_heads_of_all_families_are_compared(tmp_path, fields):
     source = set_config(model(tmp_path / "m", tied=True, change=change_rows(4)), **fields)
-    (found,) = findings_of(source)
-    assert found.level == "error" and "1 of 24 rows differ" in found.what
-    assert (found.command is None) == ("tie_word_embeddings" in fields)
+    (result,) = findings_of(source)
+    assert result.level == "error" and "1 of 24 rows differ" in result.what
+    assert (result.command is None) == ("tie_word_embeddings" in fields)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "policy."])
@@ -362,7 +362,7 @@ def test_tied_heads_under_a_prefix_are_compared(tmp_path, prefix):
     source = model(tmp_path / "m", tied=True, change=change_rows(4))
     named = {prefix + name: array for name, array in arrays_of(source).items()}
     save_file(named, source / "model.safetensors")
-    assert [each.level for each in findings_of(source)] == ["error"]
+    assert [item.level for item in findings_of(source)] == ["error"]
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_head_and_other_unexpected_arrays_are_reported(tmp_path):
         arrays["model.layers.0.extra.weight"] = np.ones(4, np.float32)
 
     source = model(tmp_path / "m", tied=True, change=change)
-    assert [each.level for each in findings_of(source)] == ["error"]
+    assert [item.level for item in findings_of(source)] == ["error"]
     assert "model.layers.0.extra.weight" in findings_of(source, "coverage")[0].what
 
 
@@ -397,15 +397,15 @@ def test_commands_for_a_tied_head_lead_to_a_healthy_model(tmp_path, is_in_shards
         ckpttools.convert(source, tmp_path / "shards", max_shard_size="4kB")
         source = tmp_path / "shards"
     values = {".".join(path): array.read().tobytes() for path, array in ckpttools.open(source).arrays.items()}
-    (found,) = findings_of(source)
-    run_command(found.do.split("`")[1], tmp_path)
+    (result,) = findings_of(source)
+    run_command(result.do.split("`")[1], tmp_path)
     assert ckpttools.doctor(tmp_path / "made").healthy
-    made = {
-        ".".join(path): each.read().tobytes()
-        for path, each in ckpttools.open(tmp_path / "made").arrays.items()
+    built = {
+        ".".join(path): item.read().tobytes()
+        for path, item in ckpttools.open(tmp_path / "made").arrays.items()
     }
-    assert made == {name: value for name, value in values.items() if name != HEAD}
-    run_command(found.command, tmp_path)
+    assert built == {name: value for name, value in values.items() if name != HEAD}
+    run_command(result.command, tmp_path)
     assert ckpttools.doctor(source).healthy and findings_of(source) == []
     ckpttools.hf_to_maxtext(source, tmp_path / "maxtext")
     ckpttools.maxtext_to_hf(tmp_path / "maxtext", tmp_path / "back", like=source)
@@ -414,14 +414,14 @@ def test_commands_for_a_tied_head_lead_to_a_healthy_model(tmp_path, is_in_shards
 
 def test_command_for_a_repeated_head_leads_to_a_healthy_model(tmp_path):
     source = model(tmp_path / "m", tied=True)
-    (found,) = findings_of(source)
-    run_command(found.command, tmp_path)
+    (result,) = findings_of(source)
+    run_command(result.command, tmp_path)
     assert HEAD not in arrays_of(tmp_path / "made")
     assert ckpttools.doctor(tmp_path / "made").healthy and findings_of(tmp_path / "made") == []
 
 
 def test_conversions_do_not_compare_a_tied_head_as_a_check():
-    assert next(each for each in checks() if each.name == "tied-head").is_own_check
+    assert next(check for check in checks() if check.name == "tied-head").is_own_check
 
 
 @pytest.mark.parametrize(
@@ -441,5 +441,5 @@ def test_doctor_samples_a_tied_head_in_a_bucket(tmp_path, gcs, rows, level, text
     arrays[HEAD] = arrays[EMBEDDING].copy()
     arrays[HEAD][rows] += np.asarray(8, arrays[HEAD].dtype)
     save_file(arrays, source / "model.safetensors", {"format": "pt"})
-    (found,) = findings_of(gcs.filled(files_in(source)))
-    assert found.level == level and text in found.what
+    (result,) = findings_of(gcs.filled(files_in(source)))
+    assert result.level == level and text in result.what

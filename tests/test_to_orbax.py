@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 from support import command_line
 from support.golden_data import golden_arrays, golden_checkpoint, golden_leaves, leaves_by_package
-from support.places import HF
+from support.locations import HF
 from support.safetensors_files import packed
 from support.stored_trees import EVERYTHING, STEP, array, write
 
@@ -36,9 +36,9 @@ STORAGE = {
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     """A run directory with every kind of leaf."""
-    place = tmp_path_factory.mktemp("source") / "run"
-    write(EVERYTHING, OrbaxWriter(step=None), place)
-    return place
+    location = tmp_path_factory.mktemp("source") / "run"
+    write(EVERYTHING, OrbaxWriter(step=None), location)
+    return location
 
 
 class TestOrbaxToOrbax:
@@ -53,8 +53,8 @@ class TestOrbaxToOrbax:
     def test_the_metadata_of_the_tree_is_the_same(self, source, tmp_path):
         run("to-orbax", source, tmp_path / "out")
         ours, theirs = (
-            json.loads((place / str(STEP) / "items" / "_METADATA").read_bytes())
-            for place in (source, tmp_path / "out")
+            json.loads((location / str(STEP) / "items" / "_METADATA").read_bytes())
+            for location in (source, tmp_path / "out")
         )
         assert ours == theirs
 
@@ -72,11 +72,11 @@ class TestOrbaxToOrbax:
 
     def test_the_step_of_the_source_is_kept(self, source, tmp_path):
         run("to-orbax", source, tmp_path / "out")
-        assert [place.name for place in (tmp_path / "out").iterdir()] == [str(STEP)]
+        assert [location.name for location in (tmp_path / "out").iterdir()] == [str(STEP)]
 
     def test_dtype(self, tmp_path):
         run("to-orbax", golden_checkpoint(True), tmp_path / "out", "--dtype", "float32")
-        dtypes = {each.dtype.name for each in open_tree(tmp_path / "out").arrays.values()}
+        dtypes = {item.dtype.name for item in open_tree(tmp_path / "out").arrays.values()}
         assert dtypes == {"float32", "int64"}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 from support.command_line import ckpt, succeed
-from support.places import GOLDEN, HF
+from support.locations import GOLDEN, HF
 
 import ckpttools
 from ckpttools.api.conversion import Resources
@@ -40,25 +40,25 @@ def refused(code, *arguments):
 
 @pytest.fixture(scope="module", params=["scan", "no-scan"])
 def orbax(request, tmp_path_factory):
-    place = tmp_path_factory.mktemp("orbax") / "llama"
-    plan_to_maxtext(HF, ToMaxText(scan=request.param == "scan")).run(place)
-    return place
+    location = tmp_path_factory.mktemp("orbax") / "llama"
+    plan_to_maxtext(HF, ToMaxText(scan=request.param == "scan")).run(location)
+    return location
 
 
-def files(place: Path):
-    found = [file for file in place.rglob("*") if file.is_file()]
-    return {str(file.relative_to(place)): hashlib.sha256(file.read_bytes()).hexdigest() for file in found}
+def files(location: Path):
+    result = [file for file in location.rglob("*") if file.is_file()]
+    return {str(file.relative_to(location)): hashlib.sha256(file.read_bytes()).hexdigest() for file in result}
 
 
 class TestThereAndBack:
     @pytest.mark.parametrize("options", [(), ("--max-shard-size=40KB",), ("--separator=/",)], ids=str)
     def test_orbax_is_the_same_tree_in_safetensors(self, orbax, tmp_path, options):
         succeed("convert", "to-safetensors", orbax, tmp_path / "st", *options)
-        wanted, got = ckpttools.open(orbax), ckpttools.open(tmp_path / "st")
-        assert_same(got, wanted)
-        assert list(got) == list(wanted)
+        expected, got = ckpttools.open(orbax), ckpttools.open(tmp_path / "st")
+        assert_same(got, expected)
+        assert list(got) == list(expected)
         assert got.metadata.step == 0
-        assert got.metadata.custom == wanted.metadata.custom
+        assert got.metadata.custom == expected.metadata.custom
         assert "scan_layers" in got.metadata.custom
         assert Empty("Dict") in [leaf for path, leaf in got.items() if path[0] == "opt_state"]
 
@@ -76,7 +76,7 @@ class TestThereAndBack:
         plan_tree(ckpttools.open(orbax), SafetensorsWriter(40_000)).run(tmp_path / "st")
         plan_tree(ckpttools.open(tmp_path / "st"), OrbaxWriter(step=0)).run(tmp_path / "orbax")
         assert_same(ckpttools.open(tmp_path / "orbax"), ckpttools.open(orbax))
-        before, after = (place / "0" / "items" / "_METADATA" for place in (orbax, tmp_path / "orbax"))
+        before, after = (location / "0" / "items" / "_METADATA" for location in (orbax, tmp_path / "orbax"))
         assert json.loads(after.read_bytes()) == json.loads(before.read_bytes())
 
     def test_hugging_face_shards_become_one_file_and_shards_again(self, tmp_path):
@@ -85,9 +85,9 @@ class TestThereAndBack:
         assert set(files(tmp_path / "one")) == {"config.json", "model.safetensors"}
         succeed("convert", "to-safetensors", tmp_path / "one", tmp_path / "many", "--max-shard-size=30KB")
         assert len(files(tmp_path / "many")) > 3
-        for place in ("one", "many"):
-            got, wanted = ckpttools.open(tmp_path / place), ckpttools.open(sharded)
-            assert_same(got.with_metadata(custom={}), wanted.with_metadata(custom={}))
+        for location in ("one", "many"):
+            got, expected = ckpttools.open(tmp_path / location), ckpttools.open(sharded)
+            assert_same(got.with_metadata(custom={}), expected.with_metadata(custom={}))
 
     def test_a_step_of_several(self, tmp_path):
         for step in (3, 20):
@@ -96,8 +96,8 @@ class TestThereAndBack:
         (tmp_path / "run3" / "3").rename(tmp_path / "run20" / "3")
         succeed("convert", "to-safetensors", tmp_path / "run20", tmp_path / "latest")
         succeed("convert", "to-safetensors", tmp_path / "run20", tmp_path / "third", "--step=3")
-        for place, step in (("latest", 20), ("third", 3)):
-            tree = ckpttools.open(tmp_path / place)
+        for location, step in (("latest", 20), ("third", 3)):
+            tree = ckpttools.open(tmp_path / location)
             assert tree.metadata.step == step
             assert np.array_equal(tree["w", 0].read().view("u4"), noise((4,), DTYPES["int32"], step))
 
@@ -106,9 +106,9 @@ class TestTheCommand:
     def test_says_what_it_did_and_leaves_nothing_behind(self, orbax, tmp_path):
         output = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--no-progress").stdout
         assert output.startswith(f"{tmp_path / 'st'}: ")
-        assert [place.name for place in tmp_path.iterdir()] == ["st"]
-        companions = {"hf/config.json", "hf/ckpttools.json"}
-        assert set(files(tmp_path / "st")) == {"model.safetensors", *companions}
+        assert [location.name for location in tmp_path.iterdir()] == ["st"]
+        sidecars = {"hf/config.json", "hf/ckpttools.json"}
+        assert set(files(tmp_path / "st")) == {"model.safetensors", *sidecars}
 
     def test_a_cast_is_applied_and_its_loss_is_said(self, orbax, tmp_path):
         result = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--dtype=fp16")
@@ -130,13 +130,13 @@ class TestTheCommand:
         (tmp_path / "st").mkdir()
         (tmp_path / "st" / "precious").write_text("x")
         assert "precious" in refused(2, orbax, tmp_path / "st", "--overwrite")
-        assert [place.name for place in tmp_path.rglob("*")] == ["st", "precious"]
+        assert [location.name for location in tmp_path.rglob("*")] == ["st", "precious"]
         (tmp_path / "st" / "precious").unlink()
         succeed("convert", "to-safetensors", orbax, tmp_path / "st")
         assert "--overwrite" in refused(2, orbax, tmp_path / "st")
         succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--overwrite")
-        companions = {"hf/config.json", "hf/ckpttools.json"}
-        assert set(files(tmp_path / "st")) == {"model.safetensors", *companions}
+        sidecars = {"hf/config.json", "hf/ckpttools.json"}
+        assert set(files(tmp_path / "st")) == {"model.safetensors", *sidecars}
 
     def test_what_makes_no_sense(self, orbax, tmp_path):
         destination = tmp_path / "st"

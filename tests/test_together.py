@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from support.command_line import ckpt, run
+from support.locations import GOLDEN, TESTS
 from support.measured import RUN
 from support.object_stores import files_in
-from support.places import GOLDEN, TESTS
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
 STAMPED = re.compile(r"(^|/)_CHECKPOINT_METADATA$")
@@ -62,13 +62,13 @@ def job(words, count=2, dying=None, started_as=("-m", "ckpttools")):
                 env={**os.environ, "JAX_PLATFORMS": "cpu"},
             )
         )
-    said = [each.communicate(timeout=120)[0] for each in started]
-    return [each.returncode for each in started], said
+    declared = [item.communicate(timeout=120)[0] for item in started]
+    return [item.returncode for item in started], declared
 
 
-def unstamped(place):
+def unstamped(location):
     """Its files, but for one in which Orbax has the time."""
-    return {name: each for name, each in files_in(place).items() if not STAMPED.search(name)}
+    return {name: item for name, item in files_in(location).items() if not STAMPED.search(name)}
 
 
 # Four take about 40 CPU seconds.
@@ -78,27 +78,27 @@ MANY = pytest.mark.skipif("CKPTTOOLS_PROCESSES" not in os.environ, reason="CKPTT
 @pytest.mark.parametrize(("count", "later"), [(2, 2), pytest.param(4, 3, marks=MANY)])
 def test_a_killed_process_ends_the_job_by_its_name_and_the_next_job_goes_on(tmp_path, count, later):
     words = ["convert", "hf-to-maxtext", SHARDED, tmp_path / "out", "--jobs", "1"]
-    codes, said = job(words, count, dying=count - 1)
-    assert codes == [*[5] * (count - 1), -9], (codes, said)
-    assert f"process {count - 1} of {count} is gone" in said[0], said[0]
+    codes, declared = job(words, count, dying=count - 1)
+    assert codes == [*[5] * (count - 1), -9], (codes, declared)
+    assert f"process {count - 1} of {count} is gone" in declared[0], declared[0]
     assert not (tmp_path / "out").exists()
 
-    codes, said = job(words, later, started_as=("-c", LATE) if later > 2 else ("-m", "ckpttools"))
-    assert codes == [0] * later, said
-    assert "13 arrays" in said[0] and f"part 1/{later}" in said[1], said
-    assert any("done before" in each for each in said), said
+    codes, declared = job(words, later, started_as=("-c", LATE) if later > 2 else ("-m", "ckpttools"))
+    assert codes == [0] * later, declared
+    assert "13 arrays" in declared[0] and f"part 1/{later}" in declared[1], declared
+    assert any("done before" in item for item in declared), declared
     run("convert", "hf-to-maxtext", SHARDED, tmp_path / "alone")
     assert unstamped(tmp_path / "alone") == unstamped(tmp_path / "out")
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["alone", "out"]
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["alone", "out"]
 
 
 def test_several_processes_reshard_to_the_bytes_of_one(tmp_path):
     source = GOLDEN / "llama3.1" / "maxtext_scanned"
     aimed = ("--mesh", "fsdp=4,tensor=2", "--subchunks", "4KiB")
-    codes, said = job(["reshard", source, tmp_path / "out", *aimed])
-    assert codes == [0, 0], said
-    assert all(re.search(r"part ./2 of .*: [1-9]\d* tasks", each) for each in said), said
-    (closing,) = (line for line in said[0].splitlines() if line.startswith(f"{tmp_path / 'out'}: "))
+    codes, declared = job(["reshard", source, tmp_path / "out", *aimed])
+    assert codes == [0, 0], declared
+    assert all(re.search(r"part ./2 of .*: [1-9]\d* tasks", item) for item in declared), declared
+    (closing,) = (line for line in declared[0].splitlines() if line.startswith(f"{tmp_path / 'out'}: "))
     assert "done before" not in closing and "/s)" in closing, "of the whole job"
     run("reshard", source, tmp_path / "alone", *aimed)
     assert unstamped(tmp_path / "alone") == unstamped(tmp_path / "out")
@@ -115,8 +115,14 @@ def test_numbers_that_cannot_be_are_refused_in_the_words_of_who_gives_them(
     tmp_path, monkeypatch, number, count
 ):
     """At once: nobody is waited for."""
-    said = {"JOB_ID": "5", "STEP_NODELIST": "localhost", "NTASKS": count, "PROCID": number, "LOCALID": "0"}
-    for name, value in said.items():
+    declared = {
+        "JOB_ID": "5",
+        "STEP_NODELIST": "localhost",
+        "NTASKS": count,
+        "PROCID": number,
+        "LOCALID": "0",
+    }
+    for name, value in declared.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     result = ckpt("cast", SHARDED, tmp_path / "out", "--dtype", "float16", "--distributed")
     assert result.exit_code == 2, result.output
@@ -134,11 +140,11 @@ def test_what_jax_takes_is_inside_the_memory_allowed(tmp_path):
     arrays = {f"layers.{k}.weight": np.ones((8192, 4096), np.float16) for k in range(2)}
     save_file(arrays, tmp_path / "model.safetensors")
     words = ["cast", tmp_path / "model.safetensors", tmp_path / "out", "--dtype", "float32"]
-    codes, said = job([*words, "--memory", "300MiB"], started_as=("-c", RUN))
-    assert codes == [0, 0], said
-    peaks = [int(re.search(r"^peak (\d+)$", each, re.MULTILINE)[1]) >> 20 for each in said]
-    assert max(peaks) <= 300, (peaks, said)
+    codes, declared = job([*words, "--memory", "300MiB"], started_as=("-c", RUN))
+    assert codes == [0, 0], declared
+    peaks = [int(re.search(r"^peak (\d+)$", item, re.MULTILINE)[1]) >> 20 for item in declared]
+    assert max(peaks) <= 300, (peaks, declared)
 
-    codes, said = job([*words, "--memory", "200MiB", "--overwrite"])
-    assert codes == [4, 5] and "--memory 200MiB" in said[0], (codes, said)
-    assert "process 0 of 2 has ended the job" in said[1], said
+    codes, declared = job([*words, "--memory", "200MiB", "--overwrite"])
+    assert codes == [4, 5] and "--memory 200MiB" in declared[0], (codes, declared)
+    assert "process 0 of 2 has ended the job" in declared[1], declared

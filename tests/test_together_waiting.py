@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ckpttools.api.standing import PartStatus
-from ckpttools.api.together import _are_done, _check_failed, _heeding
+from ckpttools.api.distributed import _are_done, _check_failed, _heeding
+from ckpttools.api.plan_status import PartStatus
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.run.events import Publishing
 from ckpttools.sharding.load_progress import JobProgress, Teller
@@ -23,13 +23,13 @@ class Notes:
     """A coordination service of one process."""
 
     def __init__(self) -> None:
-        self.said: dict[str, str] = {}
+        self.declared: dict[str, str] = {}
 
     def key_value_dir_get(self, topic):
-        return [(key, value) for key, value in self.said.items() if key.startswith(topic)]
+        return [(key, value) for key, value in self.declared.items() if key.startswith(topic)]
 
     def key_value_set(self, key, value, allow_overwrite=False):
-        self.said[key] = value
+        self.declared[key] = value
 
 
 @pytest.fixture
@@ -66,25 +66,25 @@ def test_one_of_an_earlier_job_with_the_same_name_is_not_taken_for_it(job):
 
 def test_who_loads_is_told_of_all_and_of_whom_they_wait_for(job):
     """Asked while process 0 waits for what another is to say."""
-    said: list[JobProgress] = []
+    declared: list[JobProgress] = []
     others = [
-        Teller(Processes(each.number, each.count, each.client), 100, said.append)
-        for each in (other(job, 1), other(job, 2))
+        Teller(Processes(item.number, item.count, item.client), 100, declared.append)
+        for item in (other(job, 1), other(job, 2))
     ]
-    for each, nbytes in zip(others, (100, 40), strict=True):
-        each.add(nbytes)
-    assert said == []
-    first = Teller(Processes(0, 3, job.client), 100, said.append)
+    for item, nbytes in zip(others, (100, 40), strict=True):
+        item.add(nbytes)
+    assert declared == []
+    first = Teller(Processes(0, 3, job.client), 100, declared.append)
     first.add(100)
     first.waits("read w/2")
-    assert [each.bytes_done for each in said[-1].processes] == [100, 100, 40]
-    assert said[-2].waiting_for is None and said[-1].waiting_for == 2
-    assert "80 % of 300 bytes" in repr(said[-1])
-    assert "process 2 has least, all wait for process 2" in repr(said[-1])
+    assert [process.bytes_done for process in declared[-1].processes] == [100, 100, 40]
+    assert declared[-2].waiting_for is None and declared[-1].waiting_for == 2
+    assert "80 % of 300 bytes" in repr(declared[-1])
+    assert "process 2 has least, all wait for process 2" in repr(declared[-1])
 
 
 def test_process_0_gives_up_its_own_part_when_another_has(job, monkeypatch):
-    from ckpttools.api import together
+    from ckpttools.api import distributed as together
 
     monkeypatch.setattr(together, "_LOOK_SECONDS", 0.0)
     seen: list[object] = []

@@ -25,8 +25,8 @@ from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.torch.alike import ProcessFile, ends_of, refuse_copies
 from ckpttools.formats.torch.entry import SavedTensor
+from ckpttools.formats.torch.replica_check import ProcessFile, ends_of, refuse_copies
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.stores.registry import parse
 
@@ -52,9 +52,9 @@ class TestMetadataAndFiles:
             path = ("model", name.removeprefix("model."))
             if name == "optim.exp_avg":
                 path = ("optim", "state", "layers.0.weight", "exp_avg")
-            found = tree.arrays[path]
-            assert (found.shape, found.dtype) == (array.shape, array.dtype), name
-            assert found.read().tobytes() == array.read().tobytes(), name
+            result = tree.arrays[path]
+            assert (result.shape, result.dtype) == (array.shape, array.dtype), name
+            assert result.read().tobytes() == array.read().tobytes(), name
         numbers = {
             path: array.read().item() for path, array in tree.arrays.items() if path in tree.metadata.scalars
         }
@@ -138,7 +138,7 @@ class TestMetadataAndFiles:
         def refused(*held):
             arrays = ({what: lazy(np.full((1, 8, 8), 0.5) + np.eye(8) * n)} for what, n in held)
             return are_refused(
-                {str(k): ProcessFile(each, file, lambda: {(0, 8)}) for k, each in enumerate(arrays)}
+                {str(k): ProcessFile(item, file, lambda: {(0, 8)}) for k, item in enumerate(arrays)}
             )
 
         first, second = ("layers.0", 1), ("layers.1", 2)
@@ -162,10 +162,10 @@ def resay(file, change, only_last=False):
     raw = file.read_bytes()
     length = int.from_bytes(raw[:8], "little")
     header = json.loads(raw[8 : 8 + length])
-    said = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
-    for each in list(said.values())[-1 if only_last else 0 :]:
-        each["saved_offsets"] = change(each["saved_offsets"])
-    header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(said)
+    declared = json.loads(header["__metadata__"]["DCP_SHARDING_INFO"])
+    for item in list(declared.values())[-1 if only_last else 0 :]:
+        item["saved_offsets"] = change(item["saved_offsets"])
+    header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(declared)
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
 
@@ -175,7 +175,7 @@ class TestSafetensors:
         tree = open_tree(SHARDS)
         assert {f"model.{dotted(path)}" for path in tree.arrays} == WHOLE.keys() - {"optim.exp_avg"}
         # What is transposed was saved as another: this writer of torch takes contiguous tensors only.
-        for path, array in [each for each in tree.arrays.items() if each[0] != ("tr",)]:
+        for path, array in [item for item in tree.arrays.items() if item[0] != ("tr",)]:
             assert array.read().tobytes() == WHOLE[f"model.{dotted(path)}"].read().tobytes(), path
         assert "4 processes" in tree.metadata.notes.remarks[0] and not tree.metadata.custom.get("DCP_VERSION")
 
@@ -202,9 +202,9 @@ class TestSafetensors:
         names = {}
         for name, (number, rank, count) in cut.items():
             for nth, part in enumerate(np.split(whole[name], count)):
-                said = {name: {"saved_offsets": [nth * len(part)]}}
+                declared = {name: {"saved_offsets": [nth * len(part)]}}
                 file = tmp_path / f"shard-{rank + nth:05d}-model-{number:05d}-of-00003.safetensors"
-                metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(said)}
+                metadata = {"format": "pt", "DCP_SHARDING_INFO": json.dumps(declared)}
                 save_file({name: part}, file, metadata)
                 names[name, nth] = file
         tree = open_tree(tmp_path)
@@ -227,7 +227,7 @@ class TestSafetensors:
         assert "two of its parts have element" in run("hash", part, code=3)
 
     @pytest.mark.parametrize("wrong", [-1, 1 << 62, 0.0, None, "1"])
-    def test_offsets_that_are_no_places(self, tmp_path, wrong):
+    def test_offsets_that_are_no_locations(self, tmp_path, wrong):
         part = copied(SHARDS, tmp_path / "c")
         file = part / "shard-00001-model-00001-of-00002.safetensors"
         resay(file, lambda offsets: [*offsets[:-1], wrong], only_last=True)
@@ -279,24 +279,24 @@ class TestRanks:
         shutil.copy(part / "model_world_size_4_rank_0.pt", other)
         assert "those of ranks 0 and 1 have the same parts:" in run("hash", part, code=3)
         other.write_bytes(b"")
-        assert "got    an empty file" in run("hash", part, code=3)
+        assert "got      an empty file" in run("hash", part, code=3)
 
     def test_what_several_processes_have_is_compared(self, tmp_path):
         """Other numbers of any tensor of any process are refused or read, never left out."""
         told, truth = 0, {path: array.read().tobytes() for path, array in open_tree(RANKS).arrays.items()}
         for rank in (0, 3):
             part = copied(RANKS, tmp_path / str(rank))
-            place = part / f"model_world_size_4_rank_{rank}.pt"
-            raw = place.read_bytes()
-            spans = saved_file(parse(place), ReadOptions()).storages.values()
-            for span in (each for each in spans if each.nbytes != MESH):
+            location = part / f"model_world_size_4_rank_{rank}.pt"
+            raw = location.read_bytes()
+            spans = saved_file(parse(location), ReadOptions()).storages.values()
+            for span in (item for item in spans if item.nbytes != MESH):
                 changed = bytes(byte ^ 0x55 for byte in raw[span.start : span.start + span.nbytes])
-                place.write_bytes(raw[: span.start] + changed + raw[span.start + span.nbytes :])
+                location.write_bytes(raw[: span.start] + changed + raw[span.start + span.nbytes :])
                 try:
                     tree = open_tree(part)
                 except FormatError as error:
                     assert "has other numbers than rank" in str(error) and "prefer_rank=0" in str(error)
-                    others = tuple(each for each in range(4) if each != rank)
+                    others = tuple(item for item in range(4) if item != rank)
                     tree = open_tree(part, ReadOptions(prefer_rank=others))
                     assert {path: array.read().tobytes() for path, array in tree.arrays.items()} == truth
                     assert "was preferred: its numbers of 1 tensor" in " ".join(tree.metadata.notes.remarks)
@@ -309,11 +309,11 @@ class TestRanks:
         """Buffers that each process has for itself: none is taken unasked, and whose it is is told."""
         part = copied(RANKS, tmp_path / "c")
         for rank in range(4):
-            place = part / f"model_world_size_4_rank_{rank}.pt"
-            raw, spans = place.read_bytes(), saved_file(parse(place), ReadOptions()).storages.values()
+            location = part / f"model_world_size_4_rank_{rank}.pt"
+            raw, spans = location.read_bytes(), saved_file(parse(location), ReadOptions()).storages.values()
             # "plain", which no process has a part of.
-            (span,) = (each for each in spans if each.nbytes == 4 * WHOLE["model.plain"].size)
-            place.write_bytes(
+            (span,) = (item for item in spans if item.nbytes == 4 * WHOLE["model.plain"].size)
+            location.write_bytes(
                 raw[: span.start] + bytes([rank]) * span.nbytes + raw[span.start + span.nbytes :]
             )
         assert "--prefer-rank 0 takes its numbers" in run("hash", part, code=3)
@@ -329,15 +329,15 @@ class TestRanks:
         """Of the first stage of a pipeline there may be no tensor of its own."""
         part = copied(RANKS, tmp_path / "c")
         for rank in (2, 3):
-            place = part / f"model_world_size_4_rank_{rank}.pt"
-            with zipfile.ZipFile(place) as archive:
+            location = part / f"model_world_size_4_rank_{rank}.pt"
+            with zipfile.ZipFile(location) as archive:
                 files = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
             storages = {
                 name.removeprefix("data/"): raw for name, raw in files.items() if name.startswith("data/")
             }
             (plain,) = (key for key, raw in storages.items() if len(raw) == WHOLE["model.plain"].nbytes)
             storages[plain] = bytes([rank]) * len(storages[plain])
-            archived(place, files["data.pkl"].replace(b"plain", b"stage"), storages)
+            archived(location, files["data.pkl"].replace(b"plain", b"stage"), storages)
         assert "--prefer-rank 2 takes its numbers" in run("hash", part, code=3)
         run("convert", "to-safetensors", part, tmp_path / "out", "--prefer-rank", 2)
         assert {*open_tree(tmp_path / "out")["stage"].read().tobytes()} == {2}
@@ -371,7 +371,7 @@ class TestRanks:
         part = copied(RANKS, tmp_path / "c")
         (part / "huggingface").mkdir()
         (part / "huggingface/config.json").write_text('{"model_type": "tiny"}')
-        assert ckpttools.inspect(part).companions == ("huggingface/config.json",)
+        assert ckpttools.inspect(part).sidecars == ("huggingface/config.json",)
         run("convert", "to-safetensors", part, tmp_path / "out")
         assert json.loads((tmp_path / "out/config.json").read_text()) == {"model_type": "tiny"}
         assert "healthy" in ckpt("doctor", part).output
@@ -388,7 +388,7 @@ def cuts(draw):
 
 
 def boxes_of(shape, inner):
-    ends = [list(itertools.pairwise([0, *each, n])) for each, n in zip(inner, shape, strict=True)]
+    ends = [list(itertools.pairwise([0, *item, n])) for item, n in zip(inner, shape, strict=True)]
     return [Region(tuple(a for a, _ in box), tuple(b for _, b in box)) for box in itertools.product(*ends)]
 
 
@@ -401,14 +401,14 @@ def test_a_tensor_by_itself_in_any_order_of_axes(tmp_path_factory, shape, data, 
     """As torch saves a transposed one: its storage whole, and strides that fall in another order."""
     order = data.draw(st.permutations(range(len(shape))))
     stored = np.arange(np.prod(shape)).astype(dtype).reshape([shape[axis] for axis in order])
-    wanted = stored.transpose(np.argsort(order))
-    strides = tuple(step // wanted.itemsize for step in wanted.strides)
+    expected = stored.transpose(np.argsort(order))
+    strides = tuple(step // expected.itemsize for step in expected.strides)
     path = save(
         tmp_path_factory.mktemp("saved") / "one.pt", View(stored.reshape(-1), 0, tuple(shape), strides)
     )
     with parse(str(path)).open() as file:
         one = SavedTensor(file, 0, file.size, tuple(shape), DTYPES[dtype])
-        assert (Decoded(tuple(shape), DTYPES[dtype], one).read() == wanted).all()
+        assert (Decoded(tuple(shape), DTYPES[dtype], one).read() == expected).all()
 
 
 def test_a_tensor_by_itself_with_gaps_between_its_elements(tmp_path):
@@ -454,7 +454,7 @@ def test_damaged_metadata(tmp_path):
                 break
 
 
-def test_two_names_at_one_place(tmp_path):
+def test_two_names_at_one_location(tmp_path):
     part = copied(DCP, tmp_path / "c")
     whole = (part / ".metadata").read_bytes()
     # The key that a tensor has in the saved tree: a text of pickle's protocol 4, after its length.
@@ -480,9 +480,9 @@ def test_parts_that_are_cut_unevenly_are_no_cells_of_a_row_each():
         )
 
 
-@pytest.mark.parametrize("place", [0, -1])
-def test_both_ends_of_copies_are_looked_at_to_the_last_element(place):
+@pytest.mark.parametrize("location", [0, -1])
+def test_both_ends_of_copies_are_looked_at_to_the_last_element(location):
     one = np.zeros(1 << 20, np.float32)
     other = one.copy()
-    other[place] = 1
+    other[location] = 1
     assert ends_of(lazy(one)) != ends_of(lazy(other))

@@ -79,7 +79,7 @@ def test_what_cannot_be_read_is_refused_by_name(name, says):
 def test_views_with_steps_are_what_torch_sliced():
     x, y, z = (np.arange(n, dtype="f4") for n in (60, 49, 105))
     x, y, z = x.reshape(12, 5), y.reshape(7, 7), z.reshape(7, 5, 3)
-    wanted = {
+    expected = {
         "step": np.arange(10.0)[::3],
         "offset": np.arange(10.0)[1::3],
         "rows": x[::5],
@@ -92,9 +92,9 @@ def test_views_with_steps_are_what_torch_sliced():
         "c3": z[::2, 1::2, ::2],
     }
     tree = open_tree(FIXTURES / "strided.pt")
-    assert {name for (name,) in tree.arrays} == wanted.keys()
+    assert {name for (name,) in tree.arrays} == expected.keys()
     for (name,), array in tree.arrays.items():
-        assert np.array_equal(array.read().astype("f4"), wanted[name].astype("f4")), name
+        assert np.array_equal(array.read().astype("f4"), expected[name].astype("f4")), name
 
 
 def test_a_tar_of_before_2018_is_known_for_what_it_is(tmp_path):
@@ -167,7 +167,7 @@ def test_an_index_that_says_otherwise(tmp_path):
     with pytest.raises(FormatError, match="the same tensors in several files") as caught:
         open_tree(twice)
     assert caught.value.message.endswith(f":\n    a: in {first}, {second}")
-    assert str(caught.value.place) == str(twice)
+    assert str(caught.value.location) == str(twice)
 
 
 # ---- views of storages
@@ -258,11 +258,11 @@ class QuantisedTensor:
     """As those of Transformer Engine: what makes one is a method of the class."""
 
     @classmethod
-    def made(cls, *_):
+    def built(cls, *_):
         pytest.fail("it was called")
 
     def __reduce_ex__(self, protocol):
-        return QuantisedTensor.made, (0,)
+        return QuantisedTensor.built, (0,)
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
@@ -285,9 +285,9 @@ def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path, protoco
 
 
 def names_in(data: bytes) -> set[str]:
-    found = {str(arg).replace(" ", ".") for op, arg, _ in pickletools.genops(data) if op.name == "GLOBAL"}
-    assert found
-    return found
+    result = {str(arg).replace(" ", ".") for op, arg, _ in pickletools.genops(data) if op.name == "GLOBAL"}
+    assert result
+    return result
 
 
 @given(st.integers(0, 2**32))
@@ -377,13 +377,13 @@ def test_what_small_pickles_may_take(tmp_path, data, says):
 
 def changed(source, target, *edits):
     """A file of torch.save with other bytes in its pickle."""
-    with zipfile.ZipFile(source) as archive, zipfile.ZipFile(target, "w") as made:
+    with zipfile.ZipFile(source) as archive, zipfile.ZipFile(target, "w") as built:
         for name in archive.namelist():
             data = archive.read(name)
             for old, new in edits if name.endswith("data.pkl") else ():
                 assert old in data
                 data = data.replace(old, new)
-            made.writestr(name, data)
+            built.writestr(name, data)
     return target
 
 
@@ -438,7 +438,7 @@ def test_a_file_without_checksums(tmp_path, monkeypatch):
         patched.setattr(zipfile, "crc32", lambda *_: 0)
         path = save(tmp_path / "x.pt", {"a": whole(np.ones(3, "f4"))})
     with zipfile.ZipFile(path) as archive:
-        assert {each.CRC for each in archive.infolist()} == {0}
+        assert {item.CRC for item in archive.infolist()} == {0}
     assert open_tree(path)["a"].read().tolist() == [1, 1, 1]
 
 
@@ -500,10 +500,10 @@ def test_members_that_overlap(tmp_path, at, value, says):
     first, second = (np.full(6, number, "f4") for number in (1, 2))
     path = save(tmp_path / "a.pt", {"a": whole(first), "b": whole(second)})
     with zipfile.ZipFile(path) as archive:
-        places = {each.filename: each.header_offset for each in archive.infolist()}
+        locations = {item.filename: item.header_offset for item in archive.infolist()}
     raw = bytearray(path.read_bytes())
     start = central(raw, b"archive/data/1" if at == 42 else b"archive/data/0")
-    number = places[value] if at == 42 else value
+    number = locations[value] if at == 42 else value
     for field in (42,) if at == 42 else (20, 24):
         raw[start + field : start + field + 4] = number.to_bytes(4, "little")
     path.write_bytes(raw)
@@ -572,8 +572,8 @@ def flipped(path, content, name=None):
 
 
 def told_by_doctor(*arguments):
-    said = ckpt("doctor", *arguments, "--no-progress")
-    return said.exit_code, " ".join(said.output.split())
+    declared = ckpt("doctor", *arguments, "--no-progress")
+    return declared.exit_code, " ".join(declared.output.split())
 
 
 def numbers(count, first):
@@ -591,9 +591,9 @@ def test_a_flipped_bit_in_numbers_is_seen_with_checksums(tmp_path):
     crc = f"{zlib.crc32(numbers(9, -9).tobytes()):08x}"
     second = flipped(path, numbers(9, -9).tobytes(), "archive/data/1")
     assert told_by_doctor(path)[0] == 0
-    code, said = told_by_doctor(path, "--checksums")
-    assert code == 1 and f"the data of 1 of 2 storages is damaged: {second}" in said
-    assert f"was written with {crc}" in said and "restore it from another copy" in said
+    code, declared = told_by_doctor(path, "--checksums")
+    assert code == 1 and f"the data of 1 of 2 storages is damaged: {second}" in declared
+    assert f"was written with {crc}" in declared and "restore it from another copy" in declared
     first = flipped(path, numbers(3_000_000, 0).tobytes())
     assert f"2 of 2 storages is damaged: {first}" in told_by_doctor(path, "--checksums")[1]
     assert (report := ckpttools.doctor(path, checksums=True)).compared and not report.healthy
@@ -625,29 +625,29 @@ def test_checksums_of_all_that_torch_saves(tmp_path, name, file):
     assert ckpttools.doctor(source, checksums=True, observe=lambda *bytes: done.append(bytes)).healthy
     assert done[0][0] == 0 and done[-1][0] == done[-1][1] > 0
     damaged = source / file
-    format = next(each for each in formats().values() if each.why_not(parse(source)) is None)
-    found = format.checksums(parse(source), ReadOptions())
-    hit = next(each for each in found if each.file.path == str(damaged))
+    format = next(fmt for fmt in formats().values() if fmt.why_not(parse(source)) is None)
+    result = format.checksums(parse(source), ReadOptions())
+    hit = next(item for item in result if item.file.path == str(damaged))
     data = bytearray(damaged.read_bytes())
     data[hit.offset] ^= 1
     damaged.write_bytes(data)
-    code, said = told_by_doctor(source, "--checksums")
-    assert code == 1 and f"{damaged} [checksums]" in said
-    assert f"{hit.name} (bytes {hit.offset:,} to {hit.offset + hit.nbytes:,})" in said
+    code, declared = told_by_doctor(source, "--checksums")
+    assert code == 1 and f"{damaged} [checksums]" in declared
+    assert f"{hit.name} (bytes {hit.offset:,} to {hit.offset + hit.nbytes:,})" in declared
 
 
 def test_a_file_that_is_cut_is_told_once(tmp_path):
     path = save(tmp_path / "x.pt", {"a": whole(numbers(9, 1))})
     path.write_bytes(path.read_bytes()[:-40])
-    code, said = told_by_doctor(path, "--checksums")
-    assert code == 1 and said.endswith("1 error") and "[torch]" in said
+    code, declared = told_by_doctor(path, "--checksums")
+    assert code == 1 and declared.endswith("1 error") and "[torch]" in declared
 
 
 @pytest.mark.parametrize(("kind", "name"), [("torch-distributed", "dcp"), ("torch", "full.pt")])
 def test_a_bucket_that_does_not_answer_is_no_file_without_checksums(gcs, kind, name):
     """Else it would be said that all data has its checksums."""
     files = [FIXTURES / name] if name.endswith(".pt") else (FIXTURES / name).iterdir()
-    place = gcs.filled({str(each.relative_to(FIXTURES)): each.read_bytes() for each in files}) / name
+    location = gcs.filled({str(file.relative_to(FIXTURES)): file.read_bytes() for file in files}) / name
     gcs.server.faults.append(Fault("0.distcp" if name == "dcp" else name, count=99, status=403))
     with pytest.raises(StorageError):
-        list(formats()[kind].checksums(place, ReadOptions()))
+        list(formats()[kind].checksums(location, ReadOptions()))

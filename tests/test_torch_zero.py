@@ -103,8 +103,8 @@ def test_values_of_other_kinds(tmp_path, counts, frozen, why):
     kept = whole(np.ones(3, "f4"))
     state = {"zero_stage": 2, "partition_count": counts, "single_partition_of_fp32_groups": [kept]}
     save(step / "zero_pp_rank_0_mp_rank_00_optim_states.pt", {"optimizer_state_dict": state})
-    said = {"param_shapes": [{"a": (3,)}], "buffer_names": [], "frozen_param_shapes": frozen}
-    save(step / "mp_rank_00_model_states.pt", {"module": {}, **said})
+    declared = {"param_shapes": [{"a": (3,)}], "buffer_names": [], "frozen_param_shapes": frozen}
+    save(step / "mp_rank_00_model_states.pt", {"module": {}, **declared})
     with pytest.raises(FormatError, match=why):
         open_tree(step)
 
@@ -143,7 +143,7 @@ def write_zero(root, stage, groups, world, cut_at=0, steps=(3,), is_elastic=Fals
     model = {"module": {}, "buffer_names": [], "param_shapes": shapes, "shared_params": {}}
     if devices:
         model |= {"module": {"buffer": whole(np.ones(1, "f4"))}, "buffer_names": ["buffer"]}
-    vectors = [np.concatenate([each.reshape(-1) for each in group.values()]) for group in groups]
+    vectors = [np.concatenate([item.reshape(-1) for item in group.values()]) for group in groups]
     root.mkdir(parents=True, exist_ok=True)
     for rank in range(world):
         device = devices[rank] if devices else "cpu"
@@ -152,8 +152,8 @@ def write_zero(root, stage, groups, world, cut_at=0, steps=(3,), is_elastic=Fals
             parts = [part_of_group(vector, rank, world) for vector in vectors]
             state["single_partition_of_fp32_groups"] = [whole(part) for part in parts]
         else:
-            every = [each for group in groups for each in group.values()]
-            flat = np.concatenate([part_of_each(each, rank, world) for each in every])
+            every = [item for group in groups for item in group.values()]
+            flat = np.concatenate([part_of_each(item, rank, world) for item in every])
             at = min(cut_at, flat.size - 1)
             parts = [flat[:at].copy(), flat[at:].copy()] if at else [flat]
             state["fp32_flat_groups"] = [whole(part) for part in parts]
@@ -202,11 +202,11 @@ def models(draw):
     groups = draw(st.lists(st.lists(sizes, min_size=1, max_size=4), min_size=1, max_size=2))
     count = iter(range(1, 10**6))
 
-    def made(shape):
+    def built(shape):
         return np.array([next(count) for _ in range(math.prod(shape))], "f4").reshape(shape)
 
     return [
-        {f"g{number}.p{place}": made(shape) for place, shape in enumerate(group)}
+        {f"g{number}.p{location}": built(shape) for location, shape in enumerate(group)}
         for number, group in enumerate(groups)
     ]
 
@@ -328,9 +328,12 @@ def test_a_step_that_is_named_and_is_not_there(tmp_path, latest, kept):
     )
     (source / latest).write_text("global_step12")
     for command in (("hash", source), ("inspect", "tree", source)):
-        said = ckpt(*command)
-        assert said.exit_code == 3 and f"{latest} names the step global_step12, which is not" in said.output
-        assert f"one that is: {kept}" in said.output and f"such as {source / kept};" in said.output
+        declared = ckpt(*command)
+        assert (
+            declared.exit_code == 3
+            and f"{latest} names the step global_step12, which is not" in declared.output
+        )
+        assert f"one that is: {kept}" in declared.output and f"such as {source / kept};" in declared.output
     assert f"{latest} names the step global_step12" in " ".join(ckpt("doctor", source).output.split())
     run("hash", source / kept)
     (source / latest).write_text(kept)
@@ -378,9 +381,9 @@ def test_devices_in_any_order_that_launchers_have(tmp_path, devices):
 
 
 def universal(tmp_path, stage="stage1"):
-    made = tmp_path / "u"
-    shutil.copytree(TRAINED / stage / "global_step3_universal", made)
-    return made
+    built = tmp_path / "u"
+    shutil.copytree(TRAINED / stage / "global_step3_universal", built)
+    return built
 
 
 def test_a_universal_checkpoint_says_that_moments_are_left_out(tmp_path):
@@ -394,14 +397,14 @@ def test_a_universal_checkpoint_says_that_moments_are_left_out(tmp_path):
 def test_moments_that_a_universal_checkpoint_lacks(tmp_path, stage):
     """Parameters of which an optimizer keeps something else have none of the files of others."""
     source = universal(tmp_path, stage)
-    folders = [each for each in (source / "zero").iterdir() if (each / "exp_avg.pt").exists()]
-    for each in folders[:3]:
-        (each / "exp_avg.pt").rename(each / "momentum_buffer.pt")
-        (each / "exp_avg_sq.pt").unlink()
+    folders = [item for item in (source / "zero").iterdir() if (item / "exp_avg.pt").exists()]
+    for folder in folders[:3]:
+        (folder / "exp_avg.pt").rename(folder / "momentum_buffer.pt")
+        (folder / "exp_avg_sq.pt").unlink()
     assert open_tree(source, ReadOptions(with_optimizer=True)).arrays
     (folders[4] / "exp_avg_sq.pt").unlink()
-    said = run("hash", source, "--with-optimizer", code=3)
-    assert f"moments are missing:\n    {folders[4].name}/exp_avg_sq.pt" in said
+    declared = run("hash", source, "--with-optimizer", code=3)
+    assert f"moments are missing:\n    {folders[4].name}/exp_avg_sq.pt" in declared
     run("hash", source)
     assert "moments are missing" in ckpt("doctor", source).output
 

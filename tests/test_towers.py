@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from support.command_line import ckpt, run
 from support.golden_data import all_described, arrays_by_tensorstore
-from support.places import GOLDEN, GOLDEN_0_2_5
+from support.locations import GOLDEN, GOLDEN_0_2_5
 
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
@@ -29,30 +29,30 @@ GEMMA3 = GOLDEN_0_2_5 / "gemma3-vision" / "hf"
 OMNI = GOLDEN_0_2_5 / "qwen3-omni" / "hf"
 
 
-def to_maxtext(source: Path | Tree, place: Path, **options: object) -> tuple[str, ...]:
+def to_maxtext(source: Path | Tree, location: Path, **options: object) -> tuple[str, ...]:
     """Converts, and gives what is said about it."""
     conversion = plan_to_maxtext(source, ToMaxText(**options), RESOURCES)
-    conversion.run(place)
+    conversion.run(location)
     return conversion.plan.remarks
 
 
-def back(source: Path, place: Path, **options: object) -> dict[str, dict[str, object]]:
+def back(source: Path, location: Path, **options: object) -> dict[str, dict[str, object]]:
     """Converts back, and gives what came of it, digests by name."""
-    plan_to_huggingface(source, ToHuggingFace(**options), RESOURCES).run(place)
-    return all_described(load_file(place / "model.safetensors"))
+    plan_to_huggingface(source, ToHuggingFace(**options), RESOURCES).run(location)
+    return all_described(load_file(location / "model.safetensors"))
 
 
-def paths(place: Path) -> set[str]:
-    return set(map(keystr, open_tree(place).arrays))
+def paths(location: Path) -> set[str]:
+    return set(map(keystr, open_tree(location).arrays))
 
 
 def test_llama_4_unscanned_has_the_tower_that_maxtexts_script_makes(tmp_path):
     to_maxtext(GOLDEN / "llama4-scout" / "hf", tmp_path / "out", scan=False)
     golden = json.loads((GOLDEN / "llama4-scout" / "leaves_unscanned.json").read_bytes())
-    wanted = {path: leaf for path, leaf in golden.items() if "vision_encoder" in path}
-    assert len(wanted) == 26
+    expected = {path: leaf for path, leaf in golden.items() if "vision_encoder" in path}
+    assert len(expected) == 26
     read = all_described(arrays_by_tensorstore(tmp_path / "out" / "0" / "items"))
-    assert {path: leaf for path, leaf in read.items() if "vision_encoder" in path} == wanted
+    assert {path: leaf for path, leaf in read.items() if "vision_encoder" in path} == expected
 
 
 def test_towers_are_never_scanned(tmp_path):
@@ -66,8 +66,10 @@ def test_towers_are_never_scanned(tmp_path):
 
 
 def test_text_only_leaves_them_out_and_says_so(tmp_path):
-    (said,) = to_maxtext(GEMMA3, tmp_path / "out", text_only=True, exact=True)
-    assert said.startswith("as text_only=True says, the towers are left out") and said.endswith("39 arrays")
+    (declared,) = to_maxtext(GEMMA3, tmp_path / "out", text_only=True, exact=True)
+    assert declared.startswith("as text_only=True says, the towers are left out") and declared.endswith(
+        "39 arrays"
+    )
     assert not any("vision" in path for path in paths(tmp_path / "out"))
     with pytest.raises(ConfigError, match="no array is there"):
         plan_to_huggingface(tmp_path / "out")
@@ -79,8 +81,8 @@ def test_text_only_leaves_them_out_and_says_so(tmp_path):
 
 
 def test_text_only_with_carry_keeps_them_for_the_way_back(tmp_path):
-    (said,) = to_maxtext(GEMMA3, tmp_path / "out", text_only=True, carry=True, exact=True)
-    assert "carried along" in said
+    (declared,) = to_maxtext(GEMMA3, tmp_path / "out", text_only=True, carry=True, exact=True)
+    assert "carried along" in declared
     assert back(tmp_path / "out", tmp_path / "hf") == all_described(load_file(GEMMA3 / "model.safetensors"))
 
 
@@ -95,7 +97,7 @@ def test_naming_all_arrays_of_a_tower_is_leaving_it_out(tmp_path):
 
 def test_a_tower_that_the_configuration_says_nothing_of_is_refused_for_one_reason():
     tree = open_tree(GEMMA3)
-    config = {name: each for name, each in (tree.metadata.config or {}).items() if name != "vision_config"}
+    config = {name: item for name, item in (tree.metadata.config or {}).items() if name != "vision_config"}
     with pytest.raises(CoverageError) as caught:
         plan_to_maxtext(tree.with_metadata(config=config), ToMaxText(), RESOURCES)
     why = "are not expected because of config.json: no vision_config.hidden_size"
@@ -136,8 +138,8 @@ def test_names_of_towers_tell_what_wrote_them(tmp_path):
     shutil.copytree(GOLDEN / "gemma3" / "hf", source)
     to_maxtext(source, tmp_path / "out", carry=True)
     assert back(tmp_path / "out", tmp_path / "hf") == all_described(load_file(source / "model.safetensors"))
-    made = back(tmp_path / "out", tmp_path / "hub", spelling="hub")
-    assert "vision_tower.vision_model.post_layernorm.bias" in made
+    built = back(tmp_path / "out", tmp_path / "hub", spelling="hub")
+    assert "vision_tower.vision_model.post_layernorm.bias" in built
 
 
 def test_each_tower_of_several_is_there_or_not(tmp_path):
@@ -157,8 +159,8 @@ def test_layers_that_take_what_a_tower_sees_are_not_scanned(tmp_path, model):
     with pytest.raises(UsageError, match="does not scan the layers") as error:
         plan_to_maxtext(source)
     assert "scan=False" in str(error.value.hint) and "text_only=True" in str(error.value.hint)
-    (said, *_) = to_maxtext(source, tmp_path / "out", text_only=True)
-    assert "writes the text model alone" in said
+    (declared, *_) = to_maxtext(source, tmp_path / "out", text_only=True)
+    assert "writes the text model alone" in declared
 
 
 TEXT_MODELS = {
@@ -187,11 +189,11 @@ def test_a_text_model_is_one_that_transformers_has(tmp_path, model):
 def test_a_text_model_states_what_the_whole_one_means_by_saying_nothing():
     """Qwen3-VL normalises the weights of experts whatever it says, Qwen 3 only where it is told to."""
     whole = json.loads((GOLDEN_0_2_5 / "qwen3-vl-moe" / "hf" / "config.json").read_bytes())
-    text = next(each for each in families()["qwen3-vl-moe"].spellings if each.name == "text")
-    for said in ({}, {"norm_topk_prob": False}):
+    text = next(spelling for spelling in families()["qwen3-vl-moe"].spellings if spelling.name == "text")
+    for declared in ({}, {"norm_topk_prob": False}):
         part = {key: value for key, value in whole["text_config"].items() if key != "norm_topk_prob"}
-        made = text_config({**whole, "text_config": {**part, **said}}, text)
-        assert made is not None and made["norm_topk_prob"] is True
+        built = text_config({**whole, "text_config": {**part, **declared}}, text)
+        assert built is not None and built["norm_topk_prob"] is True
 
 
 def test_the_command_line_names_the_options_that_it_has(tmp_path):
@@ -206,17 +208,17 @@ def test_the_command_line_names_the_options_that_it_has(tmp_path):
 TALKER = ("talker.model.norm.weight", "code2wav.pre_transformer.norm.weight")
 
 
-def speaking(place: Path, *names: str, says: object = True) -> Path:
+def speaking(location: Path, *names: str, says: object = True) -> Path:
     """The golden Omni with arrays of what speaks, and a configuration that says that it does, or nothing."""
-    shutil.copytree(OMNI, place)
+    shutil.copytree(OMNI, location)
     arrays = load_file(OMNI / "model.safetensors")
     anyone = arrays["thinker.model.norm.weight"]
-    save_file({**arrays, **dict.fromkeys(names, anyone)}, place / "model.safetensors")
-    config = json.loads((place / "config.json").read_bytes())
+    save_file({**arrays, **dict.fromkeys(names, anyone)}, location / "model.safetensors")
+    config = json.loads((location / "config.json").read_bytes())
     config.pop("enable_audio_output")
     config |= {} if says is None else {"enable_audio_output": says}
-    (place / "config.json").write_text(json.dumps(config))
-    return place
+    (location / "config.json").write_text(json.dumps(config))
+    return location
 
 
 def test_what_speaks_is_not_lost_unasked(tmp_path):
@@ -244,7 +246,7 @@ def test_a_model_without_what_speaks_promises_no_speech(tmp_path, says):
     source = speaking(tmp_path / "hf", *TALKER, says=says)
     to_maxtext(source, tmp_path / "out", scan=False, carry=True, drop=("talker.*", "code2wav.*"))
     conversion = plan_to_huggingface(tmp_path / "out", ToHuggingFace(), RESOURCES)
-    assert any("enable_audio_output is false" in said for said in conversion.plan.remarks)
+    assert any("enable_audio_output is false" in declared for declared in conversion.plan.remarks)
     conversion.run(tmp_path / "back")
     assert json.loads((tmp_path / "back" / "config.json").read_bytes())["enable_audio_output"] is False
     whole = back(tmp_path / "out", tmp_path / "whole", like=source, carry=True)
@@ -261,8 +263,8 @@ def test_half_of_what_speaks_is_refused_on_the_way_back(tmp_path):
 
 def test_a_head_that_no_gemma_asks_is_promised_only_where_it_is(tmp_path):
     source = GOLDEN / "gemma3" / "hf"
-    (said,) = to_maxtext(source, tmp_path / "out", exact=True)
-    assert said.startswith("MaxText has no place for")
+    (declared,) = to_maxtext(source, tmp_path / "out", exact=True)
+    assert declared.startswith("MaxText has no place for")
     back(tmp_path / "out", tmp_path / "hf")
     config = json.loads((tmp_path / "hf" / "config.json").read_bytes())
     assert config["vision_config"]["vision_use_head"] is False
@@ -270,25 +272,25 @@ def test_a_head_that_no_gemma_asks_is_promised_only_where_it_is(tmp_path):
     assert whole == all_described(load_file(source / "model.safetensors"))
 
 
-def plain_gemma4(place: Path) -> Path:
+def plain_gemma4(location: Path) -> Path:
     """The golden Gemma 4, without standardizing what its tower gives."""
-    shutil.copytree(GOLDEN_0_2_5 / "gemma4-vision" / "hf", place)
-    arrays = load_file(place / "model.safetensors")
+    shutil.copytree(GOLDEN_0_2_5 / "gemma4-vision" / "hf", location)
+    arrays = load_file(location / "model.safetensors")
     kept = {name: array for name, array in arrays.items() if ".std_" not in name}
     assert len(arrays) == len(kept) + 2
-    save_file(kept, place / "model.safetensors")
-    config = json.loads((place / "config.json").read_bytes())
+    save_file(kept, location / "model.safetensors")
+    config = json.loads((location / "config.json").read_bytes())
     config["vision_config"]["standardize"] = False
-    (place / "config.json").write_text(json.dumps(config))
-    return place
+    (location / "config.json").write_text(json.dumps(config))
+    return location
 
 
 def test_what_gemma_4_does_not_standardize_maxtext_does_with_ones_and_zeros(tmp_path):
     source = plain_gemma4(tmp_path / "hf")
     to_maxtext(source, tmp_path / "out", exact=True)
-    made = arrays_by_tensorstore(tmp_path / "out" / "0" / "items")
-    found = {path.rpartition("/")[2]: array for path, array in made.items() if "/std_" in path}
-    assert (found["std_scale"] == 1).all() and (found["std_bias"] == 0).all()
+    built = arrays_by_tensorstore(tmp_path / "out" / "0" / "items")
+    result = {path.rpartition("/")[2]: array for path, array in built.items() if "/std_" in path}
+    assert (result["std_scale"] == 1).all() and (result["std_bias"] == 0).all()
     assert back(tmp_path / "out", tmp_path / "back") == all_described(load_file(source / "model.safetensors"))
 
 
@@ -313,8 +315,8 @@ def test_a_text_model_is_compared_with_the_text_of_the_whole(tmp_path, source):
     assert "--drop PATTERN compares without arrays that were left out on purpose" in done.stdout
     done = ckpt("verify", tmp_path / "text", "--against", tmp_path / "out", "--no-progress", "--json")
     report = json.loads(done.stdout)
-    assert {each["reason"] for each in report["differences"]} == {"missing"}
-    dropped = [f"--drop={each['name']}" for each in report["differences"]]
+    assert {item["reason"] for item in report["differences"]} == {"missing"}
+    dropped = [f"--drop={item['name']}" for item in report["differences"]]
     done = ckpt("verify", tmp_path / "text", "--against", tmp_path / "out", "--no-progress", *dropped)
     assert done.exit_code == 0, done.output
     done = ckpt("verify", tmp_path / "out", "--against", tmp_path / "text", "--no-progress")

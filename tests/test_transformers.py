@@ -9,7 +9,7 @@ import json
 
 import pytest
 from support.golden_data import FAMILIES, convert
-from support.places import GOLDEN, GOLDEN_0_2_5
+from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.api.conversion import Resources
@@ -87,10 +87,10 @@ def test_towers_have_the_names_and_shapes_of_transformers(tmp_path, model):
     assert any(TOWERS[model] in str(path[0]) for path in open_tree(tmp_path / "hf").arrays)
     name = json.loads((tmp_path / "hf" / "config.json").read_bytes())["architectures"][0]
     kind = getattr(transformers, name)
-    made, loaded = kind.from_pretrained(tmp_path / "hf", output_loading_info=True, dtype="auto")
+    built, loaded = kind.from_pretrained(tmp_path / "hf", output_loading_info=True, dtype="auto")
     assert {what: sorted(names) for what, names in loaded.items() if names} == {}
     original = kind.from_pretrained(source, dtype="auto").state_dict()
-    towers = {key: tensor for key, tensor in made.state_dict().items() if TOWERS[model] in key}
+    towers = {key: tensor for key, tensor in built.state_dict().items() if TOWERS[model] in key}
     assert towers
     for key, tensor in towers.items():
         assert torch.equal(tensor, original[key]), key
@@ -128,26 +128,26 @@ QUANTISED = {
 @pytest.mark.parametrize("case", QUANTISED)
 def test_a_model_of_transformers_takes_what_quantize_writes(tmp_path, case):
     pytest.importorskip("accelerate", reason="transformers dequantises with it alone")
-    scheme, dtype, name, said = QUANTISED[case]
+    scheme, dtype, name, declared = QUANTISED[case]
     kind = getattr(transformers, name)
-    model = kind(kind.config_class(**SIZES, **said)).to(getattr(torch, dtype))
+    model = kind(kind.config_class(**SIZES, **declared)).to(getattr(torch, dtype))
     drawn = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for each in model.parameters():
-            each.copy_(torch.randn(each.shape, generator=drawn) * 0.05)
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=drawn) * 0.05)
     model.save_pretrained(tmp_path / "hf")
     if case == "fused experts":
         fuse(tmp_path / "hf" / "model.safetensors")
     ckpttools.quantize(tmp_path / "hf", tmp_path / "quantised", scheme=scheme)
     ckpttools.cast(tmp_path / "quantised", tmp_path / "plain", dtype=dtype)
-    made, loaded = kind.from_pretrained(tmp_path / "quantised", output_loading_info=True, dtype=dtype)
+    built, loaded = kind.from_pretrained(tmp_path / "quantised", output_loading_info=True, dtype=dtype)
     assert {what: sorted(names) for what, names in loaded.items() if names} == {}
-    wanted = kind.from_pretrained(tmp_path / "plain", dtype=dtype).state_dict()
-    for key, tensor in made.state_dict().items():
-        assert torch.equal(tensor, wanted[key]), key
+    expected = kind.from_pretrained(tmp_path / "plain", dtype=dtype).state_dict()
+    for key, tensor in built.state_dict().items():
+        assert torch.equal(tensor, expected[key]), key
     if scheme != "mxfp4":
-        said = json.loads((tmp_path / "quantised" / "config.json").read_bytes())["quantization_config"]
-        assert linear_in_fp8(kind, made.config, said["modules_to_not_convert"]) == {
+        declared = json.loads((tmp_path / "quantised" / "config.json").read_bytes())["quantization_config"]
+        assert linear_in_fp8(kind, built.config, declared["modules_to_not_convert"]) == {
             name.removesuffix(".weight_scale_inv")
             for name in safetensors_torch.load_file(tmp_path / "quantised" / "model.safetensors")
             if name.endswith("_scale_inv") and ".experts." not in name
@@ -156,13 +156,15 @@ def test_a_model_of_transformers_takes_what_quantize_writes(tmp_path, case):
 
 def linear_in_fp8(kind, config, left) -> set[str]:
     """The linear layers, experts apart, that are FP8 where transformers computes in it: a GPU does."""
-    said = transformers.FineGrainedFP8Config(modules_to_not_convert=left)
+    declared = transformers.FineGrainedFP8Config(modules_to_not_convert=left)
     from transformers.integrations.finegrained_fp8 import FP8Linear, replace_with_fp8_linear
 
     with torch.device("meta"):
         model = kind(config)
-    replace_with_fp8_linear(model, modules_to_not_convert=left, quantization_config=said, pre_quantized=True)
-    return {name for name, each in model.named_modules() if isinstance(each, FP8Linear)}
+    replace_with_fp8_linear(
+        model, modules_to_not_convert=left, quantization_config=declared, pre_quantized=True
+    )
+    return {name for name, item in model.named_modules() if isinstance(item, FP8Linear)}
 
 
 def fuse(file):

@@ -28,9 +28,9 @@ def nests():
 
 def flattened(node, path=()):
     if isinstance(node, dict):
-        return {k: v for key, each in node.items() for k, v in flattened(each, (*path, key)).items()}
+        return {k: v for key, item in node.items() for k, v in flattened(item, (*path, key)).items()}
     if isinstance(node, list):
-        return {k: v for key, each in enumerate(node) for k, v in flattened(each, (*path, key)).items()}
+        return {k: v for key, item in enumerate(node) for k, v in flattened(item, (*path, key)).items()}
     return {path: node}
 
 
@@ -41,7 +41,7 @@ def test_nesting_is_the_inverse_of_flattening(nest):
     assert tree.nested() == nest
     assert list(tree) == list(leaves)
     assert tree.arrays == leaves
-    assert tree.nbytes == sum(each.nbytes for each in leaves.values())
+    assert tree.nbytes == sum(leaf.nbytes for leaf in leaves.values())
 
 
 def test_leaves_without_data_become_what_they_name():
@@ -66,13 +66,13 @@ def test_a_path_through_a_leaf_is_refused_in_either_order(leaf, first):
     ordered = dict(sorted(paths.items(), reverse=bool(first)))
     with pytest.raises(FormatError, match="runs through a leaf") as caught:
         Tree(ordered).nested()
-    assert caught.value.place == "a/b"
+    assert caught.value.location == "a/b"
 
 
 def test_a_sequence_with_gaps_is_refused():
     with pytest.raises(FormatError, match="gaps") as caught:
         Tree({("a", 0): array(1), ("a", 2): array(1)}).nested()
-    assert (caught.value.place, caught.value.got) == ("a", "[0, 2]")
+    assert (caught.value.location, caught.value.got) == ("a", "[0, 2]")
 
 
 def test_numbers_and_words_together_stay_a_dictionary():

@@ -22,21 +22,21 @@ def array(*shape):
 
 def layers(count=3):
     leaves = {("params", "layers", k, "kernel"): array(k + 1, 4) for k in range(count)}
-    return Tree({**leaves, ("params", "norm"): array(4), ("opt",): Empty("None")}, Metadata(place="here"))
+    return Tree({**leaves, ("params", "norm"): array(4), ("opt",): Empty("None")}, Metadata(location="here"))
 
 
 @given(st.lists(PATHS, unique=True, max_size=6))
 def test_text_finds_its_path_or_says_that_several_are_meant(paths):
-    tree = Tree({path: array(place) for place, path in enumerate(paths)})
+    tree = Tree({path: array(location) for location, path in enumerate(paths)})
     for path in paths:
         assert tree[path] is tree.leaves[path] and path in tree
-        alike = [each for each in paths if keystr(each) == keystr(path)]
+        alike = [item for item in paths if keystr(item) == keystr(path)]
         if len(alike) == 1:
             assert tree[keystr(path)] is tree.get(keystr(path)) is tree.leaves[path]
         else:
             with pytest.raises(UsageError, match="several"):
                 tree[keystr(path)]
-        if sum(dotted(path) in (keystr(each), dotted(each)) for each in paths) == 1:
+        if sum(dotted(path) in (keystr(item), dotted(item)) for item in paths) == 1:
             assert tree[dotted(path)] is tree.leaves[path]
 
 
@@ -49,7 +49,7 @@ def test_what_is_not_there_is_a_key_error_that_says_what_is_near():
     tree = layers()
     with pytest.raises(KeyError, match="did you mean params/layers/0/kernel") as caught:
         tree["params/layers/0/kernle"]
-    assert isinstance(caught.value, CheckpointError) and caught.value.place == "here"
+    assert isinstance(caught.value, CheckpointError) and caught.value.location == "here"
     assert str(caught.value).startswith("there is no such path")
     with pytest.raises(NoSuchPathError, match=r"glob\('params/layers'\)"):
         tree["params/layers"]
@@ -63,9 +63,9 @@ def test_what_is_not_there_is_a_key_error_that_says_what_is_near():
 def test_a_pattern_gives_a_tree_with_what_is_said_of_its_leaves():
     paths = (("params", "layers", 0, "kernel"), ("params", "norm"))
     tree = layers().with_metadata(scalars=frozenset(paths), key_impls=dict.fromkeys(paths, "rbg"))
-    found = tree.glob("*/kernel")
-    assert list(found) == [("params", "layers", k, "kernel") for k in range(3)]
-    assert found.metadata.scalars == {paths[0]} and found.metadata.key_impls == {paths[0]: "rbg"}
+    result = tree.glob("*/kernel")
+    assert list(result) == [("params", "layers", k, "kernel") for k in range(3)]
+    assert result.metadata.scalars == {paths[0]} and result.metadata.key_impls == {paths[0]: "rbg"}
     assert list(tree.glob("params.layers.1", "opt")) == [("params", "layers", 1, "kernel"), ("opt",)]
     assert not tree.glob("no*") and tree.glob("*") == tree
 

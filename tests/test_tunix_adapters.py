@@ -95,8 +95,8 @@ class TestAdapters:
 
     def test_merge_adds_what_tunix_adds(self, tmp_path, base, adapter, layers):
         path, added = adapter
-        place = path if len(layers) == 2 else path / "2" / "model_params"
-        run("adapter", "merge", base, place, tmp_path / "out", "--alpha", ALPHA)
+        location = path if len(layers) == 2 else path / "2" / "model_params"
+        run("adapter", "merge", base, location, tmp_path / "out", "--alpha", ALPHA)
         merged, before = numbers(tmp_path / "out"), numbers(base)
         assert merged.keys() == before.keys()
         for name, weight in before.items():
@@ -121,11 +121,11 @@ class TestAdapters:
         text = succeed("inspect", "tree", path / "2").output
         assert "a LoRA in Tunix's names" in text and f"rank        {RANK}" in text
         (listing,) = ckpttools.ls(path).steps
-        assert [each.kind for each in listing.items] == ["adapter", "optimizer"]
+        assert [item.kind for item in listing.items] == ["adapter", "optimizer"]
         against = succeed("inspect", "tree", path / "2" / "model_params", "--against", base).output
         assert "none missing, none left over" in " ".join(against.split())
-        hints = [each for each in ckpttools.summary(path).next if " adapter " in each]
-        assert hints and all(each.endswith("--alpha ALPHA") for each in hints)
+        hints = [item for item in ckpttools.summary(path).next if " adapter " in item]
+        assert hints and all(hint.endswith("--alpha ALPHA") for hint in hints)
 
 
 def test_alpha_must_be_given(tmp_path, base):

@@ -48,9 +48,9 @@ def pair(dtype: DType, seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def through_float32(a: np.ndarray, b: np.ndarray, dtype: DType, tolerances: Tolerances) -> Deviation:
-    found = deviation_in_float32((a, b), (dtype, dtype), tolerances, Scratch(32 * a.size + (1 << 16)))
-    assert found is not None
-    return found
+    result = deviation_in_float32((a, b), (dtype, dtype), tolerances, Scratch(32 * a.size + (1 << 16)))
+    assert result is not None
+    return result
 
 
 @given(dtype=DTYPE, seed=st.integers(0, 999), size=st.integers(1, 400))
@@ -70,7 +70,7 @@ def test_exact_comparisons(dtype: DType, seed: int, size: int):
 def test_tolerances_by_a_hair(dtype: DType, seed: int, where: int, atol: str, rtol: str, ulp: int):
     """Tolerances that are just what two of the elements are apart."""
     a, b = pair(dtype, seed, 300)
-    x, y = (as_doubles(each[where : where + 1], dtype)[0] for each in (a, b))
+    x, y = (as_doubles(item[where : where + 1], dtype)[0] for item in (a, b))
     gap = abs(x - y)
     hair = {"": 0.0, "exact": 1.0, "below": 1 - 2.0**-40, "above": 1 + 2.0**-40}
     tolerances = Tolerances(gap * hair[atol], gap / max(abs(x), abs(y)) * hair[rtol] if gap else 0.0, ulp)
@@ -86,12 +86,12 @@ def test_two_dtypes(dtypes: tuple[DType, DType], seed: int, rtol: float):
     same = np.where(np.isfinite(as_doubles(same, dtypes[1])), same, 0)
     mixed = np.where(np.random.default_rng(seed).random(300) < 0.7, same, finite(dtypes[1], seed, 300))
     room = coarser(*dtypes).beyond_range
-    fits = [np.abs(as_doubles(each, own)) < room for each, own in zip((a, mixed), dtypes, strict=True)]
-    a, mixed = (np.where(np.logical_and(*fits), each, 0) for each in (a, mixed))
+    fits = [np.abs(as_doubles(item, own)) < room for item, own in zip((a, mixed), dtypes, strict=True)]
+    a, mixed = (np.where(np.logical_and(*fits), item, 0) for item in (a, mixed))
     for tolerances in (EXACT, Tolerances(rtol=rtol, ulp=1)):
         scratch = Scratch(32 * a.size + (1 << 16))
-        found = deviation_in_float32((a, mixed), dtypes, tolerances, scratch)
-        assert found == _of_part(a, mixed, dtypes, tolerances)
+        result = deviation_in_float32((a, mixed), dtypes, tolerances, scratch)
+        assert result == _of_part(a, mixed, dtypes, tolerances)
 
 
 @given(dtype=DTYPE, seed=st.integers(0, 999))
@@ -113,17 +113,17 @@ def test_steps_are_the_wide_ones(dtype: DType, seed: int, size: int):
 
 
 @pytest.mark.parametrize(
-    ("name", "number", "most"),
+    ("name", "number", "limit"),
     [("float16", 65520.0, 65504.0), ("bfloat16", 3.3961775292304601e38, 3.3895313892515355e38)],
 )
-def test_so_are_numbers_that_the_coarser_dtype_has_no_room_for(name: str, number: float, most: float):
+def test_so_are_numbers_that_the_coarser_dtype_has_no_room_for(name: str, number: float, limit: float):
     """A number rounded to infinity is not one step from the largest, but farther than any other."""
     dtypes = DTYPES["float32"], DTYPES[name]
-    b = np.array([most], dtypes[1].numpy).view(dtypes[1].carrier)
-    for each, beyond in ((number, 1), (float(np.nextafter(np.float32(number), np.float32(0))), 0)):
-        a = np.array([each], np.float32).view(np.uint32)
-        found = deviation_in_float32((a, b), dtypes, Tolerances(ulp=1), Scratch(1 << 16))
-        assert (found is None) == bool(beyond)
+    b = np.array([limit], dtypes[1].numpy).view(dtypes[1].carrier)
+    for item, beyond in ((number, 1), (float(np.nextafter(np.float32(number), np.float32(0))), 0)):
+        a = np.array([item], np.float32).view(np.uint32)
+        result = deviation_in_float32((a, b), dtypes, Tolerances(ulp=1), Scratch(1 << 16))
+        assert (result is None) == bool(beyond)
         wide = _of_part(a, b, dtypes, Tolerances(ulp=1))
         assert (wide.beyond, wide.max_ulp) == (beyond, beyond << 16)
 
@@ -136,7 +136,7 @@ def test_what_is_not_finite_is_left_to_float64(bits: int):
 
 
 def test_so_are_differences_beyond_float32():
-    a, b = (np.array([each], np.float32).view(np.uint32) for each in (3e38, -3e38))
+    a, b = (np.array([item], np.float32).view(np.uint32) for item in (3e38, -3e38))
     dtype = DTYPES["float32"]
     assert deviation_in_float32((a, b), (dtype, dtype), EXACT, Scratch(1 << 16)) is None
     assert deviation(a, b, (dtype, dtype)).max_abs == pytest.approx(6e38)
@@ -155,5 +155,5 @@ def test_a_block_fits_into_the_scratch(names: tuple[str, str]):
     one, other = (DTYPES[name] for name in names)
     size = block_elements((one, other))
     a, b = np.full(size, 1, one.carrier), np.full(size, 2, other.carrier)
-    found = deviation(a, b, (one, other), Tolerances(ulp=2), Scratch(SCRATCH_BYTES))
-    assert (found.differing, found.elements) == (size, size)
+    result = deviation(a, b, (one, other), Tolerances(ulp=2), Scratch(SCRATCH_BYTES))
+    assert (result.differing, result.elements) == (size, size)

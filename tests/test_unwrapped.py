@@ -24,7 +24,7 @@ from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.transforms.select import Select
-from ckpttools.transforms.unwrapped import patterns_of_others, unwrapped, without_states
+from ckpttools.transforms.strip_wrappers import patterns_of_others, unwrapped, without_states
 
 TRAINERS = Path(__file__).parents[1] / "fixtures/torch/trainers"
 TITAN, FSDP, HUB = (TRAINERS / name for name in ("torchtitan/step-10", "fsdp/pytorch_model_fsdp_0", "hub"))
@@ -37,8 +37,8 @@ def tree_of(paths, scalars=()):
     return Tree(leaves | numbers, Metadata(scalars=frozenset(scalars)))
 
 
-def names_of(made):
-    return {path: array.read()[0] for path, array in made.tree.arrays.items()}
+def names_of(built):
+    return {path: array.read()[0] for path, array in built.tree.arrays.items()}
 
 
 PLAIN = {(name,): n for n, name in enumerate(NAMES)}
@@ -52,10 +52,10 @@ OUTER = st.sampled_from(((), ("model",), ("app", "model"), ("state_dict",)))
 def test_wrapped_names_are_plain_again(outer, prefix, number, inner):
     """Around everything, before all names, and within a name: the arrays and their order stay."""
     wrapped = [(*outer, prefix + name.replace("0.self", f"0.{inner}self")) for name in NAMES]
-    made = unwrapped(tree_of(wrapped, [("epoch",)] if number and outer else []))
-    assert names_of(made) == PLAIN
-    assert bool(made.notes.remarks) == (bool(outer) or bool(prefix) or bool(inner))
-    assert ("1 number left out (epoch)" in " ".join(made.notes.remarks)) == (number and bool(outer))
+    built = unwrapped(tree_of(wrapped, [("epoch",)] if number and outer else []))
+    assert names_of(built) == PLAIN
+    assert bool(built.notes.remarks) == (bool(outer) or bool(prefix) or bool(inner))
+    assert ("1 number left out (epoch)" in " ".join(built.notes.remarks)) == (number and bool(outer))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_wrapped_names_are_plain_again(outer, prefix, number, inner):
 )
 def test_all_else_stays_as_it_is(paths):
     tree = tree_of(paths)
-    made = unwrapped(tree)
-    assert made.tree is tree and not made.notes.remarks
+    built = unwrapped(tree)
+    assert built.tree is tree and not built.notes.remarks
 
 
 def test_what_is_dropped_may_have_any_name():
@@ -86,8 +86,8 @@ def test_what_is_dropped_may_have_any_name():
         ]
     )
     assert patterns_of_others(tree) == ["app.optim.*", "app.rng"]
-    made = unwrapped(tree, ("app.optim.*", "app.rng"))
-    assert set(made.tree.arrays) == {
+    built = unwrapped(tree, ("app.optim.*", "app.rng"))
+    assert set(built.tree.arrays) == {
         ("a",),
         ("b",),
         ("app", "optim", "state", "a", "exp_avg"),
@@ -99,11 +99,11 @@ def test_what_is_dropped_may_have_any_name():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "wanted"),
+    ("pattern", "expected"),
     [("optim", "optim.*"), ("opt?m", "opt?m.*"), ("norm", "norm"), ("*", "*"), ("nothing", "nothing")],
 )
-def test_keys_stand_for_all_below_them(pattern, wanted):
-    assert whole_branches([pattern], ["norm", "norm.bias", "optim.state.a", "optim.lr"]) == (wanted,)
+def test_keys_stand_for_all_below_them(pattern, expected):
+    assert whole_branches([pattern], ["norm", "norm.bias", "optim.state.a", "optim.lr"]) == (expected,)
 
 
 def test_brackets_of_a_copied_name_are_no_glob():
@@ -147,14 +147,14 @@ def test_llama_names_become_those_of_the_hub(heads, groups, pairs, embed, is_sai
     arrays = llama_state(heads, groups, pairs, embed)
     config = {"model_type": "llama", "hidden_size": heads * 2 * pairs, "num_attention_heads": heads}
     tree = tree_with(arrays, {**config, "head_dim": 2 * pairs} if is_said else config)
-    made = {path[0]: array.read() for path, array in with_hub_names(tree).tree.arrays.items()}
-    assert len(made) == len(arrays) and not has_llama_names(made)
+    built = {path[0]: array.read() for path, array in with_hub_names(tree).tree.arrays.items()}
+    assert len(built) == len(arrays) and not has_llama_names(built)
     for name in "qk":
         native = arrays[f"layers.0.attention.w{name}.weight"]
-        wanted = native.reshape(-1, pairs, 2, embed).swapaxes(1, 2).reshape(native.shape)
-        assert np.array_equal(made[f"model.layers.0.self_attn.{name}_proj.weight"], wanted)
+        expected = native.reshape(-1, pairs, 2, embed).swapaxes(1, 2).reshape(native.shape)
+        assert np.array_equal(built[f"model.layers.0.self_attn.{name}_proj.weight"], expected)
     for hub, native in SAME.items():
-        assert np.array_equal(made[f"model.layers.0.{hub}.weight"], arrays[f"layers.0.{native}.weight"])
+        assert np.array_equal(built[f"model.layers.0.{hub}.weight"], arrays[f"layers.0.{native}.weight"])
 
 
 def test_llama_names_of_another_model():
@@ -184,8 +184,8 @@ def test_names_of_the_source_and_of_the_hub_are_dropped_alike():
     tree = open_tree(TITAN)
     beside = ("optimizer", "train_state")
     for head in ("output.weight", "out*", "lm_head.weight"):
-        made = to_maxtext(tree, ToMaxText(drop=(*beside, head), model=ModelOptions(tied="drop")))
-        assert "lm_head.weight" in made.notes.dropped
+        built = to_maxtext(tree, ToMaxText(drop=(*beside, head), model=ModelOptions(tied="drop")))
+        assert "lm_head.weight" in built.notes.dropped
     for layer in ("layers.1", "model.layers.1", "layers.1.*"):
         with pytest.raises(
             CoverageError, match=r"model\.layers\.1\.self_attn\.q_proj\.weight is missing bec"
@@ -205,17 +205,19 @@ def test_names_of_the_source_and_of_the_hub_are_dropped_alike():
     ):
         with pytest.raises(UsageError, match="nothing has a name") as caught:
             to_maxtext(tree, ToMaxText(drop=(*beside, pattern)))
-        assert caught.value.got == pattern and caught.value.wanted.startswith("names of the source, or")
+        assert caught.value.got == pattern and caught.value.expected.startswith("names of the source, or")
         assert caught.value.hint.startswith(f"did you mean {near}")
 
 
-@pytest.mark.parametrize("places", [(TITAN, HUB), (HUB, FSDP), (TITAN, FSDP), (TITAN, TITAN), ("bare", HUB)])
-def test_comparisons_take_what_trainers_left_for_what_it_is(places):
-    trees = [open_tree(TITAN if each == "bare" else each) for each in places]
-    if "bare" in places:
+@pytest.mark.parametrize(
+    "locations", [(TITAN, HUB), (HUB, FSDP), (TITAN, FSDP), (TITAN, TITAN), ("bare", HUB)]
+)
+def test_comparisons_take_what_trainers_left_for_what_it_is(locations):
+    trees = [open_tree(TITAN if location == "bare" else location) for location in locations]
+    if "bare" in locations:
         trees[0] = trees[0].with_metadata(config=None)
     both = align(*trees)
-    assert both.a.keys() == both.b.keys() and (places == (TITAN, TITAN)) == ("norm.weight" in both.a)
+    assert both.a.keys() == both.b.keys() and (locations == (TITAN, TITAN)) == ("norm.weight" in both.a)
     for name, array in both.a.items():
         assert array.read().tobytes() == both.b[name].read().tobytes(), name
     other_size = {**trees[0].metadata.config, "head_dim": 2} if trees[0].metadata.config else {}
@@ -256,13 +258,15 @@ def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path):
     states = {f"model.layers.{n}.mlp.up_proj._extra_state": np.arange(5, dtype=np.uint8) for n in range(4)}
     arrays = {f"module.{name}": array for name, array in {**load_file(file), **states}.items()}
     save_file(arrays, file)
-    made = ckpttools.hf_to_maxtext.plan(tmp_path / "src", tmp_path / "maxtext")
-    assert any("4 arrays left out" in each and "_extra_state" in each for each in made.plan.notes.remarks)
-    made.run()
+    built = ckpttools.hf_to_maxtext.plan(tmp_path / "src", tmp_path / "maxtext")
+    assert any(
+        "4 arrays left out" in remark and "_extra_state" in remark for remark in built.plan.notes.remarks
+    )
+    built.run()
     assert ckpttools.verify(tmp_path / "maxtext", against=tmp_path / "plain").equal
     dropped = ckpttools.hf_to_maxtext.plan(tmp_path / "src", tmp_path / "dropped", drop=["*._extra_state"])
-    assert not any("left out, which" in each for each in dropped.plan.notes.remarks)
-    assert dropped.plan.tree.arrays.keys() == made.plan.tree.arrays.keys()
+    assert not any("left out, which" in remark for remark in dropped.plan.notes.remarks)
+    assert dropped.plan.tree.arrays.keys() == built.plan.tree.arrays.keys()
     tree = ckpttools.open(tmp_path / "src")
     hub = NamedByHub()(tree)
     assert {*map(dotted, hub.tree.arrays)} == {*load_file(tmp_path / "plain" / "model.safetensors")}
@@ -274,9 +278,9 @@ def test_a_list_beside_a_state_dict_stays_whole():
     paths = [*(("model", name) for name in NAMES), ("l", 1), ("l", 3)]
     tree = tree_of(paths, [("l", 0), ("epoch",)])
     tree = Tree({**tree, ("l", 2): Text("sgd"), ("note",): Text("mine")}, tree.metadata)
-    made = unwrapped(tree, ["l.*"])
-    assert {*made.tree} == {*PLAIN, *(("l", number) for number in range(4))}
-    assert "1 number left out (epoch)" in " ".join(made.notes.remarks)
+    built = unwrapped(tree, ["l.*"])
+    assert {*built.tree} == {*PLAIN, *(("l", number) for number in range(4))}
+    assert "1 number left out (epoch)" in " ".join(built.notes.remarks)
 
 
 def test_a_list_of_which_something_is_not_read_is_no_hindrance(tmp_path):

@@ -98,10 +98,10 @@ def test_bfloat16_is_rounded_to_nearest_even(seed):
     bits = noise((2000,), F32, seed)
     bits[:500] &= np.uint32(0xFFFF8000)  # many ties
     wide = bits.astype(np.uint64)
-    wanted = ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)
+    expected = ((wide + 0x7FFF + (wide >> 16 & 1)) >> 16).astype(np.uint16)
     nan = np.isnan(bits.view(np.float32))
     got = applied(Cast(BF16), bits, F32)
-    assert (got == wanted)[~nan].all()
+    assert (got == expected)[~nan].all()
     assert np.isnan(numbers(got, BF16))[nan].all()
 
 
@@ -253,9 +253,9 @@ def test_a_wide_scale_comes_back_to_the_bit(dtype, factor, divide):
     every = every[np.isfinite(numbers(every, dtype))]
     there, back = there_and_back(op, every, dtype)
     value, scaled = numbers(every, dtype), numbers(there, F32)
-    wanted = value / np.float32(factor) if divide else value * np.float32(factor)
-    safe = (np.abs(wanted) >= 2.0**-126) & (np.abs(wanted) <= 2.0**127) | (value == 0)
-    np.testing.assert_allclose(scaled[safe], wanted[safe], rtol=2.0**-24)
+    expected = value / np.float32(factor) if divide else value * np.float32(factor)
+    safe = (np.abs(expected) >= 2.0**-126) & (np.abs(expected) <= 2.0**127) | (value == 0)
+    np.testing.assert_allclose(scaled[safe], expected[safe], rtol=2.0**-24)
     narrow = applied(Cast(dtype), back, F32)
     assert (narrow == every)[safe].all()
     lost = np.abs(value[narrow != every])
@@ -340,7 +340,7 @@ def spread(carriers, order, step):
 orders = cache(st.permutations)
 
 
-@given(shape=shapes(most=600), data=st.data())
+@given(shape=shapes(limit=600), data=st.data())
 def test_blocks_make_up_the_whole(block, shape, data):
     bits = noise(shape, BF16, 1)
     bits &= np.uint16(0xBFFF)  # no NaN
@@ -396,8 +396,8 @@ def test_powers_of_two_equal_plain_arithmetic(name, power, divide, seed, odd):
     factor = wide(2.0**power)
     with np.errstate(all="ignore"):
         exact = values.astype(wide) / factor if divide else values.astype(wide) * factor
-        wanted = exact.astype(dtype.numpy)
-    made = np.empty(64, dtype.carrier)
-    Multiply(2.0**power, divide).apply(values.view(dtype.carrier), made, dtype)
-    same = made == wanted.view(dtype.carrier)
-    assert (same | np.isnan(wanted.astype(np.float64))).all()
+        expected = exact.astype(dtype.numpy)
+    built = np.empty(64, dtype.carrier)
+    Multiply(2.0**power, divide).apply(values.view(dtype.carrier), built, dtype)
+    same = built == expected.view(dtype.carrier)
+    assert (same | np.isnan(expected.astype(np.float64))).all()

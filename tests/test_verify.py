@@ -16,7 +16,7 @@ from support import command_line
 from support.command_line import ckpt
 from support.golden_data import golden_checkpoint
 from support.large_pairs import differing_models, said_within
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.stored_trees import write
 
 import ckpttools
@@ -55,28 +55,28 @@ def test_layers_of_two_stacks_whatever_axis_and_order_they_lie_in(axis, turned):
         mine, other = stored(ours, DTYPES["float32"]), stored(theirs, DTYPES["float32"])
         a = {f"l.{at}": take(mine, 0, at) for at in range(3)}
         b = {f"l.{at}": take(other, axis, order.index(at)) for at in range(3)}
-        found = compare(Pairing(a, b), **PLENTY)
-        assert [each.name for each in found] == [f"l.{order[0]}"] * nth
+        result = compare(Pairing(a, b), **PLENTY)
+        assert [item.name for item in result] == [f"l.{order[0]}"] * nth
 
 
-@given(st.data(), shapes(min_rank=1, most=300), dtypes(packed=True))
+@given(st.data(), shapes(min_rank=1, limit=300), dtypes(packed=True))
 def test_the_first_bit_that_differs_is_told_and_all_are_counted(data, shape, dtype):
     truth = noise(shape, dtype)
     damaged = truth.copy()
-    places = data.draw(st.sets(st.integers(0, truth.size - 1), max_size=4))
-    for place in places:
-        damaged.reshape(-1)[place : place + 1].view(np.uint8)[-1] ^= 1
+    locations = data.draw(st.sets(st.integers(0, truth.size - 1), max_size=4))
+    for location in locations:
+        damaged.reshape(-1)[location : location + 1].view(np.uint8)[-1] ^= 1
     chunk = None if dtype.packed else data.draw(chunk_shapes(shape))
     mine = chunked(damaged, dtype, chunk) if chunk else stored(damaged, dtype)
-    found = compare(Pairing({"a": mine}, {"a": stored(truth, dtype)}), **PLENTY)
-    if not places:
-        assert found == ()
+    result = compare(Pairing({"a": mine}, {"a": stored(truth, dtype)}), **PLENTY)
+    if not locations:
+        assert result == ()
         return
     ((name, reason, first, elements),) = [
-        (each.name, each.reason, each.first, each.elements) for each in found
+        (item.name, item.reason, item.first, item.elements) for item in result
     ]
-    assert (name, reason, elements) == ("a", "values", len(places))
-    assert first == tuple(map(int, np.unravel_index(min(places), shape)))
+    assert (name, reason, elements) == ("a", "values", len(locations))
+    assert first == tuple(map(int, np.unravel_index(min(locations), shape)))
 
 
 def test_nan_is_equal_to_itself_and_zero_not_to_minus_zero():
@@ -84,15 +84,15 @@ def test_nan_is_equal_to_itself_and_zero_not_to_minus_zero():
     others = np.array([np.nan, -0.0, 1.0], "<f8").view(np.uint64)
     dtype = DTYPES["float64"]
     assert compare(Pairing({"a": stored(values, dtype)}, {"a": stored(values, dtype)}), **PLENTY) == ()
-    (found,) = compare(Pairing({"a": stored(values, dtype)}, {"a": stored(others, dtype)}), **PLENTY)
-    assert found == Difference("a", "values", first=(1,), elements=1, file="memory")
+    (result,) = compare(Pairing({"a": stored(values, dtype)}, {"a": stored(others, dtype)}), **PLENTY)
+    assert result == Difference("a", "values", first=(1,), elements=1, file="memory")
     nans = stored(np.full(3, complex(np.nan, np.nan)), DTYPES["complex128"])
     assert compare(Pairing({"a": nans}, {"a": nans}), **PLENTY) == ()
 
 
 @pytest.mark.parametrize("mine_stacked", [True, False])
-@pytest.mark.parametrize("wanted_stacked", [True, False])
-def test_stacks_and_layers_are_compared_whatever_side_they_are_on(mine_stacked, wanted_stacked):
+@pytest.mark.parametrize("expected_stacked", [True, False])
+def test_stacks_and_layers_are_compared_whatever_side_they_are_on(mine_stacked, expected_stacked):
     dtype = DTYPES["bfloat16"]
     truth = noise((6, 3, 8), dtype)
     damaged = truth.copy()
@@ -105,9 +105,9 @@ def test_stacks_and_layers_are_compared_whatever_side_they_are_on(mine_stacked, 
         return {f"layers_{k}": take(whole, 1, k) if stacked else alone[k] for k in range(3)}
 
     read = []
-    both = Pairing(layers(damaged, mine_stacked), layers(truth, wanted_stacked))
-    found = compare(both, **PLENTY, observe=read.append)
-    assert [(each.name, each.first, each.elements) for each in found] == [("layers_2", (4, 5), 2)]
+    both = Pairing(layers(damaged, mine_stacked), layers(truth, expected_stacked))
+    result = compare(both, **PLENTY, observe=read.append)
+    assert [(item.name, item.first, item.elements) for item in result] == [("layers_2", (4, 5), 2)]
     assert sum(read) == 2 * truth.nbytes, "each side once"
 
 
@@ -116,8 +116,8 @@ def test_a_conversion_is_proven_against_what_it_was_made_from(mine):
     """One side stacked and compressed, the other rearranged from Hugging Face."""
     scanned = Selection(parameters=True).arrays(open_tree(golden_checkpoint(scan=True)))
     source = to_maxtext(open_tree(GOLDEN / "llama3.1" / "hf"), ToMaxText(scan=False)).state
-    made = Selection(parameters=True).arrays(source)
-    sides = (scanned, made) if mine == "scanned" else (made, scanned)
+    built = Selection(parameters=True).arrays(source)
+    sides = (scanned, built) if mine == "scanned" else (built, scanned)
     read = []
     assert compare(Pairing(*sides), **PLENTY, observe=read.append) == ()
     assert sum(read) == 2 * sum(array.nbytes for array in scanned.values())
@@ -128,11 +128,12 @@ def test_differences_of_every_kind_in_the_order_of_names():
     a, b = stored(noise((4, 3), dtype), dtype), stored(noise((4, 3), dtype, 1), dtype)
     half = stored(noise((4, 3), DTYPES["float16"]), DTYPES["float16"])
     mine = {"x.10": a, "x.2": a, "same": a, "dtype": half, "extra": a, "shape": stack([a, a], 0)}
-    wanted = {"x.10": b, "x.2": b, "same": a, "dtype": a, "missing": a, "shape": a}
-    found = [
-        (each.name, each.reason, each.got, each.wanted) for each in compare(Pairing(mine, wanted), **PLENTY)
+    expected = {"x.10": b, "x.2": b, "same": a, "dtype": a, "missing": a, "shape": a}
+    result = [
+        (item.name, item.reason, item.got, item.expected)
+        for item in compare(Pairing(mine, expected), **PLENTY)
     ]
-    assert found == [
+    assert result == [
         ("dtype", "dtype", "float16[4,3]", "float32[4,3]"),
         ("extra", "extra", None, None),
         ("missing", "missing", None, None),
@@ -154,9 +155,9 @@ def model(tmp_path_factory):
         path = ("params", "params", "decoder", f"layers_{layer}", "mlp", "wi_0", "kernel")
         leaves[path] = stored(noise((24, 40), dtype, layer), dtype, str(layer))
     tree = StackLayers()(Tree(leaves, Metadata(step=0))).tree
-    place = tmp_path_factory.mktemp("model") / "stacked"
-    write(tree, OrbaxWriter(), place)
-    return place
+    location = tmp_path_factory.mktemp("model") / "stacked"
+    write(tree, OrbaxWriter(), location)
+    return location
 
 
 def test_conversions_are_proven(model, tmp_path):
@@ -168,12 +169,12 @@ def test_conversions_are_proven(model, tmp_path):
     assert json.loads(run(tmp_path / "st", "--against", tmp_path / "apart", "--json"))["equal"]
 
 
-def damaged_copy(model, place, layer, row, column):
+def damaged_copy(model, location, layer, row, column):
     """A copy with one bit flipped in the kernel of one layer; returns the file that has it."""
-    shutil.copytree(model, place)
-    stacked = open_tree(place)[WI]
+    shutil.copytree(model, location)
+    stacked = open_tree(location)[WI]
     needle = stacked.read()[row, layer, column : column + 8].tobytes()
-    (file,) = [each for each in place.rglob("*") if each.is_file() and needle in each.read_bytes()]
+    (file,) = [item for item in location.rglob("*") if item.is_file() and needle in item.read_bytes()]
     data = bytearray(file.read_bytes())
     assert data.count(needle) == 1
     data[data.index(needle)] ^= 4
@@ -181,20 +182,20 @@ def damaged_copy(model, place, layer, row, column):
     return file
 
 
-def test_one_flipped_bit_is_found_and_its_place_named(model, tmp_path):
+def test_one_flipped_bit_is_found_and_its_location_named(model, tmp_path):
     file = damaged_copy(model, tmp_path / "damaged", layer=1, row=17, column=30)
     text = run(tmp_path / "damaged", "--against", model, code=1)
     item = tmp_path / "damaged" / "0" / "items"
     assert f"differs from {model / '0' / 'items'}: 1 array with other values" in text
-    place = f"at [17, 30], in {file.relative_to(item)}"
-    assert f"decoder/layers_1/mlp/wi_0/kernel: 1 element differs, {place}\n" in text
+    location = f"at [17, 30], in {file.relative_to(item)}"
+    assert f"decoder/layers_1/mlp/wi_0/kernel: 1 element differs, {location}\n" in text
     report = json.loads(run(tmp_path / "damaged", "--against", model, "--json", code=1))
     assert (report["equal"], report["arrays"], report["different"]) == (False, 4, 1)
     assert report["differences"][0] == {
         "name": "decoder/layers_1/mlp/wi_0/kernel",
         "reason": "values",
         "got": None,
-        "wanted": None,
+        "expected": None,
         "first": [17, 30],
         "last": None,
         "elements": 1,
@@ -316,8 +317,8 @@ def save_model(path, changes):
     sizes = LlamaSizes(2, hidden=8, mlp=12, heads=2, kv_heads=1, head_dim=4, vocab=16)
     write_model(path, sizes.config() | {"rope_theta": 10000.0, "rope_scaling": None})
     arrays = load_file(path / "model.safetensors") | changes
-    made = {name: each for name, each in arrays.items() if each is not None}
-    save_file(made, path / "model.safetensors", {"format": "pt"})
+    built = {name: item for name, item in arrays.items() if item is not None}
+    save_file(built, path / "model.safetensors", {"format": "pt"})
 
 
 @pytest.fixture
@@ -402,7 +403,7 @@ def test_a_conversion_that_rounds_lists_the_same_arrays_in_both_directions(tmp_p
     write_llama(tmp_path / "hf", sizes)
     rng = np.random.default_rng(0)
     arrays = load_file(tmp_path / "hf/model.safetensors")
-    noisy = {name: rng.standard_normal(each.shape).astype(each.dtype) for name, each in arrays.items()}
+    noisy = {name: rng.standard_normal(item.shape).astype(item.dtype) for name, item in arrays.items()}
     save_file(noisy, tmp_path / "hf/model.safetensors")
     command_line.run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "mt", "--no-scan")
     command_line.run("convert", "to-safetensors", tmp_path / "mt", tmp_path / "st")
@@ -410,14 +411,14 @@ def test_a_conversion_that_rounds_lists_the_same_arrays_in_both_directions(tmp_p
     (file,) = (tmp_path / "st").glob("*.safetensors")
     with safe_open(file, "numpy") as opened:
         metadata = opened.metadata()
-    made = load_file(file)
-    (name,) = [each for each in made if "layers_1" in each and "query" in each]
-    made[name] = made[name].copy()
-    made[name].flat[5] += 1
-    save_file(made, file, metadata)
+    built = load_file(file)
+    (name,) = [item for item in built if "layers_1" in item and "query" in item]
+    built[name] = built[name].copy()
+    built[name].flat[5] += 1
+    save_file(built, file, metadata)
     for a, b in ("st", "hf"), ("hf", "st"):
-        found = run(tmp_path / a, "--against", tmp_path / b, code=1)
-        assert "1 array with other values" in found
+        result = run(tmp_path / a, "--against", tmp_path / b, code=1)
+        assert "1 array with other values" in result
 
 
 def test_many_differences_are_folded():
@@ -427,9 +428,9 @@ def test_many_differences_are_folded():
     assert "48 arrays missing" in text
     assert "\nmodel.layers.{0..7}.feed_forward.router.weight: missing\n" in text
     assert text.endswith("shared_expert.up_proj.weight: missing\n"), text
-    found = json.loads(run(sides[0], "--against", sides[1], "--json", code=1))["differences"]
+    result = json.loads(run(sides[0], "--against", sides[1], "--json", code=1))["differences"]
     whole = json.loads(command_line.run("diff", *sides, "--no-explain", "--json", code=1))["arrays"]
-    assert {each["name"] for each in found} == {each["name"] for each in whole}
+    assert {item["name"] for item in result} == {item["name"] for item in whole}
     assert run(sides[0], "--against", sides[1], code=1).endswith("more lines; --json lists all\n")
 
 
@@ -463,6 +464,6 @@ print(len(found), peak_bytes())
 
 @pytest.mark.parametrize("memory", [128 << 20, 512 << 20])
 def test_the_memory_is_kept_where_much_differs(tmp_path, memory):
-    found, peak = said_within(COMPARE, memory, differing_models(tmp_path))
-    assert found == 1
+    result, peak = said_within(COMPARE, memory, differing_models(tmp_path))
+    assert result == 1
     assert peak <= memory

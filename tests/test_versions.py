@@ -19,7 +19,7 @@ from support.golden_data import (
     arrays_by_tensorstore,
     leaves_by_package,
 )
-from support.places import GOLDEN_0_2_5
+from support.locations import GOLDEN_0_2_5
 from support.trees import lazy
 
 import ckpttools
@@ -72,10 +72,10 @@ def converted(tmp_path_factory):
 
     @cache
     def run(model: str, scan: bool = True, version: str = NEWEST) -> Path:
-        place = tmp_path_factory.mktemp(model) / "out"
+        location = tmp_path_factory.mktemp(model) / "out"
         options = ToMaxText(scan=scan, maxtext=version)
-        plan_to_maxtext(GOLDEN_0_2_5 / model / "hf", options, Resources(jobs=2)).run(place)
-        return place
+        plan_to_maxtext(GOLDEN_0_2_5 / model / "hf", options, Resources(jobs=2)).run(location)
+        return location
 
     return run
 
@@ -88,9 +88,9 @@ class TestNewest:
     @SCANS
     @EVERY_MODEL
     def test_every_leaf(self, converted, model, scan):
-        item, wanted = converted(model, scan) / "0" / "items", golden(model, scan)
-        assert leaves_by_package(open_tree(item)) == wanted
-        arrays = {path: leaf for path, leaf in wanted.items() if isinstance(leaf, dict)}
+        item, expected = converted(model, scan) / "0" / "items", golden(model, scan)
+        assert leaves_by_package(open_tree(item)) == expected
+        arrays = {path: leaf for path, leaf in expected.items() if isinstance(leaf, dict)}
         assert all_described(arrays_by_tensorstore(item)) == arrays
 
 
@@ -100,8 +100,8 @@ class TestEveryVersion:
     def test_comes_back(self, converted, tmp_path, model, version):
         run = converted(model, True, version)
         plan_to_huggingface(run, ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
-        wanted = load_file(GOLDEN_0_2_5 / model / "hf" / "model.safetensors")
-        assert all_described(load_file(tmp_path / "hf" / "model.safetensors")) == all_described(wanted)
+        expected = load_file(GOLDEN_0_2_5 / model / "hf" / "model.safetensors")
+        assert all_described(load_file(tmp_path / "hf" / "model.safetensors")) == all_described(expected)
 
     @EVERY_VERSION
     @EVERY_MODEL
@@ -112,16 +112,16 @@ class TestEveryVersion:
     @EVERY_MODEL
     def test_unstacked_is_the_same_in_all(self, converted, model):
         trees = [open_tree(converted(model, False, version)) for version in VERSIONS]
-        assert all(same(trees[0], each) for each in trees)
+        assert all(same(trees[0], tree) for tree in trees)
         assert versions_of(view_of(trees[0]), [model]) == tuple(VERSIONS)
 
     @EVERY_VERSION
     @EVERY_MODEL
     def test_stacks_as_converted(self, converted, model, version):
         single, stacked = (open_tree(converted(model, scan, version)) for scan in (False, True))
-        made = StackAsModel(maxtext=version)(single).tree
-        assert same(made, stacked)
-        assert made.metadata.custom == stacked.metadata.custom
+        built = StackAsModel(maxtext=version)(single).tree
+        assert same(built, stacked)
+        assert built.metadata.custom == stacked.metadata.custom
 
     @pytest.mark.parametrize("target", VERSIONS)
     @EVERY_VERSION
@@ -138,14 +138,14 @@ class TestEveryVersion:
     @EVERY_VERSION
     @EVERY_MODEL
     def test_moves_to_another(self, converted, model, version, target):
-        tree, wanted = (open_tree(converted(model, True, each)) for each in (version, target))
+        tree, expected = (open_tree(converted(model, True, item)) for item in (version, target))
         if version == target:
             with pytest.raises(UsageError, match=f"the layout of MaxText {target} already"):
                 ForVersion(target)(tree)
         else:
-            made = ForVersion(target)(tree).tree
-            assert same(made, wanted)
-            assert made.metadata.custom == wanted.metadata.custom
+            built = ForVersion(target)(tree).tree
+            assert same(built, expected)
+            assert built.metadata.custom == expected.metadata.custom
 
     def test_of_an_unknown_family_does_not_move(self, converted):
         """Qwen3.5 has the same names, and all versions stack it as the older one stacks Qwen3-Next."""
@@ -155,8 +155,8 @@ class TestEveryVersion:
             ForVersion()(bare)
         assert "family=" in caught.value.hint
         assert "cycle" not in caught.value.hint
-        wanted = open_tree(converted("qwen3-next"))
-        assert same(ForVersion(family="qwen3-next")(bare).tree, wanted)
+        expected = open_tree(converted("qwen3-next"))
+        assert same(ForVersion(family="qwen3-next")(bare).tree, expected)
 
     def test_of_another_name(self):
         with pytest.raises(UnknownNameError, match=r"one of 0\.2\.5, e591f30"):
@@ -165,7 +165,7 @@ class TestEveryVersion:
 
 class TestRouterBias:
     def test_has_layers_first_in_the_newest(self, converted):
-        new, old = (open_tree(converted("deepseek3", True, each)) for each in (NEWEST, GOLDEN_VERSION))
+        new, old = (open_tree(converted("deepseek3", True, item)) for item in (NEWEST, GOLDEN_VERSION))
         path = tuple(BIAS.split("/"))
         assert (new.arrays[path].shape, old.arrays[path].shape) == ((2, 4), (4, 2))
         assert np.array_equal(new.arrays[path].read(), old.arrays[path].read().T)
@@ -200,9 +200,9 @@ class TestRouterBias:
         moments = {("opt_state", "0", "mu", *bias[1:3], "decoder_norm", "scale"): tree[(*bias[:3], *NORM)]}
         for there in (("params", "MoEBiasVar", *bias[2:]), ("nnx_aux", "model", *bias[2:])):
             training = Tree({there if path == bias else path: leaf for path, leaf in tree.items()} | moments)
-            made = StripOptimizer()(training).tree
-            assert same(made, tree)
-            assert view_of(made).notes.first_axis == {BIAS}
+            built = StripOptimizer()(training).tree
+            assert same(built, tree)
+            assert view_of(built).notes.first_axis == {BIAS}
             report = ckpttools.inspect(training)
             assert report.maxtext == (NEWEST,)
 
@@ -213,13 +213,13 @@ class TestRouterBias:
         training = trained(open_tree(converted("deepseek3")), wrapped)
         old = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
         if not scan:
-            training, old = (UnstackLayers()(each).tree for each in (training, old))
-        made = ForVersion(GOLDEN_VERSION)(training)
-        assert all("does not resume" in each for each in made.notes.remarks) and made.notes.remarks
-        assert {path for path in made.tree if path[0] == "nnx_aux"} == set()
-        moved = {path: each for path, each in made.tree.items() if path[0] != "opt_state"}
-        assert same(Tree(moved), Tree({path: each for path, each in old.items() if path[0] != "opt_state"}))
-        back = ForVersion()(made.tree)
+            training, old = (UnstackLayers()(item).tree for item in (training, old))
+        built = ForVersion(GOLDEN_VERSION)(training)
+        assert all("does not resume" in remark for remark in built.notes.remarks) and built.notes.remarks
+        assert {path for path in built.tree if path[0] == "nnx_aux"} == set()
+        moved = {path: item for path, item in built.tree.items() if path[0] != "opt_state"}
+        assert same(Tree(moved), Tree({path: item for path, item in old.items() if path[0] != "opt_state"}))
+        back = ForVersion()(built.tree)
         assert not back.notes.remarks
         if not wrapped:
             assert same(back.tree, training)
@@ -239,18 +239,18 @@ class TestRouterBias:
         leaves = json.loads((GOLDEN_0_2_5 / "deepseek4" / "leaves_scanned.json").read_bytes())
         arrays = {tuple(k.split("/")): v for k, v in leaves.items() if isinstance(v, dict)}
         zeros = {k: lazy(np.zeros(v["shape"], DTYPES[v["dtype"]].carrier)) for k, v in arrays.items()}
-        made = ForVersion()(Tree(zeros)).tree
-        assert {path[:2] for path in made if path[:1] == ("params",)} == {("params", "params")}
-        assert {keystr(path): each.shape for path, each in made.arrays.items()} == {
-            among_parameters(keystr(path)): each.shape for path, each in zeros.items()
+        built = ForVersion()(Tree(zeros)).tree
+        assert {path[:2] for path in built if path[:1] == ("params",)} == {("params", "params")}
+        assert {keystr(path): item.shape for path, item in built.arrays.items()} == {
+            among_parameters(keystr(path)): item.shape for path, item in zeros.items()
         }
-        assert len(view_of(made).notes.first_axis) == 2
+        assert len(view_of(built).notes.first_axis) == 2
 
     def test_state_of_it_is_not_lost(self, converted):
         """MaxText e591f30 trains it as any parameter."""
         tree = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
         moments = {
-            ("opt_state", "0", "mu", *path[1:]): each for path, each in tree.arrays.items() if path[1:]
+            ("opt_state", "0", "mu", *path[1:]): item for path, item in tree.arrays.items() if path[1:]
         }
         training = Tree({**tree, **moments, ("opt_state", "0", "count"): tree[("step",)]}, tree.metadata)
         with pytest.raises(FormatError, match=r"state of what MaxText 0\.2\.5 does not train"):
@@ -266,8 +266,8 @@ def trained(tree: Tree, wrapped: TreePath = ()) -> Tree:
     bias = tuple(BIAS.split("/"))
     leaves = {path: leaf for path, leaf in tree.items() if path not in (bias, ("opt_state",))}
     moments = {
-        ("opt_state", "0", kind, *path[1:]): each
-        for path, each in tree.arrays.items()
+        ("opt_state", "0", kind, *path[1:]): item
+        for path, item in tree.arrays.items()
         if path != bias and path[:1] == ("params",)
         for kind in ("mu", "nu")
     }
@@ -279,10 +279,10 @@ def trained(tree: Tree, wrapped: TreePath = ()) -> Tree:
 def with_experts(tree: Tree, count: int) -> Tree:
     """A DeepSeek model with fewer experts."""
     config = {**(tree.metadata.config or {}), "n_routed_experts": count}
-    arrays = {path: each for path, each in tree.arrays.items() if not _is_beyond(path, count)}
-    gates = {path: each for path, each in arrays.items() if ".mlp.gate." in path[0]}
+    arrays = {path: item for path, item in tree.arrays.items() if not _is_beyond(path, count)}
+    gates = {path: item for path, item in arrays.items() if ".mlp.gate." in path[0]}
     cut = {
-        path: window(each, (0,) * len(each.shape), (count, *each.shape[1:])) for path, each in gates.items()
+        path: window(item, (0,) * len(item.shape), (count, *item.shape[1:])) for path, item in gates.items()
     }
     return Tree({**arrays, **cut}, replace(tree.metadata, config=config))
 

@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from support.places import GOLDEN, TRAINED
+from support.locations import GOLDEN, TRAINED
 
 import ckpttools
 from ckpttools.maxtext.view import view_of
@@ -28,25 +28,25 @@ OF_VIEWS = {f"maxtext/{name}.py" for name in ("flavours", "layers", "layer_notes
 
 def calls(work):
     """(file of the caller, file, function) -> number of calls within the package while something is done."""
-    found = Counter()
+    result = Counter()
 
     def watch(frame, event, _):
         if event == "call" and frame.f_back is not None:
-            places = [Path(each.f_code.co_filename) for each in (frame.f_back, frame)]
-            if all(each.is_relative_to(PACKAGE) for each in places):
-                caller, called = (each.relative_to(PACKAGE).as_posix() for each in places)
-                found[caller, called, frame.f_code.co_name] += 1
+            locations = [Path(item.f_code.co_filename) for item in (frame.f_back, frame)]
+            if all(location.is_relative_to(PACKAGE) for location in locations):
+                caller, called = (location.relative_to(PACKAGE).as_posix() for location in locations)
+                result[caller, called, frame.f_code.co_name] += 1
 
     sys.setprofile(watch)
     try:
         work()
     finally:
         sys.setprofile(None)
-    return found
+    return result
 
 
-def number(found, name, caller=None):
-    return sum(n for (by, _, called), n in found.items() if called == name and caller in (None, by))
+def number(result, name, caller=None):
+    return sum(n for (by, _, called), n in result.items() if called == name and caller in (None, by))
 
 
 # The trees of a comparison: both sources, Hugging Face's with names split at "/" and at ".", and MaxText's
@@ -60,13 +60,13 @@ def number(found, name, caller=None):
     ids=["diff", "inspect"],
 )
 def test_each_thing_is_worked_out_once_for_a_tree(work, trees):
-    found = calls(work)
-    assert number(found, "_view") == trees
-    assert number(found, "_roles", "array/tree.py") == number(found, "_view")
+    result = calls(work)
+    assert number(result, "_view") == trees
+    assert number(result, "_roles", "array/tree.py") == number(result, "_view")
     for name in WORK:
-        assert number(found, name, "maxtext/view.py") <= number(found, "_view"), name
+        assert number(result, name, "maxtext/view.py") <= number(result, "_view"), name
     # Nobody else asks for it past the view.
-    outside = {by for by, called, _ in found if called in OF_VIEWS and not by.startswith("maxtext/")}
+    outside = {by for by, called, _ in result if called in OF_VIEWS and not by.startswith("maxtext/")}
     assert outside == set()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.command_line import run
 from support.golden_data import SCAN_NAMES, convert
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 from ckpttools.api.save import save
 from ckpttools.array.tree import Tree
@@ -43,32 +43,32 @@ def test_a_row_that_is_not_zero_is_found_wherever_it_is(data, axis, name):
     chunk = data.draw(st.none() | chunk_shapes(shape))
     carried = truth.view(dtype.carrier)
     array = chunked(carried, dtype, chunk) if chunk else stored(carried, dtype)
-    surplus = Surplus.of("a", array, axis, kept)
+    extra = Surplus.of("a", array, axis, kept)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vocabulary, "_ELEMENTS", data.draw(st.sampled_from([1, 3, 1 << 18])))
-        row = surplus.first_learned(memory=PLENTY)
+        row = extra.first_learned(memory=PLENTY)
     learned = np.flatnonzero((np.moveaxis(beyond, axis, 0).astype(np.float32) != 0).any(axis=1)) + kept
     assert (row is None) == (learned.size == 0)
     assert row is None or row in learned
-    assert (surplus.count, surplus.there) == (shape[axis] - kept, shape[axis])
-    rest = without(array, surplus).read()
+    assert (extra.count, extra.there) == (shape[axis] - kept, shape[axis])
+    rest = without(array, extra).read()
     assert rest.tobytes() == np.ascontiguousarray(truth[:kept] if axis == 0 else truth[:, :kept]).tobytes()
 
 
 def test_they_are_read_within_the_memory_and_no_others():
-    surplus = Surplus.of("a", stored(np.zeros((9, 4), np.uint16), DTYPES["bfloat16"]), 0, 5)
+    extra = Surplus.of("a", stored(np.zeros((9, 4), np.uint16), DTYPES["bfloat16"]), 0, 5)
     with pytest.raises(MemoryBudgetError):
-        surplus.first_learned(memory=90 << 20)
+        extra.first_learned(memory=90 << 20)
     with pytest.raises(MemoryBudgetError):
-        surplus.first_learned(memory=PLENTY, reserved=PLENTY)
-    assert surplus.rows.shape == (4, 4)
-    assert surplus.place == "a[5:9]"
+        extra.first_learned(memory=PLENTY, reserved=PLENTY)
+    assert extra.rows.shape == (4, 4)
+    assert extra.location == "a[5:9]"
 
 
 def test_only_what_differs_in_nothing_but_rows_has_rows_beyond():
     embedding = {"token_embedder/embedding": stored(np.zeros((9, 4), np.float32), DTYPES["float32"])}
-    for shape, found in (((5, 4), 1), ((9, 4), 0), ((10, 4), 0), ((5, 3), 0), ((5,), 0), ((5, 4, 1), 0)):
-        assert len(surpluses(embedding, {"token_embedder/embedding": shape})) == found
+    for shape, result in (((5, 4), 1), ((9, 4), 0), ((10, 4), 0), ((5, 3), 0), ((5,), 0), ((5, 4, 1), 0)):
+        assert len(surpluses(embedding, {"token_embedder/embedding": shape})) == result
     assert surpluses(embedding, {}) == surpluses({}, {"token_embedder/embedding": (5, 4)}) == {}
 
 
@@ -85,16 +85,16 @@ def with_learned(source: Path, destination: Path, path: tuple[str, ...]) -> Path
 @pytest.mark.parametrize("family", ["llama3.1", "llama3.2-tied"])
 class TestPadded:
     def test_zeros_are_left_out_with_a_word(self, tmp_path, family, scan):
-        source, made, manifest = GOLDEN / family / "hf", tmp_path / "maxtext", tmp_path / "m.json"
-        convert(made, family, scan=scan, pad_vocab=300)
-        run("convert", "maxtext-to-hf", made, tmp_path / "hf")
+        source, built, manifest = GOLDEN / family / "hf", tmp_path / "maxtext", tmp_path / "m.json"
+        convert(built, family, scan=scan, pad_vocab=300)
+        run("convert", "maxtext-to-hf", built, tmp_path / "hf")
         run("hash", source, "--as", "maxtext", "--manifest", manifest)
         for command in (
-            ("verify", made, "--against", source),
-            ("verify", tmp_path / "hf", "--against", made),
-            ("verify", made, "--manifest", manifest),
-            ("diff", made, source),
-            ("diff", source, made),
+            ("verify", built, "--against", source),
+            ("verify", tmp_path / "hf", "--against", built),
+            ("verify", built, "--manifest", manifest),
+            ("diff", built, source),
+            ("diff", source, built),
         ):
             told = json.loads(run(*command, "--json"))
             assert told["equal"]
@@ -106,57 +106,57 @@ class TestPadded:
             assert not counted["equal"]
 
     def test_what_was_learned_is_a_difference_that_names_the_rows(self, tmp_path, family, scan):
-        source, manifest, made = GOLDEN / family / "hf", tmp_path / "m.json", tmp_path / "learned"
+        source, manifest, built = GOLDEN / family / "hf", tmp_path / "m.json", tmp_path / "learned"
         convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
         path = HEAD if family == "llama3.1" else EMBEDDING
         rows = f"{'/'.join(path[2:])}[{':, ' * (path == HEAD)}256:300]"
-        with_learned(tmp_path / "maxtext", made, path)
+        with_learned(tmp_path / "maxtext", built, path)
         run("hash", source, "--as", "maxtext", "--manifest", manifest)
         for command, name, reason in (
-            (("verify", made, "--against", source), rows, "extra"),
-            (("verify", source, "--against", made), rows.replace("/", "."), "missing"),
-            (("verify", made, "--manifest", manifest), rows, "extra"),
-            (("diff", made, source), rows, "only in A"),
-            (("diff", source, made), rows, "only in B"),
+            (("verify", built, "--against", source), rows, "extra"),
+            (("verify", source, "--against", built), rows.replace("/", "."), "missing"),
+            (("verify", built, "--manifest", manifest), rows, "extra"),
+            (("diff", built, source), rows, "only in A"),
+            (("diff", source, built), rows, "only in B"),
         ):
             told = json.loads(run(*command, "--json", code=1))
-            (found,) = told["differences"] if command[0] == "verify" else told["arrays"]
-            assert (found["name"], found.get("reason", found.get("outcome"))) == (name, reason)
+            (result,) = told["differences"] if command[0] == "verify" else told["arrays"]
+            assert (result["name"], result.get("reason", result.get("outcome"))) == (name, reason)
             (remark,) = [text for text in told["remarks"] if "row 299 is not zero" in text]
             assert name in remark and "--padding-rows drop" in remark
-            said = json.loads(run(*command, "--padding-rows", "drop", "--json"))
+            declared = json.loads(run(*command, "--padding-rows", "drop", "--json"))
             # Names in remarks are those of the comparison, which are MaxText's where it finds nothing.
-            assert any("as --padding-rows drop says" in text and rows in text for text in said["remarks"])
+            assert any("as --padding-rows drop says" in text and rows in text for text in declared["remarks"])
         if path == EMBEDDING:
             # What is not asked for is not read.
-            filtered = run("diff", made, source, "--filter", "*norm*")
+            filtered = run("diff", built, source, "--filter", "*norm*")
             assert "256:300" not in filtered
 
     def test_a_conversion_keeps_or_drops_them_only_when_that_is_said(self, tmp_path, family, scan):
-        source, made, out = GOLDEN / family / "hf", tmp_path / "learned", tmp_path / "out"
+        source, built, out = GOLDEN / family / "hf", tmp_path / "learned", tmp_path / "out"
         convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
         like = ("--like", source)
-        with_learned(tmp_path / "maxtext", made, EMBEDDING)
-        refused = run("convert", "maxtext-to-hf", made, out, *like, code=3)
+        with_learned(tmp_path / "maxtext", built, EMBEDDING)
+        refused = run("convert", "maxtext-to-hf", built, out, *like, code=3)
         assert "--padding-rows keep" in refused and "row 299 is not zero" in refused
         assert not out.exists()
-        dropped = run("convert", "maxtext-to-hf", made, out, *like, "--padding-rows", "drop")
+        dropped = run("convert", "maxtext-to-hf", built, out, *like, "--padding-rows", "drop")
         assert "the last 44 are cut off, whatever they hold, as --padding-rows drop says" in " ".join(
             dropped.split()
         )
         run("verify", out, "--against", source)
         assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
-        kept = run("convert", "maxtext-to-hf", made, tmp_path / "kept", *like, "--padding-rows", "keep")
+        kept = run("convert", "maxtext-to-hf", built, tmp_path / "kept", *like, "--padding-rows", "keep")
         assert "config.json: vocab_size is 300, as all rows are kept; it was 256" in kept
         config = json.loads((tmp_path / "kept" / "config.json").read_bytes())
         assert config == {**json.loads((source / "config.json").read_bytes()), "vocab_size": 300}
-        wanted = open_tree(made).arrays[EMBEDDING].read()
+        expected = open_tree(built).arrays[EMBEDDING].read()
         there = open_tree(tmp_path / "kept").arrays["model.embed_tokens.weight",].read()
-        assert there.tobytes() == wanted.tobytes()
-        run("verify", tmp_path / "kept", "--against", made)
+        assert there.tobytes() == expected.tobytes()
+        run("verify", tmp_path / "kept", "--against", built)
         # And there again, all rows.
         run("convert", "hf-to-maxtext", tmp_path / "kept", tmp_path / "again")
-        run("verify", tmp_path / "again", "--against", made, "--parameters")
+        run("verify", tmp_path / "again", "--against", built, "--parameters")
 
 
 def test_a_multimodal_configuration_says_it_where_it_says_it(tmp_path):

@@ -31,11 +31,11 @@ def never():
     ],
 )
 def test_what_is_made_stays(there):
-    made = arrays(a=BF16, b=BF16, c=F32)
-    assert as_wide_as(arrays(**there), made, never) is made
+    built = arrays(a=BF16, b=BF16, c=F32)
+    assert as_wide_as(arrays(**there), built, never) is built
 
 
 def test_some_of_it_is_made_exactly():
-    made, exact = arrays(a=BF16, b=BF16, c=F32, d=BF16), arrays(a=F32, b=F32, c=F32, d=F32)
-    found = as_wide_as(arrays(a=F32, b=BF16, c=F32, other=F32), made, lambda: exact)
-    assert found == made | {"a": exact["a"]}
+    built, exact = arrays(a=BF16, b=BF16, c=F32, d=BF16), arrays(a=F32, b=F32, c=F32, d=F32)
+    result = as_wide_as(arrays(a=F32, b=BF16, c=F32, other=F32), built, lambda: exact)
+    assert result == built | {"a": exact["a"]}

@@ -82,12 +82,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """Two models that differ, with numbers of which the mean underflows; and where their mean is."""
     directory = tmp_path_factory.mktemp("models")
     sizes = LlamaSizes(layers=2, hidden=256, mlp=512, heads=4, kv_heads=2, vocab=2048)
-    found = [write_llama(directory / name, sizes).parent for name in "ab"]
-    for number, model in enumerate(found):
+    result = [write_llama(directory / name, sizes).parent for name in "ab"]
+    for number, model in enumerate(result):
         with (model / "model.safetensors").open("r+b") as file:
             file.seek(-(1 << 16), os.SEEK_END)
             file.write(np.full(1 << 15, number, np.uint16).tobytes())
-    return found[0], found[1], directory / "mean"
+    return result[0], result[1], directory / "mean"
 
 
 @pytest.fixture(scope="module")
@@ -96,17 +96,17 @@ def receipt(models: Models) -> ckpttools.Receipt:
     return ckpttools.average(models[0], models[2], others=[models[1]], jobs=2)
 
 
-def check_mean(models: Models, made: Path) -> None:
+def check_mean(models: Models, built: Path) -> None:
     for name in ("model.safetensors", "config.json"):
-        assert (made / name).read_bytes() == (models[2] / name).read_bytes()
+        assert (built / name).read_bytes() == (models[2] / name).read_bytes()
 
 
 def test_they_make_the_same_bytes_and_counts(models: Models, receipt: ckpttools.Receipt, tmp_path: Path):
     done = run("average", *models[:2], tmp_path / "out", "--jobs", 3, "--memory", "400MiB", "--json")
-    said = json.loads(done.stdout)
+    declared = json.loads(done.stdout)
     assert len(forked(done)) == 3 and are_gone(forked(done))
-    assert said["counts"] == receipt.counts != {}
-    assert 0 < said["peak_bytes"] < 400 << 20
+    assert declared["counts"] == receipt.counts != {}
+    assert 0 < declared["peak_bytes"] < 400 << 20
     check_mean(models, tmp_path / "out")
 
 
@@ -115,9 +115,9 @@ def test_what_a_plug_in_prints_in_them_is_not_lost(models: Models, receipt: obje
         "from ckpttools.__main__", f"{SPEAKS}\nfrom ckpttools.__main__"
     )
     words = ("average", *models[:2], tmp_path / "out", "--jobs", 2)
-    made = subprocess.run([sys.executable, "-c", driver, *map(str, words)], capture_output=True, text=True)
-    assert made.returncode == 0 and len(forked(made)) == 2
-    assert made.stdout.count("asked for a task") >= 3
+    built = subprocess.run([sys.executable, "-c", driver, *map(str, words)], capture_output=True, text=True)
+    assert built.returncode == 0 and len(forked(built)) == 2
+    assert built.stdout.count("asked for a task") >= 3
 
 
 # As a format does that is somebody else's, into a pipe.

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 from support.command_line import run
 from support.hf_models import write_llama
-from support.places import GOLDEN
+from support.locations import GOLDEN
 from support.trees import lazy
 
 import ckpttools
@@ -25,22 +25,22 @@ BOTH_WAYS = pytest.mark.parametrize("way", ["hf-to-maxtext", "maxtext-to-hf"])
 
 @pytest.fixture(scope="module")
 def maxtext(tmp_path_factory) -> Path:
-    place = tmp_path_factory.mktemp("model")
-    write_llama(place / "hf")
-    run("convert", "hf-to-maxtext", place / "hf", place / "maxtext")
-    return place / "maxtext"
+    location = tmp_path_factory.mktemp("model")
+    write_llama(location / "hf")
+    run("convert", "hf-to-maxtext", location / "hf", location / "maxtext")
+    return location / "maxtext"
 
 
-def adapter(place: Path) -> Path:
+def adapter(location: Path) -> Path:
     """As PEFT saves it, with the model's configuration beside it."""
     name = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
     factors = {name.format(n, k): np.zeros((8, 64), np.float32) for n in range(4) for k in "AB"}
-    write_llama(place)
-    (place / "model.safetensors").unlink()
-    save_file(factors, place / "adapter_model.safetensors")
-    said = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
-    (place / "adapter_config.json").write_text(json.dumps(said))
-    return place
+    write_llama(location)
+    (location / "model.safetensors").unlink()
+    save_file(factors, location / "adapter_model.safetensors")
+    declared = {"peft_type": "LORA", "base_model_name_or_path": "me/base"}
+    (location / "adapter_config.json").write_text(json.dumps(declared))
+    return location
 
 
 @BOTH_WAYS
@@ -65,10 +65,10 @@ def test_an_adapter_as_the_model_that_it_came_from(maxtext, tmp_path):
 def test_adapters_of_maxtext(maxtext, tmp_path, way, alone):
     tree = open_tree(maxtext)
     factors = {
-        (*path[:-1], f"kernel_lora_{each}"): lazy(np.zeros((64, 4, 8), np.float32))
+        (*path[:-1], f"kernel_lora_{item}"): lazy(np.zeros((64, 4, 8), np.float32))
         for path in tree.arrays
         if "self_attention" in path and path[-1] == "kernel"
-        for each in "ab"
+        for item in "ab"
     }
     ckpttools.save(Tree(factors if alone else {**tree, **factors}), tmp_path / "lora", "orbax")
     shutil.copytree(maxtext / "0/items/hf", tmp_path / "lora/0/items/hf")
@@ -91,12 +91,12 @@ def test_a_model_that_peft_has_wrapped(tmp_path, apart):
     module = "base_model.model.model.layers.0.self_attn.q_proj"
     names = ("base_layer.weight", "lora_A.default.weight", "lora_B.default.weight")
     actor = tmp_path / "actor"
-    leaves = {(f"{module}.{each}",): lazy(np.ones((2, 2), "f4")) for each in names}
+    leaves = {(f"{module}.{name}",): lazy(np.ones((2, 2), "f4")) for name in names}
     if apart:
         (actor / "lora_adapter").mkdir(parents=True)
         (actor / "lora_adapter/adapter_config.json").touch()
     with pytest.raises(FormatError) as error:
-        refuse_maxtext(Tree(leaves, Metadata(place=str(actor))))
+        refuse_maxtext(Tree(leaves, Metadata(location=str(actor))))
     told = str(error.value)
     assert ("merge_and_unload() of PEFT" in told) is not apart and "ckpt select" not in told
     assert (f"ckpt adapter merge BASE {actor}/lora_adapter DST" in told) is apart
@@ -110,7 +110,7 @@ def test_another_model_as_the_one_that_it_came_from(maxtext, tmp_path, carried):
     like = GOLDEN / "gemma3" / "hf"
     told = run("convert", "maxtext-to-hf", tmp_path / "maxtext", tmp_path / "out", "--like", like, code=3)
     assert "the arrays are not those of the model that --like names" in told
-    assert f"got    {like / 'config.json'}" in told
+    assert f"got      {like / 'config.json'}" in told
     assert "104 arrays are missing:" in told and "more lines" in told
     assert len(told.splitlines()) < 20
     assert ("leave --like out" in told) == carried

@@ -57,7 +57,7 @@ class TestZarr3Zstd(TestZarr3):
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory):
+def locations(tmp_path_factory):
     """The tree of every kind of leaf, by codec, in small chunks with cut edges."""
     top = tmp_path_factory.mktemp("zarr")
     with pytest.MonkeyPatch.context() as patch:
@@ -70,47 +70,47 @@ def places(tmp_path_factory):
 
 @pytest.mark.parametrize("codec", CODECS)
 class TestWritten:
-    def test_every_leaf_comes_back(self, places, codec):
-        back = open_tree(places / codec)
+    def test_every_leaf_comes_back(self, locations, codec):
+        back = open_tree(locations / codec)
         assert_same(back, EVERYTHING)
         assert list(back) == list(EVERYTHING)
         assert back.metadata.key_impls == EVERYTHING.metadata.key_impls
         assert back.metadata.format == "zarr3"
 
-    def test_zarr_python_opens_what_it_has_a_dtype_for(self, places, codec):
-        group = zarr.open_group(places / codec, mode="r")
+    def test_zarr_python_opens_what_it_has_a_dtype_for(self, locations, codec):
+        group = zarr.open_group(locations / codec, mode="r")
         opened = 0
-        for path, each in EVERYTHING.arrays.items():
-            if each.dtype.name in KNOWN:
+        for path, item in EVERYTHING.arrays.items():
+            if item.dtype.name in KNOWN:
                 opened += 1
                 theirs = group["/".join(map(str, path))]
-                assert described(np.asarray(theirs[...])) == described(each.read()), path
+                assert described(np.asarray(theirs[...])) == described(item.read()), path
         assert opened > len(KNOWN)
 
-    def test_tensorstore_opens_all(self, places, codec):
-        for path, each in EVERYTHING.arrays.items():
-            place = places / codec / "/".join(map(str, path))
-            opened = by_tensorstore(place)
-            assert described(opened.read().result()) == described(each.read()), path
+    def test_tensorstore_opens_all(self, locations, codec):
+        for path, item in EVERYTHING.arrays.items():
+            location = locations / codec / "/".join(map(str, path))
+            opened = by_tensorstore(location)
+            assert described(opened.read().result()) == described(item.read()), path
 
-    def test_grids_are_cut(self, places, codec):
-        chunk = by_tensorstore(places / codec / "ranks/2/kernel").chunk_layout.read_chunk.shape
+    def test_grids_are_cut(self, locations, codec):
+        chunk = by_tensorstore(locations / codec / "ranks/2/kernel").chunk_layout.read_chunk.shape
         assert any(n % c for n, c in zip((37, 5, 23), chunk, strict=True))
 
-    def test_two_runs_give_the_same_files(self, places, codec, tmp_path, monkeypatch):
+    def test_two_runs_give_the_same_files(self, locations, codec, tmp_path, monkeypatch):
         monkeypatch.setattr(chunking, "SMALLEST", 2000)
         monkeypatch.setattr(chunking, "LARGEST", 1500)
         write(EVERYTHING, ZarrWriter(CODECS[codec]), tmp_path / "again", jobs=1)
-        assert contents(tmp_path / "again") == contents(places / codec)
+        assert contents(tmp_path / "again") == contents(locations / codec)
 
-    def test_orbax_does_not_take_it_for_its_own(self, places, codec):
-        assert orbax.FORMAT.why_not(parse(places / codec))
+    def test_orbax_does_not_take_it_for_its_own(self, locations, codec):
+        assert orbax.FORMAT.why_not(parse(locations / codec))
 
 
-def by_tensorstore(place: Path) -> ts.TensorStore:
+def by_tensorstore(location: Path) -> ts.TensorStore:
     spec = {
         "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": f"{place}/"},
+        "kvstore": {"driver": "file", "path": f"{location}/"},
         "fill_missing_data_reads": False,
     }
     return ts.open(spec, open=True, read=True).result()
@@ -125,7 +125,7 @@ def test_zarr_python_walks_the_hierarchy(tmp_path, codec):
     groups = {name for name, node in members.items() if isinstance(node, zarr.Group)}
     assert groups == {"a", "a/b", "list"}
     theirs = {name: described(node[...]) for name, node in members.items() if name not in groups}
-    assert theirs == {"/".join(map(str, path)): described(each.read()) for path, each in leaves.items()}
+    assert theirs == {"/".join(map(str, path)): described(item.read()) for path, item in leaves.items()}
 
 
 @EVERY_CODEC
@@ -181,19 +181,19 @@ class TestMadeByZarrPython:
 
     TRUTH = np.arange(7 * 5, dtype=np.float32).reshape(7, 5)
 
-    def check(self, place: Path, truth: np.ndarray = TRUTH) -> None:
-        tree = open_tree(place)
+    def check(self, location: Path, truth: np.ndarray = TRUTH) -> None:
+        tree = open_tree(location)
         assert list(tree) == [("group", "array")]
         opened = tree.arrays["group", "array"]
         assert described(opened.read()) == described(truth)
         part = opened.read(Region((2, 1), (6, 4)))
         assert described(part) == described(truth[2:6, 1:4])
 
-    def make(self, place: Path, truth: np.ndarray = TRUTH, **options) -> zarr.Array:
-        group = zarr.create_group(place).create_group("group")
-        made = group.create_array("array", shape=truth.shape, chunks=(3, 2), dtype=truth.dtype, **options)
-        made[...] = truth
-        return made
+    def make(self, location: Path, truth: np.ndarray = TRUTH, **options) -> zarr.Array:
+        group = zarr.create_group(location).create_group("group")
+        built = group.create_array("array", shape=truth.shape, chunks=(3, 2), dtype=truth.dtype, **options)
+        built[...] = truth
+        return built
 
     OPTIONS = {  # noqa: RUF012
         "default": {},
@@ -232,10 +232,10 @@ class TestMadeByZarrPython:
 
     @pytest.mark.parametrize(("name", "fill"), [("float32", 7.5), ("float64", float("nan")), ("int16", -3)])
     def test_chunks_left_out_hold_the_fill_value(self, tmp_path, name, fill):
-        made = zarr.create_group(tmp_path / "z").create_array(
+        built = zarr.create_group(tmp_path / "z").create_array(
             "a", shape=(7, 5), chunks=(3, 2), dtype=name, fill_value=fill
         )
-        made[:3] = 1
+        built[:3] = 1
         truth = np.full((7, 5), fill, name)
         truth[:3] = 1
         assert len(list((tmp_path / "z" / "a" / "c").rglob("?"))) < 12
@@ -258,7 +258,7 @@ class TestMadeByZarrPython:
         zarr.create_group(tmp_path / "z").create_array("when", shape=3, dtype="datetime64[s]")
         with pytest.raises(FormatError, match="unknown zarr data type") as caught:
             open_tree(tmp_path / "z")
-        assert "when" in caught.value.place
+        assert "when" in caught.value.location
 
     def test_converted_into_orbax(self, tmp_path):
         self.make(tmp_path / "z")
@@ -267,11 +267,11 @@ class TestMadeByZarrPython:
 
 
 class TestReaderRefuses:
-    def place(self, tmp_path: Path, codec: Zstd | None = None) -> Path:
+    def location(self, tmp_path: Path, codec: Zstd | None = None) -> Path:
         write(Tree({("a", "w"): array("float32", 5, 3)}, Metadata(step=0)), ZarrWriter(codec), tmp_path / "z")
         return tmp_path / "z"
 
-    def test_other_places(self, tmp_path):
+    def test_other_locations(self, tmp_path):
         assert zarr3_read.FORMAT.why_not(parse(tmp_path)) == "no zarr.json here"
         (tmp_path / "file").write_text("")
         assert zarr3_read.FORMAT.why_not(parse(tmp_path / "file")) == "not a directory"
@@ -286,39 +286,39 @@ class TestReaderRefuses:
 
     @EVERY_CODEC
     def test_a_missing_chunk(self, tmp_path, codec):
-        place = self.place(tmp_path, codec)
-        (place / "a/w/c/0/0").unlink()
+        location = self.location(tmp_path, codec)
+        (location / "a/w/c/0/0").unlink()
         with pytest.raises(CheckpointError, match="missing"):
-            open_tree(place).arrays["a", "w"].read()
+            open_tree(location).arrays["a", "w"].read()
 
     def test_a_missing_array(self, tmp_path):
-        place = self.place(tmp_path)
-        shutil.rmtree(place / "a" / "w")
+        location = self.location(tmp_path)
+        shutil.rmtree(location / "a" / "w")
         with pytest.raises(FormatError, match="contradicts the arrays"):
-            open_tree(place)
+            open_tree(location)
 
     @pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"zarr_format":2,"node_type":"group"}'])
     def test_a_root_that_is_no_node(self, tmp_path, text):
-        place = self.place(tmp_path)
-        (place / "zarr.json").write_text(text)
+        location = self.location(tmp_path)
+        (location / "zarr.json").write_text(text)
         with pytest.raises(FormatError) as caught:
-            open_tree(place)
-        assert "zarr.json" in caught.value.place
+            open_tree(location)
+        assert "zarr.json" in caught.value.location
 
     def test_attributes_that_are_none(self, tmp_path):
-        place = self.place(tmp_path)
-        document = json.loads((place / "zarr.json").read_bytes())
-        (place / "zarr.json").write_text(json.dumps({**document, "attributes": 3}))
+        location = self.location(tmp_path)
+        document = json.loads((location / "zarr.json").read_bytes())
+        (location / "zarr.json").write_text(json.dumps({**document, "attributes": 3}))
         with pytest.raises(FormatError, match="attributes"):
-            open_tree(place)
+            open_tree(location)
 
     def test_a_description_that_is_damaged(self, tmp_path):
-        place = self.place(tmp_path)
-        document = json.loads((place / "zarr.json").read_bytes())
+        location = self.location(tmp_path)
+        document = json.loads((location / "zarr.json").read_bytes())
         document["attributes"]["ckpttools.tree"]["leaves"] = 3
-        (place / "zarr.json").write_text(json.dumps(document))
+        (location / "zarr.json").write_text(json.dumps(document))
         with pytest.raises(FormatError, match="description of the tree is damaged"):
-            zarr3_read.FORMAT.open(parse(place), ReadOptions())
+            zarr3_read.FORMAT.open(parse(location), ReadOptions())
 
 
 class TestWriterRefuses:
@@ -347,7 +347,7 @@ class TestWriterRefuses:
             "an array cannot have others below it in zarr",
             "a is an array, too",
         )
-        assert error.place == "a/b/c"
+        assert error.location == "a/b/c"
 
     def test_a_number_and_the_same_as_text(self):
         error = self.refused(("a", 0), ("a", "0"))
@@ -377,7 +377,7 @@ def test_a_group_whose_metadata_is_missing(tmp_path):
     """What is in it would be missing, and nobody would be told."""
     node = {"zarr_format": 3, "node_type": "group"}
     (tmp_path / "c/m/w").mkdir(parents=True)
-    for place in ("c", "c/m/w"):
-        (tmp_path / place / "zarr.json").write_text(json.dumps(node))
+    for location in ("c", "c/m/w"):
+        (tmp_path / location / "zarr.json").write_text(json.dumps(node))
     with pytest.raises(FormatError, match=r"a group of arrays has no zarr\.json"):
         open_tree(tmp_path / "c")

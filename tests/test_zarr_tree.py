@@ -57,8 +57,8 @@ def test_any_names(tmp_path_factory, shapes, driver, in_database):
     for name, value in values.items():
         write(name if in_database else root / name, value, driver, base=root if in_database else None)
     tree = open_tree(root)
-    found = {".".join(map(str, path)): array.read().tolist() for path, array in tree.arrays.items()}
-    assert found == {name.replace("/", "."): value.tolist() for name, value in values.items()} or len(
+    result = {".".join(map(str, path)): array.read().tolist() for path, array in tree.arrays.items()}
+    assert result == {name.replace("/", "."): value.tolist() for name, value in values.items()} or len(
         {name.replace("/", ".") for name in values}
     ) < len(values)
     assert len(tree.arrays) == len(values) and tree.metadata.format == "zarr-tree"
@@ -109,14 +109,14 @@ def test_steps_of_a_run_are_named(tmp_path):
     assert "\n2 checkpoints of zarr-tree\n" in ckpt("doctor", tmp_path).output
 
 
-@pytest.mark.parametrize(("name", "said", "keys"), [("step-10", 7, 2), ("7", 7, 2), ("7", None, 3)])
-def test_one_step_is_the_run(tmp_path, name, said, keys):
+@pytest.mark.parametrize(("name", "declared", "keys"), [("step-10", 7, 2), ("7", 7, 2), ("7", None, 3)])
+def test_one_step_is_the_run(tmp_path, name, declared, keys):
     """A number alone may be a key, where nothing else says that it is a step."""
     write(tmp_path / name / "model/w", np.ones(3, "f4"), "zarr3")
-    if said:
-        (tmp_path / name / "metadata.json").write_text(json.dumps({"step": said}))
+    if declared:
+        (tmp_path / name / "metadata.json").write_text(json.dumps({"step": declared}))
     tree = open_tree(tmp_path)
-    assert [len(path) for path in tree] == [keys] and tree.metadata.step == said
+    assert [len(path) for path in tree] == [keys] and tree.metadata.step == declared
     assert "\n1 checkpoint of zarr-tree\n" in ckpt("doctor", tmp_path).output
 
 
@@ -248,8 +248,8 @@ def test_pieces_of_shards_that_are_not_stored(tmp_path):
 )
 def test_metadata_of_another_kind(tmp_path, change, told):
     write(tmp_path / "c/m/w", np.ones(3, "f4"), "zarr3")
-    place = tmp_path / "c/m/w/zarr.json"
-    place.write_text(json.dumps(json.loads(place.read_text()) | change))
+    location = tmp_path / "c/m/w/zarr.json"
+    location.write_text(json.dumps(json.loads(location.read_text()) | change))
     assert told in run("hash", tmp_path / "c", code=3)
 
 
@@ -290,7 +290,7 @@ def test_legacy_orbax_opens_completely_at_every_level(tmp_path, below, driver, i
     for level in levels:
         tree = open_tree(level)
         assert tree.keys() == LEGACY, level
-        assert tree.metadata.place == str(item)
+        assert tree.metadata.location == str(item)
         assert np.array_equal(tree["params/kernel"].read(), np.arange(24, dtype="f4").reshape(4, 6))
     assert "1 checkpoint of zarr-tree\n" in ckpt("doctor", root).output
 
@@ -434,16 +434,16 @@ def test_legacy_run_opens_its_latest_finished_step(tmp_path, names, add, in_data
         warnings.simplefilter("always")
         tree = open_tree(root)
     is_later = add in (_with_unfinished_save, _with_unfinished_empty_save)
-    assert [each.category for each in caught] == [LaterStepWarning] * is_later
+    assert [item.category for item in caught] == [LaterStepWarning] * is_later
     assert tree.keys() == LEGACY
-    assert (tree.metadata.step, tree.metadata.place) == (10, str(root / names[-1]))
+    assert (tree.metadata.step, tree.metadata.location) == (10, str(root / names[-1]))
     for step, name in zip(steps, names, strict=True):
         tree = open_tree(root, ReadOptions(step=step))
-        assert (tree.metadata.step, tree.metadata.place) == (step, str(root / name))
+        assert (tree.metadata.step, tree.metadata.location) == (step, str(root / name))
     with pytest.raises(UsageError, match="there is no step 8"):
         open_tree(root, ReadOptions(step=8))
     listed = ckpttools.ls(root)
-    assert [each.step for each in listed.finished] == steps
+    assert [item.step for item in listed.finished] == steps
     count = "2 checkpoints" if len(names) > 1 else "1 checkpoint"
     assert f"{count} of zarr-tree\n" in ckpt("doctor", root).output
     run("convert", "to-safetensors", root, tmp_path / "out")
@@ -468,7 +468,7 @@ def test_legacy_run_with_a_damaged_latest_step_is_refused(tmp_path, change, mess
     output = run("hash", tmp_path / "run", code=3)
     assert message in output
     assert run("convert", "to-safetensors", tmp_path / "run", tmp_path / "out", code=3)
-    assert [each.step for each in ckpttools.ls(tmp_path / "run").finished] == [9]
+    assert [item.step for item in ckpttools.ls(tmp_path / "run").finished] == [9]
     assert open_tree(tmp_path / "run", ReadOptions(step=9)).keys() == LEGACY
 
 
@@ -483,7 +483,7 @@ def test_legacy_run_in_a_bucket_follows_commit_files(tmp_path, cloud, committed,
             (tmp_path / "run" / str(step) / "commit_success.txt").touch()
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     location = cloud.filled({str(path.relative_to(tmp_path)): path.read_bytes() for path in files}) / "run"
-    assert [each.step for each in ckpttools.ls(location).finished] == finished
+    assert [item.step for item in ckpttools.ls(location).finished] == finished
     if opened is None:
         with pytest.raises(FormatError, match="no commit_success"):
             open_tree(location)
@@ -491,7 +491,7 @@ def test_legacy_run_in_a_bucket_follows_commit_files(tmp_path, cloud, committed,
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert open_tree(location).metadata.step == opened
-    assert [each.category for each in caught] == [LaterStepWarning] * (opened == 9)
+    assert [item.category for item in caught] == [LaterStepWarning] * (opened == 9)
 
 
 def test_legacy_steps_among_new_steps_are_never_skipped(tmp_path):
@@ -502,4 +502,4 @@ def test_legacy_steps_among_new_steps_are_never_skipped(tmp_path):
     write_legacy_item(tmp_path / "run/10/default")
     assert str(tmp_path / "run/10") in run("hash", tmp_path / "run", code=3)
     listed = ckpttools.ls(tmp_path / "run")
-    assert [each.step for each in listed.finished] == [2, 5, 10] and listed.latest == 10
+    assert [item.step for item in listed.finished] == [2, 5, 10] and listed.latest == 10

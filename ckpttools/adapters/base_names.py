@@ -8,8 +8,8 @@ from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.stores.registry import parse
 from ckpttools.stores.web.hub_name import HubName, is_model_name
@@ -33,23 +33,24 @@ def base_name(base: Base, adapter: Adapter, given: str | None) -> BaseName:
     """
     if given:
         return BaseName(given, Notes())
-    found = next((each for each in _said(base, adapter) if _is_of_hub(each)), None)
-    if found is not None:
-        return BaseName(found, Notes())
-    place = base.tree.metadata.place
+    result = next((item for item in _said(base, adapter) if _is_of_hub(item)), None)
+    if result is not None:
+        return BaseName(result, Notes())
+    location = base.tree.metadata.location
     remark = (
-        f"{ADAPTER} names the base by its place here, {place}: nothing says its name on the hub; say it with "
+        f"{ADAPTER} names the base by its place here, {location}: nothing says its name on the hub; "
+        "say it with "
         f"{option('base_name', 'NAME')} for others to load the adapter"
     )
-    return BaseName(place, Notes(remarks=(remark,)))
+    return BaseName(location, Notes(remarks=(remark,)))
 
 
 def _said(base: Base, adapter: Adapter) -> Iterator[str]:
     yield str(adapter.config.get(BASE_NAME) or "")
     yield str((base.config or {}).get("_name_or_path") or "")
-    place = parse(base.tree.metadata.place)
-    if place.store.scheme == "hf":
-        yield HubName.of(place.key).repo
+    location = parse(base.tree.metadata.location)
+    if location.store.scheme == "hf":
+        yield HubName.of(location.key).repo
 
 
 def _is_of_hub(name: str) -> bool:
@@ -68,12 +69,13 @@ def said_of_another(base: Base, adapter: Adapter, used: str) -> Iterator[str]:
         adapter: which may name another.
         used: what is done with it, a participle and a preposition: "merged into".
     """
-    named, place = adapter.config.get(BASE_NAME), base.tree.metadata.place
+    named, location = adapter.config.get(BASE_NAME), base.tree.metadata.location
     # A place where it was trained may be of a store that is not known here.
     last = named.rstrip("/").rpartition("/")[2] if isinstance(named, str) else ""
-    if last and last not in parse(place).parts[-_BELOW_NAME:]:
+    if last and last not in parse(location).parts[-_BELOW_NAME:]:
         yield (
-            f"the adapter says that it is of {named}, and is {used} {place}: names and shapes are compared, "
+            f"the adapter says that it is of {named}, and is {used} {location}: names and shapes are "
+            "compared, "
             "values cannot be"
         )
 

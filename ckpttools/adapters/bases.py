@@ -30,8 +30,8 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_rows import ModelRows, rows_of
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.view import view_of
-from ckpttools.quantized.refusals import refuse_quantized
-from ckpttools.stores.registry import Where
+from ckpttools.quantized.unsupported_errors import refuse_quantized
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized
 
@@ -83,31 +83,31 @@ class Base:
         """
         if self.rows is None:
             return {
-                path: cast(each, self.tree.arrays[path].dtype) for path, each in self.moved(arrays).items()
+                path: cast(item, self.tree.arrays[path].dtype) for path, item in self.moved(arrays).items()
             }
         wide = {name: cast(array, _FLOAT32) for name, array in arrays.items()}
-        new = {id(each) for each in distinct(wide.values())}
+        new = {id(item) for item in distinct(wide.values())}
         return {
-            path: self._own_beside(path, made, self.tree.arrays[path], new)
-            for path, made in self.moved(wide).items()
+            path: self._own_beside(path, built, self.tree.arrays[path], new)
+            for path, built in self.moved(wide).items()
         }
 
-    def _own_beside(self, path: Path, made: LazyArray, own: LazyArray, new: Collection[int]) -> LazyArray:
-        """`made`, with the base's own array where nothing new is in it."""
-        inside = list(distinct([made]))
+    def _own_beside(self, path: Path, built: LazyArray, own: LazyArray, new: Collection[int]) -> LazyArray:
+        """`built`, with the base's own array where nothing new is in it."""
+        inside = list(distinct([built]))
         if not any(id(each) in new for each in inside):
             return own
-        if isinstance(made, Stack):
-            parts = enumerate(made.parts)
-            each = [self._own_beside(path, part, take(own, made.axis, k), new) for k, part in parts]
-            return stack(each, made.axis)
+        if isinstance(built, Stack):
+            parts = enumerate(built.parts)
+            each = [self._own_beside(path, part, take(own, built.axis, k), new) for k, part in parts]
+            return stack(each, built.axis)
         if any(isinstance(each, Constant) and id(each) not in new for each in inside):
             raise FormatError(
                 "an array of the base has weights that the adapter replaces and others",
-                place=f"{self.tree.metadata.place}, {keystr(path)}",
+                location=f"{self.tree.metadata.location}, {keystr(path)}",
                 hint="merge it into the Hugging Face model, and convert that",
             )
-        return cast(made, own.dtype)
+        return cast(built, own.dtype)
 
     def in_rows(self, changes: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of a MaxText base: dotted name -> what the rows make of changes; nothing is added elsewhere."""
@@ -117,28 +117,28 @@ class Base:
             for name, array in self.weights.items()
             if name not in changes
         }
-        made = self.rows.table.to_left({**nothing, **changes}).arrays
-        known = {id(each) for each in distinct(changes.values())}
+        built = self.rows.table.to_left({**nothing, **changes}).arrays
+        known = {id(item) for item in distinct(changes.values())}
         return {
             name: array
-            for name, array in made.items()
-            if any(id(each) in known for each in distinct([array]))
+            for name, array in built.items()
+            if any(id(item) in known for item in distinct([array]))
         }
 
-    def _padded(self, made: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+    def _padded(self, built: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
         """At their paths, with zeros where MaxText's vocabulary is longer than the model's."""
         assert self.rows is not None
         view = view_of(self.tree)
         homes = {dotted(path): home for path, home in view.homes.items()}
-        odd = [name for name in made if name not in homes or homes[name] in view.on_first_axis]
+        odd = [name for name in built if name not in homes or homes[name] in view.on_first_axis]
         if odd:
             raise FormatError(
                 "these arrays are stacked otherwise than the others, and adapters of such are not read:"
                 + listing(odd),
-                place=self.tree.metadata.place,
+                location=self.tree.metadata.location,
             )
         return {
-            homes[name]: padded(array, self.tree.arrays[homes[name]].shape) for name, array in made.items()
+            homes[name]: padded(array, self.tree.arrays[homes[name]].shape) for name, array in built.items()
         }
 
     @cached_property
@@ -161,7 +161,7 @@ class Base:
         if self.rows is not None:
             return self.rows.family
         if self.model.family is not None:
-            return family_for(self.config, self.model, self.tree.metadata.place)
+            return family_for(self.config, self.model, self.tree.metadata.location)
         try:
             return family_of(self.config or {}, CONFIG)
         except CheckpointError:
@@ -174,7 +174,7 @@ class Base:
 
     def named(self, name: str) -> str | None:
         """What the base calls a weight, in any of its family's spellings; None if it has none."""
-        return next((each for each in self._spellings(name) if each in self.weights), None)
+        return next((spelling for spelling in self._spellings(name) if spelling in self.weights), None)
 
     def _spellings(self, name: str) -> Iterator[str]:
         yield name
@@ -186,7 +186,7 @@ class Base:
             yield from (str(ours.key(Key((plain,)))) for ours in self.family.spellings)
 
 
-def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = None) -> Base:
+def base_of(tree: Tree, model: ModelOptions | None = None, like: LocationLike | None = None) -> Base:
     """The base that a tree is; quantised weights count as their numbers in bfloat16.
 
     Args:
@@ -201,7 +201,7 @@ def base_of(tree: Tree, model: ModelOptions | None = None, like: Where | None = 
     tree = dequantized(tree).tree
     if named_as(tree.arrays) != "maxtext":
         weights = by_name(tree.arrays)
-        refuse_quantized(weights, tree.metadata.config, tree.metadata.place)
+        refuse_quantized(weights, tree.metadata.config, tree.metadata.location)
         return Base(tree, weights, tree.metadata.config, model=model or ModelOptions())
     options = ToHuggingFace(like=like, model=model or ModelOptions())
     rows = rows_of(tree, options, ModelFiles.of(tree, like))
@@ -212,13 +212,13 @@ def not_of_base(adapter: str, base: str, lacking: Collection[str], names: Iterab
     """The error about weights that an adapter changes and its base does not have."""
     known = list(names)
     near = [
-        f"{name} (near {found[0]})" if (found := near_names(name, known, 1)) else name for name in lacking
+        f"{name} (near {result[0]})" if (result := near_names(name, known, 1)) else name for name in lacking
     ]
     return FormatError(
         f"the base has no such weights, and the adapter changes them: {array_count(lacking)}" + listing(near),
-        place=adapter,
+        location=adapter,
         got=base,
-        wanted="the model that was adapted",
+        expected="the model that was adapted",
         hint=f"`ckpt inspect tree {quote(adapter)}` says which that is, if the adapter does; with "
         f"`--against {quote(base)}` it lists all that does not fit",
     )

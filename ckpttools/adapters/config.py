@@ -49,9 +49,9 @@ _MOST = sys.float_info.max
 _CONVERTED = "path_initial_model_for_weight_conversion"
 
 
-def config_file(said: Mapping[str, Any]) -> bytes:
+def config_file(declared: Mapping[str, Any]) -> bytes:
     """The content of an `adapter_config.json` that says this, in the order in which PEFT writes it."""
-    return f"{json.dumps(said, indent=2, sort_keys=True)}\n".encode()
+    return f"{json.dumps(declared, indent=2, sort_keys=True)}\n".encode()
 
 
 @dataclass(frozen=True)
@@ -59,44 +59,44 @@ class PeftConfig:
     """The configuration of a LoRA adapter, as far as it decides what is added to weights.
 
     Attributes:
-        said: all of it.
-        place: where it lies, for messages.
+        declared: all of it.
+        location: where it lies, for messages.
     """
 
-    said: Mapping[str, Any]
-    place: str
+    declared: Mapping[str, Any]
+    location: str
 
     def __post_init__(self) -> None:
-        kind = self.said.get("peft_type", "LORA")
+        kind = self.declared.get("peft_type", "LORA")
         if kind != "LORA":
             raise FormatError(
                 f"this is an adapter of another kind ({kind})",
-                place=self.place,
-                wanted="peft_type LORA",
+                location=self.location,
+                expected="peft_type LORA",
                 hint=WITH_PEFT,
             )
         if problems := list(self._problems()):
             raise FormatError(
                 "this adapter is more than factors that are added to weights:" + listing(problems),
-                place=self.place,
+                location=self.location,
                 hint=WITH_PEFT,
             )
 
     def _problems(self) -> Iterator[str]:
         for name, why in _REFUSED.items():
-            if self.said.get(name):
+            if self.declared.get(name):
                 yield f"{name}: {why}"
-        if self.said.get("bias", "none") != "none":
-            yield f"bias {self.said['bias']!r}: it trains the model's own biases"
+        if self.declared.get("bias", "none") != "none":
+            yield f"bias {self.declared['bias']!r}: it trains the model's own biases"
         yield from self._contradictions()
-        begun = str(self.said.get("init_lora_weights", "")).lower()
-        if begun.startswith(_CHANGING) and not self.said.get(_CONVERTED):
+        begun = str(self.declared.get("init_lora_weights", "")).lower()
+        if begun.startswith(_CHANGING) and not self.declared.get(_CONVERTED):
             yield f"init_lora_weights {begun!r}: its base is not the model that it names"
 
     def _contradictions(self) -> Iterator[str]:
         """Describe combinations of settings that PEFT refuses (LoraConfig.__post_init__)."""
-        layers, pattern = (self.said.get(name) for name in ("layers_to_transform", "layers_pattern"))
-        if isinstance(self.said.get("target_modules"), str):
+        layers, pattern = (self.declared.get(name) for name in ("layers_to_transform", "layers_pattern"))
+        if isinstance(self.declared.get("target_modules"), str):
             if layers is not None:
                 yield "layers_to_transform: PEFT refuses it if target_modules is a pattern"
             if pattern is not None:
@@ -106,10 +106,12 @@ class PeftConfig:
 
     def rank(self, module: str) -> int:
         """The rank of a module's factors. Raises ConfigError where that is no whole number."""
-        said = self._of("rank_pattern", module, "r", 8)
-        if said != int(said) or said < 1:
-            raise ConfigError("a rank is no whole number", place=self.place, got=said, wanted="1 or more")
-        return int(said)
+        declared = self._of("rank_pattern", module, "r", 8)
+        if declared != int(declared) or declared < 1:
+            raise ConfigError(
+                "a rank is no whole number", location=self.location, got=declared, expected="1 or more"
+            )
+        return int(declared)
 
     def scale(self, module: str) -> float:
         """What the product of a module's factors is multiplied by; errors as of `rank`."""
@@ -124,12 +126,12 @@ class PeftConfig:
     @property
     def replaced(self) -> tuple[str, ...]:
         """Names of the modules of which it has whole arrays."""
-        return listed_names(self.said, "modules_to_save", self.place)
+        return listed_names(self.declared, "modules_to_save", self.location)
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of parameters of modules that have factors, such as those of fused experts."""
-        return listed_names(self.said, "target_parameters", self.place)
+        return listed_names(self.declared, "target_parameters", self.location)
 
     def is_target(self, module: str) -> bool:
         """Whether PEFT gives a linear module factors; errors as of `skip_reason`."""
@@ -156,14 +158,14 @@ class PeftConfig:
             return "exclude_modules"
         if any(self._is_in_saved(module, name) for name in self.replaced):
             return "modules_to_save"
-        targets = self.said.get("target_modules")
+        targets = self.declared.get("target_modules")
         if isinstance(targets, str):
             if targets.lower() == ALL_LINEAR:
                 is_target = not is_embedding and module.rpartition(".")[2] not in self._heads
             else:
                 is_target = self._matches(targets, module, "target_modules")
             return None if is_target else "target_modules"
-        names = listed_names(self.said, "target_modules", self.place)
+        names = listed_names(self.declared, "target_modules", self.location)
         if module in names:
             return None
         if not any(module.endswith(f".{name}") for name in names):
@@ -174,27 +176,27 @@ class PeftConfig:
         """Whether PEFT ties the factors of embeddings and head: then one of them as a target is enough."""
         if not self._is_said("ensure_weight_tying") or module.rpartition(".")[2] not in _TIED:
             return False
-        targets = self.said.get("target_modules")
+        targets = self.declared.get("target_modules")
         if isinstance(targets, str):
             return any(self._matches(targets, name, "target_modules") for name in _TIED)
-        names = listed_names(self.said, "target_modules", self.place)
+        names = listed_names(self.declared, "target_modules", self.location)
         return any(name.rpartition(".")[2] in _TIED for name in names)
 
     @property
     def has_targets(self) -> bool:
         """Whether a field names the adapted modules. Otherwise PEFT chooses them by model type."""
-        return self.said.get("target_modules") is not None or bool(self.parameters)
+        return self.declared.get("target_modules") is not None or bool(self.parameters)
 
     @property
     def _heads(self) -> tuple[str, ...]:
         """Names of the output layers, which "all-linear" leaves out."""
-        return (*_HEADS, *_CLASSIFIERS) if self.said.get("task_type") == "SEQ_CLS" else _HEADS
+        return (*_HEADS, *_CLASSIFIERS) if self.declared.get("task_type") == "SEQ_CLS" else _HEADS
 
     def _is_excluded(self, module: str) -> bool:
-        excluded = self.said.get("exclude_modules")
+        excluded = self.declared.get("exclude_modules")
         if isinstance(excluded, str):
             return bool(excluded) and self._matches(excluded, module, "exclude_modules")
-        names = listed_names(self.said, "exclude_modules", self.place)
+        names = listed_names(self.declared, "exclude_modules", self.location)
         return any(f".{module}".endswith(f".{name}") for name in names)
 
     def _is_in_saved(self, module: str, saved: str) -> bool:
@@ -209,9 +211,9 @@ class PeftConfig:
         layers = self._layers
         if layers is None:
             return True
-        pattern = self.said.get("layers_pattern")
+        pattern = self.declared.get("layers_pattern")
         is_text = isinstance(pattern, str) and pattern
-        names = (pattern,) if is_text else listed_names(self.said, "layers_pattern")
+        names = (pattern,) if is_text else listed_names(self.declared, "layers_pattern")
         prefixes = [rf"(?:^|.*?\.){name}" for name in names] or [r".*?\.[^.]*"]
         for prefix in prefixes:
             try:
@@ -225,24 +227,24 @@ class PeftConfig:
     @property
     def _layers(self) -> tuple[int, ...] | None:
         """The layer indexes in `layers_to_transform`; None for all layers."""
-        value = self.said.get("layers_to_transform")
+        value = self.declared.get("layers_to_transform")
         if value is None or value == []:
             return None
         layers = value if isinstance(value, list | tuple) else [value]
         if all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers):
             return tuple(layers)
         raise ConfigError(
-            "layers_to_transform is not a list of layer indexes", place=self.place, got=repr(value)[:40]
+            "layers_to_transform is not a list of layer indexes", location=self.location, got=repr(value)[:40]
         )
 
     def parameters_of(self, module: str) -> set[str]:
         """Names of a module's own parameters that have factors in place of its weight."""
-        targets = [each.rpartition(".") for each in self.parameters]
-        found = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
-        if not targets or "weight" in found or self.is_target(module):
-            return found
+        targets = [parameter.rpartition(".") for parameter in self.parameters]
+        result = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
+        if not targets or "weight" in result or self.is_target(module):
+            return result
         # A name without a module is of all modules with such a parameter, but for those that are adapted.
-        return found | {name for above, _, name in targets if not above}
+        return result | {name for above, _, name in targets if not above}
 
     def pattern_of(self, field: str, module: str) -> str | None:
         """The first key of `rank_pattern` or `alpha_pattern` that a module matches, which counts in PEFT.
@@ -250,25 +252,25 @@ class PeftConfig:
         Raises:
             ConfigError: the field is no object, or has a key that cannot be matched.
         """
-        said = self.said.get(field) or {}
-        if not isinstance(said, Mapping):
-            raise ConfigError(f"{field} is no object", place=self.place, got=repr(said))
+        declared = self.declared.get(field) or {}
+        if not isinstance(declared, Mapping):
+            raise ConfigError(f"{field} is no object", location=self.location, got=repr(declared))
         return next(
-            (key for key in said if self._matches(key, module, f"a key of {field}", below=True)), None
+            (key for key in declared if self._matches(key, module, f"a key of {field}", below=True)), None
         )
 
     def _is_said(self, name: str) -> bool:
-        said = self.said.get(name) or False
-        if said not in (True, False):
-            raise ConfigError(f"{name} is neither true nor false", place=self.place, got=repr(said))
-        return bool(said)
+        declared = self.declared.get(name) or False
+        if declared not in (True, False):
+            raise ConfigError(f"{name} is neither true nor false", location=self.location, got=repr(declared))
+        return bool(declared)
 
     def _of(self, patterns: str, module: str, otherwise: str, default: int) -> float:
         """A number for a module: that of its pattern, if there is one."""
         pattern = self.pattern_of(patterns, module)
         if pattern is not None:
-            return self._number(self.said[patterns][pattern], patterns)
-        return self._number(self.said.get(otherwise, default), otherwise)
+            return self._number(self.declared[patterns][pattern], patterns)
+        return self._number(self.declared.get(otherwise, default), otherwise)
 
     def _matches(self, pattern: str, module: str, what: str, *, below: bool = False) -> bool:
         """Whether a pattern is of all of a path, or `below` others in it; errors call it `what`."""
@@ -280,14 +282,14 @@ class PeftConfig:
     def _bad_pattern_error(self, field: str, pattern: str, error: PatternError) -> ConfigError:
         return ConfigError(
             f"{field} is not a pattern that can be matched",
-            place=self.place,
+            location=self.location,
             got=f"{repr(pattern)[:80]}: {error}",
             hint="write the names of the modules, or a pattern with fewer repeats",
         )
 
     def _number(self, value: object, name: str) -> float:
         if not is_number(value):
-            raise ConfigError(f"{name} is no number", place=self.place, got=repr(value)[:40])
+            raise ConfigError(f"{name} is no number", location=self.location, got=repr(value)[:40])
         return value
 
     @property
@@ -296,23 +298,23 @@ class PeftConfig:
         return self._is_said("fan_in_fan_out")
 
 
-def unknown_settings(said: Mapping[str, Any]) -> list[str]:
+def unknown_settings(declared: Mapping[str, Any]) -> list[str]:
     """What a configuration sets that PEFT 0.21 has no name for: of a later version, or of another program."""
     beside = {*_PLAIN.split(), *_REFUSED, _CONVERTED}
-    return sorted(name for name, value in said.items() if value and name not in beside)
+    return sorted(name for name, value in declared.items() if value and name not in beside)
 
 
-def listed_names(said: Mapping[str, Any], field: str, place: str = "") -> tuple[str, ...]:
+def listed_names(declared: Mapping[str, Any], field: str, location: str = "") -> tuple[str, ...]:
     """What a field of a configuration names, such as `modules_to_save`; one name may stand by itself.
 
     Raises:
         ConfigError: it is no list of names.
     """
-    names = said.get(field) or ()
+    names = declared.get(field) or ()
     names = (names,) if isinstance(names, str) else names
-    if isinstance(names, list | tuple) and all(isinstance(each, str) for each in names):
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
         return tuple(names)
-    raise ConfigError(f"{field} is no list of names", place=place or None, got=repr(names)[:40])
+    raise ConfigError(f"{field} is no list of names", location=location or None, got=repr(names)[:40])
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -49,5 +49,5 @@ def may_be_adapter(tree: Tree) -> bool:
     """Whether names speak of LoRA, as those of PEFT and of trainers in JAX do, or PEFT was here."""
     if any("lora" in str(key) for path in tree.arrays for key in path):
         return True
-    place = parse(tree.metadata.place) if tree.metadata.place else None
-    return place is not None and (place.folder() / ADAPTER).is_file()
+    location = parse(tree.metadata.location) if tree.metadata.location else None
+    return location is not None and (location.folder() / ADAPTER).is_file()

@@ -48,9 +48,9 @@ def _single(
     ):
         raise FormatError(
             "the base has another number of experts",
-            place=factor.name,
+            location=factor.name,
             got=f"factors of rank {factor.rank} for {count}",
-            wanted=f"as many as {module}.*.{parts[0]}.weight",
+            expected=f"as many as {module}.*.{parts[0]}.weight",
         )
     # The expert is the fastest axis of B.
     b = relayout(factor.b, ((outputs,), (factor.rank, count)), (0, 1, 2), (1, 1, 1))

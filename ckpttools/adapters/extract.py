@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.fitting import without_copied_head
-from ckpttools.adapters.spectrum import Spectrum, ranked_spectrum, spectrum, squares_of
+from ckpttools.adapters.truncated_svd import Spectrum, ranked_spectrum, spectrum, squares_of
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
@@ -17,9 +17,9 @@ from ckpttools.core.budget import size_text
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, in_natural_order, some
-from ckpttools.core.wording import option
 from ckpttools.quantized.modules import is_linear
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.unchanged import check_unchanged
@@ -102,30 +102,30 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
         if not is_linear(name, base.weights[name]):
             others += [name] if squares_of(*pair) != 0 else []
             continue
-        found = options.spectrum(*pair, name)
-        if found.squares:
-            factor = _factor(name, found, options.dtype)
+        result = options.spectrum(*pair, name)
+        if result.squares:
+            factor = _factor(name, result, options.dtype)
             factors.append(factor)
-            errors[name] = found.error(factor.rank)
+            errors[name] = result.error(factor.rank)
             nbytes += factor.a.nbytes + factor.b.nbytes
             _require_room(nbytes, memory)
     read = sources([*tuned.tree.arrays.values(), *base.tree.arrays.values()])
-    check_unchanged({each.path: each for each in read}.values())
+    check_unchanged({item.path: item for item in read}.values())
     if not factors:
         raise UsageError(
             "no matrix of a linear layer differs between the models",
-            place=tuned.tree.metadata.place,
-            got=base.tree.metadata.place,
+            location=tuned.tree.metadata.location,
+            got=base.tree.metadata.location,
             hint="`ckpt diff` says what differs",
         )
     return Extracted(
-        Adapter(tuned.tree.metadata.place, tuple(factors)), nbytes, _notes(factors, errors, others)
+        Adapter(tuned.tree.metadata.location, tuple(factors)), nbytes, _notes(factors, errors, others)
     )
 
 
-def _factor(name: str, found: Spectrum, dtype: DType) -> FactorPair:
-    a, b = _held(f"{name} A", found.right, dtype), _held(f"{name} B", found.left, dtype)
-    return FactorPair(name, a, b, 1.0, len(found.values))
+def _factor(name: str, result: Spectrum, dtype: DType) -> FactorPair:
+    a, b = _held(f"{name} A", result.right, dtype), _held(f"{name} B", result.left, dtype)
+    return FactorPair(name, a, b, 1.0, len(result.values))
 
 
 def _held(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
@@ -141,17 +141,17 @@ def _require_same(tuned: Base, base: Base) -> None:
     if unlike := of_tuned + of_base:
         raise FormatError(
             f"the models have other weights: {array_count(unlike)}{listing(unlike)}",
-            place=tuned.tree.metadata.place,
-            wanted=f"those of {base.tree.metadata.place}",
+            location=tuned.tree.metadata.location,
+            expected=f"those of {base.tree.metadata.location}",
             hint="name the model from which it was tuned as its base",
         )
     for name, array in base.weights.items():
         if tuned.weights[name].shape != array.shape:
             raise ShapeError(
                 "the models have a weight of different shapes",
-                place=f"{tuned.tree.metadata.place}, {name}",
+                location=f"{tuned.tree.metadata.location}, {name}",
                 got=list(tuned.weights[name].shape),
-                wanted=f"{list(array.shape)} ({base.tree.metadata.place})",
+                expected=f"{list(array.shape)} ({base.tree.metadata.location})",
             )
 
 
@@ -168,9 +168,9 @@ def _require_room(nbytes: int, memory: int) -> None:
 def _notes(factors: list[FactorPair], errors: Mapping[str, float], others: list[str]) -> Notes:
     ranks = sorted(Counter(factor.rank for factor in factors).items())
     several = ", ".join(f"{rank} ({array_count(range(times))})" for rank, times in ranks)
-    said = f"ranks {several}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
+    declared = f"ranks {several}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
     worst = max(errors, key=lambda name: errors[name])
-    text = f"{said}; {errors[worst]:.2%} of the difference is left in the worst, {worst}"
+    text = f"{declared}; {errors[worst]:.2%} of the difference is left in the worst, {worst}"
     return Notes((Note.of_arrays(len(factors), text),), remarks=tuple(_left_out(others)))
 
 

@@ -13,8 +13,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import low_rank, relayout, renormed, swapped
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, split_to
-from ckpttools.core.wording import option
 
 Kind = Literal["linear", "embedding", "experts"]
 
@@ -83,7 +83,7 @@ class FactorPair:
         if self.kind != "linear" or self.is_in_first or self.magnitude.shape != weight.shape[:1]:
             raise FormatError(
                 "a magnitude (DoRA) is read for weights (out, in) of linear layers alone",
-                place=self.name,
+                location=self.name,
                 got=f"{list(self.magnitude.shape)} for a weight {list(weight.shape)}",
                 hint=WITH_PEFT,
             )
@@ -95,8 +95,8 @@ class FactorPair:
         if self.kind == "embedding":
             return low_rank(swapped(self.a), swapped(self.b), self.scale)
         if self.kind == "linear":
-            made = low_rank(self.b, self.a, self.scale)
-            return swapped(made) if self.is_in_first else made
+            built = low_rank(self.b, self.a, self.scale)
+            return swapped(built) if self.is_in_first else built
         experts, rank = shape[0], self.rank
         outputs, inputs = self.b.shape[0], self.a.shape[1]
         right = relayout(self.a, ((experts, rank), (inputs,)), (0, 1, 2), (1, 1, 1))
@@ -112,9 +112,9 @@ class FactorPair:
         if shape[1] == shape[2]:
             raise FormatError(
                 "it cannot be told which axis of these experts is that of their inputs",
-                place=self.name,
+                location=self.name,
                 got=f"{list(shape)}",
-                wanted="a model whose configuration or whose gate_up_proj tells",
+                expected="a model whose configuration or whose gate_up_proj tells",
             )
         return shape[1:] == (self.a.shape[1], self.b.shape[0])
 
@@ -123,9 +123,9 @@ class FactorPair:
         if not self.fits(shape):
             raise FormatError(
                 "these factors are not those of the base's weight",
-                place=self.name,
+                location=self.name,
                 got=f"A {list(self.a.shape)} and B {list(self.b.shape)}, for a weight {list(shape)}",
-                wanted="A (rank, inputs) and B (outputs, rank)",
+                expected="A (rank, inputs) and B (outputs, rank)",
                 hint="check that it is of this model: `ckpt inspect tree ADAPTER --against BASE`",
             )
 
@@ -135,14 +135,14 @@ class Adapter:
     """An adapter of a Hugging Face model.
 
     Attributes:
-        place: where it lies.
+        location: where it lies.
         factors: of each weight that it changes.
         replaced: name -> array that stands in for the base's own (`modules_to_save`).
         config: what `adapter_config.json` says.
         skipped: name of a stored array that PEFT ignores -> the config field that leaves it out.
     """
 
-    place: str
+    location: str
     factors: tuple[FactorPair, ...]
     replaced: Mapping[str, LazyArray] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -151,12 +151,14 @@ class Adapter:
 
 def require_finite(adapter: Adapter) -> None:
     """Reads all factors. Raises FormatError where one has NaN or infinity: products spread it over rows."""
-    factors = ((f"{each.name}, {part}", array) for each in adapter.factors for part, array in each.parts)
+    factors = (
+        (f"{factor.name}, {part}", array) for factor in adapter.factors for part, array in factor.parts
+    )
     if wrong := [name for name, array in factors if not _is_finite(array)]:
         raise FormatError(
             "factors have NaN or infinity, and weights would have it in whole rows:" + listing(wrong),
-            place=adapter.place,
-            wanted="numbers",
+            location=adapter.location,
+            expected="numbers",
             hint="take an earlier step of the training: this one has diverged",
         )
 
@@ -187,8 +189,8 @@ def finite(name: str, number: float, product: float | None = None) -> float:
     Returns:
         The product.
     """
-    made = number if product is None else product
-    if not (isfinite(number) and isfinite(made)):
+    built = number if product is None else product
+    if not (isfinite(number) and isfinite(built)):
         also = ", also times the adapter's own" if isfinite(number) else ""
         raise UsageError(f"{name} must be a finite number{also}", got=option(name, number))
-    return made
+    return built

@@ -28,14 +28,14 @@ def fitted(base: Base, adapter: Adapter) -> Adapter:
             lacks what it says that it replaces.
     """
     adapter = as_saved(base, adapter)
-    wanted = [*(each.name for each in adapter.factors), *adapter.replaced]
-    names = {name: own for name in wanted if (own := base.named(name)) is not None}
-    if lacking := [name for name in dict.fromkeys(wanted) if name not in names]:
+    expected = [*(factor.name for factor in adapter.factors), *adapter.replaced]
+    names = {name: own for name in expected if (own := base.named(name)) is not None}
+    if lacking := [name for name in dict.fromkeys(expected) if name not in names]:
         _refuse_head(base, adapter, lacking)
-        raise not_of_base(adapter.place, base.tree.metadata.place, lacking, base.weights)
-    oriented = tuple(_oriented(base, replace(each, name=names[each.name])) for each in adapter.factors)
+        raise not_of_base(adapter.location, base.tree.metadata.location, lacking, base.weights)
+    oriented = tuple(_oriented(base, replace(factor, name=names[factor.name])) for factor in adapter.factors)
     _refuse_twice(
-        adapter, [*(each.name for each in oriented), *(f"{names[each]}, whole" for each in adapter.replaced)]
+        adapter, [*(item.name for item in oriented), *(f"{names[item]}, whole" for item in adapter.replaced)]
     )
     replaced = {names[name]: array for name, array in adapter.replaced.items()}
     _require_replaced(base, adapter, replaced)
@@ -50,7 +50,7 @@ def as_saved(base: Base, adapter: Adapter) -> Adapter:
     """
     adapter = _without_tied_head(base, adapter)
     return replace(
-        adapter, factors=tuple(each for factor in adapter.factors for each in _apart(base, factor))
+        adapter, factors=tuple(item for factor in adapter.factors for item in _apart(base, factor))
     )
 
 
@@ -61,8 +61,8 @@ def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
     """
     if base.named(HEAD) is not None:
         return adapter
-    tables = [each for each in adapter.factors if each.name.endswith(_TABLES)]
-    factors = [each for each in adapter.factors if not any(_is_again(each, table) for table in tables)]
+    tables = [factor for factor in adapter.factors if factor.name.endswith(_TABLES)]
+    factors = [factor for factor in adapter.factors if not any(_is_again(factor, table) for table in tables)]
     whole = {name: array for name, array in adapter.replaced.items() if name.endswith(_TABLES)}
     replaced = {
         name: array
@@ -91,17 +91,17 @@ def without_copied_head(model: Base, other: Base) -> Base:
     """
     if HEAD not in model.weights or HEAD in other.weights:
         return model
-    head, rest = model.weights[HEAD], {name: each for name, each in model.weights.items() if name != HEAD}
+    head, rest = model.weights[HEAD], {name: item for name, item in model.weights.items() if name != HEAD}
     tables = (array for name, array in rest.items() if name.endswith(_TABLES))
-    return replace(model, weights=rest) if any(same_bits(head, each) for each in tables) else model
+    return replace(model, weights=rest) if any(same_bits(head, table) for table in tables) else model
 
 
 def _refuse_twice(adapter: Adapter, changed: Sequence[str]) -> None:
     if twice := [name for name, times in Counter(changed).items() if times > 1]:
         raise FormatError(
             "the adapter changes these weights several times:" + listing(twice),
-            place=adapter.place,
-            wanted="one pair of factors for each weight",
+            location=adapter.location,
+            expected="one pair of factors for each weight",
             hint="save each adapter in a directory of its own",
         )
 
@@ -111,9 +111,9 @@ def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None
     if {*lacking} == {HEAD} and any(name.endswith(_TABLES) for name in base.weights):
         raise FormatError(
             "the adapter changes the output head, which is the table of embeddings in the base",
-            place=adapter.place,
-            got=base.tree.metadata.place,
-            wanted=f"a base with a {HEAD} of its own",
+            location=adapter.location,
+            got=base.tree.metadata.location,
+            expected=f"a base with a {HEAD} of its own",
             hint="save the base with tie_word_embeddings false, and merge into that",
         )
 
@@ -132,8 +132,8 @@ def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -
         raise FormatError(
             "modules_to_save names modules of the base, and the adapter has no weights of these:"
             + listing(lacking),
-            place=adapter.place,
-            wanted="the whole weights of all of them",
+            location=adapter.location,
+            expected="the whole weights of all of them",
             hint="save it again, with all parameters gathered from the devices",
         )
 

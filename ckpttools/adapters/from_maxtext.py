@@ -34,7 +34,7 @@ from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, FormatError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.formats.json_file import read_json
 from ckpttools.mapping.row import Row
@@ -74,15 +74,15 @@ def pairs_of(tree: Tree) -> dict[str, KernelFactors]:
     roles = view_of(tree).roles
     halves: dict[str, dict[str, LazyArray]] = {}
     for path, array in tree.arrays.items():
-        found = half_of(path) if roles.of(path) == "parameter" else None
-        if found is not None:
-            halves.setdefault(found[0], {})[found[1]] = array
+        result = half_of(path) if roles.of(path) == "parameter" else None
+        if result is not None:
+            halves.setdefault(result[0], {})[result[1]] = array
     alone = [name for name, both in halves.items() if len(both) < 2]
     if alone:
         raise FormatError(
             "a factor of a product is not there",
-            place=f"{tree.metadata.place}, {alone[0]}",
-            wanted="both lora_a and lora_b",
+            location=f"{tree.metadata.location}, {alone[0]}",
+            expected="both lora_a and lora_b",
             hint="check that the checkpoint is whole: `ckpt doctor`",
         )
     return {name: KernelFactors(both["a"], both["b"]) for name, both in halves.items()}
@@ -107,11 +107,11 @@ def said_of(tree: Tree) -> Mapping[str, object]:
     Raises:
         FormatError, ConfigError: that configuration is of another kind of adapter, or says several ranks.
     """
-    said = tree.metadata.custom.get(LORA_KEY)
-    if isinstance(said, Mapping):
-        return said
-    place = parse(tree.metadata.place) if tree.metadata.place else None
-    for above in () if place is None else (place, *list(place.parents)[:3]):
+    declared = tree.metadata.custom.get(LORA_KEY)
+    if isinstance(declared, Mapping):
+        return declared
+    location = parse(tree.metadata.location) if tree.metadata.location else None
+    for above in () if location is None else (location, *list(location.parents)[:3]):
         if (above / ADAPTER).is_file():
             return _said_beside(PeftConfig(read_json(above / ADAPTER), str(above / ADAPTER)))
     return {}
@@ -119,17 +119,17 @@ def said_of(tree: Tree) -> Mapping[str, object]:
 
 def _said_beside(config: PeftConfig) -> Mapping[str, object]:
     """Rank and alpha by a configuration of PEFT; of rsLoRA the alpha that gives its scale without it."""
-    odd = [name for name in ("rank_pattern", "alpha_pattern") if config.said.get(name)]
+    odd = [name for name in ("rank_pattern", "alpha_pattern") if config.declared.get(name)]
     if odd:
         raise ConfigError(
             "modules of this adapter have ranks or alphas of their own, by names of PEFT's",
-            place=config.place,
+            location=config.location,
             got=", ".join(odd),
-            wanted="one rank and one alpha",
+            expected="one rank and one alpha",
             hint="convert the adapter of PEFT that it was made of",
         )
-    noted = {"lora_rank": config.said.get("r"), "lora_alpha": config.said.get("lora_alpha")}
-    if config.said.get("use_rslora") and None not in noted.values():
+    noted = {"lora_rank": config.declared.get("r"), "lora_alpha": config.declared.get("lora_alpha")}
+    if config.declared.get("use_rslora") and None not in noted.values():
         noted["lora_alpha"] = config.scale("") * config.rank("")
     return noted
 
@@ -147,20 +147,20 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
         ConfigError: nothing says alpha, or what is noted is not so.
         UsageError: `alpha` is NaN or infinite.
     """
-    pairs, place = pairs_of(tree), tree.metadata.place
+    pairs, location = pairs_of(tree), tree.metadata.location
     known = _rows(base, pairs)
     by_kernel = {name: row for row in known.rows for name in _kernels(row, known.sizes)}
     if lacking := [name for name in pairs if name not in by_kernel or why_no_factors(by_kernel[name])]:
-        raise not_of_base(place, base.tree.metadata.place, lacking, by_kernel)
+        raise not_of_base(location, base.tree.metadata.location, lacking, by_kernel)
     touched = dict.fromkeys(by_kernel[name] for name in pairs)
-    said = said_of(tree)
-    made: list[FactorPair] = []
+    declared = said_of(tree)
+    built: list[FactorPair] = []
     for number, row in enumerate(touched):
         own = {name: pairs[name] for name in _kernels(row, known.sizes) if name in pairs}
-        fitting = _fitting(known, row, number, own, place)
+        fitting = _fitting(known, row, number, own, location)
         rank = next(iter(own.values())).rank
-        made += _factors(fitting, known, rank, own, scale_of(said, rank, alpha, place), base)
-    return Adapter(place, tuple(made), config={BASE_NAME: noted_base(tree)})
+        built += _factors(fitting, known, rank, own, scale_of(declared, rank, alpha, location), base)
+    return Adapter(location, tuple(built), config={BASE_NAME: noted_base(tree)})
 
 
 def _rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRows:
@@ -168,7 +168,7 @@ def _rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRows:
     family = required_family(base)
     own = base.rows.scan_axis if base.rows is not None else None
     axes = (1 if own is None else own, None)
-    all_rows = [rows_of_factors(base, axis, each) for each in layouts_of(family) for axis in axes]
+    all_rows = [rows_of_factors(base, axis, item) for item in layouts_of(family) for axis in axes]
 
     def met(rows: ModelFactorRows) -> int:
         names = {name for row in rows.rows for name in _kernels(row, rows.sizes)}
@@ -184,7 +184,7 @@ def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def _fitting(
-    known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, KernelFactors], place: str
+    known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, KernelFactors], location: str
 ) -> FactorRow:
     """The rows of the style that all these factors have.
 
@@ -192,30 +192,30 @@ def _fitting(
         FormatError: they have none, or two of which each would make another product.
     """
     styles = {style: known.of(row, number, style) for style in STYLES}
-    made = {
-        style: each
-        for style, each in styles.items()
-        if all(_fits(each, known.sizes, pair) for pair in pairs.values())
+    built = {
+        style: item
+        for style, item in styles.items()
+        if all(_fits(item, known.sizes, pair) for pair in pairs.values())
     }
     name, pair = next(iter(pairs.items()))
-    first = next(iter(made.values()), None)
-    if any(each != first for each in made.values()):
+    first = next(iter(built.values()), None)
+    if any(item != first for item in built.values()):
         raise FormatError(
             "shapes do not show which axis of these factors is that of layers, inputs or ranks",
-            place=f"{place}, {name}",
+            location=f"{location}, {name}",
             got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
-            wanted="factors of layers one by one",
+            expected="factors of layers one by one",
             hint="unstack them: ckpt unstack ADAPTER DST --scan-axis N",
         )
     if first is not None:
         return first
     sizes = {**known.sizes, f"rank_{number}": pair.rank}
-    wanted = known.of(row, number)
+    expected = known.of(row, number)
     raise FormatError(
         "these factors are not those of the base's kernel",
-        place=f"{place}, {name}",
+        location=f"{location}, {name}",
         got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
-        wanted=f"A {list(wanted.a.left.shape(sizes))} and B {list(wanted.b.left.shape(sizes))}",
+        expected=f"A {list(expected.a.left.shape(sizes))} and B {list(expected.b.left.shape(sizes))}",
         hint="check that this is the model that was adapted",
     )
 
@@ -244,10 +244,10 @@ def _factors(
         arrays[name + A] = _nothing(row.a.left.shape(sizes), pairs, "a") if a is None else a
         arrays[name + B] = _nothing(row.b.left.shape(sizes), pairs, "b") if b is None else b
     lengths = {axis: Size(length, "the base") for axis, length in sizes.items()}
-    made = Table((row.a, row.b), lengths, place=base.tree.metadata.place).to_right(arrays).arrays
+    built = Table((row.a, row.b), lengths, location=base.tree.metadata.location).to_right(arrays).arrays
     for weight in row.row.right.keys(known.sizes):
-        a, b = (made[weight.removesuffix(WEIGHT) + end] for end in PARTS)
-        if not all(isinstance(each, Constant) for each in distinct([b]) if not inner(each)):
+        a, b = (built[weight.removesuffix(WEIGHT) + end] for end in PARTS)
+        if not all(isinstance(item, Constant) for item in distinct([b]) if not inner(item)):
             yield FactorPair(weight, a, b, scale, rank)
 
 
@@ -256,22 +256,22 @@ def _nothing(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], which: 
     return Constant(shape, dtype, bytes(dtype.itemsize))
 
 
-def scale_of(said: Mapping[str, object], rank: int, alpha: float | None, place: str) -> float:
+def scale_of(declared: Mapping[str, object], rank: int, alpha: float | None, location: str) -> float:
     """Return the scale of the product of both factors; arguments and errors as `adapter_of_maxtext`."""
-    noted, ranked = said.get("lora_alpha"), said.get("lora_rank")
+    noted, ranked = declared.get("lora_alpha"), declared.get("lora_rank")
     if isinstance(ranked, int | float) and ranked not in (0, rank):
         raise ConfigError(
             "another rank is noted than the factors have",
-            place=place,
+            location=location,
             got=f"rank {rank}",
-            wanted=f"{ranked:g} (lora_rank in the metadata)",
+            expected=f"{ranked:g} (lora_rank in the metadata)",
         )
     if alpha is not None and is_number(noted) and noted not in (0, alpha):
         raise UsageError(
             "the adapter was trained with another alpha",
-            place=place,
+            location=location,
             got=option("alpha", finite("alpha", alpha)),
-            wanted=f"{noted:g} (lora_alpha in the metadata)",
+            expected=f"{noted:g} (lora_alpha in the metadata)",
             hint=f"leave it out; {option('scale', 'X')} multiplies what the adapter changes",
         )
     if alpha is not None:
@@ -279,8 +279,8 @@ def scale_of(said: Mapping[str, object], rank: int, alpha: float | None, place: 
     if not is_number(noted):
         raise ConfigError(
             "nothing says the alpha of this adapter, by which it is scaled",
-            place=place,
-            wanted="what it was trained with",
+            location=location,
+            expected="what it was trained with",
             hint=f"say it: {option('alpha', 'X')}",
         )
     return noted / rank

@@ -17,9 +17,9 @@ from ckpttools.array.nodes import plus
 from ckpttools.array.tree import Leaf, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, folded, some
-from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
@@ -41,15 +41,15 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
     """
     fit = fitted(base, adapter)
     require_finite(adapter)
-    factors = [replace(each, scale=finite("scale", scale, each.scale * scale)) for each in fit.factors]
-    if scale != 1 and any(each.magnitude is not None for each in factors):
+    factors = [replace(factor, scale=finite("scale", scale, factor.scale * scale)) for factor in fit.factors]
+    if scale != 1 and any(factor.magnitude is not None for factor in factors):
         raise UsageError(
             "an adapter that sets lengths of rows (DoRA) is whole or not there",
-            place=adapter.place,
+            location=adapter.location,
             got=option("scale", scale),
             hint="leave it out",
         )
-    deltas = {each.name: each.change(_weight(base, fit, each)) for each in factors}
+    deltas = {factor.name: factor.change(_weight(base, fit, factor)) for factor in factors}
     # An embedding may be replaced, and changed then.
     replaced = _replaced(base, fit)
     leaves: dict[Path, Leaf] = {**base.tree.leaves, **replaced}
@@ -71,20 +71,20 @@ def _weight(base: Base, adapter: Adapter, factor: FactorPair) -> LazyArray:
 def _replaced(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
     """Whole arrays of the adapter in the dtypes of those that they stand in for."""
     for name, array in adapter.replaced.items():
-        wanted = base.weights[name].shape
-        if array.shape != wanted:
+        expected = base.weights[name].shape
+        if array.shape != expected:
             raise ShapeError(
                 "an array that the adapter replaces has another shape in its base",
-                place=f"{adapter.place}, {name}",
+                location=f"{adapter.location}, {name}",
                 got=list(array.shape),
-                wanted=f"{list(wanted)} ({base.tree.metadata.place})",
+                expected=f"{list(expected)} ({base.tree.metadata.location})",
                 hint="if the vocabulary was resized, save the base with the new size first",
             )
     return base.exchanged(adapter.replaced)
 
 
 def _said(adapter: Adapter, scale: float) -> str:
-    ranks = sorted({each.rank for each in adapter.factors})
+    ranks = sorted({factor.rank for factor in adapter.factors})
     ranked = f" of rank {' and '.join(map(str, ranks))}" if ranks else ""
     times = "" if scale == 1 else f"{scale:g} times "
     return (
@@ -100,7 +100,7 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     yield from skip_remarks(adapter)
     if adapter.replaced:
         yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
-    names = [*(each.name for each in adapter.factors), *adapter.replaced]
+    names = [*(factor.name for factor in adapter.factors), *adapter.replaced]
     if any(name.endswith(TABLE) for name in names) and not any(HEAD in name for name in base.weights):
         yield (
             "the output head is the table of embeddings, which the adapter changes: it changes with it, in "
@@ -118,6 +118,6 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
 
 def _left_alone(base: Base, adapter: Adapter) -> list[str]:
     """Weights that are called as those that change, but for numbers, and do not change."""
-    changed = {each.name for each in adapter.factors}
+    changed = {factor.name for factor in adapter.factors}
     kinds = {_NUMBER.sub("#", name) for name in changed}
     return [name for name in base.weights if name not in changed and _NUMBER.sub("#", name) in kinds]

@@ -30,37 +30,39 @@ class PartConfig:
     """The configuration of a part.
 
     Attributes:
-        said: what it says; None where the part is no adapter.
+        declared: what it says; None where the part is no adapter.
         remarks: what was changed, or why it is none, a sentence each; nothing where it is the whole one's.
     """
 
-    said: Mapping[str, Any] | None
+    declared: Mapping[str, Any] | None
     remarks: tuple[str, ...] = ()
 
     @property
     def content(self) -> bytes | None:
         """That of the file; None where there is none."""
-        return None if self.said is None else config_file(self.said)
+        return None if self.declared is None else config_file(self.declared)
 
 
-def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: Sequence[str]) -> PartConfig:
+def part_config(
+    declared: Mapping[str, Any], location: str, kept: Sequence[str], gone: Sequence[str]
+) -> PartConfig:
     """The configuration of an adapter of which some arrays were left out.
 
     Args:
-        said: the whole one's.
-        place: where that lies, for messages.
+        declared: the whole one's.
+        location: where that lies, for messages.
         kept, gone: names of arrays.
 
     Raises:
         ConfigError: it has no names where they belong, or patterns that cannot be matched.
     """
     try:
-        config = PeftConfig(said, place)
+        config = PeftConfig(declared, location)
     except FormatError:
-        return PartConfig(said, (f"{ADAPTER} describes the whole adapter, including what is left out",))
+        return PartConfig(declared, (f"{ADAPTER} describes the whole adapter, including what is left out",))
     left, lost = modules_of(kept), modules_of(gone)
     whole, whole_lost = (_saved(config, names) for names in (kept, gone))
-    if halves := [each for each in (*left, *whole) if each in {*lost, *whole_lost}]:
+    if halves := [item for item in (*left, *whole) if item in {*lost, *whole_lost}]:
         return _no_adapter(f"it has only parts of {some(halves)}")
     if not left:
         return _no_adapter("it has no factors")
@@ -73,24 +75,24 @@ def part_config(said: Mapping[str, Any], place: str, kept: Sequence[str], gone: 
     }
     changed = {field: value for field, value in narrowed.items() if value is not None}
     if not changed:
-        return PartConfig(said)
+        return PartConfig(declared)
     fields = " and ".join(changed)
-    return PartConfig({**said, **changed}, (f"{ADAPTER}: only what is left is in {fields}",))
+    return PartConfig({**declared, **changed}, (f"{ADAPTER}: only what is left is in {fields}",))
 
 
 def with_modules_left(tree: Tree) -> Transformed:
     """An adapter of MaxText, whose metadata names the modules that are left where factors were left out."""
-    said = tree.metadata.custom.get(LORA_KEY)
+    declared = tree.metadata.custom.get(LORA_KEY)
     is_part = any(half_of(tuple(name.split("/"))) for name in tree.metadata.notes.dropped)
-    if not is_part or not isinstance(said, Mapping) or MODULE_PATH not in said:
+    if not is_part or not isinstance(declared, Mapping) or MODULE_PATH not in declared:
         return Transformed(tree)
     try:
         left = module_path(pairs_of(tree))
     except FormatError:
         return Transformed(tree)  # a factor without the other, of which `merge` and others tell
-    if left == said[MODULE_PATH]:
+    if left == declared[MODULE_PATH]:
         return Transformed(tree)
-    custom = {**tree.metadata.custom, LORA_KEY: {**said, MODULE_PATH: left}}
+    custom = {**tree.metadata.custom, LORA_KEY: {**declared, MODULE_PATH: left}}
     return Transformed(tree.with_metadata(custom=custom), Notes(remarks=(f"{MODULE_PATH} is {left} now",)))
 
 
@@ -106,12 +108,12 @@ def _ends(module: str) -> Iterator[str]:
 
 def _saved(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
     """Modules of `modules_to_save` that arrays are of; entries are ends of names, also of parts of words."""
-    entries, found = config.replaced, dict[str, None]()
+    entries, result = config.replaced, dict[str, None]()
     for name in saved_names(names):
         keys = name.split(".")
         above = (".".join(keys[:at]) for at in range(1, len(keys)))
-        found.update(dict.fromkeys(module for module in above if module.endswith(entries)))
-    return found
+        result.update(dict.fromkeys(module for module in above if module.endswith(entries)))
+    return result
 
 
 def _saved_ones(
@@ -138,14 +140,14 @@ def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[st
 
 
 def _targets(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
-    said = config.said.get("target_modules")
+    declared = config.declared.get("target_modules")
     # PEFT applies a complete path regardless of layers_to_transform, so ignored modules must not be listed.
-    left = {module: None for module in left if said is None or config.is_target(module)}
-    if isinstance(said, list | tuple):
-        return _narrowed(listed_names(config.said, "target_modules", config.place), left, lost)
+    left = {module: None for module in left if declared is None or config.is_target(module)}
+    if isinstance(declared, list | tuple):
+        return _narrowed(listed_names(config.declared, "target_modules", config.location), left, lost)
 
     def is_target(module: str) -> bool:
-        return not config.parameters_of(module) if said is None else config.is_target(module)
+        return not config.parameters_of(module) if declared is None else config.is_target(module)
 
     return list(filter(is_target, left)) if any(map(is_target, lost)) else None
 
@@ -161,11 +163,11 @@ def _patterns(
 ) -> dict[str, Any] | None:
     """Those that count for what is left; None where these are all."""
     counting, idle = (
-        {config.pattern_of(field, name) for module in each for name in _factored(config, module)}
-        for each in (left, lost)
+        {config.pattern_of(field, name) for module in item for name in _factored(config, module)}
+        for item in (left, lost)
     )
     idle -= {*counting, None}
-    return {key: value for key, value in config.said[field].items() if key not in idle} if idle else None
+    return {key: value for key, value in config.declared[field].items() if key not in idle} if idle else None
 
 
 def _factored(config: PeftConfig, module: str) -> list[str]:

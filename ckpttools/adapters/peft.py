@@ -25,8 +25,8 @@ from ckpttools.core.text import array_count, folded
 from ckpttools.formats.adapters import ADAPTER, PREFIX, WEIGHTS_STEM
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
-from ckpttools.stores.place import Place
-from ckpttools.transforms.unwrapped import unwrapped
+from ckpttools.stores.location import Location
+from ckpttools.transforms.strip_wrappers import unwrapped
 
 WEIGHTS = (f"{WEIGHTS_STEM}.safetensors", f"{WEIGHTS_STEM}.bin")
 STEP_0 = "0"
@@ -45,35 +45,35 @@ _TABLES = ("embed_tokens", "wte", "wpe", "word_embeddings")
 _FUSED = ("gate_up_proj", "down_proj")
 
 
-def is_peft(place: Place) -> bool:
+def is_peft(location: Location) -> bool:
     """Whether this is a directory that PEFT wrote, or weights in one."""
-    folder = place.folder()
+    folder = location.folder()
     if not (folder / ADAPTER).is_file():
         return False
     # MaxText's inference engine wants such a file above its own weights.
     return any((folder / name).is_file() for name in WEIGHTS) or not (folder / STEP_0).is_dir()
 
 
-def weights_file(place: Place) -> Place:
+def weights_file(location: Location) -> Location:
     """The file of an adapter's weights.
 
     Raises:
         FormatError: there is none.
     """
-    if not place.is_dir():
-        return place
-    found = next((place / name for name in WEIGHTS if (place / name).is_file()), None)
-    if found is None:
+    if not location.is_dir():
+        return location
+    result = next((location / name for name in WEIGHTS if (location / name).is_file()), None)
+    if result is None:
         raise FormatError(
             f"there is {ADAPTER}, but no weights",
-            place=place,
-            wanted=" or ".join(WEIGHTS),
+            location=location,
+            expected=" or ".join(WEIGHTS),
             hint="copy all of the adapter's directory",
         )
-    return found
+    return result
 
 
-def open_peft(place: Place) -> Adapter:
+def open_peft(location: Location) -> Adapter:
     """The adapter at a place that `is_peft`.
 
     Raises:
@@ -81,14 +81,14 @@ def open_peft(place: Place) -> Adapter:
         ConfigError: the configuration contradicts the factors.
         CheckpointError: it cannot be read.
     """
-    file = weights_file(place)
-    config = place.folder() / ADAPTER
+    file = weights_file(location)
+    config = location.folder() / ADAPTER
     return adapter_of(open_tree(file), PeftConfig(read_json(config), str(config)))
 
 
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     """The adapter that these arrays are; errors as of `open_peft`."""
-    place = tree.metadata.place
+    location = tree.metadata.location
     plain = unwrapped(tree).tree
     _require_targets(config, plain)
     skipped = _skipped(config, plain)
@@ -98,15 +98,15 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
         raise ConfigError(
             "the configuration applies none of the stored factors, so PEFT ignores or refuses all of them:"
             + listing([f"{name} ({field})" for name, field in skipped.items()]),
-            place=place,
-            wanted=f"factors of modules that {config.place} names",
+            location=location,
+            expected=f"factors of modules that {config.location} names",
             hint=f"correct {', '.join(dict.fromkeys(skipped.values()))} in {ADAPTER}, or copy the file that "
             "was saved with these weights",
         )
-    _check_all_there(config, parts, whole, place)
-    reader = _FactorReader(config, parts, place)
+    _check_all_there(config, parts, whole, location)
+    reader = _FactorReader(config, parts, location)
     factors = [factor for module in parts for factor in reader.factors(module)]
-    return Adapter(place, tuple(factors), whole, config.said, skipped)
+    return Adapter(location, tuple(factors), whole, config.declared, skipped)
 
 
 def _require_targets(config: PeftConfig, tree: Tree) -> None:
@@ -119,20 +119,20 @@ def _require_targets(config: PeftConfig, tree: Tree) -> None:
         names = sorted({module.rpartition(".")[2] for module in modules})
         raise ConfigError(
             "the configuration does not name the modules that are adapted",
-            place=config.place,
+            location=config.location,
             got="target_modules null",
-            wanted="target_modules: without it, PEFT chooses modules by model type",
+            expected="target_modules: without it, PEFT chooses modules by model type",
             hint=f'add "target_modules": {json.dumps(names)} to {ADAPTER}',
         )
-    targets = config.said.get("target_modules")
+    targets = config.declared.get("target_modules")
     if not isinstance(targets, str) or targets.lower() == ALL_LINEAR:
         return
     parents = dict.fromkeys(parent for module in modules for parent in _prefixes(module)[:-1])
     if wrong := [module for module in parents if module not in modules and config.is_target(module)]:
         raise ConfigError(
             "the pattern in target_modules matches parent modules, which PEFT refuses:" + listing(wrong),
-            place=config.place,
-            wanted="a pattern that matches only linear layers",
+            location=config.location,
+            expected="a pattern that matches only linear layers",
             hint=f"correct target_modules in {ADAPTER}",
         )
 
@@ -203,8 +203,8 @@ def skip_remarks(adapter: Adapter) -> Iterator[str]:
 
 def modules_of(names: Iterable[str]) -> dict[str, None]:
     """The modules that have factors among some arrays, in order."""
-    found = (_PART.match(name.removeprefix(PREFIX)) for name in names)
-    return {part["module"].replace(_BASE_LAYER, ""): None for part in found if part}
+    result = (_PART.match(name.removeprefix(PREFIX)) for name in names)
+    return {part["module"].replace(_BASE_LAYER, ""): None for part in result if part}
 
 
 def saved_names(names: Iterable[str]) -> list[str]:
@@ -233,10 +233,10 @@ def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, Lazy
     adapters: dict[str | None, str] = {}
     for path, array in tree.arrays.items():
         name = dotted(path).removeprefix(PREFIX)
-        found = _PART.match(name)
-        if found:
-            into, key = parts.setdefault(found["module"], {}), found["part"]
-            adapters.setdefault(found["adapter"], dotted(path))
+        result = _PART.match(name)
+        if result:
+            into, key = parts.setdefault(result["module"], {}), result["part"]
+            adapters.setdefault(result["adapter"], dotted(path))
         elif _ORIGINAL in name:
             continue
         elif name.endswith((".weight", ".bias")) and "lora_" not in name:
@@ -249,26 +249,26 @@ def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, Lazy
             twice.append(dotted(path))
         into[key] = array
     if len(adapters) > 1:
-        twice += [each for each in adapters.values() if each not in twice]
+        twice += [adapter for adapter in adapters.values() if adapter not in twice]
     both = [key for key in again if key in whole]
     twice += [f"{key}, with other numbers" for key in both if not same_bits(again[key], whole[key])]
-    _refuse(unknown, twice, tree.metadata.place)
+    _refuse(unknown, twice, tree.metadata.location)
     return parts, {**again, **whole}
 
 
-def _refuse(unknown: Sequence[str], twice: Sequence[str], place: str) -> None:
+def _refuse(unknown: Sequence[str], twice: Sequence[str], location: str) -> None:
     """Raises as `_sorted` where there are such names."""
     if unknown:
         raise CoverageError(
             "these are no parts of an adapter that is read:" + listing(unknown),
-            place=place,
-            wanted="lora_A, lora_B, lora_embedding_A, lora_embedding_B, lora_magnitude_vector, whole weights",
+            location=location,
+            expected="lora_A, lora_B, lora_embedding_A, lora_embedding_B, lora_magnitude_vector or weights",
             hint=WITH_PEFT,
         )
     if twice:
         raise FormatError(
             "these are of several adapters, or there several times:" + listing(twice),
-            place=place,
+            location=location,
             hint="save each adapter in a directory of its own",
         )
 
@@ -277,7 +277,7 @@ def _check_all_there(
     config: PeftConfig,
     parts: Mapping[str, Mapping[str, LazyArray]],
     whole: Mapping[str, LazyArray],
-    place: str,
+    location: str,
 ) -> None:
     """Raises ConfigError where the configuration says of more, or of other arrays than there are."""
     lengths = {module for module, words in parts.items() if "lora_magnitude_vector" in words}
@@ -293,8 +293,8 @@ def _check_all_there(
     if odd:
         raise ConfigError(
             "the configuration says otherwise of what there is:" + listing(odd),
-            place=place,
-            wanted=f"what {config.place} says",
+            location=location,
+            expected=f"what {config.location} says",
             hint="save it again, with all parameters gathered from the devices",
         )
 
@@ -306,12 +306,12 @@ class _FactorReader:
     Attributes:
         config: the adapter's.
         parts: module -> word -> array.
-        place: for messages.
+        location: for messages.
     """
 
     config: PeftConfig
     parts: Mapping[str, Mapping[str, LazyArray]]
-    place: str
+    location: str
 
     def factors(self, module: str) -> Iterator[FactorPair]:
         """The factor of a module; raises as `open_peft`."""
@@ -323,9 +323,9 @@ class _FactorReader:
             got = ", ".join(f"{word} {list(array.shape)}" for word, array in parts.items())
             raise FormatError(
                 "a factor of a product is not there, or is no matrix",
-                place=f"{self.place}, {module}",
+                location=f"{self.location}, {module}",
                 got=got,
-                wanted=f"{words[0]} (rank, in) and {words[1]} (out, rank)",
+                expected=f"{words[0]} (rank, in) and {words[1]} (out, rank)",
                 hint="save it again, with all parameters gathered from the devices",
             )
         a, b = (parts[word] for word in words)
@@ -339,9 +339,9 @@ class _FactorReader:
         if a.shape[0] != b.shape[1] or (a.shape[0] != rank if is_linear else a.shape[0] % rank):
             raise ConfigError(
                 "the configuration says another rank than the factors have",
-                place=f"{self.place}, {module}",
+                location=f"{self.location}, {module}",
                 got=f"A {list(a.shape)} and B {list(b.shape)}",
-                wanted=f"rank {rank} ({self.config.place})",
+                expected=f"rank {rank} ({self.config.location})",
                 hint="check that the configuration belongs to these weights",
             )
         if not is_linear:
@@ -358,15 +358,15 @@ class _FactorReader:
         """
         plain = module.replace(_BASE_LAYER, "")
         names = self.config.parameters_of(plain)
-        known = [each for each in _FUSED if each in names]
+        known = [item for item in _FUSED if item in names]
         if not names:
             return f"{plain}.weight"
         depth = len(known) - 1 - module.count(_BASE_LAYER)
         if (names - {*known} and len(names) > 1) or (known and depth < 0):
             raise FormatError(
                 "it cannot be told which parameters of this module are adapted",
-                place=f"{self.place}, {module}",
+                location=f"{self.location}, {module}",
                 got=", ".join(sorted(names)),
-                wanted=f"one, or {' and '.join(_FUSED)}",
+                expected=f"one, or {' and '.join(_FUSED)}",
             )
         return f"{plain}.{known[depth] if known else next(iter(names))}"

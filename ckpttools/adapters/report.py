@@ -24,28 +24,28 @@ from ckpttools.stores.registry import parse
 
 def adapter_report(tree: Tree) -> AdapterReport | None:
     """What a tree is as an adapter; None where it is none."""
-    place = parse(tree.metadata.place) if tree.metadata.place else None
+    location = parse(tree.metadata.location) if tree.metadata.location else None
     if is_maxtext_adapter(tree):
         return _of_jax(tree)
-    if place is None or not is_peft(place) or not (tree.metadata.config is None or is_adapter(tree)):
+    if location is None or not is_peft(location) or not (tree.metadata.config is None or is_adapter(tree)):
         return None
     try:
-        said = read_json(place.folder() / ADAPTER)
+        declared = read_json(location.folder() / ADAPTER)
     except CheckpointError as error:
         return AdapterReport("", {}, None, {}, problem=error.line)
-    base, alpha = str(said.get(BASE_NAME) or ""), said.get("lora_alpha")
+    base, alpha = str(declared.get(BASE_NAME) or ""), declared.get("lora_alpha")
     alpha = alpha if isinstance(alpha, int | float) else None
     try:
-        return _described(peft_adapter(tree, said), base, alpha)
+        return _described(peft_adapter(tree, declared), base, alpha)
     except CheckpointError as error:
-        kind = str(said.get("peft_type") or LORA)
+        kind = str(declared.get("peft_type") or LORA)
         return AdapterReport(base, {}, alpha, {}, problem=error.line, kind=kind)
 
 
 def is_maxtext_adapter(tree: Tree) -> bool:
     """Whether all parameters of a tree are factors, as trainers in JAX write them."""
-    found = view_of(tree).of_role("parameter")
-    return bool(found) and all(half_of(path) is not None for path in found)
+    result = view_of(tree).of_role("parameter")
+    return bool(result) and all(half_of(path) is not None for path in result)
 
 
 def names_of_jax(tree: Tree) -> str:
@@ -56,10 +56,10 @@ def names_of_jax(tree: Tree) -> str:
 def _of_jax(tree: Tree) -> AdapterReport:
     names = names_of_jax(tree)
     try:
-        pairs, said = pairs_of(tree), said_of(tree)
+        pairs, declared = pairs_of(tree), said_of(tree)
     except CheckpointError as error:
         return AdapterReport("", {}, None, {}, problem=error.line, names=names)
-    noted = said.get("lora_alpha")
+    noted = declared.get("lora_alpha")
     alpha = noted if isinstance(noted, int | float) else None
     # Of a kernel its module; a name may be of one key alone.
     targets = Counter(name.split(".")[-2:][0] for name in pairs)
@@ -67,17 +67,17 @@ def _of_jax(tree: Tree) -> AdapterReport:
     return AdapterReport(noted_base(tree), dict(sorted(ranks.items())), alpha, dict(targets), names=names)
 
 
-def peft_adapter(tree: Tree, said: Mapping[str, Any] | None = None) -> Adapter:
-    """The adapter that PEFT wrote; `said` is its configuration, if that was read. Errors as `open_peft`."""
-    place = parse(tree.metadata.place)
-    config = place.folder() / ADAPTER
-    return adapter_of(tree, PeftConfig(read_json(config) if said is None else said, str(config)))
+def peft_adapter(tree: Tree, declared: Mapping[str, Any] | None = None) -> Adapter:
+    """Open an adapter in PEFT's layout; `declared` is its configuration, if read. Errors as `open_peft`."""
+    location = parse(tree.metadata.location)
+    config = location.folder() / ADAPTER
+    return adapter_of(tree, PeftConfig(read_json(config) if declared is None else declared, str(config)))
 
 
 def _described(adapter: Adapter, base: str, alpha: float | None) -> AdapterReport:
-    ranks = Counter(each.rank for each in adapter.factors)
-    targets = Counter(_target(each.name) for each in adapter.factors)
-    features = {each.kind for each in adapter.factors} - {"linear"}
+    ranks = Counter(factor.rank for factor in adapter.factors)
+    targets = Counter(_target(factor.name) for factor in adapter.factors)
+    features = {factor.kind for factor in adapter.factors} - {"linear"}
     special = {"rslora": adapter.config.get("use_rslora"), "dora": adapter.config.get("use_dora")}
     named = [name for name, there in special.items() if there]
     return AdapterReport(

@@ -88,9 +88,9 @@ class ModelFactorRows:
             return (*kept, (rank,)) if is_last else ((rank,), *kept)
         repeated = self._repeated(left, without)
         own = tuple(axis for axis in left.array_axes if axis not in without and axis not in repeated)
-        made: tuple[AxisGroup, ...] = (own, (rank,)) if is_last else ((rank,), own)
+        built: tuple[AxisGroup, ...] = (own, (rank,)) if is_last else ((rank,), own)
         at = 0 if style == "first" else self.scan_axis or 0
-        return (*made[:at], *((axis,) for axis in repeated), *made[at:])
+        return (*built[:at], *((axis,) for axis in repeated), *built[at:])
 
     def _repeated(self, left: Side, without: set[str]) -> tuple[str, ...]:
         """Axes of the array that are neither factor's own."""
@@ -153,8 +153,8 @@ def _require_own_rows(base: Base) -> None:
         own_rows(
             base.model.family,
             base.config,
-            base.tree.metadata.place,
-            lambda each: bound(each, base.tree, base.weights, options)[1].to_left(base.weights).arrays,
+            base.tree.metadata.location,
+            lambda item: bound(item, base.tree, base.weights, options)[1].to_left(base.weights).arrays,
         )
 
 
@@ -163,8 +163,8 @@ def required_family(base: Base) -> Family:
     if base.family is None:
         raise ConfigError(
             "nothing says which family the base is of",
-            place=base.tree.metadata.place,
-            wanted=f"its {CONFIG}, of a model that `ckpt families` lists",
+            location=base.tree.metadata.location,
+            expected=f"its {CONFIG}, of a model that `ckpt families` lists",
             hint=f"copy {CONFIG} of the base model there",
         )
     return base.family

@@ -29,10 +29,10 @@ from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.message_terms import step
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural, some
-from ckpttools.core.wording import step
 from ckpttools.formats.adapters import BASE_NAME
 from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.row import Row
@@ -100,11 +100,11 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
     arrays = _arrays(fit.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
-    said = _said(mapped.arrays, rank, finite("scale", options.scale, scale * abs(options.scale) * rank))
+    declared = _said(mapped.arrays, rank, finite("scale", options.scale, scale * abs(options.scale) * rank))
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
-    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: said, **named})
+    tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: declared, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
-    notes = _notes(mapped, fit.factors, ratios, said, rows, sizes, is_rslora=is_rslora)
+    notes = _notes(mapped, fit.factors, ratios, declared, rows, sizes, is_rslora=is_rslora)
     nested = [_NESTED] if options.scan and any(len(group.stacked) > 1 for group in family.layers) else []
     of_another = said_of_another(base, adapter, "converted as one of")
     another = Notes(remarks=(*of_another, *skip_remarks(adapter), *nested))
@@ -126,17 +126,17 @@ def _refuse_what_maxtext_lacks(base: Base, adapter: Adapter, by_weight: Mapping[
     if problems or not adapter.factors:
         raise FormatError(
             "MaxText has no place for parts of this adapter:" + listing(problems or ["it has no factors"]),
-            place=adapter.place,
-            wanted="factors of the dense layers of the decoder",
+            location=adapter.location,
+            expected="factors of the dense layers of the decoder",
             hint=f"merge it into its base instead: {_merging(base, adapter)}",
         )
 
 
 def _merging(base: Base, adapter: Adapter) -> str:
-    model, place = base.tree.metadata.place or "BASE", adapter.place
+    model, location = base.tree.metadata.location or "BASE", adapter.location
     return step(
-        f'ckpttools.merge_adapter("{model}", DST, adapter="{place}")',
-        f"ckpt adapter merge {quote(model)} {quote(place)} DST",
+        f'ckpttools.merge_adapter("{model}", DST, adapter="{location}")',
+        f"ckpt adapter merge {quote(model)} {quote(location)} DST",
     )
 
 
@@ -159,19 +159,19 @@ def _arrays(
 ) -> dict[str, LazyArray]:
     """All that the rows take: factors with zeros up to the common rank, and zeros where a layer has none."""
     by_name = {factor.name: factor for factor in factors}
-    found: dict[str, LazyArray] = {}
-    for each in rows:
-        names = list(each.row.right.keys(sizes))
+    result: dict[str, LazyArray] = {}
+    for row in rows:
+        names = list(row.row.right.keys(sizes))
         there = [by_name[name] for name in names if name in by_name]
-        for side, end, kind in ((each.a.right, PARTS[0], "a"), (each.b.right, PARTS[1], "b")):
+        for side, end, kind in ((row.a.right, PARTS[0], "a"), (row.b.right, PARTS[1], "b")):
             own: list[LazyArray] = [getattr(factor, kind) for factor in there]
             dtype = own[0].dtype if len({array.dtype for array in own}) == 1 else _FLOAT32
             shape = side.shape(sizes)
             for name in names:
                 factor = by_name.get(name)
                 array = None if factor is None else _scaled(getattr(factor, kind), ratios.get(name), kind)
-                found[name.removesuffix(WEIGHT) + end] = _filled(array, shape, dtype)
-    return found
+                result[name.removesuffix(WEIGHT) + end] = _filled(array, shape, dtype)
+    return result
 
 
 def _scaled(array: LazyArray, ratio: float | None, kind: str) -> LazyArray:
@@ -189,7 +189,7 @@ def _mapped(
 ) -> Mapped:
     known = {axis: Size(length, "the base") for axis, length in sizes.items()}
     own = tuple(part for row in rows for part in (row.a, row.b))
-    return Table(own, known, place=base.tree.metadata.place).to_left(arrays)
+    return Table(own, known, location=base.tree.metadata.location).to_left(arrays)
 
 
 def _tree(arrays: Mapping[str, LazyArray], layout: LoraLayout, custom: Mapping[str, object]) -> Tree:
@@ -230,7 +230,7 @@ def _notes(
     mapped: Mapped,
     factors: Sequence[FactorPair],
     ratios: Mapping[str, float],
-    said: Mapping[str, object],
+    declared: Mapping[str, object],
     rows: Sequence[FactorRow],
     sizes: Mapping[str, int],
     *,
@@ -249,7 +249,8 @@ def _notes(
             Note("factors", f"of ranks {', '.join(map(str, sorted(ranks)))} get zeros up to the largest")
         )
     remark = (
-        f"the metadata has rank {said['lora_rank']} and alpha {said['lora_alpha']:g}; pass lora.lora_rank "
+        f"the metadata has rank {declared['lora_rank']} and alpha {declared['lora_alpha']:g}; pass "
+        "lora.lora_rank "
         "and lora.lora_alpha as well, because MaxText's trainers need them before they read the metadata"
     )
     if is_rslora:
@@ -263,7 +264,7 @@ def _filled_remarks(
 ) -> Iterator[str]:
     """Report modules that the adapter changes in other layers only: their factors become zeros."""
     changed = {factor.name for factor in factors}
-    names = [name for each in rows for name in each.row.right.keys(sizes)]
+    names = [name for row in rows for name in row.row.right.keys(sizes)]
     lacking = [name.removesuffix(WEIGHT) for name in names if name not in changed]
     if lacking:
         yield (

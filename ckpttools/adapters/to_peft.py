@@ -56,19 +56,19 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
         leaves[f"{module}.lora_A.weight",] = factor.a
         leaves[f"{module}.lora_B.weight",] = factor.b
     ordered = in_natural_order([str(path[0]) for path in leaves])
-    tree = Tree({(name,): leaves[name,] for name in ordered}, Metadata(place=adapter.place))
+    tree = Tree({(name,): leaves[name,] for name in ordered}, Metadata(location=adapter.location))
     others = [_module(base, name) for name in base.weights if name.endswith(WEIGHT)]
     called = base_name(base, adapter, name)
-    said = _config(adapter.factors, names, others, scale) | {BASE_NAME: called.text}
+    declared = _config(adapter.factors, names, others, scale) | {BASE_NAME: called.text}
     another = Notes(remarks=tuple(said_of_another(base, adapter, "converted as one of")))
-    return PeftFiles(tree, config_file(said), called.notes + another)
+    return PeftFiles(tree, config_file(declared), called.notes + another)
 
 
 def _module(base: Base, name: str) -> str:
     """The path of the module that a weight is of, as transformers has it."""
     if base.family is not None:
         own = base.family.spelling_of(base.weights)
-        theirs = next((each for each in base.family.spellings if each.name == _TRANSFORMERS), own)
+        theirs = next((spelling for spelling in base.family.spellings if spelling.name == _TRANSFORMERS), own)
         # A model without towers has modules that are called as its files are.
         name = name if own.model_types else str(theirs.key(Key((own.plain(name),))))
     return name.removesuffix(WEIGHT)
@@ -87,7 +87,7 @@ def _config(
         "r": rank,
         "lora_alpha": _whole(alpha),
         "target_modules": _targets(modules, others),
-        "rank_pattern": {_pattern(names[each.name]): each.rank for each in factors if each.rank != rank},
+        "rank_pattern": {_pattern(names[item.name]): item.rank for item in factors if item.rank != rank},
         "alpha_pattern": {_pattern(names[name]): _whole(own) for name, own in alphas.items() if own != alpha},
         "lora_dropout": 0.0,
         "bias": "none",
@@ -102,8 +102,8 @@ def _config(
 def _targets(modules: Sequence[str], others: Iterable[str]) -> list[str]:
     """The last names of modules where all of such a name are adapted, else their paths."""
     adapted = set(modules)
-    partly = {_last(each) for each in others if each not in adapted}
-    return sorted({_last(each) if _last(each) not in partly else each for each in modules})
+    partly = {_last(other) for other in others if other not in adapted}
+    return sorted({_last(module) if _last(module) not in partly else module for module in modules})
 
 
 def _last(module: str) -> str:

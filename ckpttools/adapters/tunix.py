@@ -70,25 +70,25 @@ def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapte
     pairs = pairs_of(tree)
     if not any(map(_weights, pairs)):
         return adapter_of_maxtext(base, tree, alpha)
-    place = tree.metadata.place
+    location = tree.metadata.location
     if unknown := [name for name in pairs if not _weights(name)]:
         raise FormatError(
             "these factors of Tunix have no known counterpart in Hugging Face's model" + listing(unknown),
-            place=place,
-            wanted=f"factors of {', '.join(_PROJECTIONS)}",
+            location=location,
+            expected=f"factors of {', '.join(_PROJECTIONS)}",
             hint="merge them in Tunix (save_lora_merged_model_as_safetensors), and convert the merged model",
         )
     names = {weight: base.named(weight) for name in pairs for weight in _weights(name)}
     if lacking := [weight for weight, own in names.items() if own is None]:
-        raise not_of_base(place, base.tree.metadata.place, lacking, base.weights)
-    said = said_of(tree)
-    made: list[FactorPair] = []
+        raise not_of_base(location, base.tree.metadata.location, lacking, base.weights)
+    declared = said_of(tree)
+    built: list[FactorPair] = []
     for name, pair in pairs.items():
-        scale = scale_of(said, pair.rank, alpha, place)
-        made += _factors(place, name, pair, scale, names)
-    for factor in made:
+        scale = scale_of(declared, pair.rank, alpha, location)
+        built += _factors(location, name, pair, scale, names)
+    for factor in built:
         factor.require_fit(base.weights[factor.name].shape)
-    return Adapter(place, tuple(made), config={BASE_NAME: noted_base(tree)})
+    return Adapter(location, tuple(built), config={BASE_NAME: noted_base(tree)})
 
 
 def _weights(kernel: str) -> tuple[str, ...]:
@@ -104,7 +104,7 @@ def _weights(kernel: str) -> tuple[str, ...]:
 
 
 def _factors(
-    place: str, kernel: str, pair: KernelFactors, scale: float, names: Mapping[str, str | None]
+    location: str, kernel: str, pair: KernelFactors, scale: float, names: Mapping[str, str | None]
 ) -> Iterator[FactorPair]:
     """The factors of each weight in a kernel."""
     weights = _weights(kernel)
@@ -115,9 +115,9 @@ def _factors(
         parts = (rank, len(weights), "outputs") if several else (rank, "outputs")
         raise FormatError(
             "these are not factors of Tunix",
-            place=f"{place}, {kernel}",
+            location=f"{location}, {kernel}",
             got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
-            wanted=f"A [inputs, {rank}] and B [{', '.join(map(str, parts))}]",
+            expected=f"A [inputs, {rank}] and B [{', '.join(map(str, parts))}]",
         )
     a = swapped(_matrix(pair.a, pair.a.ndim - 1))
     for number, weight in enumerate(weights):

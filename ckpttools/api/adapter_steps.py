@@ -12,7 +12,7 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.formats.adapters import ADAPTER, PREFIX, is_adapter, merge_command
 from ckpttools.maxtext.layout import MODULE_PATH, PARAMS, VALUE
 from ckpttools.maxtext.view import view_of
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 _KNOWN_TO_MAXTEXT = {"rslora"}
 
 
-def is_peft_adapter(tree: Tree, place: Place) -> bool:
+def is_peft_adapter(tree: Tree, location: Location) -> bool:
     """Whether a directory is one that PEFT saves."""
-    return tree.metadata.format != "orbax" and (place / ADAPTER).is_file()
+    return tree.metadata.format != "orbax" and (location / ADAPTER).is_file()
 
 
-def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
+def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
     """What loads an adapter, as it is typed, each on a line; nothing for what is no adapter."""
-    if is_peft_adapter(tree, place):
-        merging = f"in the weights: `ckpt adapter merge BASE {quote(str(place))} DST`"
-        if place.store.scheme not in ("file", "hf"):
-            return (f"PEFT reads disks and the hub: `ckpt copy {quote(str(place))} DIR`", merging)
-        loading = f"PeftModel.from_pretrained(model, {json.dumps(str(place))})"
+    if is_peft_adapter(tree, location):
+        merging = f"in the weights: `ckpt adapter merge BASE {quote(str(location))} DST`"
+        if location.store.scheme not in ("file", "hf"):
+            return (f"PEFT reads disks and the hub: `ckpt copy {quote(str(location))} DIR`", merging)
+        loading = f"PeftModel.from_pretrained(model, {json.dumps(str(location))})"
         # Of other names it makes nothing, with a warning; `merge` reads them.
         is_loaded = all(dotted(path).startswith(PREFIX) for path in tree.arrays)
         return (loading, merging) if is_loaded else (merging,)
@@ -43,7 +43,7 @@ def loading_steps(tree: Tree, place: Place) -> tuple[str, ...]:
 
     if not (is_maxtext_adapter(tree) and names_of_jax(tree) == "MaxText" and _is_read(tree)):
         return ()
-    if away := elsewhere(place):
+    if away := elsewhere(location):
         return (away,)
     return (" ".join(_settings(tree)), *_alpha_to_set(tree))
 
@@ -53,19 +53,19 @@ def compared_once_merged(*trees: Tree) -> str | None:
     from ckpttools.adapters.report import is_maxtext_adapter
 
     for tree in trees:
-        place = parse(tree.metadata.place) if tree.metadata.place else None
-        if place is None or not (is_adapter(tree) or is_maxtext_adapter(tree)):
+        location = parse(tree.metadata.location) if tree.metadata.location else None
+        if location is None or not (is_adapter(tree) or is_maxtext_adapter(tree)):
             continue
-        if command := merge_command(place):
+        if command := merge_command(location):
             return f"an adapter is compared once it is merged: {command}"
     return None
 
 
-def elsewhere(place: Place) -> str | None:
+def elsewhere(location: Location) -> str | None:
     """What brings a checkpoint to where MaxText reads; None where it lies there."""
-    if place.store.scheme in ("file", "gs"):
+    if location.store.scheme in ("file", "gs"):
         return None
-    return f"MaxText reads disks and gs:// alone: `ckpt copy {quote(str(place))} DIR`"
+    return f"MaxText reads disks and gs:// alone: `ckpt copy {quote(str(location))} DIR`"
 
 
 def _is_read(tree: Tree) -> bool:
@@ -91,7 +91,7 @@ def _settings(tree: Tree) -> Iterator[str]:
         yield f"lora.{MODULE_PATH}={quote(modules)}"
     yield from _rank_and_alpha(tree, config)
     if _is_restored(tree):
-        yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.place).absolute()))}"
+        yield f"lora.lora_restore_path={quote(str(parse(tree.metadata.location).absolute()))}"
 
 
 def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
@@ -135,15 +135,15 @@ def _decimal(number: float) -> str:
     return f"{Decimal(repr(number)):f}"
 
 
-def commands(path: str, found: AdapterReport | None, *, is_peft: bool) -> Iterator[str]:
+def commands(path: str, result: AdapterReport | None, *, is_peft: bool) -> Iterator[str]:
     """Commands that go on from an adapter at a path, which is quoted: those that take such a one."""
     yield f"ckpt inspect tree {path}"
-    if found is not None and found.problem:
+    if result is not None and result.problem:
         return
     # Without it, neither command knows the scale.
-    alpha = " --alpha ALPHA" if found is not None and not is_peft and found.alpha is None else ""
+    alpha = " --alpha ALPHA" if result is not None and not is_peft and result.alpha is None else ""
     yield f"ckpt adapter merge BASE {path} DST{alpha}"
     if not is_peft:
         yield f"ckpt adapter to-peft {path} DST --base BASE{alpha}"
-    elif found is None or not ({*found.features} - _KNOWN_TO_MAXTEXT or found.replaced):
+    elif result is None or not ({*result.features} - _KNOWN_TO_MAXTEXT or result.replaced):
         yield f"ckpt adapter to-maxtext {path} DST --base BASE"

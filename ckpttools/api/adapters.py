@@ -25,18 +25,18 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.core.wording import option, step
-from ckpttools.core.wording import place as called
+from ckpttools.core.message_terms import location as called
+from ckpttools.core.message_terms import option, step
 from ckpttools.families.registry import family_called
 from ckpttools.formats.adapters import ADAPTER, WEIGHTS_STEM, is_adapter
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.formats.sidecar import Companions, WithSidecars
+from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.versions import NEWEST
-from ckpttools.run.apart import check_apart
-from ckpttools.stores.registry import Where, parse
+from ckpttools.run.overlap_check import check_apart
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.dequantize import require_numbers
@@ -45,14 +45,14 @@ from ckpttools.transforms.dequantize import require_numbers
 @command(Changing, more=writer_options)
 def merge_adapter(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
-    adapter: Where,
+    adapter: LocationLike,
     scale: float = 1.0,
     alpha: float | None = None,
     dtype: DType | str | None = None,
-    like: Where | None = None,
-    family: Where | None = None,
+    like: LocationLike | None = None,
+    family: LocationLike | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
     """Writes a model with a LoRA adapter merged into its weights: same format, names, shapes and dtypes.
@@ -87,11 +87,11 @@ def merge_adapter(
 class _Merge:
     """A transform: a model to the same with an adapter merged; attributes as of `merge_adapter`."""
 
-    adapter: Where
+    adapter: LocationLike
     scale: float
     alpha: float | None
     model: ModelOptions
-    like: Where | None
+    like: LocationLike | None
 
     def __call__(self, tree: Tree) -> Transformed:
         require_numbers(tree, "an adapter can be added to plain weights only")
@@ -105,8 +105,8 @@ class _AdapterToMaxText(Storing, Writing, total=False):
 
 @command(_AdapterToMaxText)
 def adapter_to_maxtext(
-    source: Where,
-    destination: Where,
+    source: LocationLike,
+    destination: LocationLike,
     *,
     base: Source,
     scan: bool | None = None,
@@ -114,8 +114,8 @@ def adapter_to_maxtext(
     maxtext: str = NEWEST,
     layout: LoraLayout = "restore",
     scale: float = 1.0,
-    like: Where | None = None,
-    family: Where | None = None,
+    like: LocationLike | None = None,
+    family: LocationLike | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     **common: Unpack[_AdapterToMaxText],
 ) -> Prepared:
@@ -149,8 +149,8 @@ def adapter_to_maxtext(
         scanned = scan if scan is not None else known.rows is None or own is not None
         axis = scan_axis if scan_axis is not None else 1 if own is None else own
         options = ToMaxTextAdapter(scanned, axis, maxtext, layout, scale)
-        made = to_maxtext_adapter(known, _peft_alone(source), options)
-        return resources.plan(made.tree, writer, made.notes)
+        built = to_maxtext_adapter(known, _peft_alone(source), options)
+        return resources.plan(built.tree, writer, built.notes)
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **part_of(common, Writing))
@@ -159,14 +159,14 @@ def adapter_to_maxtext(
 @command(Writing)
 def adapter_to_peft(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     base: Source,
     alpha: float | None = None,
     scale: float = 1.0,
     base_name: str | None = None,
-    like: Where | None = None,
-    family: Where | None = None,
+    like: LocationLike | None = None,
+    family: LocationLike | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     step: int | None = None,
     max_index_bytes: Size = "256MiB",
@@ -198,8 +198,8 @@ def adapter_to_peft(
     def plan(resources: Resources) -> Conversion:
         (known,) = _bases(model, like, opened(base))
         adapter = _of_maxtext(opened(source, read), known, alpha)
-        made = to_peft(known, adapter, base_name, scale)
-        return resources.plan(made.tree, _writer(made), made.notes)
+        built = to_peft(known, adapter, base_name, scale)
+        return resources.plan(built.tree, _writer(built), built.notes)
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **writing)
@@ -208,15 +208,15 @@ def adapter_to_peft(
 @command(Writing)
 def extract_adapter(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     base: Source,
     rank: int | None = None,
     error: float | None = None,
     dtype: DType | str = "float32",
     base_name: str | None = None,
-    like: Where | None = None,
-    family: Where | None = None,
+    like: LocationLike | None = None,
+    family: LocationLike | None = None,
     **writing: Unpack[Writing],
 ) -> Prepared:
     """Writes what a fine-tuning changed of a model as a LoRA adapter of PEFT: the SVD of each difference.
@@ -246,16 +246,16 @@ def extract_adapter(
 
     def plan(resources: Resources) -> Conversion:
         tuned, known = _bases(model, like, opened(source), opened(base))
-        made = extracted(tuned, known, options, resources.memory // 2)
-        files = to_peft(known, made.adapter, base_name)
-        rest = replace(resources, memory=resources.memory - made.nbytes)
-        return rest.plan(files.tree, _writer(files), made.notes + files.notes)
+        built = extracted(tuned, known, options, resources.memory // 2)
+        files = to_peft(known, built.adapter, base_name)
+        rest = replace(resources, memory=resources.memory - built.nbytes)
+        return rest.plan(files.tree, _writer(files), built.notes + files.notes)
 
     _check_base(base, destination)
     return prepare(plan, source, destination, **writing)
 
 
-def _bases(model: ModelOptions, like: Where | None, *trees: Tree) -> list[Base]:
+def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list[Base]:
     """As `base_of`, of some models.
 
     Raises:
@@ -267,28 +267,28 @@ def _bases(model: ModelOptions, like: Where | None, *trees: Tree) -> list[Base]:
         _refuse_adapter(tree)
     if model.family is not None:
         family_called(model.family)
-    found = [base_of(tree, model, like) for tree in trees]
-    if like is not None and all(each.rows is None for each in found):
+    result = [base_of(tree, model, like) for tree in trees]
+    if like is not None and all(item.rows is None for item in result):
         raise UsageError(
             f"{option('like')} says which model a MaxText checkpoint came from",
-            place=trees[0].metadata.place or None,
+            location=trees[0].metadata.location or None,
             got="a Hugging Face model",
             hint="leave it out: its own config.json counts",
         )
-    return found
+    return result
 
 
 def _refuse_adapter(tree: Tree) -> None:
-    place = tree.metadata.place
+    location = tree.metadata.location
     if adapter_report(tree) is not None:
         merging = step(
-            f'ckpttools.merge_adapter(BASE, DST, adapter="{place}")',
-            f"ckpt adapter merge BASE {quote(place)} DST",
+            f'ckpttools.merge_adapter(BASE, DST, adapter="{location}")',
+            f"ckpt adapter merge BASE {quote(location)} DST",
         )
         raise FormatError(
             "this is an adapter, and not a model",
-            place=place,
-            wanted="the model that was adapted",
+            location=location,
+            expected="the model that was adapted",
             hint=f"{merging} merges it into one",
         )
 
@@ -296,73 +296,73 @@ def _refuse_adapter(tree: Tree) -> None:
 def _writer(files: PeftFiles) -> WithSidecars:
     """What writes the files that PEFT loads."""
     writer = SafetensorsWriter(None, stem=WEIGHTS_STEM)
-    return WithSidecars(writer, Companions(), made={ADAPTER: files.config})
+    return WithSidecars(writer, Sidecars(), built={ADAPTER: files.config})
 
 
-def opened_adapter(where: Where, base: Base, alpha: float | None = None) -> Adapter:
+def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) -> Adapter:
     """The adapter at a place, of whichever kind, in names of the base's Hugging Face model.
 
     Raises:
         FormatError: there is none.
         UsageError: alpha is said of one of PEFT, whose configuration says it.
     """
-    place = parse(where)
-    if not is_peft(place):
-        return _of_maxtext(open_tree(place, ReadOptions()), base, alpha)
+    location = parse(where)
+    if not is_peft(location):
+        return _of_maxtext(open_tree(location, ReadOptions()), base, alpha)
     if alpha is not None:
         raise UsageError(
             f"{option('alpha')} applies only to MaxText's adapters",
-            place=place,
+            location=location,
             hint=f"leave it out: {ADAPTER} says it; {option('scale', 'X')} multiplies all",
         )
-    if is_checkpoint(place / STEP_0):
+    if is_checkpoint(location / STEP_0):
         raise FormatError(
             "two adapters lie here: one of PEFT and one of MaxText",
-            place=place,
-            hint=f"name one of them: {weights_file(place)} or {place / STEP_0}",
+            location=location,
+            hint=f"name one of them: {weights_file(location)} or {location / STEP_0}",
         )
-    return open_peft(place)
+    return open_peft(location)
 
 
 def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
-    place = tree.metadata.place
-    if is_peft(parse(place)) and not pairs_of(tree):
+    location = tree.metadata.location
+    if is_peft(parse(location)) and not pairs_of(tree):
         raise FormatError(
-            "this is a PEFT adapter already", place=place, wanted="an adapter of MaxText or Tunix"
+            "this is a PEFT adapter already", location=location, expected="an adapter of MaxText or Tunix"
         )
     if not pairs_of(tree):
         if is_adapter(tree):
             raise FormatError(
                 f"these are arrays of a PEFT adapter without its {ADAPTER}",
-                place=place,
-                wanted=f"{ADAPTER} beside them, which says alpha and ranks",
+                location=location,
+                expected=f"{ADAPTER} beside them, which says alpha and ranks",
                 hint=f"copy {ADAPTER} from where the arrays came from",
             )
         raise FormatError(
             "this is not an adapter",
-            place=place,
-            wanted=f"factors named lora_a and lora_b, or a directory with {ADAPTER}, as PEFT saves it",
-            hint=_what(place),
+            location=location,
+            expected=f"factors named lora_a and lora_b, or a directory with {ADAPTER}, as PEFT saves it",
+            hint=_what(location),
         )
     return adapter_of_jax(base, tree, alpha)
 
 
-def _peft_alone(where: Where) -> Adapter:
-    place = parse(where)
-    if is_peft(place):
-        return open_peft(place)
+def _peft_alone(where: LocationLike) -> Adapter:
+    location = parse(where)
+    if is_peft(location):
+        return open_peft(location)
     raise FormatError(
         "this is not a PEFT adapter",
-        place=place,
-        wanted=f"a directory with {ADAPTER} and adapter_model.safetensors",
-        hint=_what(str(place)),
+        location=location,
+        expected=f"a directory with {ADAPTER} and adapter_model.safetensors",
+        hint=_what(str(location)),
     )
 
 
-def _what(place: str) -> str:
-    return f"`ckpt {quote(place or 'PATH')}` says what it is"
+def _what(location: str) -> str:
+    return f"`ckpt {quote(location or 'PATH')}` says what it is"
 
 
-def _check_base(base: Source, destination: Where) -> None:
+def _check_base(base: Source, destination: LocationLike) -> None:
     if not isinstance(base, Tree):
         check_apart(base, parse(destination, is_written=True), called("base"))

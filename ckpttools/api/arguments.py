@@ -8,9 +8,9 @@ from typing import TypedDict
 from ckpttools.codecs.base import Codec
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.zarr.given_chunks import GivenChunks
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 
 Size = int | str
 """Bytes: a number, or text such as "512MiB" and "2GB"."""
@@ -64,7 +64,7 @@ def float_dtype_of(dtype: DType | str | None) -> DType | None:
     raise UsageError(
         "weights are floating-point numbers, and would be lost",
         got=option("dtype", known),
-        wanted="a dtype of floating-point numbers, such as bfloat16",
+        expected="a dtype of floating-point numbers, such as bfloat16",
     )
 
 
@@ -73,6 +73,6 @@ def patterns_of(patterns: Patterns) -> tuple[str, ...]:
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
-def text_of(path: Where | None) -> str | None:
+def text_of(path: LocationLike | None) -> str | None:
     """A name or a file, as text."""
     return None if path is None else str(path)

@@ -17,14 +17,12 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import natural_key, plural, some
-from ckpttools.formats.orbax.columns import WantedHost, wanted_hosts
+from ckpttools.formats.orbax.columns import ExpectedHost, expected_hosts
 from ckpttools.formats.orbax.format import joined_tree
 from ckpttools.formats.orbax.iterators import ITEM, iterators_of
 from ckpttools.formats.orbax.naming import ITEM as TREE_ITEM
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
-from ckpttools.formats.orbax.saves import TOGETHER_SECONDS, MissingCells, Save, newest_complete, saves_of
-from ckpttools.formats.orbax.shares import HostShare, shares_of
-from ckpttools.formats.orbax.twins import (
+from ckpttools.formats.orbax.replica_compare import (
     TwinComparison,
     compared_twins,
     has_many,
@@ -33,15 +31,17 @@ from ckpttools.formats.orbax.twins import (
     refuse_mixed,
     unlike,
 )
+from ckpttools.formats.orbax.saves import TOGETHER_SECONDS, MissingCells, Save, newest_complete, saves_of
+from ckpttools.formats.orbax.shares import HostShare, shares_of
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.layout import SCAN_LAYERS, STEPS
 from ckpttools.maxtext.view import view_of
-from ckpttools.run.apart import check_apart
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.run.overlap_check import check_apart
+from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
+from ckpttools.stores.thread_map import at_once
 
 _MOST_NAMED = 4
 
@@ -58,17 +58,17 @@ class SaveListing:
             () where nothing tells.
         chunks: that are there, each counted once; `twins` of them several hosts have.
         missing: what no host has.
-        wanted: hosts that would bring that; () where nothing is missing, None where nothing tells which.
+        expected: hosts that would bring that; () where nothing is missing, None where nothing tells which.
     """
 
     step: int
     began: float | None
-    hosts: tuple[Place, ...]
+    hosts: tuple[Location, ...]
     processes: tuple[tuple[int, ...], ...]
     chunks: int
     twins: int
     missing: tuple[MissingCells, ...]
-    wanted: tuple[WantedHost, ...] | None
+    expected: tuple[ExpectedHost, ...] | None
 
     @property
     def is_complete(self) -> bool:
@@ -97,10 +97,10 @@ class HostsListing:
     @property
     def newest(self) -> SaveListing | None:
         """The newest that is complete."""
-        return next((each for each in self.saves if each.is_complete), None)
+        return next((save for save in self.saves if save.is_complete), None)
 
 
-def host_text(host: Place, processes: Sequence[int]) -> str:
+def host_text(host: Location, processes: Sequence[int]) -> str:
     """The directory of a host, and whose chunks it has."""
     if not processes:
         return str(host)
@@ -109,7 +109,10 @@ def host_text(host: Place, processes: Sequence[int]) -> str:
 
 @checked
 def list_saves(
-    hosts: Where | Sequence[Where], *, requests: int | None = None, max_index_bytes: int = MAX_INDEX_BYTES
+    hosts: LocationLike | Sequence[LocationLike],
+    *,
+    requests: int | None = None,
+    max_index_bytes: int = MAX_INDEX_BYTES,
 ) -> HostsListing:
     """Which steps hosts have kept, which of them are complete, and what others lack. Reads indexes alone.
 
@@ -123,10 +126,10 @@ def list_saves(
         CheckpointError: nothing is there, or it cannot be read.
     """
     with requesting(requests):
-        shares = _shares(_places(hosts), max_index_bytes)
+        shares = _shares(_locations(hosts), max_index_bytes)
         faults = {str(share.step.path): share.fault for share in shares if share.fault is not None}
         saves = tuple(_listed(save) for save in saves_of(shares))
-        lost = tuple(each for share in shares if share.fault is None for each in share.lost)
+        lost = tuple(item for share in shares if share.fault is None for item in share.lost)
         return HostsListing(saves, faults, lost)
 
 
@@ -141,7 +144,7 @@ def _listed(save: Save) -> SaveListing:
         len(save.owners) - documents,
         len(save.twins),
         save.missing,
-        wanted_hosts(save) if save.missing else (),
+        expected_hosts(save) if save.missing else (),
     )
 
 
@@ -152,10 +155,10 @@ def _by_name(save: Save) -> list[HostShare]:
 
 @command(Changing, more=writer_options)
 def assemble(
-    hosts: Where | Sequence[Where],
-    destination: Where,
+    hosts: LocationLike | Sequence[LocationLike],
+    destination: LocationLike,
     *,
-    prefer: Where | Sequence[Where] = (),
+    prefer: LocationLike | Sequence[LocationLike] = (),
     comparing: Callable[[int], None] = lambda nbytes: None,
     **common: Unpack[Changing],
 ) -> Prepared:
@@ -179,16 +182,16 @@ def assemble(
     opening, writing = part_of(common, Opening), part_of(common, Writing)
     rest = {name: value for name, value in common.items() if name not in {**opening, **writing}}
     how: dict[str, Any] = {"item": TREE_ITEM, **rest}
-    read, places, preferred = read_options(opening), _places(hosts), _places(prefer)
+    read, locations, preferred = read_options(opening), _locations(hosts), _locations(prefer)
     with requesting(writing.get("requests")):
-        save = _chosen(_shares(places, read.max_index_bytes), read.step).preferring(preferred)
+        save = _chosen(_shares(locations, read.max_index_bytes), read.step).preferring(preferred)
         _refuse_unnamed(save)
         for share in save.shares:
             check_apart(share.host, parse(destination))
         twins = _checked(save, preferred, comparing)
         iterators = iterators_of(save)
     notes = _notes(save, twins, has_iterators=iterators is not None)
-    tree = _tree(save, places[0], notes)
+    tree = _tree(save, locations[0], notes)
 
     def plan(resources: Resources) -> Conversion:
         writer = writer_for(tree, destination=parse(destination), keeps_names=False, shares=True, **how)
@@ -199,25 +202,25 @@ def assemble(
     return prepare(plan, tree, destination, **writing)
 
 
-def _places(where: Where | Sequence[Where]) -> list[Place]:
-    named: Iterable[Where] = where if isinstance(where, list | tuple) else [where]  # type: ignore[list-item]
-    return [parse(each) for each in named]
+def _locations(where: LocationLike | Sequence[LocationLike]) -> list[Location]:
+    named: Iterable[LocationLike] = where if isinstance(where, list | tuple) else [where]  # type: ignore[list-item]
+    return [parse(item) for item in named]
 
 
-def _shares(hosts: Sequence[Place], max_index_bytes: int) -> list[HostShare]:
+def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
     """Those of all hosts, each once, whatever links lead to it, with what tells whether it can be used."""
     if not hosts:
         raise UsageError("no directory of a host is named")
-    found = {share.item.resolve(): share for host in hosts for share in shares_of(host, max_index_bytes)}
-    if not found:
+    result = {share.item.resolve(): share for host in hosts for share in shares_of(host, max_index_bytes)}
+    if not result:
         raise FormatError(
             "no step of a host is here",
-            place=", ".join(map(str, hosts)),
-            wanted="directories of hosts with STEP/state, or one with those of several hosts in it",
+            location=", ".join(map(str, hosts)),
+            expected="directories of hosts with STEP/state, or one with those of several hosts in it",
             hint="`ckpt PATH` says what is there",
         )
-    at_once(hosts[0].store, lambda share: share.fault, found.values())
-    return list(found.values())
+    at_once(hosts[0].store, lambda share: share.fault, result.values())
+    return list(result.values())
 
 
 def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
@@ -230,14 +233,14 @@ def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
     saves = saves_of(shares)
     if step is not None and step not in {save.step for save in saves}:
         there = ", ".join(map(str, sorted({save.step for save in saves})))
-        raise UsageError(f"no host has step {step}", wanted=f"one of {there}" if there else None)
+        raise UsageError(f"no host has step {step}", expected=f"one of {there}" if there else None)
     save = newest_complete(saves, step)
     if save is None:
-        faults = [f"{each.step.path}: {each.fault}" for each in shares if each.fault is not None]
+        faults = [f"{share.step.path}: {share.fault}" for share in shares if share.fault is not None]
         raise FormatError(
             "no step is complete: chunks are missing that none of these hosts has"
             + listing([*map(_lacking, saves), *faults]),
-            wanted="directories of enough hosts to have every chunk",
+            expected="directories of enough hosts to have every chunk",
             hint="name those of more hosts, of their copies in a bucket, or the persistent directory",
         )
     return save
@@ -247,25 +250,25 @@ def _refuse_unnamed(save: Save) -> None:
     if save.unnamed:
         raise FormatError(
             f"hosts have arrays of step {save.step} that its metadata does not name{listing(save.unnamed)}",
-            place=save.shares[0].item,
-            wanted="the metadata of the tree that was saved",
+            location=save.shares[0].item,
+            expected="the metadata of the tree that was saved",
             hint="leave out the directory of a host whose metadata is damaged, or name another step",
         )
 
 
 def _lacking(save: Save) -> str:
-    missing = sum(each.count for each in save.missing)
-    wanted = wanted_hosts(save)
+    missing = sum(item.count for item in save.missing)
+    expected = expected_hosts(save)
     more = ""
-    if wanted:
-        ways = ", and ".join(" or ".join(map(str, each.processes)) for each in wanted)
-        more = f"; {plural(len(wanted), 'more host')} would do: process {ways}"
-    arrays = some([str(each) for each in save.missing])
+    if expected:
+        ways = ", and ".join(" or ".join(map(str, item.processes)) for item in expected)
+        more = f"; {plural(len(expected), 'more host')} would do: process {ways}"
+    arrays = some([str(item) for item in save.missing])
     lost, hosts = plural(missing, "chunk"), plural(len(save.shares), "host")
     return f"step {save.step}, of {hosts}: {lost} ({arrays}){more}"
 
 
-def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], None]) -> TwinComparison:
+def _checked(save: Save, preferred: Sequence[Location], observe: Callable[[int], None]) -> TwinComparison:
     """What came of comparing what several hosts have.
 
     Raises:
@@ -276,14 +279,18 @@ def _checked(save: Save, preferred: Sequence[Place], observe: Callable[[int], No
     for host in preferred:
         if host.resolve() not in there:
             hosts = ", ".join(str(share.host) for share in save.shares)
-            raise UsageError(f"{host} has nothing of step {save.step}", wanted=f"one of {hosts}")
-    found = compared_twins(save, observe)
+            raise UsageError(f"{host} has nothing of step {save.step}", expected=f"one of {hosts}")
+    result = compared_twins(save, observe)
     names = {share.name for share in save.shares if share.host.resolve() in {p.resolve() for p in preferred}}
-    open_ones = [each for each in found.disagreements if not names & {n for g in each.groups for n in g}]
+    open_ones = [
+        disagreement
+        for disagreement in result.disagreements
+        if not names & {n for g in disagreement.groups for n in g}
+    ]
     if open_ones:
         raise unlike(save, open_ones)
-    refuse_mixed(save, found.disagreements)
-    return found
+    refuse_mixed(save, result.disagreements)
+    return result
 
 
 def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
@@ -294,7 +301,8 @@ def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
         same = twins.chunks - len(twins.disagreements)
         remarks.append(f"{plural(same, 'value')} that several hosts have are the same bytes in all of them")
     remarks += [
-        f"{each}; {save.shares[save.owners[each.key]].host} was preferred" for each in twins.disagreements
+        f"{disagreement}; {save.shares[save.owners[disagreement.key]].host} was preferred"
+        for disagreement in twins.disagreements
     ]
     remarks += [*_of_losers(save, twins), *_of_kinship(save)]
     if not has_iterators:
@@ -314,15 +322,17 @@ def _of_kinship(save: Save) -> Iterator[str]:
 
 def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:
     """What is taken of hosts that are wrong elsewhere, since nobody else has it."""
-    for number in sorted({number for each in twins.disagreements for number in losers(save, each)}):
+    for number in sorted(
+        {number for disagreement in twins.disagreements for number in losers(save, disagreement)}
+    ):
         if alone := keys_alone(save, number):
             host = save.shares[number].host
             yield f"{plural(len(alone), 'chunk')} that no other has are those of {host} all the same"
 
 
-def _tree(save: Save, place: Place, notes: Notes) -> Tree:
+def _tree(save: Save, location: Location, notes: Notes) -> Tree:
     """The tree, with what MaxText wants to be told of layers: such managers store nothing of it."""
-    tree = joined_tree(save, place)
+    tree = joined_tree(save, location)
     tree = tree.with_metadata(notes=notes + Notes(remarks=tuple(_of_counter(save, tree))))
     view = view_of(tree)
     if not view.is_maxtext or SCAN_LAYERS in tree.metadata.custom:

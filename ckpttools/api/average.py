@@ -11,25 +11,25 @@ from typing import Any, Unpack
 from ckpttools.api.arguments import float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.prepared import Prepared, command
-from ckpttools.api.sources import Source, opened, place_of, read_options
+from ckpttools.api.sources import Source, location_of, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import first_and_last
-from ckpttools.core.wording import option
 from ckpttools.formats.interrupted import absent, refuse_empty
 from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.average import Average
-from ckpttools.run.apart import check_apart
-from ckpttools.stores.registry import Where, parse
+from ckpttools.run.overlap_check import check_apart
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.mean_weights import Decay, MeanWeights
 
 
 @command(Changing, more=writer_options)
 def average(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     others: Sequence[Source] = (),
     steps: str | Sequence[int] | None = None,
@@ -83,14 +83,14 @@ def average(
             got=_alone(source, *chosen),
             hint=f"name several, or steps of a run, as {option('last', 'N')} does",
         )
-    for each in others:
-        place = place_of(each)
-        if place is not None:
-            check_apart(place, parse(destination))
+    for other in others:
+        location = location_of(other)
+        if location is not None:
+            check_apart(location, parse(destination))
 
     def make(opening: Mapping[str, Any]) -> Tree:
         trees = [opened(source, read_options({**opening, "step": number}), *others) for number in chosen]
-        return how([*trees, *(opened(each, read_options(opening), source, *others) for each in others)])
+        return how([*trees, *(opened(other, read_options(opening), source, *others) for other in others)])
 
     return write_changed([], source, destination, common, make=make)
 
@@ -119,14 +119,14 @@ def _numbers(
             "there are two choices of steps", got=f"{steps}, and {option('last', last)}", hint="leave one out"
         )
     if last is not None:
-        found = finished_steps(source)[-last:] if last > 0 else ()
-        if len(found) < last or last < 1:
-            raise UsageError(f"{source} has fewer finished steps", got=len(found), wanted=last)
-        return found
+        result = finished_steps(source)[-last:] if last > 0 else ()
+        if len(result) < last or last < 1:
+            raise UsageError(f"{source} has fewer finished steps", got=len(result), expected=last)
+        return result
     return steps_of(source, steps or ())
 
 
-_WANTED = "1000, 1000..5000/500, 1000..5000, 1000.. or ..5000"
+_EXPECTED = "1000, 1000..5000/500, 1000..5000, 1000.. or ..5000"
 # A number of more digits is of no step.
 _STEPS = re.compile(
     r"(?P<one>\d{1,18})"
@@ -137,12 +137,12 @@ _STEPS = re.compile(
 _MOST = 8
 
 
-def steps_of(run: Where, said: str | Sequence[int]) -> tuple[int, ...]:
+def steps_of(run: LocationLike, declared: str | Sequence[int]) -> tuple[int, ...]:
     """The steps that are named, in order.
 
     Args:
         run: a run directory.
-        said: numbers; or text, numbers and ranges with commas between: "1000", "1000..5000/500" for all of
+        declared: numbers; or text, comma-separated numbers and ranges: "1000", "1000..5000/500" for all of
             these, which must be there, "1000..5000", "1000.." and "..5000" for all finished steps within.
 
     Raises:
@@ -150,22 +150,26 @@ def steps_of(run: Where, said: str | Sequence[int]) -> tuple[int, ...]:
             there; it is no run.
         StorageError, FormatError: as of `finished_steps`.
     """
-    found = _run_at(run)
-    parts = [_part(found, part.strip()) for part in said.split(",")] if isinstance(said, str) else [said]
+    result = _run_at(run)
+    parts = (
+        [_part(result, part.strip()) for part in declared.split(",")]
+        if isinstance(declared, str)
+        else [declared]
+    )
     if not any(parts):
-        raise UsageError("no steps are named", got=repr(said), wanted=_WANTED)
-    _require_there(parts, found, said)
+        raise UsageError("no steps are named", got=repr(declared), expected=_EXPECTED)
+    _require_there(parts, result, declared)
     steps = [number for part in parts for number in part]
     if (rising := sorted({*steps})) != steps:
         raise UsageError(
             "steps are named once each, in rising order",
-            got=said,
+            got=declared,
             hint=f"say {','.join(map(str, rising))} instead",
         )
     return tuple(steps)
 
 
-def finished_steps(run: Where) -> tuple[int, ...]:
+def finished_steps(run: LocationLike) -> tuple[int, ...]:
     """The finished steps of a run, in order.
 
     Raises:
@@ -176,43 +180,43 @@ def finished_steps(run: Where) -> tuple[int, ...]:
     return _finished(_run_at(run))
 
 
-def _run_at(where: Where) -> OrbaxRun:
+def _run_at(where: LocationLike) -> OrbaxRun:
     """The run at a place; errors as of `finished_steps`."""
-    place = parse(where)
-    if not place.exists():
-        raise absent(place)
-    refuse_empty(place)
-    found = orbax_at(place)
-    if not isinstance(found, OrbaxRun) or not found.steps:
+    location = parse(where)
+    if not location.exists():
+        raise absent(location)
+    refuse_empty(location)
+    result = orbax_at(location)
+    if not isinstance(result, OrbaxRun) or not result.steps:
         raise UsageError(
-            f"{place} has no steps",
-            wanted="a run directory, with a directory for each step",
-            hint=f"`ckpt {quote(str(place))}` says what it is",
+            f"{location} has no steps",
+            expected="a run directory, with a directory for each step",
+            hint=f"`ckpt {quote(str(location))}` says what it is",
         )
-    return found
+    return result
 
 
 def _finished(run: OrbaxRun) -> tuple[int, ...]:
     return tuple(number for number, step in run.steps.items() if step.why_unfinished is None)
 
 
-def _part(run: OrbaxRun, said: str) -> Sequence[int]:
+def _part(run: OrbaxRun, declared: str) -> Sequence[int]:
     """The steps of one number or range."""
-    found = _STEPS.fullmatch(said)
-    if found is None:
-        raise UsageError(f"{said!r} names no steps", wanted=_WANTED)
-    one, first, last, stride = found.group("one", "first", "last", "stride")
+    result = _STEPS.fullmatch(declared)
+    if result is None:
+        raise UsageError(f"{declared!r} names no steps", expected=_EXPECTED)
+    one, first, last, stride = result.group("one", "first", "last", "stride")
     if one:
         return (int(one),)
     if stride:
         return range(int(first), int(last) + 1, int(stride))
     within = [n for n in _finished(run) if int(first or 0) <= n <= int(last or n)]
     if not within:
-        raise UsageError(f"{run.path} has no finished steps in {said}", hint=_listing(run))
+        raise UsageError(f"{run.path} has no finished steps in {declared}", hint=_listing(run))
     return within
 
 
-def _require_there(parts: Sequence[Sequence[int]], run: OrbaxRun, said: object) -> None:
+def _require_there(parts: Sequence[Sequence[int]], run: OrbaxRun, declared: object) -> None:
     # A range may name more than anybody has: those that are not there are counted by those that are.
     missing = sum(map(len, parts)) - sum(part.count(n) for part in parts for n in run.steps)
     if not missing:
@@ -221,9 +225,9 @@ def _require_there(parts: Sequence[Sequence[int]], run: OrbaxRun, said: object) 
     more = f" and {missing - _MOST:,} more" if missing > _MOST else ""
     raise UsageError(
         f"there {'is no step' if missing == 1 else 'are no steps'} {', '.join(map(str, first))}{more}",
-        place=run.path,
-        got=said,
-        wanted=f"some of {first_and_last(sorted(run.steps))}",
+        location=run.path,
+        got=declared,
+        expected=f"some of {first_and_last(sorted(run.steps))}",
         hint=_listing(run),
     )
 

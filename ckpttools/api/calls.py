@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.user_code import allow_only
-from ckpttools.core.wording import option
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
 
 # What these get is a place, or several, even where it is text.
-_PLACES = frozenset(
+_LOCATIONS = frozenset(
     ("source", "destination", "like", "model", "adapter", "base", "others", "decoder", "hosts", "prefer")
 )
 # What matters to the process alone that makes the call.
@@ -44,17 +44,17 @@ class Call:
     @classmethod
     def of(cls, name: str, arguments: Mapping[str, object]) -> Call:
         """A call of `ckpttools.name(**arguments)`."""
-        said: dict[str, object] = {}
+        declared: dict[str, object] = {}
         is_relative = False
-        for each, value in arguments.items():
-            if each in _OWN:
+        for item, value in arguments.items():
+            if item in _OWN:
                 continue
             try:
-                said[each] = _said(_placed(value) if _is_placed(each, value) else value)
+                declared[item] = _said(_placed(value) if _is_placed(item, value) else value)
             except TypeError:
-                return cls(name, {}, unsaid=f"{each}, of type {type(value).__name__}")
-            is_relative |= (_is_placed(each, value) or _is_path(value)) and said[each] != _as_typed(value)
-        return cls(name, said, is_relative)
+                return cls(name, {}, unsaid=f"{item}, of type {type(value).__name__}")
+            is_relative |= (_is_placed(item, value) or _is_path(value)) and declared[item] != _as_typed(value)
+        return cls(name, declared, is_relative)
 
     def made_again(
         self, jobs: int, there: Callable[[str], str] = str, code: Mapping[str, str] | None = None
@@ -76,22 +76,22 @@ class Call:
         from ckpttools.api.prepared import Prepared
 
         package = import_module("ckpttools")
-        found = getattr(package, self.name, None) if self.name in package.__all__ else None
-        plan: Any = getattr(found, "plan", None)
+        result = getattr(package, self.name, None) if self.name in package.__all__ else None
+        plan: Any = getattr(result, "plan", None)
         if plan is None:
             raise ValueError(f"no call that plans: {self.name}")
         if code is None:
-            made = plan(**_moved(self.arguments, there), jobs=jobs)
+            built = plan(**_moved(self.arguments, there), jobs=jobs)
         else:
             for name in code.keys() - code_in(self.arguments).keys():
                 raise UsageError(
                     f"the plan does not run code of {option(name)}", got=code[name], hint="leave it out"
                 )
             with allow_only(set(code.values())):
-                made = plan(**{**_moved(self.arguments, there), **code}, jobs=jobs)
-        if not isinstance(made, Prepared):
+                built = plan(**{**_moved(self.arguments, there), **code}, jobs=jobs)
+        if not isinstance(built, Prepared):
             raise ValueError(f"no call that writes by tasks: {self.name}")
-        return made
+        return built
 
 
 def code_in(arguments: Mapping[str, object]) -> dict[str, str]:
@@ -119,7 +119,7 @@ def user_code(**named: str | None) -> dict[str, str]:
         raise UsageError(
             f"{option(name)} is for code that a plan names",
             got=given[name],
-            wanted=expected,
+            expected=expected,
             hint="leave it out: the plan's other arguments do not need confirmation",
         )
     return {name: _absolute_code(value) for name, value in given.items()}
@@ -130,13 +130,13 @@ def _absolute_code(value: str) -> str:
     return f"{absolute(parse(file))}{colon}{function}" if file.endswith(".py") else value
 
 
-def absolute(place: Place) -> Place:
+def absolute(location: Location) -> Location:
     """A place as it is called from everywhere on this machine."""
-    if place.store.scheme != "file" or ".." not in place.parts:
-        return place.absolute()
+    if location.store.scheme != "file" or ".." not in location.parts:
+        return location.absolute()
     # What is above a link is not what `..` leads to; and the directory that is left may not be there later.
-    last = place.name
-    return place.resolve() if last == ".." else place.parent.resolve() / last
+    last = location.name
+    return location.resolve() if last == ".." else location.parent.resolve() / last
 
 
 def _is_placed(name: str, value: object) -> bool:
@@ -144,18 +144,18 @@ def _is_placed(name: str, value: object) -> bool:
     from ckpttools.families.file import names_a_file
 
     is_file = name == "family" and isinstance(value, str) and names_a_file(value)
-    return name in _PLACES or is_file
+    return name in _LOCATIONS or is_file
 
 
 def _placed(value: object) -> object:
     """Places of texts, one or several."""
     if isinstance(value, list | tuple):
-        return [_placed(each) for each in value]
+        return [_placed(item) for item in value]
     return parse(value) if isinstance(value, str) else value
 
 
 def _as_typed(value: object) -> object:
-    return [str(each) for each in value] if isinstance(value, list | tuple) else str(value)
+    return [str(item) for item in value] if isinstance(value, list | tuple) else str(value)
 
 
 def _said(value: object) -> object:
@@ -163,16 +163,16 @@ def _said(value: object) -> object:
     match value:
         case None | bool() | int() | float() | str():
             return value
-        case Place():
+        case Location():
             return str(absolute(value))
         case _ if _is_path(value):
             return str(absolute(parse(str(value))))
         case DType():
             return value.name
         case Mapping():
-            return {_text(key): _said(each) for key, each in value.items()}
+            return {_text(key): _said(item) for key, item in value.items()}
         case list() | tuple():
-            return [_said(each) for each in value]
+            return [_said(item) for item in value]
     raise TypeError(type(value).__name__)
 
 
@@ -191,5 +191,5 @@ def _moved(value: Any, there: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return there(value)
     if isinstance(value, Mapping):
-        return {key: _moved(each, there) for key, each in value.items()}
-    return [_moved(each, there) for each in value] if isinstance(value, list) else value
+        return {key: _moved(item, there) for key, item in value.items()}
+    return [_moved(item, there) for item in value] if isinstance(value, list) else value

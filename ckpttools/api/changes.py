@@ -11,8 +11,8 @@ from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option, step
 from ckpttools.core.options import Option
-from ckpttools.core.wording import option, step
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
 from ckpttools.maxtext.moving import ForVersion
@@ -21,7 +21,7 @@ from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.versions import NEWEST
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.dequantize import Like
@@ -33,7 +33,7 @@ from ckpttools.transforms.select import Select
 @command(Changing, more=writer_options)
 def select(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     keep: Patterns = (),
     drop: Patterns = (),
@@ -46,7 +46,7 @@ def select(
         source: a file, an item, a step, a run directory, or a tree.
         destination: directory that appears when everything is written.
         keep, drop: patterns, such as "params/*", or a key and all below it.
-        prefix: what the names of what is wanted begin with, such as "policy"; it is cut off them.
+        prefix: what the names of what is expected begin with, such as "policy"; it is cut off them.
         common: `ckpttools.api.convert.Changing`.
 
     Raises:
@@ -63,12 +63,12 @@ def select(
 @command(Changing, more=writer_options)
 def remap(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     map: Mapper | None = None,
     strict: bool = False,
     maxtext: str | None = None,
-    family: Where | None = None,
+    family: LocationLike | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
     """Writes arrays under other names, or rearranged: by rules, a function, or for a version of MaxText.
@@ -90,7 +90,9 @@ def remap(
     return write_changed([_remapped(map, strict, maxtext, family)], source, destination, common)
 
 
-def _remapped(map: Mapper | None, strict: bool, maxtext: str | None, family: Where | None) -> Transform:
+def _remapped(
+    map: Mapper | None, strict: bool, maxtext: str | None, family: LocationLike | None
+) -> Transform:
     if (map is None) == (maxtext is None):
         which = "it is not said how to rename" if map is None else "there are two ways to rename"
         raise UsageError(
@@ -110,7 +112,7 @@ def _remapped(map: Mapper | None, strict: bool, maxtext: str | None, family: Whe
 @command(Changing, more=writer_options)
 def cast(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     dtype: DType | str | None = None,
     dtype_map: Mapping[str, DType | str] | None = None,
@@ -149,7 +151,7 @@ def cast(
 @command(Changing, more=writer_options)
 def strip_optimizer(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     keep_step: bool = False,
     flavour: NewFlavour = "same",
@@ -180,12 +182,12 @@ def strip_optimizer(
 @command(Changing, more=writer_options)
 def stack(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     scan_axis: int | None = None,
     cycle: int | None = None,
     cycle_names: CycleNames | None = None,
-    family: Where | None = None,
+    family: LocationLike | None = None,
     maxtext: str | None = None,
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
@@ -217,7 +219,7 @@ def stack(
 @command(Changing, more=writer_options)
 def unstack(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     scan_axis: int | None = None,
     force_unroll: bool = False,
@@ -241,8 +243,8 @@ def unstack(
         CheckpointError: as `ckpttools.UnstackLayers` and `ckpttools.convert`.
     """
     if not force_unroll and (keep_step or flavour != "same"):
-        said = f"{option('keep_step')} and {option('flavour')} are about {option('force_unroll')}"
-        raise UsageError(said, hint="give it as well")
+        declared = f"{option('keep_step')} and {option('flavour')} are about {option('force_unroll')}"
+        raise UsageError(declared, hint="give it as well")
     change: Transform = (
         ForceUnroll(scan_axis, keep_step, flavour) if force_unroll else UnstackLayers(scan_axis)
     )
@@ -250,13 +252,13 @@ def unstack(
 
 
 def _options_of_transforms() -> list[Option]:
-    return [*writer_options(), *(each for name in transforms() for each in options_of(name))]
+    return [*writer_options(), *(item for name in transforms() for item in options_of(name))]
 
 
 @command(Changing, more=_options_of_transforms)
 def transform(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     transforms: str | Transform | Sequence[Transform],
     **options: Any,
@@ -274,9 +276,9 @@ def transform(
         CheckpointError: as the transforms and `ckpttools.convert`.
     """
     if not isinstance(transforms, str):
-        made = [transforms] if callable(transforms) else transforms
-        return write_changed(made, source, destination, options)
-    own = {each.name: options.pop(each.name) for each in options_of(transforms) if each.name in options}
+        built = [transforms] if callable(transforms) else transforms
+        return write_changed(built, source, destination, options)
+    own = {item.name: options.pop(item.name) for item in options_of(transforms) if item.name in options}
     return write_changed([transform_named(transforms, own)], source, destination, options)
 
 

@@ -10,7 +10,7 @@ from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.registry import storage_of
 from ckpttools.inspect.advice import advice
 from ckpttools.inspect.chunks import Advice, ChunksReport, inspect_chunks, layer_axis
@@ -62,29 +62,29 @@ def chunks(
     applied = None if spec is not None else AppliedRules(_rules(rules, devices), tree, devices)
     cuts: Specs = parse_spec(spec or "", devices) if applied is None else _by_path(applied)
     report = inspect_chunks(tree, storage_of(tree, read), filter, devices, cuts)
-    found = None if processes is None else _of_processes(tree, report, cuts, devices, processes)
+    result = None if processes is None else _of_processes(tree, report, cuts, devices, processes)
     remarks = () if applied is None else (Advice("rules", (), text, None) for text in applied.remarks())
-    return replace(report, advice=(*advice(report), *remarks), processes=found)
+    return replace(report, advice=(*advice(report), *remarks), processes=result)
 
 
 def _check_no_mesh(*others: object) -> None:
     """Raises UsageError for what is about a mesh, where there is none."""
-    if any(each is not None for each in others):
+    if any(other is not None for other in others):
         raise UsageError(
             f"{option('spec')}, {option('rules')} and {option('processes')} go together with a mesh",
             hint=f"also give {option('mesh', 'fsdp=8')}",
         )
 
 
-def _rules(said: RulesLike | None, mesh: MeshShape) -> Rules:
-    if said is None and mesh.is_unnamed:
+def _rules(declared: RulesLike | None, mesh: MeshShape) -> Rules:
+    if declared is None and mesh.is_unnamed:
         raise UsageError(
             "a mesh without axis names and a spec go together",
             got=option("mesh", str(mesh)),
             hint=f"also give {option('spec', 'axis0')}, or names of axes that rules know: "
             f"{option('mesh', f'fsdp={mesh.size}')}",
         )
-    return rules_of("maxtext" if said is None else said)
+    return rules_of("maxtext" if declared is None else declared)
 
 
 def _by_path(applied: AppliedRules) -> PathSpecs:
@@ -96,8 +96,8 @@ def _of_processes(
     tree: Tree, report: ChunksReport, cuts: Specs, mesh: MeshShape, processes: int
 ) -> ProcessLoading:
     """What processes read of the arrays of a report."""
-    wanted = {each.path for each in report.arrays}
-    arrays = {keystr(path): array for path, array in tree.arrays.items() if keystr(path) in wanted}
+    expected = {item.path for item in report.arrays}
+    arrays = {keystr(path): array for path, array in tree.arrays.items() if keystr(path) in expected}
     specs = {
         path: cuts.of(path).entries(array.ndim, layer_axis(tree, path)) for path, array in arrays.items()
     }

@@ -20,9 +20,9 @@ from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.reading import cores, reading_costs
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
 DEFAULT_MEMORY = 1 << 30
 
@@ -43,7 +43,7 @@ class Resources:
     memory: int = DEFAULT_MEMORY
     jobs: int | None = None
     manifest: bool = False
-    destination: Place | None = None
+    destination: Location | None = None
     requests: int | None = None
 
     @property
@@ -60,7 +60,7 @@ class Resources:
             FormatError: as `check_output`.
             CheckpointError: as `ckpttools.plan.plan.build`.
         """
-        location = tree.metadata.place if self.destination is None else str(self.destination)
+        location = tree.metadata.location if self.destination is None else str(self.destination)
         notes, of_output = notes or Notes(), check_output(tree, writer, location)
         # Most defects of the output were already reported for the source.
         new = tuple(remark for remark in of_output.remarks if remark not in notes.remarks)
@@ -89,7 +89,7 @@ def _hashing_bytes(tree: Tree) -> int:
 
 
 @checked
-def open(path: Where, step: int | None = None, **reading: Unpack[PathReading]) -> Tree:
+def open(path: LocationLike, step: int | None = None, **reading: Unpack[PathReading]) -> Tree:
     """The checkpoint at `path`, whatever its format. Reads headers and indexes, no array.
 
     Args:
@@ -111,7 +111,7 @@ class Conversion:
         plan: what is done.
         writer: of the format, with its options.
         requests: as of `Resources`.
-        jobs: workers at a time that were wanted; fewer may fit.
+        jobs: workers at a time that were expected; fewer may fit.
     """
 
     plan: Plan
@@ -131,11 +131,11 @@ class Conversion:
 
     def run(
         self,
-        destination: Where,
+        destination: LocationLike,
         *,
         overwrite: bool = False,
         observe: Observer = lambda event: None,
-        manifest: Where | None = None,
+        manifest: LocationLike | None = None,
         command: str = "",
         planned: str = "",
         check_replaced: Callable[[], None] = lambda: None,
@@ -157,9 +157,9 @@ class Conversion:
         """
         from ckpttools.run.executor import execute
 
-        def refuse(place: Place) -> None:
+        def refuse(location: Location) -> None:
             check_replaced()
-            self._check_replaced(place)
+            self._check_replaced(location)
 
         run = partial(
             execute,
@@ -179,18 +179,18 @@ class Conversion:
             from ckpttools.api.output_file import check_manifest
             from ckpttools.digest.watching import run_hashing
 
-            source = self.plan.tree.metadata.place
+            source = self.plan.tree.metadata.location
             check_manifest(parse(manifest), source, parse(destination), overwrite=overwrite)
             return run_hashing(self.plan, run, parse(manifest), overwrite=overwrite)
 
-    def check(self, destination: Where, *, overwrite: bool = False, planned: str = "") -> None:
+    def check(self, destination: LocationLike, *, overwrite: bool = False, planned: str = "") -> None:
         """Raises what would stop `run` before it writes anything; `planned` is its fingerprint, if known."""
         from ckpttools.run.executor import check
 
-        place = parse(destination, is_written=True)
-        check(self.plan, self.writer, place, overwrite, self._check_replaced, planned)
+        location = parse(destination, is_written=True)
+        check(self.plan, self.writer, location, overwrite, self._check_replaced, planned)
 
-    def _check_published(self, destination: Place) -> None:
+    def _check_published(self, destination: Location) -> None:
         """Check the published checkpoint before the one that it replaces is deleted.
 
         Raises:
@@ -204,10 +204,10 @@ class Conversion:
             raise StorageError(
                 f"{destination} is not the checkpoint that was written",
                 got=plural(len(published.arrays), "array"),
-                wanted=plural(len(self.plan.tree.arrays), "array"),
+                expected=plural(len(self.plan.tree.arrays), "array"),
             )
 
-    def _check_replaced(self, destination: Place) -> None:
-        from ckpttools.api.occupant import check_replaceable
+    def _check_replaced(self, destination: Location) -> None:
+        from ckpttools.api.overwrite_guard import check_replaceable
 
         check_replaceable(destination, self.plan.tree, self.writer)

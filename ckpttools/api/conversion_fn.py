@@ -14,8 +14,8 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.functions import as_checkpoint_conversion_fn
 
@@ -36,14 +36,14 @@ class FamilySpelling:
 
     def __call__(self, tree: Tree) -> Transformed:
         """The parameters alone, as MaxText's Linen trees nest them; errors as `to_maxtext`."""
-        named = tree.with_metadata(config=self.config, place="the loaded weights")
-        made = to_maxtext(named, self.options)
-        return Transformed(Tree(made.parameters), made.notes)
+        named = tree.with_metadata(config=self.config, location="the loaded weights")
+        built = to_maxtext(named, self.options)
+        return Transformed(Tree(built.parameters), built.notes)
 
 
 @checked
 def family_conversion_fn(
-    config: Mapping[str, Any] | Where, options: ToMaxText | None = None
+    config: Mapping[str, Any] | LocationLike, options: ToMaxText | None = None
 ) -> Callable[[Any], Any]:
     """A function from a dictionary of Hugging Face arrays to MaxText's nested parameters.
 
@@ -57,8 +57,8 @@ def family_conversion_fn(
     Raises:
         ConfigError, CoverageError: when it is called, as `to_maxtext`.
     """
-    said = config if isinstance(config, Mapping) else _read(parse(config))
-    return as_checkpoint_conversion_fn(FamilySpelling(said, options or ToMaxText()))
+    declared = config if isinstance(config, Mapping) else _read(parse(config))
+    return as_checkpoint_conversion_fn(FamilySpelling(declared, options or ToMaxText()))
 
 
 def conversion_fn(weights: Any) -> Any:
@@ -80,11 +80,11 @@ def conversion_fn(weights: Any) -> Any:
     if not model:
         raise UsageError(
             f"{_MODEL} is not set in the environment",
-            wanted="the model's config.json, or the directory that has it",
+            expected="the model's config.json, or the directory that has it",
             hint=f"export {_MODEL}=hf/llama",
         )
     return family_conversion_fn(model)(weights)
 
 
-def _read(path: Place) -> Mapping[str, Any]:
+def _read(path: Location) -> Mapping[str, Any]:
     return read_json(path / CONFIG if path.is_dir() else path)

@@ -13,12 +13,12 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.llama_names import NamedByHub, told_of_names
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 from ckpttools.transforms.functions import Mapper, mapped_by
@@ -38,8 +38,8 @@ class Changing(Opening, Storing, Writing, total=False):
 def write_changed(
     transforms: Sequence[Transform],
     source: Source,
-    destination: Where,
-    said: Mapping[str, Any],
+    destination: LocationLike,
+    declared: Mapping[str, Any],
     *,
     as_read: bool = True,
     make: Callable[[Mapping[str, Any]], Tree] | None = None,
@@ -50,13 +50,13 @@ def write_changed(
     Args:
         transforms: what to make of the tree, first to last.
         source, destination: what is read and what is written.
-        said: `Changing`.
+        declared: `Changing`.
         as_read: whether chunks stay as in the source unless an option says otherwise; such chunks are shared.
         make: makes the tree that is transformed, of how paths are opened; None to open the source.
         least_share: as of `ckpttools.formats.base.Target`.
     """
-    opening, writing = part_of(said, Opening), part_of(said, Writing)
-    how = rest_of(said, Opening, Writing)
+    opening, writing = part_of(declared, Opening), part_of(declared, Writing)
+    how = rest_of(declared, Opening, Writing)
 
     def plan(resources: Resources) -> Conversion:
         tree = make(opening) if make else opened(source, read_options(opening))
@@ -75,7 +75,7 @@ def write_changed(
 @command(Changing, more=writer_options)
 def convert(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     format: str | None = None,
     strip_optimizer: bool = False,

@@ -8,7 +8,7 @@ from itertools import chain
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.conversion import DEFAULT_MEMORY, Resources
-from ckpttools.api.occupant import optimizer_in
+from ckpttools.api.overwrite_guard import optimizer_in
 from ckpttools.api.prepared import command
 from ckpttools.api.sources import Observe
 from ckpttools.copying.prepared import Effort, PreparedCopy
@@ -17,21 +17,21 @@ from ckpttools.copying.target import CopyTarget
 from ckpttools.copying.whole import check_whole
 from ckpttools.core.budget import allowing
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
-from ckpttools.core.wording import option
-from ckpttools.run.apart import check_apart
-from ckpttools.stores.at_once import at_once
+from ckpttools.run.overlap_check import check_apart
+from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.outside_links import check_outside_links, outside_links
-from ckpttools.stores.pace import requesting
 from ckpttools.stores.publishing import staging_of
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.sharing import RepositoryOptions, shared
+from ckpttools.stores.thread_map import at_once
 
 
 @command(returns="CopyReport")
 def copy(
-    source: Where,
-    destination: Where,
+    source: LocationLike,
+    destination: LocationLike,
     *,
     steps: Iterable[int] = (),
     latest: int | None = None,
@@ -53,8 +53,8 @@ def copy(
     Args:
         source: a run, a step, an item, or a directory with a checkpoint of another format.
         destination: what it becomes: a run, a step, an item, a directory.
-        steps: of a run, those that are wanted; none for all.
-        latest: of a run, how many of the latest are wanted; None for all.
+        steps: of a run, those that are expected; none for all.
+        latest: of a run, how many of the latest are expected; None for all.
         verify: read again all that was written, and compare all of what is there already.
         memory: bytes that may be resident at most, such as "512MiB".
         jobs: files or parts of files that are copied at the same time; None for as many as suit the stores.
@@ -76,15 +76,15 @@ def copy(
     staging_of(written)  # raises where nothing can be written
     check_apart(read, written)
     if latest is not None and latest < 1:
-        raise UsageError(f"{option('latest', latest)} means no step", wanted="1 or more")
+        raise UsageError(f"{option('latest', latest)} means no step", expected="1 or more")
     resources = Resources(size_of("memory", memory), jobs, destination=written, requests=requests)
     with allowing(resources.memory), requesting(requests):
         selection, target = selected(read, tuple(steps), latest), CopyTarget(written, overwrite, optimizer_in)
-        there = target.found(selection, verify=verify)
+        there = target.result(selection, verify=verify)
         effort = Effort(resources.memory, jobs, resources.workers, requests)
         links = {name: target for part in selection.parts for name, target in part.outside_links.items()}
-        links |= outside_links(read, (place.key for place in selection.small.values()))
+        links |= outside_links(read, (location.key for location in selection.small.values()))
         check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
-        made = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
-        unchecked = chain.from_iterable(at_once(read.store, check_whole, made.todo))
-    return replace(made, unchecked=tuple(unchecked))
+        built = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
+        unchecked = chain.from_iterable(at_once(read.store, check_whole, built.todo))
+    return replace(built, unchecked=tuple(unchecked))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpttools.api.sources import Observe, Source, place_of, read_options
+from ckpttools.api.sources import Observe, Source, location_of, read_options
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.doctor.examine import Diagnosis, examine, mend
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
-from ckpttools.stores.pace import requesting
+from ckpttools.stores.concurrency import requesting
 
 
 @checked
@@ -42,9 +42,11 @@ def doctor(
         CheckpointError: none of the fixes could be applied anywhere; nothing was changed.
     """
     names = (fix,) if isinstance(fix, str) else tuple(fix)
-    place, read = place_of(source), read_options({"max_index_bytes": max_index_bytes})
-    if place is None:
-        raise UsageError("a tree that was made has no files", wanted="a path, or a tree that was opened")
+    location, read = location_of(source), read_options({"max_index_bytes": max_index_bytes})
+    if location is None:
+        raise UsageError("a tree that was made has no files", expected="a path, or a tree that was opened")
     reading = (observe or (lambda done, total: None)) if checksums else None
     with requesting(requests):
-        return mend(place, *names, read=read, reading=reading) if names else examine(place, read, reading)
+        return (
+            mend(location, *names, read=read, reading=reading) if names else examine(location, read, reading)
+        )

@@ -27,14 +27,14 @@ from ckpttools.compare.padding import settled
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DamagedScalesError, FormatError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
-from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.stores.models import model_at
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.as_numbers import Numbers, is_dequantized, side_by_side
 
 _SHOWN = 8
@@ -52,8 +52,8 @@ class SideReport:
 
     @classmethod
     def of(cls, tree: Tree, arrays: Mapping[str, LazyArray]) -> SideReport:
-        nbytes = sum(each.nbytes for each in arrays.values())
-        return cls(tree.metadata.place, tree.metadata.format, tree.metadata.step, len(arrays), nbytes)
+        nbytes = sum(array.nbytes for array in arrays.values())
+        return cls(tree.metadata.location, tree.metadata.format, tree.metadata.step, len(arrays), nbytes)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -83,10 +83,10 @@ class DiffReport:
 
     def __repr__(self) -> str:
         """The verdict, and the arrays that differ, those that differ in numbers only on one line."""
-        counts = [f"{self.outcomes[each]:,} {each}" for each in OUTCOMES if each in self.outcomes]
-        farthest = max((each.deviation.max_abs for each in self.arrays if each.deviation), default=0)
+        counts = [f"{self.outcomes[outcome]:,} {outcome}" for outcome in OUTCOMES if outcome in self.outcomes]
+        farthest = max((array.deviation.max_abs for array in self.arrays if array.deviation), default=0)
         head = ", ".join([*counts, *([f"max abs {farthest:.3g}"] if farthest else [])])
-        lines = [f"{each.name}: {_what(each)}" for each in self.arrays if not each.is_equal]
+        lines = [f"{array.name}: {_what(array)}" for array in self.arrays if not array.is_equal]
         verdict = "equal" if self.equal else "different"
         return f"<DiffReport of {self.a.path} and {self.b.path}: {verdict}: {head}{listing(lines, _SHOWN)}>"
 
@@ -108,7 +108,7 @@ def diff(
     parameters: bool = False,
     everything: bool = False,
     explain: bool = True,
-    like: Where | None = None,
+    like: LocationLike | None = None,
     family: str | None = None,
     rope_layout: str | None = None,
     padding_rows: str | None = None,
@@ -152,30 +152,30 @@ def diff(
         measure = partial(
             _compared, scan=scan, tolerances=Tolerances(atol, rtol, ulp), ignore_dtypes=ignore_dtype
         )
-        found = measure(chosen)
-        if filter == "*" and _may_be_rounded(chosen, found):
+        result = measure(chosen)
+        if filter == "*" and _may_be_rounded(chosen, result):
             back = _as_huggingface(of_a.tree, of_b.tree, chosen, options, scan.memory)
-            apart = found if back is None else measure(back)
-            if back is not None and all(each.is_equal for each in apart):
-                chosen, found = back, apart
+            apart = result if back is None else measure(back)
+            if back is not None and all(item.is_equal for item in apart):
+                chosen, result = back, apart
         remarks = chosen.remarks
-        if explain and not all(each.is_equal for each in found):
-            found, more = _explained(found, chosen, both, scan)
+        if explain and not all(item.is_equal for item in result):
+            result, more = _explained(result, chosen, both, scan)
             remarks = (*remarks, *more)
-        found = (*found, *map(of_leaf, chosen.leaves))
-        alike = _equal_in_numbers(found, chosen, of_a.tree, of_b.tree, scan)
-        rounded = tuple(_quantized_in_one(found, chosen))
+        result = (*result, *map(of_leaf, chosen.leaves))
+        alike = _equal_in_numbers(result, chosen, of_a.tree, of_b.tree, scan)
+        rounded = tuple(_quantized_in_one(result, chosen))
     first, second = SideReport.of(trees[0], chosen.a), SideReport.of(trees[1], chosen.b)
-    hints = after_diff(found, {**chosen.a, **chosen.b}, first.path, second.path)
+    hints = after_diff(result, {**chosen.a, **chosen.b}, first.path, second.path)
     return DiffReport(
         first,
         second,
-        equal=all(each.is_equal for each in found) and not chosen.uncompared,
+        equal=all(item.is_equal for item in result) and not chosen.uncompared,
         remarks=remarks,
-        outcomes=dict(Counter(each.outcome for each in found)),
-        arrays=tuple(each for each in found if everything or each.outcome != "equal"),
+        outcomes=dict(Counter(item.outcome for item in result)),
+        arrays=tuple(item for item in result if everything or item.outcome != "equal"),
         hints=alike or (*_training_state_hints(chosen), *hints, *rounded, *_of_names(trees, chosen)),
-        uncompared=tuple(each.remark for each in chosen.uncompared),
+        uncompared=tuple(item.remark for item in chosen.uncompared),
     )
 
 
@@ -212,7 +212,7 @@ def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
 
 def _dequantized(a: Numbers, b: Numbers) -> Iterator[Remark]:
     sides: tuple[tuple[Side, Numbers], ...] = ("A", a), ("B", b)
-    yield from (Remark(each.remark, side) for side, each in sides if each.remark)
+    yield from (Remark(item.remark, side) for side, item in sides if item.remark)
 
 
 def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
@@ -227,7 +227,7 @@ def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
         raise (UsageError if both.a or both.b else FormatError)(
             "no array is selected",
             got=f"{len(both.a)} and {len(both.b)} arrays",
-            wanted=f"names that match {pattern!r}",
+            expected=f"names that match {pattern!r}",
             hint=f"names are those that {option('everything', True)} lists",
         )
     return chosen
@@ -247,14 +247,14 @@ def _compared(
     )
 
 
-def _may_be_rounded(chosen: Pairing[LazyArray], found: Sequence[ArrayDiff]) -> bool:
+def _may_be_rounded(chosen: Pairing[LazyArray], result: Sequence[ArrayDiff]) -> bool:
     """Whether only the values of a Hugging Face and a MaxText checkpoint differ."""
-    differing = [each for each in found if not each.is_equal]
+    differing = [item for item in result if not item.is_equal]
     if chosen.maxtext is None or chosen.uncompared or chosen.leaves:
         return False
     parameters = parameters_among({**chosen.a, **chosen.b})
     names = chosen.a.keys() & chosen.b.keys() & parameters
-    return bool(differing) and all(each.name in names for each in differing)
+    return bool(differing) and all(item.name in names for item in differing)
 
 
 def _as_huggingface(
@@ -273,20 +273,20 @@ def _as_huggingface(
 
 
 def _equal_in_numbers(
-    found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], a: Tree, b: Tree, scan: ScanSettings
+    result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], a: Tree, b: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
     """What to say where all that differs are codes and scales that stand for the same numbers."""
-    differing = [each for each in found if not each.is_equal]
-    if not differing or any(each.outcome != "differs" for each in differing):
+    differing = [item for item in result if not item.is_equal]
+    if not differing or any(item.outcome != "differs" for item in differing):
         return ()
-    arrays = [chosen.a[each.name] for each in differing]
+    arrays = [chosen.a[item.name] for item in differing]
     return same_numbers(a, b, arrays, memory=scan.memory, jobs=scan.jobs)
 
 
-def _quantized_in_one(found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray]) -> Iterator[str]:
+def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray]) -> Iterator[str]:
     """What to say of values that may differ as they were quantised, on one of the sides."""
-    every = sum(each.outcome == "differs" for each in found)
-    differing = [each.name for each in found if each.outcome == "differs" and each.cause is None]
+    every = sum(item.outcome == "differs" for item in result)
+    differing = [item.name for item in result if item.outcome == "differs" and item.cause is None]
     of_a, of_b = ([is_dequantized(own[name]) for name in differing] for own in (chosen.a, chosen.b))
     for name, mine, theirs in (("A", of_a, of_b), ("B", of_b, of_a)):
         count = sum(one and not other for one, other in zip(mine, theirs, strict=True))
@@ -299,7 +299,7 @@ def _quantized_in_one(found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray]) 
 
 
 def _explained(
-    found: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], scan: ScanSettings
+    result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], scan: ScanSettings
 ) -> tuple[tuple[ArrayDiff, ...], tuple[Remark, ...]]:
     """The same with causes, and what to say where none could be looked for."""
     from ckpttools.compare.explain import explain
@@ -307,8 +307,8 @@ def _explained(
     # Causes may lie in arrays that are not asked for: what was renamed is elsewhere.
     every = replace(both, a={**both.a, **chosen.a}, b={**both.b, **chosen.b})
     try:
-        return explain(found, every, memory=scan.memory, jobs=scan.jobs), ()
+        return explain(result, every, memory=scan.memory, jobs=scan.jobs), ()
     except DamagedScalesError as error:
-        scales = error.place or "scales of a weight"
+        scales = error.location or "scales of a weight"
         why = f"causes were not looked for: no finite numbers can be made of {scales}"
-        return found, (Remark(why),)
+        return result, (Remark(why),)

@@ -11,8 +11,8 @@ from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import (
     Scanning,
     Source,
+    location_of,
     opened,
-    place_of,
     scanning,
 )
 from ckpttools.api.verification import conversion_options
@@ -20,15 +20,15 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, with_carried, without_step
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
 from ckpttools.maxtext.model import check_choice
 from ckpttools.maxtext.stacked_on import remarks_about_axis
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import dequantized
 
 
@@ -76,7 +76,7 @@ def hash(
     source: Source,
     *,
     names: str = "stored",
-    manifest: Where | None = None,
+    manifest: LocationLike | None = None,
     algorithm: str = DEFAULT_ALGORITHM,
     family: str | None = None,
     rope_layout: str | None = None,
@@ -107,7 +107,7 @@ def hash(
     """
     check_choice("kind of names", names, NAMES)
     if manifest is not None:
-        check_output_file(parse(manifest), place_of(source) or "")
+        check_output_file(parse(manifest), location_of(source) or "")
         check_manifest_name(parse(manifest))
     selection = Selection(filter, per_layer, parameters)
     conversion = conversion_options(family, rope_layout, tied, drop)
@@ -131,7 +131,7 @@ def hash(
         elif conversion is not None:
             hint = f"{option('names', 'maxtext')} asks for those of a conversion"
             raise UsageError("options of a conversion do not apply to names as they are stored", hint=hint)
-        made = hash_tree(
+        built = hash_tree(
             tree,
             selection,
             algorithm=algorithm,
@@ -140,19 +140,19 @@ def hash(
             observe=scan.observer(selection.nbytes(tree)),
         )
     if manifest is not None:
-        replace(made, names=names, selection=written).write(parse(manifest))
-    return _report(tree, made, remarks)
+        replace(built, names=names, selection=written).write(parse(manifest))
+    return _report(tree, built, remarks)
 
 
-def _report(tree: Tree, made: Manifest, remarks: tuple[str, ...]) -> HashReport:
+def _report(tree: Tree, built: Manifest, remarks: tuple[str, ...]) -> HashReport:
     return HashReport(
-        path=tree.metadata.place,
-        algorithm=made.algorithm,
-        per_layer=made.selection.layers,
-        digest=made.digest,
-        parameters=made.parameters,
+        path=tree.metadata.location,
+        algorithm=built.algorithm,
+        per_layer=built.selection.layers,
+        digest=built.digest,
+        parameters=built.parameters,
         remarks=remarks,
         arrays=tuple(
-            ArrayDigest(name, each.dtype, each.shape, each.digest) for name, each in made.arrays.items()
+            ArrayDigest(name, item.dtype, item.shape, item.digest) for name, item in built.arrays.items()
         ),
     )

@@ -8,17 +8,17 @@ from ckpttools.families.registry import families as known_families
 from ckpttools.families.registry import family_called
 from ckpttools.families.summary import FamilySummary, summary
 from ckpttools.family_check.findings import FamilyCheck
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 
 
 def families() -> tuple[FamilySummary, ...]:
     """All families, by name: their models, their layers, and which values do not come back to the bit."""
-    return tuple(summary(each) for each in known_families().values())
+    return tuple(summary(family) for family in known_families().values())
 
 
 @checked
 def check_family(
-    family: Where | Family, *, against: Where | None = None, config: Where | None = None
+    family: LocationLike | Family, *, against: LocationLike | None = None, config: LocationLike | None = None
 ) -> FamilyCheck:
     """Whether a family's rows are consistent, convert both ways, and fit a model; reads no array.
 

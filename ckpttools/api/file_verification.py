@@ -6,9 +6,9 @@ from ckpttools.api.sources import DEFAULT_MEMORY, Observe, scanning
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, listing
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.stores.contents import FileDifference, ListsContents, differing
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 
 _SHOWN = 8
 
@@ -36,7 +36,10 @@ class FileVerification:
     differences: tuple[FileDifference, ...]
 
     def __repr__(self) -> str:
-        lines = [f"{each.name}: {each.got} instead of {each.wanted}" for each in self.differences]
+        lines = [
+            f"{difference.name}: {difference.got} instead of {difference.expected}"
+            for difference in self.differences
+        ]
         verdict = "equal" if self.equal else f"{self.different:,} different"
         what = f"{self.path} against {self.against}"
         return f"<FileVerification of {what}: {verdict}, {self.files:,} files{listing(lines, _SHOWN)}>"
@@ -44,7 +47,7 @@ class FileVerification:
 
 @checked
 def verify_files(
-    checkpoint: Where,
+    checkpoint: LocationLike,
     *,
     memory: int | str = DEFAULT_MEMORY,
     jobs: int | None = None,
@@ -65,23 +68,25 @@ def verify_files(
         MemoryBudgetError: the memory is too small.
         StorageError: nothing is there, or the store cannot be read.
     """
-    place = parse(checkpoint)
-    if not isinstance(place.store, ListsContents):
+    location = parse(checkpoint)
+    if not isinstance(location.store, ListsContents):
         raise UsageError(
-            f"{place.store.scheme}:// does not say what its files hold",
-            place=place,
-            wanted=f"hf://…, or something to compare with: {option('against', 'SRC')}, "
+            f"{location.store.scheme}:// does not say what its files hold",
+            location=location,
+            expected=f"hf://…, or something to compare with: {option('against', 'SRC')}, "
             f"{option('manifest', 'FILE')}",
         )
-    found = place.store.contents(place.key)
-    total = sum(each.size for each in found.files.values())
+    result = location.store.contents(location.key)
+    total = sum(file.size for file in result.files.values())
     with scanning({"memory": memory, "requests": requests, "observe": observe}) as scan:
-        different = differing(place, found.files, memory=scan.memory, jobs=jobs, observe=scan.observer(total))
+        different = differing(
+            location, result.files, memory=scan.memory, jobs=jobs, observe=scan.observer(total)
+        )
     return FileVerification(
-        str(place.absolute()),
-        found.said,
+        str(location.absolute()),
+        result.declared,
         not different,
-        len(found.files),
+        len(result.files),
         total,
         len(different),
         tuple(different),

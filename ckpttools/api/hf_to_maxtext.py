@@ -15,18 +15,18 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError
-from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
+from ckpttools.formats.base import RECORD, SIDECARS, SupportsSidecars, Writer
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
-from ckpttools.formats.sidecar import Companions, WithSidecars
+from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.maxtext.direction import refuse_maxtext
 from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.model_files import companions_of, record
+from ckpttools.maxtext.model_files import record, sidecars_of
 from ckpttools.maxtext.stored_head import refuse_lost_head, with_head_compared
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.versions import NEWEST
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import Like
 
 
@@ -37,7 +37,7 @@ class _Common(Storing, Writing, total=False):
 @command(_Common)
 def hf_to_maxtext(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     scan: bool = True,
     scan_axis: int = 1,
@@ -49,7 +49,7 @@ def hf_to_maxtext(
     text_only: bool = False,
     carry: bool = False,
     drop: Patterns = (),
-    family: Where | None = None,
+    family: LocationLike | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
     quantized: Literal["dequantize", "keep"] = "dequantize",
@@ -137,17 +137,17 @@ def plan_to_maxtext(
     tree = opened(source, options.read)
     refuse_maxtext(tree)
     try:
-        made = to_maxtext(tree, options)
+        built = to_maxtext(tree, options)
     except CoverageError as error:
         raise with_head_compared(error, tree, options, resources.memory) from error
-    place = COMPANIONS
-    if isinstance(writer, HoldsCompanions):
-        place = writer.companions_at(made.state, is_model=False)
-    written_down = {RECORD: record(made.spelling, replace(options.model, tied=made.tied), made.dtypes)}
-    beside = WithSidecars(writer, Companions(companions_of(tree).files, made.carried), place, written_down)
-    state = beside.with_companions(with_origin(made.state, tree))
-    conversion = resources.plan(state, beside, made.notes + check_source(tree, ("layer-lists",)))
+    location = SIDECARS
+    if isinstance(writer, SupportsSidecars):
+        location = writer.sidecars_at(built.state, is_model=False)
+    written_down = {RECORD: record(built.spelling, replace(options.model, tied=built.tied), built.dtypes)}
+    beside = WithSidecars(writer, Sidecars(sidecars_of(tree).files, built.carried), location, written_down)
+    state = beside.with_sidecars(with_origin(built.state, tree))
+    conversion = resources.plan(state, beside, built.notes + check_source(tree, ("layer-lists",)))
     # Whether a dropped head equals the embedding is visible only in its values. Planning comes first, because
     # it refuses models that do not fit in memory.
-    refuse_lost_head(made.lost_head, tree, memory=resources.memory, reserved=conversion.plan.held_bytes)
+    refuse_lost_head(built.lost_head, tree, memory=resources.memory, reserved=conversion.plan.held_bytes)
     return conversion

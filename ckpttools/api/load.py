@@ -1,4 +1,4 @@
-"""Loading a checkpoint into arrays of JAX, on the devices where they are wanted."""
+"""Loading a checkpoint into arrays of JAX, on the devices where they are expected."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ckpttools.core.budget import allowing
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
-from ckpttools.core.wording import option
 from ckpttools.sharding.load_progress import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
+from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.fetching import fetch
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.as_numbers import as_numbers
 from ckpttools.transforms.dequantize import is_said_to_be_quantized, refuse_few_bits
 from ckpttools.transforms.select import Select
@@ -124,15 +124,15 @@ def load(
     scan: bool | None = None,
     scan_axis: int | None = None,
     pad_vocab: int | None = None,
-    family: Where | None = None,
-    model: Where | None = None,
+    family: LocationLike | None = None,
+    model: LocationLike | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
     padding_rows: Literal["keep", "drop"] | None = None,
     text_only: bool = False,
     **loading: Unpack[Loading],
 ) -> PreparedLoad:
-    """A checkpoint as a pytree of `jax.Array`s, each byte read once and put where it is wanted.
+    """A checkpoint as a pytree of `jax.Array`s, each byte read once and put where it is expected.
 
     Args:
         source: a file, an item, a step or a run directory of any format in any store, or a tree.
@@ -176,27 +176,27 @@ def load(
     from ckpttools.sharding.templates import template_of
 
     values = (rope_layout, tied, padding_rows)
-    said = Converting(scan, scan_axis, pad_vocab, text_of(family), model, *values, text_only or None)
-    said.check(to)
+    declared = Converting(scan, scan_axis, pad_vocab, text_of(family), model, *values, text_only or None)
+    declared.check(to)
     memory = size_of("memory", loading.get("memory", DEFAULT_MEMORY))
-    wanted = _tree_of(shardings) if like is None else like
-    template = None if wanted is None else template_of(wanted)
+    expected = _tree_of(shardings) if like is None else like
+    template = None if expected is None else template_of(expected)
     leaves = () if template is None else template.leaves
     is_cut = any(leaf.axes or is_abstract(leaf.sharding) for leaf in leaves)
     where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
     with allowing(memory), requesting(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
         plain = tree if dtype is None else _numbers(tree, None if dtype == "like" else dtype_of(dtype))
-        made, notes = converted(plain, to, template, said, memory)
+        built, notes = converted(plain, to, template, declared, memory)
         if where.rules is not None:
-            where.rules.check_patterns([*made.arrays, *(leaf.path for leaf in leaves)])
+            where.rules.check_patterns([*built.arrays, *(leaf.path for leaf in leaves)])
         if keep or drop:
-            made = made.pipe(Select(patterns_of(keep), patterns_of(drop)))
-        found = _request(tree, made, template, where, dtype, to)
-        plan = plan_load(found, Sharing(max_over_read, single_replica), memory=memory, notes=notes)
+            built = built.pipe(Select(patterns_of(keep), patterns_of(drop)))
+        result = _request(tree, built, template, where, dtype, to)
+        plan = plan_load(result, Sharing(max_over_read, single_replica), memory=memory, notes=notes)
     return PreparedLoad(
         plan,
-        found,
+        result,
         loading.get("jobs"),
         loading.get("requests"),
         loading.get("observe", lambda done, total: None),
@@ -209,13 +209,13 @@ def _numbers(tree: Tree, dtype: DType | None) -> Tree:
     """The numbers of a tree, in a dtype for those of quantised weights."""
     if is_said_to_be_quantized(tree):
         stored = f"without {option('dtype')} codes and scales are loaded as they are stored"
-        refuse_few_bits(dtype, tree.metadata.place, stored)
+        refuse_few_bits(dtype, tree.metadata.location, stored)
     return as_numbers(tree, dtype).tree
 
 
 def _request(
     source: Tree,
-    made: Tree,
+    built: Tree,
     template: TreeTemplate | None,
     devices: Devices,
     dtype: DType | str | None,
@@ -226,7 +226,7 @@ def _request(
 
     try:
         chosen = dtype if dtype == "like" else dtype_of(dtype)
-        return request(made, template, devices, chosen, source.metadata.place)
+        return request(built, template, devices, chosen, source.metadata.location)
     except CoverageError as error:
         if template is None or error.hint is not None:
             raise
@@ -246,18 +246,18 @@ def _where(
         raise UsageError(
             f"{option('shardings')} and {option('rules')} say the same", hint="leave one of them out"
         )
-    said = shardings
+    declared = shardings
     if shardings is not None and not isinstance(shardings, jax.sharding.Sharding):
         leaves = template_of(shardings).leaves
-        said = {leaf.path: leaf.sharding for leaf in leaves if leaf.sharding is not None}
+        declared = {leaf.path: leaf.sharding for leaf in leaves if leaf.sharding is not None}
     devices = _mesh(mesh)
-    made = None if rules is None else rules_of(rules)
-    if devices is not None and shardings is None and made is None and not is_cut:
+    built = None if rules is None else rules_of(rules)
+    if devices is not None and shardings is None and built is None and not is_cut:
         raise UsageError(
             f"{option('mesh')} alone does not say how arrays are cut",
             hint=f"also give {option('rules', 'maxtext')}, or rules of your own",
         )
-    return Devices(said, made, devices, memory_kind)
+    return Devices(declared, built, devices, memory_kind)
 
 
 def _mesh(mesh: Any) -> Any:
@@ -275,7 +275,7 @@ def _mesh(mesh: Any) -> Any:
         raise UsageError(
             "the mesh and the devices differ in number",
             got=f"{mesh}, {shape.size}",
-            wanted=f"{jax.device_count()}",
+            expected=f"{jax.device_count()}",
         )
     kinds = (jax.sharding.AxisType.Auto,) * len(shape.axes)
     return jax.make_mesh(tuple(shape.axes.values()), tuple(shape.axes), axis_types=kinds)

@@ -1,4 +1,4 @@
-"""What is made of a checkpoint before it is loaded: arrays with the names and the layout that are wanted."""
+"""Convert a checkpoint before loading it: give its arrays the expected names and layout."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import option
 from ckpttools.maxtext.direction import named_as, refuse_hugging_face, refuse_maxtext
 from ckpttools.maxtext.layout import EMBEDDING
 from ckpttools.maxtext.model import ModelOptions
@@ -33,7 +33,7 @@ from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.vocabulary import refuse_learned
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 
 if TYPE_CHECKING:
     from ckpttools.sharding.templates import TreeTemplate
@@ -54,7 +54,7 @@ class Converting:
     scan_axis: int | None = None
     pad_vocab: int | None = None
     family: str | None = None
-    model: Where | None = None
+    model: LocationLike | None = None
     rope_layout: str | None = None
     tied: str | None = None
     padding_rows: Literal["keep", "drop"] | None = None
@@ -67,15 +67,15 @@ class Converting:
             UsageError: an option that is about a conversion, or about the other one.
         """
         if to not in (None, "maxtext", "hf"):
-            raise UsageError(f"unknown {option('to', to)}", wanted='"maxtext", "hf" or None')
-        for each in fields(self):
-            value = getattr(self, each.name)
-            sides = _ABOUT.get(each.name, ("maxtext", "hf"))
+            raise UsageError(f"unknown {option('to', to)}", expected='"maxtext", "hf" or None')
+        for field in fields(self):
+            value = getattr(self, field.name)
+            sides = _ABOUT.get(field.name, ("maxtext", "hf"))
             if value is None or to in sides:
                 continue
             way = " or ".join(option("to", side) for side in sides)
             raise UsageError(
-                f"{option(each.name, value)} applies only to conversions with {way}",
+                f"{option(field.name, value)} applies only to conversions with {way}",
                 hint=f"leave it out, or say {way}",
             )
 
@@ -94,7 +94,7 @@ _ABOUT: Mapping[str, tuple[Side, ...]] = {
 
 
 def converted(
-    tree: Tree, to: str | None, template: TreeTemplate | None, said: Converting, memory: int
+    tree: Tree, to: str | None, template: TreeTemplate | None, declared: Converting, memory: int
 ) -> tuple[Tree, Notes]:
     """A tree as it is to be loaded, and what the user should know of that.
 
@@ -102,16 +102,16 @@ def converted(
         tree: as it was opened.
         to: whose names it gets; None leaves it as it is.
         template: what the caller wants to have: says of layers and vocabulary what the caller does not.
-        said: by the caller, checked.
+        declared: by the caller, checked.
         memory: bytes that may be resident at most.
 
     Raises:
         CheckpointError: it cannot be converted, or something in it would be lost.
     """
     if to == "maxtext":
-        return _as_maxtext(tree, template, said, memory)
+        return _as_maxtext(tree, template, declared, memory)
     if to == "hf":
-        return _as_hugging_face(tree, said, memory)
+        return _as_hugging_face(tree, declared, memory)
     return tree, tree.metadata.notes
 
 
@@ -123,60 +123,65 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
         to, template: as of `converted`.
     """
     own = named_as(tree.arrays)
-    wanted = named_as([leaf.path for leaf in template.leaves])
-    if to is None and own and wanted and own != wanted:
-        whose = "MaxText's" if wanted == "maxtext" else "Hugging Face's"
-        model = f" and {option('model', 'HF_DIR')}" if wanted == "hf" else ""
-        return f"{option('like')} has {whose} names, into which {option('to', wanted)}{model} converts"
+    expected = named_as([leaf.path for leaf in template.leaves])
+    if to is None and own and expected and own != expected:
+        whose = "MaxText's" if expected == "maxtext" else "Hugging Face's"
+        model = f" and {option('model', 'HF_DIR')}" if expected == "hf" else ""
+        return f"{option('like')} has {whose} names, into which {option('to', expected)}{model} converts"
     kind = (tree.metadata.config or {}).get("model_type")
     what = f"it is a model of type {kind}" if kind else "it may be another model"
     shown = (
-        f": `ckpt inspect tree {quote(tree.metadata.place)}` lists its arrays" if tree.metadata.place else ""
+        f": `ckpt inspect tree {quote(tree.metadata.location)}` lists its arrays"
+        if tree.metadata.location
+        else ""
     )
     return f"see whether {option('like')} describes this checkpoint; {what}{shown}"
 
 
 def _as_maxtext(
-    tree: Tree, template: TreeTemplate | None, said: Converting, memory: int
+    tree: Tree, template: TreeTemplate | None, declared: Converting, memory: int
 ) -> tuple[Tree, Notes]:
     """The parameters of a Hugging Face model as MaxText's Linen trees nest them."""
     with _worded("maxtext"):
         refuse_maxtext(tree)
-    if said.model is not None:
+    if declared.model is not None:
         with _worded("model"):
-            files = ModelFiles.of(tree, said.model)
+            files = ModelFiles.of(tree, declared.model)
         tree = tree.with_metadata(config=files.config)
-    scan = _is_scanned(template) if said.scan is None else said.scan
-    rows = _more_rows(tree, template) if said.pad_vocab is None else said.pad_vocab
-    axis = 1 if said.scan_axis is None else said.scan_axis
-    wanted = ToMaxText(
+    scan = _is_scanned(template) if declared.scan is None else declared.scan
+    rows = _more_rows(tree, template) if declared.pad_vocab is None else declared.pad_vocab
+    axis = 1 if declared.scan_axis is None else declared.scan_axis
+    expected = ToMaxText(
         scan=scan,
         scan_axis=axis,
         pad_vocab=rows,
-        model=said.options,
-        text_only=said.text_only is True,
+        model=declared.options,
+        text_only=declared.text_only is True,
         leaves_out=True,
     )
-    made = to_maxtext(tree, wanted)
-    refuse_lost_head(made.lost_head, tree, memory=memory)
-    return Tree(made.parameters, made.state.metadata), made.notes
+    built = to_maxtext(tree, expected)
+    refuse_lost_head(built.lost_head, tree, memory=memory)
+    return Tree(built.parameters, built.state.metadata), built.notes
 
 
-def _as_hugging_face(tree: Tree, said: Converting, memory: int) -> tuple[Tree, Notes]:
+def _as_hugging_face(tree: Tree, declared: Converting, memory: int) -> tuple[Tree, Notes]:
     """The arrays of a MaxText checkpoint under Hugging Face's names; what would be lost is refused."""
     with _worded("hf"):
         refuse_hugging_face(tree)
     way = ToHuggingFace(
-        like=said.model, scan_axis=said.scan_axis, model=said.options, padding_rows=said.padding_rows
+        like=declared.model,
+        scan_axis=declared.scan_axis,
+        model=declared.options,
+        padding_rows=declared.padding_rows,
     )
     with _worded("model"):
-        files = ModelFiles.of(tree, said.model)
-        with _of_the_same_model(tree, files, said.family):
-            made = to_huggingface(tree, way, files)
-    refuse_learned(made.surplus, tree.metadata.place, said.padding_rows, memory=memory, reserved=0)
-    refuse_lost_head(made.lost_head, tree, memory=memory)
-    config: Mapping[str, Any] | None = None if made.config is None else made.config.config
-    return made.tree.with_metadata(config=config), made.notes
+        files = ModelFiles.of(tree, declared.model)
+        with _of_the_same_model(tree, files, declared.family):
+            built = to_huggingface(tree, way, files)
+    refuse_learned(built.extra, tree.metadata.location, declared.padding_rows, memory=memory, reserved=0)
+    refuse_lost_head(built.lost_head, tree, memory=memory)
+    config: Mapping[str, Any] | None = None if built.config is None else built.config.config
+    return built.tree.with_metadata(config=config), built.notes
 
 
 @contextmanager
@@ -190,8 +195,8 @@ def _worded(what: str) -> Iterator[None]:
         raise error.at(hint=f"leave out {option('to', what)}: its arrays have these names already") from error
     except (ConfigError, StorageError) as error:
         # Those calls name the model `like`.
-        said = (error.hint or "").replace("like=", "model=").replace(option("like"), "`model`")
-        raise error.at(hint=said or None) from error
+        declared = (error.hint or "").replace("like=", "model=").replace(option("like"), "`model`")
+        raise error.at(hint=declared or None) from error
 
 
 @contextmanager
@@ -206,7 +211,7 @@ def _of_the_same_model(tree: Tree, files: ModelFiles, family: str | None) -> Ite
         names = f"the arrays have the names of {' and '.join(fitting)}"
         if family is not None:
             raise error.at(hint=f"{names}: leave out {option('family', family)}") from error
-        kind = f"{files.place} is of model_type {(files.config or {}).get('model_type')!r}"
+        kind = f"{files.location} is of model_type {(files.config or {}).get('model_type')!r}"
         hint = f"{kind}, {names}: name the model they came from with {option('model')}"
         raise error.at(hint=hint) from error
 
@@ -221,8 +226,8 @@ def _more_rows(tree: Tree, template: TreeTemplate | None) -> int | None:
     """Rows of the embedding that a template wants, where they are more than the vocabulary has; warns."""
     config = tree.metadata.config or {}
     vocab = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
-    wanted = [leaf.shape for leaf in template.leaves if leaf.path[-2:] == EMBEDDING] if template else []
-    rows = wanted[0][0] if wanted and wanted[0] else None
+    expected = [leaf.shape for leaf in template.leaves if leaf.path[-2:] == EMBEDDING] if template else []
+    rows = expected[0][0] if expected and expected[0] else None
     if not rows or not isinstance(vocab, int) or rows <= vocab:
         return None
     text = (

@@ -10,39 +10,39 @@ from ckpttools.api.sources import Opening, Source, config_alone, opened, read_op
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
-from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config.checking import contradictions
 from ckpttools.maxtext.config.deviations import deviations
 from ckpttools.maxtext.config.given import Given, given
-from ckpttools.maxtext.config.known import mistakes
-from ckpttools.maxtext.config.reading import Reading
-from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, ordered
-from ckpttools.maxtext.config.seen import SeenModel, seen_in, seen_in_config
-from ckpttools.maxtext.config.telling import (
+from ckpttools.maxtext.config.infer_settings import (
     MODEL_NAME,
     fitting_model,
     model_settings,
     notes,
     settings_to_give,
 )
+from ckpttools.maxtext.config.known import mistakes
+from ckpttools.maxtext.config.observed_model import SeenModel, seen_in, seen_in_config
+from ckpttools.maxtext.config.reading import Reading
+from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, ordered
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.versions import NEWEST, version_called
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.registry import Where
+from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.registry import LocationLike
 
 
 @checked
 def maxtext_config(
     source: Source,
     *,
-    check: Sequence[Where] = (),
+    check: Sequence[LocationLike] = (),
     scan: bool | None = None,
-    like: Where | None = None,
-    family: Where | None = None,
+    like: LocationLike | None = None,
+    family: LocationLike | None = None,
     maxtext: str = NEWEST,
     requests: int | None = None,
     **reading: Unpack[Opening],
@@ -71,17 +71,17 @@ def maxtext_config(
     with requesting(requests):
         model = _seen(source, text_of(like), text_of(family), read_options(reading))
         try:
-            values = model_settings(model.family, model.facts, model.place)
+            values = model_settings(model.family, model.facts, model.location)
         except ConfigError as error:
-            raise error.at(_config_place(source, model)) from error
-        stored = {each.name: each for each in _stored(model, scan)}
-        found = fitting_model(values)
-        named = None if found in version.absent_models else found
+            raise error.at(_config_location(source, model)) from error
+        stored = {item.name: item for item in _stored(model, scan)}
+        result = fitting_model(values)
+        named = None if result in version.absent_models else result
         every = {**values, **stored}
-        said = given([str(each) for each in check]) if check else Given({}, False)
+        declared = given([str(item) for item in check]) if check else Given({}, False)
     base = values.get(MODEL_NAME)
     return MaxTextConfig(
-        path=str(source.metadata.place if isinstance(source, Tree) else source),
+        path=str(source.metadata.location if isinstance(source, Tree) else source),
         family=model.family.name,
         maxtext=version.name,
         model_name=named or (base.value if base else None),
@@ -91,15 +91,20 @@ def maxtext_config(
         deviations=tuple(deviations(model.family, model.facts, version.name)),
         notes=(*model.notes, *notes(model.family, model.facts)),
         unread=tuple(Reading(model.family, model.facts).unread()),
-        contradictions=(*contradictions(said, every), *(model.fp8.contradictions(said) if model.fp8 else ())),
-        mistakes=tuple(mistakes(said.said, version.name)),
+        contradictions=(
+            *contradictions(declared, every),
+            *(model.fp8.contradictions(declared) if model.fp8 else ()),
+        ),
+        mistakes=tuple(mistakes(declared.declared, version.name)),
     )
 
 
-def _config_place(source: Source, model: SeenModel) -> str:
+def _config_location(source: Source, model: SeenModel) -> str:
     """Return where the configuration of a model is, for errors."""
-    place = source.metadata.place if isinstance(source, Tree) else str(source)
-    return model.place if model.stored or model.place != CONFIG or not place else f"{place}/{CONFIG}"
+    location = source.metadata.location if isinstance(source, Tree) else str(source)
+    return (
+        model.location if model.stored or model.location != CONFIG or not location else f"{location}/{CONFIG}"
+    )
 
 
 def _seen(source: Source, like: str | None, family: str | None, read: ReadOptions) -> SeenModel:
@@ -118,7 +123,7 @@ def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
     """
     if not model.stored:
         family, flags = model.family, model.facts.flags
-        towers = family.unscanned_with_towers and any(flags.get(each) for each in family.towers)
+        towers = family.unscanned_with_towers and any(flags.get(tower) for tower in family.towers)
         beyond = family.layers_beyond_cycles(model.facts.lengths)
         is_scanned = not (family.never_scanned or towers or beyond) if scan is None else scan
         if is_scanned and beyond:
@@ -130,7 +135,7 @@ def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
             family.refuse_scanned(f"say {option('scan', False)}", has_towers=bool(towers))
         yield ModelSetting(SCAN_LAYERS, is_scanned, "as it is converted")
         return
-    for each in model.stored:
-        if each.name == SCAN_LAYERS and scan not in (None, each.value):
-            raise UsageError("the layers of this checkpoint are stored differently", got=str(each))
-        yield each
+    for item in model.stored:
+        if item.name == SCAN_LAYERS and scan not in (None, item.value):
+            raise UsageError("the layers of this checkpoint are stored differently", got=str(item))
+        yield item

@@ -7,7 +7,7 @@ from typing import Any
 from ckpttools.api.load import load
 from ckpttools.core.errors import UsageError
 
-_PLACE = "maxtext.common.checkpointing"
+_LOCATION = "maxtext.common.checkpointing"
 _NAME = "load_safetensors_dynamic_state"
 
 
@@ -24,13 +24,13 @@ def use_in_maxtext() -> None:
     from importlib import import_module
 
     try:
-        checkpointing = import_module(_PLACE)
+        checkpointing = import_module(_LOCATION)
         _ = getattr(checkpointing, _NAME)
     except (ImportError, AttributeError) as error:
         raise UsageError(
             "this MaxText does not load weights in that way",
             got=error,
-            wanted=f"{_PLACE}.{_NAME}, as in MaxText 0.2.5",
+            expected=f"{_LOCATION}.{_NAME}, as in MaxText 0.2.5",
         ) from error
     setattr(checkpointing, _NAME, load_safetensors_dynamic_state)
 

@@ -17,7 +17,7 @@ from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import Writer
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
-from ckpttools.formats.sidecar import Companions, WithSidecars
+from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.direction import refuse_hugging_face
 from ckpttools.maxtext.model import ModelOptions
@@ -26,7 +26,7 @@ from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import refuse_learned
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 
 # Files that only a model with towers has.
@@ -36,17 +36,17 @@ _OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_prepro
 @command(Writing)
 def maxtext_to_hf(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
-    like: Where | None = None,
-    maxtext_config: Sequence[Where] = (),
+    like: LocationLike | None = None,
+    maxtext_config: Sequence[LocationLike] = (),
     dtype: DType | str | None = None,
     prefix: str | None = None,
     names: Literal["hub", "transformers", "text"] | None = None,
     scan_axis: int | None = None,
     carry: bool = False,
     padding_rows: Literal["keep", "drop"] | None = None,
-    family: Where | None = None,
+    family: LocationLike | None = None,
     rope_layout: Literal["halves", "interleaved"] | None = None,
     tied: Literal["keep", "drop", "materialize"] | None = None,
     quantized: Literal["dequantize", "keep"] | None = None,
@@ -138,21 +138,21 @@ def plan_to_huggingface(
     if options.carry:
         files.require_weights()
     model = to_huggingface(tree, options, files)
-    require_towers(model, files, tree.metadata.place)
+    require_towers(model, files, tree.metadata.location)
     if change is not None:
         model = _changed(model, change, files.config)
-    made = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
+    built = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     written = None if model.config is None else model.config.config
-    untrue = untrue_files(files.companions, model.tree, files.config, written)
-    away = (*made, *unwanted, *untrue, ADAPTER)
-    copied = {name: file for name, file in files.companions.items() if name not in away}
-    beside = WithSidecars(writer or writer_for(Tree({}), "safetensors"), Companions(copied), made=made)
+    untrue = untrue_files(files.sidecars, model.tree, files.config, written)
+    away = (*built, *unwanted, *untrue, ADAPTER)
+    copied = {name: file for name, file in files.sidecars.items() if name not in away}
+    beside = WithSidecars(writer or writer_for(Tree({}), "safetensors"), Sidecars(copied), built=built)
     conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes + untrue_notes(untrue))
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
-    held, place = conversion.plan.held_bytes, tree.metadata.place
-    refuse_learned(model.surplus, place, options.padding_rows, memory=resources.memory, reserved=held)
+    held, location = conversion.plan.held_bytes, tree.metadata.location
+    refuse_learned(model.extra, location, options.padding_rows, memory=resources.memory, reserved=held)
     refuse_lost_head(model.lost_head, tree, memory=resources.memory, reserved=held)
     return conversion
 
@@ -163,12 +163,12 @@ def _changed(
     """A model after a transform, with the configuration that it has then; at first it was `original`."""
     known = model.config
     tree = model.tree if known is None else model.tree.with_metadata(config=known.config)
-    made = change(tree)
-    config = made.tree.metadata.config
+    built = change(tree)
+    config = built.tree.metadata.config
     if known is not None and config is not None and config != known.config:
-        anew = known.quantized_anew(config, by_name(made.tree.arrays), original or {})
-        stale = {f"{CONFIG}: {each}" for each in known.changes if each not in anew.changes}
-        remarks = tuple(each for each in model.notes.remarks if each not in stale)
+        anew = known.quantized_anew(config, by_name(built.tree.arrays), original or {})
+        stale = {f"{CONFIG}: {item}" for item in known.changes if item not in anew.changes}
+        remarks = tuple(remark for remark in model.notes.remarks if remark not in stale)
         known = anew
         model = replace(model, notes=replace(model.notes, remarks=remarks))
-    return replace(model, tree=made.tree, config=known, notes=model.notes + made.notes)
+    return replace(model, tree=built.tree, config=known, notes=model.notes + built.notes)

@@ -49,20 +49,20 @@ class MeshGain:
         )
 
 
-def mesh_gain(asked: AppliedRules, reading: ReadOptions, made: Tree, layout: Layout) -> MeshGain:
+def mesh_gain(asked: AppliedRules, reading: ReadOptions, built: Tree, layout: Layout) -> MeshGain:
     """The same arrays as they lie in two checkpoints. Reads indexes of the source alone.
 
     Args:
         asked: the source, mesh and rules.
         reading: how the source was opened.
-        made: the tree that is written; `layout` says where.
+        built: the tree that is written; `layout` says where.
 
     Raises:
         CheckpointError: an index of the source is damaged or cannot be read.
     """
-    stored = storage_of(asked.tree, reading), Storage("", (), (), tuple(_planned(made, layout)))
+    stored = storage_of(asked.tree, reading), Storage("", (), (), tuple(_planned(built, layout)))
     specs = rule_specs(asked)
-    return MeshGain(*(_loading(asked, specs, each) for each in stored))
+    return MeshGain(*(_loading(asked, specs, item) for item in stored))
 
 
 def rule_specs(asked: AppliedRules) -> PathSpecs:
@@ -72,9 +72,9 @@ def rule_specs(asked: AppliedRules) -> PathSpecs:
 
 
 def _loading(asked: AppliedRules, specs: PathSpecs, storage: Storage) -> LoadCost:
-    found = inspect_chunks(asked.tree, storage, "*", asked.mesh, specs).loading
-    assert found is not None  # there is a mesh
-    return found
+    result = inspect_chunks(asked.tree, storage, "*", asked.mesh, specs).loading
+    assert result is not None  # there is a mesh
+    return result
 
 
 def _planned(tree: Tree, layout: Layout) -> Iterator[StoredArray]:

@@ -16,23 +16,23 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families, family_of
+from ckpttools.maxtext.config.observed_model import LOAD_PARAMETERS, PARAM_SCAN_AXIS
 from ckpttools.maxtext.config.report import MaxTextConfig
-from ckpttools.maxtext.config.seen import LOAD_PARAMETERS, PARAM_SCAN_AXIS
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model_config import absent_layers
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.native import CODES, scale_pairs
 from ckpttools.maxtext.recognition import guess_families
 from ckpttools.maxtext.view import view_of
-from ckpttools.stores.abilities import Forgets
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.abilities import SupportsCacheInvalidation
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.web.hub_name import HubName
 from ckpttools.transforms.as_numbers import as_numbers
 from ckpttools.transforms.dequantize import is_half_quantised, is_said_to_be_quantized
 
 # Labels of the lines of an error that are repeated in a remark.
-_FACTS = ("got", "wanted", "expected")
+_FACTS = ("got", "expected")
 _LOAD_STATE = "load_full_state_path"
 _CHECKPOINTS = "checkpoints"
 # How parameters alone are nested for MaxText.
@@ -56,7 +56,7 @@ class NextSteps:
     surprises: tuple[str, ...] = ()
 
 
-def next_steps(where: Where) -> NextSteps | None:
+def next_steps(where: LocationLike) -> NextSteps | None:
     """What loads a checkpoint, and what may surprise then; reads no array.
 
     Args:
@@ -66,21 +66,21 @@ def next_steps(where: Where) -> NextSteps | None:
         None for what is no adapter, and no whole model that MaxText or transformers loads, or cannot be
         looked at.
     """
-    place = parse(where)
+    location = parse(where)
     try:
-        tree = opened(place)
-        if uses := loading_steps(tree, place):
+        tree = opened(location)
+        if uses := loading_steps(tree, location):
             return NextSteps(uses)
         if not _is_whole(tree):
             return None
-        return _of_maxtext(tree, place) if view_of(tree).is_maxtext else _of_transformers(tree, place)
+        return _of_maxtext(tree, location) if view_of(tree).is_maxtext else _of_transformers(tree, location)
     except CheckpointError:
         # The checkpoint is there; that nothing can be said of it is no failure of what made it.
         return None
     finally:
         # Whoever replaces it later in this process looks again at what is there.
-        if isinstance(place.store, Forgets):
-            place.store.forget(place.key)
+        if isinstance(location.store, SupportsCacheInvalidation):
+            location.store.forget(location.key)
 
 
 def _is_whole(tree: Tree) -> bool:
@@ -93,13 +93,13 @@ def _is_whole(tree: Tree) -> bool:
 
 
 def _has_names_of(tree: Tree, among: Collection[Family]) -> bool:
-    return any(each.matched == each.wanted for each in guess_families(tree, among))
+    return any(family.matched == family.expected for family in guess_families(tree, among))
 
 
 def _family_said(tree: Tree) -> Family | None:
     """What config.json says: to import all families and make all their names takes 0.1 s."""
     try:
-        return family_of(tree.metadata.config or {}, tree.metadata.place)
+        return family_of(tree.metadata.config or {}, tree.metadata.location)
     except CheckpointError:
         return None
 
@@ -112,20 +112,22 @@ def _main_dtype(arrays: Iterable[LazyArray]) -> str:
     return count.most_common(1)[0][0] if count else ""
 
 
-def _of_maxtext(tree: Tree, place: Place) -> NextSteps | None:
+def _of_maxtext(tree: Tree, location: Location) -> NextSteps | None:
     if tree.metadata.format != "orbax":
         return None
-    if away := elsewhere(place):
+    if away := elsewhere(location):
         return NextSteps((away,))
     if view_of(tree).optimizer is None and view_of(tree).flavour.name != _LOADED_FLAVOUR:
-        made = f"`ckpt strip-optimizer {quote(str(place))} DST --flavour {_LOADED_FLAVOUR}`"
-        return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {made}",))
+        built = f"`ckpt strip-optimizer {quote(str(location))} DST --flavour {_LOADED_FLAVOUR}`"
+        return NextSteps((f"{LOAD_PARAMETERS} takes parameters in Linen's nesting: {built}",))
     config, problem = _config_of(tree)
     told = config.told if config is not None and config.is_named else ()
-    said = [str(each) for each in told if each.name not in (LOAD_PARAMETERS, SCAN_LAYERS, PARAM_SCAN_AXIS)]
-    uses = [join([*said, *_stored(tree)])]
+    declared = [
+        str(item) for item in told if item.name not in (LOAD_PARAMETERS, SCAN_LAYERS, PARAM_SCAN_AXIS)
+    ]
+    uses = [join([*declared, *_stored(tree)])]
     if config is not None and not config.is_named:
-        uses.append(f"all settings: `ckpt maxtext-config {quote(str(place))}`")
+        uses.append(f"all settings: `ckpt maxtext-config {quote(str(location))}`")
     resumed = _resumed(tree)
     problems = [problem] if problem else []
     return NextSteps((*uses, *resumed), (*problems, *_surprises(tree), *_of_model(tree, config)))
@@ -146,7 +148,7 @@ def _stored(tree: Tree) -> Iterator[str]:
     """Where it lies and how, as settings of MaxText."""
     view = view_of(tree)
     setting = LOAD_PARAMETERS if view.optimizer is None else _LOAD_STATE
-    yield f"{setting}={parse(tree.metadata.place).absolute()}"
+    yield f"{setting}={parse(tree.metadata.location).absolute()}"
     yield f"{SCAN_LAYERS}={'true' if view.is_stacked else 'false'}"
     if view.scan_axis not in (None, SCAN_AXIS):
         yield f"{PARAM_SCAN_AXIS}={view.scan_axis}"
@@ -154,7 +156,7 @@ def _stored(tree: Tree) -> Iterator[str]:
 
 def _resumed(tree: Tree) -> Iterator[str]:
     """How a run goes on from its full state, where it lies as MaxText lays runs out."""
-    run = parse(tree.metadata.place).absolute().parent.parent
+    run = parse(tree.metadata.location).absolute().parent.parent
     if view_of(tree).optimizer is not None and run.name == _CHECKPOINTS:
         out = run.parent.parent
         yield "the run goes on: " + join([f"base_output_directory={out}", f"run_name={run.parent.name}"])
@@ -167,9 +169,9 @@ def _surprises(tree: Tree) -> Iterator[str]:
         yield f"stored in {dtype}; MaxText loads it in weight_dtype, by default float32"
     rows = view.parameters[EMBEDDING].shape[0] if EMBEDDING in view.parameters else None
     config = ModelFiles.of(tree, None).config or {}
-    said = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
-    if rows is not None and isinstance(said, int) and rows != said:
-        yield f"vocab_size={rows}, where config.json says {said}"
+    declared = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    if rows is not None and isinstance(declared, int) and rows != declared:
+        yield f"vocab_size={rows}, where config.json says {declared}"
 
 
 def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
@@ -183,7 +185,7 @@ def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
         yield from config.notes
 
 
-def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
+def _of_transformers(tree: Tree, location: Location) -> NextSteps | None:
     config = tree.metadata.config
     kinds = (config or {}).get("architectures") or ()
     if tree.metadata.format != "safetensors" or config is None or not kinds:
@@ -191,36 +193,36 @@ def _of_transformers(tree: Tree, place: Place) -> NextSteps | None:
     if absent_layers(config, list(map(dotted, tree.arrays))):
         return None  # transformers begins them at random
     kind = "AutoModelForCausalLM" if str(kinds[0]).endswith(_CAUSAL) else str(kinds[0])
-    where = _name_for_transformers(place)
+    where = _name_for_transformers(location)
     if where is None:
-        return NextSteps((f"transformers reads disks and the hub: `ckpt copy {quote(str(place))} DIR`",))
+        return NextSteps((f"transformers reads disks and the hub: `ckpt copy {quote(str(location))} DIR`",))
     name, revision = where
-    said = [f"revision={_quoted(revision)}"] if revision else []
+    declared = [f"revision={_quoted(revision)}"] if revision else []
     flags = ["--revision", revision] if revision else []
     # A type that comes with code of its own.
     if config.get("auto_map"):
-        said, flags = [*said, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
-    loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *said])})"
+        declared, flags = [*declared, "trust_remote_code=True"], [*flags, "--trust-remote-code"]
+    loaded = f"{kind}.from_pretrained({', '.join([_quoted(name), *declared])})"
     if is_half_quantised(tree):
         return NextSteps((loaded,))  # vLLM refuses it
-    return NextSteps((loaded, join(["vllm", "serve", name, *flags])), tuple(_unfinished(place)))
+    return NextSteps((loaded, join(["vllm", "serve", name, *flags])), tuple(_unfinished(location)))
 
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _unfinished(place: Place) -> Iterator[str]:
+def _unfinished(location: Location) -> Iterator[str]:
     """What a server wants beside weights and is not there."""
-    if place.is_dir() and not any(each.name in _TOKENIZERS for each in place.entries()):
+    if location.is_dir() and not any(entry.name in _TOKENIZERS for entry in location.entries()):
         yield "no tokenizer is beside it: vllm takes the original's, --tokenizer HF_DIR"
 
 
-def _name_for_transformers(place: Place) -> tuple[str, str] | None:
+def _name_for_transformers(location: Location) -> tuple[str, str] | None:
     """What transformers and vLLM call a place, and its revision; None where they do not read."""
-    if place.store.scheme == "file":
-        return str(place), ""
-    if place.store.scheme != "hf":
+    if location.store.scheme == "file":
+        return str(location), ""
+    if location.store.scheme != "hf":
         return None
-    found = HubName.of(place.key)
-    return None if found.path else (found.repo, found.revision)
+    result = HubName.of(location.key)
+    return None if result.path else (result.repo, result.revision)

@@ -11,7 +11,7 @@ from ckpttools.checks.registry import findings
 from ckpttools.core.errors import FormatError
 from ckpttools.core.notes import Notes
 from ckpttools.formats.base import Writer
-from ckpttools.formats.registry import companions_at
+from ckpttools.formats.registry import sidecars_at
 from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.maxtext.model_files import has_sidecars
 
@@ -35,7 +35,7 @@ def check_output(tree: Tree, writer: Writer, location: str) -> Notes:
     """
     if not isinstance(writer, WithSidecars):
         return Notes()
-    files: dict[str, Content] = {**writer.companions.files, **writer.made}
+    files: dict[str, Content] = {**writer.sidecars.files, **writer.built}
     arrays = None if writer.directory else tree
     return _notes(ModelDirectory(location, files, arrays, is_output=True))
 
@@ -52,7 +52,7 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
     Returns:
         A remark if transformers or a conversion would refuse the model.
     """
-    model = ModelDirectory(tree.metadata.place, files, is_output=True)
+    model = ModelDirectory(tree.metadata.location, files, is_output=True)
     # The user knows what a command leaves out because it was asked to.
     if model.config is None or tree.metadata.notes.dropped or len(tree.arrays) > _MAX_COMPARED:
         return Notes()
@@ -60,8 +60,8 @@ def compare_with_config(tree: Tree, files: Mapping[str, Content]) -> Notes:
     # It imports numpy, which may not fit: a command refuses too small a limit before it imports that.
     from ckpttools.checks import coverage
 
-    found = coverage.CHECK.run(replace(model, tree=described))
-    return Notes(remarks=tuple(_remark(each) for each in found if each.level == "error"))
+    result = coverage.CHECK.run(replace(model, tree=described))
+    return Notes(remarks=tuple(_remark(item) for item in result if item.level == "error"))
 
 
 def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
@@ -77,7 +77,7 @@ def check_source(tree: Tree, refused: Collection[str] = ()) -> Notes:
     Raises:
         FormatError: a finding blocks writing, or is an error of a check in `refused`.
     """
-    directory = companions_at(tree)
+    directory = sidecars_at(tree)
     if directory is None or not has_sidecars(tree) or not directory.is_dir():
         return Notes()
     names = (entry.name for entry in directory.entries() if entry.is_file)
@@ -92,8 +92,8 @@ def _notes(model: ModelDirectory, refused: Collection[str] = ()) -> Notes:
         if finding.blocks_writing or (finding.level == "error" and finding.check in refused):
             raise FormatError(
                 finding.what,
-                place=finding.location,
-                wanted=finding.expected,
+                location=finding.location,
+                expected=finding.expected,
                 got=finding.got,
                 hint=finding.hint,
             )

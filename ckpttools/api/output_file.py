@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import is_own_file
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, begun_at, staging_of
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 
 
-def check_output_file(path: Place, source: Where, destination: Place | None = None) -> None:
+def check_output_file(path: Location, source: LocationLike, destination: Location | None = None) -> None:
     """Refuses a bad name for such a file, before anything is read or written.
 
     Args:
@@ -29,14 +29,14 @@ def check_output_file(path: Place, source: Where, destination: Place | None = No
     if source and root in real.parents and (real.name == PLAN_MARK or is_own_file(real.relative_to(root))):
         raise UsageError(
             f"{path} would be taken for a part of the checkpoint",
-            place=source,
+            location=source,
             got=f"a name that a checkpoint's own files have: {real.name}",
-            wanted="a name outside of it",
+            expected="a name outside of it",
             hint="choose another name, such as one in a directory beside it",
         )
 
 
-def check_manifest(path: Place, source: Where, destination: Place, *, overwrite: bool) -> None:
+def check_manifest(path: Location, source: LocationLike, destination: Location, *, overwrite: bool) -> None:
     """The same of a manifest of what is written; arguments as of `check_output_file`.
 
     Args:
@@ -54,21 +54,21 @@ def check_manifest(path: Place, source: Where, destination: Place, *, overwrite:
     check_manifest_name(path, overwrite=overwrite or is_begun)
 
 
-def _check_outside(path: Place, real: Place, destination: Place) -> None:
+def _check_outside(path: Location, real: Location, destination: Location) -> None:
     taken = staging_of(destination).taken
     for written, name in zip(taken, ("DST", "where DST grows"), strict=True):
-        place = written.resolve()
-        if real == place:
+        location = written.resolve()
+        if real == location:
             how = "is"
-        elif place in real.parents:
+        elif location in real.parents:
             how = "lies in"
-        elif real in place.parents:
+        elif real in location.parents:
             how = "is a directory above"
         else:
             continue
         raise UsageError(
             f"{path} {how} {name}",
-            place=written,
-            wanted="a file outside of the checkpoint that is written",
+            location=written,
+            expected="a file outside of the checkpoint that is written",
             hint="choose another name, such as one in the directory that DST is in",
         )

@@ -9,18 +9,18 @@ from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
     Source,
+    location_of,
     opened,
-    place_of,
     scanning,
 )
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import printable
-from ckpttools.core.wording import option
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
 _PAGES = (".html", ".htm")
 _DOCTYPE = b"<!doctype html"
@@ -38,7 +38,7 @@ class Page:
         html: the page itself.
     """
 
-    output: Place | None
+    output: Location | None
     nbytes: int
     num_arrays: int
     stats: bool
@@ -52,7 +52,7 @@ class Page:
 @checked
 def report(
     source: Source,
-    output: Where | None = None,
+    output: LocationLike | None = None,
     *,
     stats: bool = True,
     overwrite: bool = False,
@@ -71,16 +71,16 @@ def report(
         DestinationExistsError: the file exists and may not be replaced; nothing was read.
         CheckpointError: an array cannot be read, the memory is too small, or the page cannot be written.
     """
-    place = None if output is None else parse(output)
-    if place is not None:
-        _check(place, place_of(source), overwrite)
+    location = None if output is None else parse(output)
+    if location is not None:
+        _check(location, location_of(source), overwrite)
     with scanning(common) as scan:
         tree = opened(source, scan.read)
         scan.fetch(tree)
         html = _html(tree, scan, stats=stats)
-    if place is not None:
-        _write(place, html)
-    return Page(place, len(html.encode()), len(tree.arrays), stats, html)
+    if location is not None:
+        _write(location, html)
+    return Page(location, len(html.encode()), len(tree.arrays), stats, html)
 
 
 def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
@@ -90,9 +90,9 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
     from ckpttools.inspect.stats import inspect_stats
     from ckpttools.inspect.tree import inspect_tree
 
-    found = None
+    result = None
     if stats:
-        found = inspect_stats(
+        result = inspect_stats(
             tree,
             memory=scan.memory,
             jobs=scan.jobs,
@@ -102,43 +102,44 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
             observe=scan.observer(tree.nbytes),
         )
     return page(
-        contents(inspect_tree(tree), found, layer_rows(tree)), f"Report on {printable(tree.metadata.place)}"
+        contents(inspect_tree(tree), result, layer_rows(tree)),
+        f"Report on {printable(tree.metadata.location)}",
     )
 
 
-def _check(output: Place, source: Place | None, overwrite: bool) -> None:
+def _check(output: Location, source: Location | None, overwrite: bool) -> None:
     """Refuses before anything is read."""
     output.check_takes_files()
     if output.is_dir():
-        raise DestinationExistsError(f"{output} is a directory", wanted="the name of a file")
+        raise DestinationExistsError(f"{output} is a directory", expected="the name of a file")
     if source is not None and output.exists() and _is_part(output.resolve(), source.resolve()):
         raise DestinationExistsError(
-            f"{output} is a part of the checkpoint", wanted="a name outside of it, or one in .html"
+            f"{output} is a part of the checkpoint", expected="a name outside of it, or one in .html"
         )
     check_output_file(output, source or "")
     if output.exists() and not _is_page(output.resolve()):
         raise DestinationExistsError(
-            f"{output} is not a page, and nothing else is replaced by one", wanted="another name"
+            f"{output} is not a page, and nothing else is replaced by one", expected="another name"
         )
     # A link that leads nowhere is something, too.
     if output.lexists() and not overwrite:
         raise DestinationExistsError(
             f"{output} exists",
-            wanted="a new name",
+            expected="a new name",
             hint=f"choose another with {option('output')}, or allow its replacement with "
             f"{option('overwrite', True)}",
         )
     if not output.absolute().parent.is_dir():
         hint = f"make it, or choose another {option('output')}"
-        raise StorageError(f"there is no directory {output.parent}", place=output, hint=hint)
+        raise StorageError(f"there is no directory {output.parent}", location=output, hint=hint)
 
 
-def _is_part(output: Place, source: Place) -> bool:
+def _is_part(output: Location, source: Location) -> bool:
     """Whether a file is the checkpoint or lies in it, earlier pages left out."""
     return output == source or (source in output.parents and output.suffix != ".html")
 
 
-def _is_page(path: Place) -> bool:
+def _is_page(path: Location) -> bool:
     """Whether a file is named as a page, or begins as one."""
     if not path.is_file():
         return False
@@ -147,6 +148,6 @@ def _is_page(path: Place) -> bool:
         return path.suffix.lower() in _PAGES or head.lower() == _DOCTYPE
 
 
-def _write(output: Place, text: str) -> None:
+def _write(output: Location, text: str) -> None:
     """Writes the page whole, so that nobody finds half of it; of a link, what it leads to."""
     output.resolve().put(text.encode())

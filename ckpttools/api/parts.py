@@ -16,8 +16,8 @@ from ckpttools.api.published import check_unpublished, published_at
 from ckpttools.api.replanning import replanned
 from ckpttools.core.budget import base_bytes, does_not_fit
 from ckpttools.core.checked import checked
+from ckpttools.core.message_terms import as_planned
 from ckpttools.core.options import size_of
-from ckpttools.core.wording import as_planned
 from ckpttools.plan.dealing import Part, dealt, parse_part
 from ckpttools.plan.engines import part_here
 from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
@@ -26,10 +26,10 @@ from ckpttools.run.events import Observer
 from ckpttools.run.parts import PartReceipt, execute_part, finished_tasks
 from ckpttools.run.source_copies import SourceCopy, identify_copy
 from ckpttools.run.source_states import SourceStates, read_source_states
+from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.costs import Costs
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import LockedError, Purpose, staging_of
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import JobInfo, LockedError, staging_of
 from ckpttools.stores.registry import parse
 from ckpttools.stores.relocation import Relocation, Roots
 from ckpttools.stores.shares import PublishedError, Share, Standing, shared_staging
@@ -88,7 +88,7 @@ def run_part(
     code = user_code(map=map, family=family)
     file = opened_plan(plan)
     relocation = relocation_of(file, root)
-    with as_planned(file.place):
+    with as_planned(file.location):
         return part_done(
             file,
             which,
@@ -134,7 +134,7 @@ def part_done(
             tasks.start,
             share,
             destination,
-            Purpose(header.plan, header.source, *_left_by(file)),
+            JobInfo(header.plan, header.source, *_left_by(file)),
             nbytes=header.nbytes,
             overwrite=header.overwrite,
             sources=lambda: plan.sources if opened is None else opened.files,
@@ -186,19 +186,19 @@ def part_share(file: PlanFile, part: Part) -> Share:
     return Share(str(part), ends[part.number], ends[part.number + 1])
 
 
-def standing_of(header: Header, destination: Place) -> Standing:
+def standing_of(header: Header, destination: Location) -> Standing:
     """What is there of a plan."""
     return shared_staging(staging_of(destination, header.overwrite), destination).standing(header.plan)
 
 
 def _left_by(file: PlanFile) -> tuple[str, str]:
     """A command line that goes on with what is left, and where, for whoever finds the work unfinished."""
-    if file.place is None:
+    if file.location is None:
         return "", ""
-    return shlex.join(["ckpt", "run", str(file.place), "--part", "0/1"]), str(parse(".").absolute())
+    return shlex.join(["ckpt", "run", str(file.location), "--part", "0/1"]), str(parse(".").absolute())
 
 
-def _is_all_done(file: PlanFile, destination: Place) -> bool:
+def _is_all_done(file: PlanFile, destination: Location) -> bool:
     """Whether no task is left, so that whoever has the destination is about to publish it, or has."""
     if published_at(file, destination) is not None:
         return True
@@ -214,9 +214,9 @@ def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocati
     } or {Costs()}
     streams = destination_of(header, relocation).store.streams
     requests = max(each.requests or 0 for each in costs)
-    wanted = jobs or max(min(16, 2 * cores()), requests, streams.files if streams else 0)
+    expected = jobs or max(min(16, 2 * cores()), requests, streams.files if streams else 0)
     base = base_bytes() + _BYTES_PER_FILE_BYTE * file.nbytes + sum(each.memory for each in costs)
     each = header.buffer_bytes + header.scratch_bytes + (streams.memory if streams else 0)
     if base + each > memory:
         raise does_not_fit("a part does not fit into the memory allowed", memory, base + each)
-    return max(1, min(wanted, (memory - base) // max(1, each)))
+    return max(1, min(expected, (memory - base) // max(1, each)))

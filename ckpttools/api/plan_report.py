@@ -11,7 +11,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Note
 from ckpttools.plan.plan import Plan
 from ckpttools.roles.of_tree import roles
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.mesh_gain import MeshGain
@@ -45,8 +45,8 @@ class PlanReport:
         gain: what devices of a mesh read before and after; None where the call is about none.
     """
 
-    source: Place
-    destination: Place
+    source: Location
+    destination: Location
     arrays: int
     parameters: int
     bytes_in: int
@@ -67,7 +67,7 @@ class PlanReport:
     gain: MeshGain | None = None
 
 
-def describe(prepared: Prepared, source: Place) -> PlanReport:
+def describe(prepared: Prepared, source: Location) -> PlanReport:
     """The plan of what was read at `source`, as data."""
     plan, destination = prepared.plan, prepared.destination
     arrays, known = plan.tree.arrays, roles(plan.tree)
@@ -92,11 +92,11 @@ def describe(prepared: Prepared, source: Place) -> PlanReport:
     )
 
 
-def made_above(destination: Place) -> Iterator[str]:
+def made_above(destination: Location) -> Iterator[str]:
     """A remark about missing directories above a destination: they may be a typing error."""
     if destination.store.streams:
         return  # in a bucket there are none
-    missing = [place for place in destination.absolute().parents if not place.exists()]
+    missing = [location for location in destination.absolute().parents if not location.exists()]
     if missing:
         yield f"{missing[-1]} does not exist and is created"
 

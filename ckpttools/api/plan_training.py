@@ -7,19 +7,19 @@ from typing import NamedTuple, Unpack
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.output_file import check_output_file
-from ckpttools.api.sources import Opening, Source, config_alone, opened, place_of, read_options
+from ckpttools.api.sources import Opening, Source, config_alone, location_of, opened, read_options
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.checked import checked
 from ckpttools.core.duration import parse_duration
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
-from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.inspect.lost_time import FONTS, lost_time_svg
 from ckpttools.inspect.png import png_of, require_png
-from ckpttools.maxtext.config.back import config_of_settings
+from ckpttools.maxtext.config.to_hf_config import config_of_settings
 from ckpttools.maxtext.planning.commands import (
     LOCAL_PERIOD,
     UNKNOWN,
@@ -28,16 +28,16 @@ from ckpttools.maxtext.planning.commands import (
     period_setting,
     settings_for,
 )
+from ckpttools.maxtext.planning.declared import all_refusals, run_of, steps_said, words_of
 from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, kept_checkpoints
 from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
 from ckpttools.maxtext.planning.report import TrainingPlan
-from ckpttools.maxtext.planning.said import all_refusals, run_of, steps_said, words_of
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.predict import process_loading
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
 # A host's disk writes a hundred times as many.
 _LEAST_BANDWIDTH = 1_000_000
@@ -79,7 +79,7 @@ def plan_training(
     persistent_save: float | str | None = None,
     total_steps: int | None = None,
     keep: int | None = None,
-    plot: Where | None = None,
+    plot: LocationLike | None = None,
     **reading: Unpack[Opening],
 ) -> TrainingPlan:
     """Plans the checkpoints of a training: bytes of each host, ramdisk, intervals, room, settings.
@@ -121,8 +121,8 @@ def plan_training(
     intervals = _intervals(tiers, chosen, _seconds("step_time", step_time), words)
     saving = _saving(chosen, intervals, words, keep, total_steps)
     count, unknown = saving.checkpoints, _open(saving.settings, mtbf=mtbf, step_time=step_time)
-    made = TrainingPlan(
-        path=str(source.metadata.place if isinstance(source, Tree) else source),
+    built = TrainingPlan(
+        path=str(source.metadata.location if isinstance(source, Tree) else source),
         parameters=state.parameters,
         state_bytes=state.nbytes,
         is_exact=state.is_exact,
@@ -144,8 +144,8 @@ def plan_training(
         remarks=(*share.remarks, *unknown, *_remarks(tiers, total_steps, saving, chosen)),
     )
     if plot is not None:
-        draw(made.tiers, parse(plot, is_written=True))
-    return made
+        draw(built.tiers, parse(plot, is_written=True))
+    return built
 
 
 def _saving(
@@ -156,7 +156,7 @@ def _saving(
     total_steps: int | None,
 ) -> _SaveSettings:
     """The settings that follow from intervals, after those that the user names, and what is kept by them."""
-    steps = {each.tier: each.steps for each in intervals}
+    steps = {interval.tier: interval.steps for interval in intervals}
     settings = {**settings_for(mode, steps.get("local"), steps.get("persistent"), keep), **words}
     period, kept = run_of(mode, steps.get("persistent"), keep, words)
     count = kept_checkpoints(total_steps, period, kept) if total_steps and period else None
@@ -167,41 +167,41 @@ def _intervals(
     tiers: Sequence[Tier], mode: Mode, step_seconds: float | None, words: Mapping[str, str]
 ) -> tuple[SaveInterval, ...]:
     """How often each tier saves; a backup of what is local is one of every so many local saves."""
-    made: list[SaveInterval] = []
+    built: list[SaveInterval] = []
     for tier in tiers:
-        local = made[0].steps if mode == "multi-tier" and made else None
+        local = built[0].steps if mode == "multi-tier" and built else None
         set_by_hand = steps_said(words, LOCAL_PERIOD if tier.name == "local" else period_setting(mode))
-        made.append(SaveInterval.of(tier, step_seconds, local or 1, set_by_hand))
-    return tuple(made)
+        built.append(SaveInterval.of(tier, step_seconds, local or 1, set_by_hand))
+    return tuple(built)
 
 
 def _check_counts(**counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and (type(count) is not int or count < 1):
-            raise UsageError(f"{option(name, count)} means nothing", wanted="a whole number, 1 or more")
+            raise UsageError(f"{option(name, count)} means nothing", expected="a whole number, 1 or more")
 
 
-def _bandwidth(name: str, said: int | str) -> int:
+def _bandwidth(name: str, declared: int | str) -> int:
     """Bytes a second.
 
     Raises:
         UsageError: it is no size, or so small that a unit was meant.
     """
-    rate = size_of(name, said)
+    rate = size_of(name, declared)
     if rate < _LEAST_BANDWIDTH:
         raise UsageError(
             f"{option(name)} is in bytes a second, and no host is so slow",
-            got=said,
-            wanted="a size with its unit",
-            hint=option(name, f"{said}GB" if rate < 1000 else "2GB"),
+            got=declared,
+            expected="a size with its unit",
+            hint=option(name, f"{declared}GB" if rate < 1000 else "2GB"),
         )
     return rate
 
 
-def _configuration(source: Source) -> Place | None:
+def _configuration(source: Source) -> Location | None:
     """The configuration file of MaxText's that the model is told by, if it is."""
-    place = None if isinstance(source, Tree) else parse(source)
-    return place if place is not None and place.name.endswith(_YAML) else None
+    location = None if isinstance(source, Tree) else parse(source)
+    return location if location is not None and location.name.endswith(_YAML) else None
 
 
 def _remarks(
@@ -222,14 +222,15 @@ def _remarks(
     if total_steps is not None and saving.checkpoints is None:
         yield (
             "the room of a run is not known without its interval: "
-            f"say {' and '.join(option(name, said) for name, said in _SUCH_AS.items())}, or the setting"
+            f"say {' and '.join(option(name, declared) for name, declared in _SUCH_AS.items())}, or "
+            "the setting"
         )
 
 
 def _open(settings: Mapping[str, str], **times: float | str | None) -> Iterator[str]:
     """What is to be said for settings whose values are not known."""
-    names = [name for name, said in settings.items() if said == UNKNOWN]
-    lacking = [option(name, _SUCH_AS[name]) for name, said in times.items() if said is None]
+    names = [name for name, declared in settings.items() if declared == UNKNOWN]
+    lacking = [option(name, _SUCH_AS[name]) for name, declared in times.items() if declared is None]
     if names:
         yield (
             f"{UNKNOWN} in {', '.join(names)} is worked out with {' and '.join(lacking)}, or is yours to say"
@@ -248,7 +249,7 @@ def _state(source: Source, settings: Sequence[str], reading: Mapping[str, object
     return TrainingState(tree, count, nbytes, is_exact)
 
 
-def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object]) -> Tree:
+def _tree(source: LocationLike, settings: Sequence[str], reading: Mapping[str, object]) -> Tree:
     read = read_options(reading)
     config = config_alone(source, read, (".json", *_YAML))
     if config is None:
@@ -257,8 +258,8 @@ def _tree(source: Where, settings: Sequence[str], reading: Mapping[str, object])
     return synthetic(config_of_settings([str(config), *settings]) if is_maxtexts else read_json(config))
 
 
-def _seconds(name: str, said: float | str | None) -> float | None:
-    return None if said is None else parse_duration(said, option(name))
+def _seconds(name: str, declared: float | str | None) -> float | None:
+    return None if declared is None else parse_duration(declared, option(name))
 
 
 def _tiers(
@@ -301,37 +302,39 @@ def _tiers(
 _PNG = ".png"
 
 
-def check_plot(place: Place, source: Source, *, has_tiers: bool) -> None:
+def check_plot(location: Location, source: Source, *, has_tiers: bool) -> None:
     """Refuses an image before anything is read.
 
     Args:
-        place: where it would be.
+        location: where it would be.
         source: what the model is told by.
         has_tiers: whether there is a curve.
 
     Raises:
         UsageError: it cannot be drawn, or cannot have this name.
     """
-    if not place.name.endswith((".svg", _PNG)):
-        raise UsageError(f"{place} is not the name of an image", wanted="a name that ends in .svg or .png")
-    if place.name.endswith(_PNG):
+    if not location.name.endswith((".svg", _PNG)):
+        raise UsageError(
+            f"{location} is not the name of an image", expected="a name that ends in .svg or .png"
+        )
+    if location.name.endswith(_PNG):
         require_png()
     if not has_tiers:
         raise UsageError("there is nothing to plot", hint=f"say {option('mtbf', '6h')}")
-    if place.lexists():
-        raise UsageError(f"{place} is there already", hint="choose another name, or remove it")
-    read = place_of(source)
-    check_output_file(place, "" if read is None else read)
+    if location.lexists():
+        raise UsageError(f"{location} is there already", hint="choose another name, or remove it")
+    read = location_of(source)
+    check_output_file(location, "" if read is None else read)
 
 
-def draw(tiers: Sequence[Tier], place: Place) -> None:
+def draw(tiers: Sequence[Tier], location: Location) -> None:
     """Draws lost time against the interval.
 
     Raises:
         StorageError, NoSpaceError: the image cannot be drawn or written.
     """
     svg = lost_time_svg(tiers)
-    place.put(png_of(svg, FONTS) if place.name.endswith(_PNG) else svg.encode())
+    location.put(png_of(svg, FONTS) if location.name.endswith(_PNG) else svg.encode())
 
 
 class TrainingState(NamedTuple):
@@ -369,7 +372,7 @@ class HostBytes(NamedTuple):
 def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | None) -> HostBytes:
     """What each host holds, by the shardings with which the state was saved."""
     stored = stored_shardings(state.tree) if state.is_exact else {}
-    named = {path: each for path, each in stored.items() if each.mesh}
+    named = {path: item for path, item in stored.items() if item.mesh}
     even = -(-state.nbytes // hosts)
     if not named:
         unused = f", so that {option('mesh')} counts for nothing" if mesh is not None else ""
@@ -396,12 +399,12 @@ def _with_axes(saved: MeshShape, mesh: MeshShape | None) -> MeshShape:
         raise UsageError(
             "the checkpoint was saved on a mesh without such axes",
             got=", ".join(unknown),
-            wanted=f"axes of {saved}",
+            expected=f"axes of {saved}",
         )
     return MeshShape({name: mesh.axes.get(name, 1) for name in saved.axes})
 
 
 def _held(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processes: int) -> int:
     arrays = {keystr(path): array for path, array in tree.arrays.items()}
-    specs = {keystr(path): each.spec for path, each in stored.items()}
+    specs = {keystr(path): item.spec for path, item in stored.items()}
     return process_loading(arrays, specs, mesh, processes).needed

@@ -13,23 +13,23 @@ from ckpttools.api.published import marks_of
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import first_of, plural
 from ckpttools.core.version import __version__
-from ckpttools.core.wording import option
 from ckpttools.formats.sidecar import sidecar_versions
 from ckpttools.plan.plan_decoding import decoded, read_plan
 from ckpttools.plan.plan_encoding import encoded
 from ckpttools.plan.plan_file import Header, PlanFile
 from ckpttools.run.fingerprint import fingerprint, source_of
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import staging_of
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.relocation import AS_PLANNED, Relocation, Roots
 from ckpttools.stores.shares import shared_staging
 
 # Paths in a message.
 _MAX_ROOTS = 4
-Planned = Where | PlanFile
+Planned = LocationLike | PlanFile
 """A plan: the place of its file, or what `read_plan` has made of that."""
 
 
@@ -48,9 +48,9 @@ class PlanWritten:
             prepared conversion.
     """
 
-    file: Place
+    file: Location
     nbytes: int
-    destination: Place
+    destination: Location
     plan: str
     tasks: int
     groups: int
@@ -68,7 +68,7 @@ class PlanWritten:
 
 
 @checked
-def write_plan(prepared: Prepared, file: Where) -> PlanWritten:
+def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
     """Writes what has been decided to a file, from which many processes carry it out.
 
     Nothing else is written. The file names the sources as they are now, and says what every task does; places
@@ -83,25 +83,25 @@ def write_plan(prepared: Prepared, file: Where) -> PlanWritten:
         DestinationExistsError: something else is at `file`, such as another plan.
         CheckpointError: what would stop the conversion before it writes anything.
     """
-    place = parse(file, is_written=True)
-    place.check_takes_files()
-    check_output_file(place, prepared.plan.tree.metadata.place, prepared.destination)
+    location = parse(file, is_written=True)
+    location.check_takes_files()
+    check_output_file(location, prepared.plan.tree.metadata.location, prepared.destination)
     content = content_of(prepared)
-    made = decoded(content, place)
-    said = made.header
-    _check_free(place, said)
-    place.put(content)
+    built = decoded(content, location)
+    declared = built.header
+    _check_free(location, declared)
+    location.put(content)
     return PlanWritten(
-        place,
+        location,
         len(content),
         prepared.destination,
-        said.plan,
-        said.tasks,
-        len(made.groups),
-        said.bytes_in,
-        said.bytes_out,
-        said.has_tasks,
-        said.call is not None,
+        declared.plan,
+        declared.tasks,
+        len(built.groups),
+        declared.bytes_in,
+        declared.bytes_out,
+        declared.has_tasks,
+        declared.call is not None,
     )
 
 
@@ -119,7 +119,7 @@ def content_of(prepared: Prepared) -> bytes:
         raise UsageError(
             "each part has to plan this anew, and another process cannot",
             got=call.unsaid if call else "a conversion that no call has prepared",
-            wanted="arguments that can be written as text: places, names, a function as file.py:function",
+            expected="arguments that can be written as text: places, names, a function as file.py:function",
         )
     return content
 
@@ -142,7 +142,7 @@ def header_of(prepared: Prepared) -> Header:
         **plan.totals,
         buffer_bytes=plan.buffer_bytes,
         scratch_bytes=plan.scratch_bytes,
-        made=time.time(),
+        built=time.time(),
         replaced=marks_of(prepared.destination) if prepared.overwrite else {},
         sidecars=sidecar_versions(conversion.writer),
     )
@@ -165,7 +165,7 @@ def opened_plan(plan: Planned) -> PlanFile:
     return plan if isinstance(plan, PlanFile) else read_plan(parse(plan))
 
 
-def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Place:
+def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Location:
     """Where the checkpoint of a plan is here.
 
     Raises:
@@ -176,8 +176,8 @@ def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Place
     if destination.store.scheme != planned.store.scheme:
         raise UsageError(
             f"the plan was made for {planned.store.scheme}://, where files are written in another way",
-            place=destination,
-            wanted=f"a destination as {planned} is",
+            location=destination,
+            expected=f"a destination as {planned} is",
             hint=f"leave {option('root')} for it out, or make the plan for this destination",
         )
     return destination
@@ -198,7 +198,7 @@ def relocation_of(file: PlanFile, root: Roots) -> Relocation:
             raise UsageError(
                 f"no path of the plan begins with {old}",
                 got=option("root", f"{old}={new}"),
-                wanted="the beginning of one of: " + first_of([root for root in roots if root], _MAX_ROOTS),
+                expected="the beginning of one of: " + first_of([root for root in roots if root], _MAX_ROOTS),
                 hint="correct or remove this root",
             )
     return relocation
@@ -220,7 +220,7 @@ def check_version(header: Header) -> None:
         raise UsageError(
             "the plan was made by another version of ckpttools",
             got=header.version,
-            wanted=__version__,
+            expected=__version__,
             hint="use that version for all parts, or make the plan again",
         )
 
@@ -231,30 +231,30 @@ def _check_shareable(prepared: Prepared) -> None:
     if prepared.manifest is not None:
         raise UsageError(
             f"{option('manifest')} takes one process, through which everything passes",
-            wanted="the plan without it",
+            expected="the plan without it",
             hint=f"hash what was written: ckpt hash {prepared.destination} --manifest {prepared.manifest}",
         )
     if prepared.download:
         raise UsageError(
             f"{option('download', True)} copies to one machine",
-            wanted="the plan without it: each part reads what it needs from the hub",
+            expected="the plan without it: each part reads what it needs from the hub",
         )
 
 
-def _check_free(place: Place, planned: Header) -> None:
+def _check_free(location: Location, planned: Header) -> None:
     """Refuses to replace anything but the same plan: what was done by another one goes on by it alone."""
-    if not place.lexists():
+    if not location.lexists():
         return
     try:
-        found = read_plan(place).header
+        result = read_plan(location).header
     except FormatError as error:
         raise DestinationExistsError(
-            f"{place} is there, and is no plan", hint="choose another name for the plan"
+            f"{location} is there, and is no plan", hint="choose another name for the plan"
         ) from error
-    if (found.plan, found.destination) != (planned.plan, planned.destination):
+    if (result.plan, result.destination) != (planned.plan, planned.destination):
         raise DestinationExistsError(
-            f"{place} is there, and is another plan",
-            got=f"from {found.source} to {found.destination}, plan {found.plan[:12]}",
-            wanted=f"a new name, or plan {planned.plan[:12]} to {planned.destination}",
+            f"{location} is there, and is another plan",
+            got=f"from {result.source} to {result.destination}, plan {result.plan[:12]}",
+            expected=f"a new name, or plan {planned.plan[:12]} to {planned.destination}",
             hint="choose another name; or delete it, if nobody is to go on with it",
         )

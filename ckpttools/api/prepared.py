@@ -20,23 +20,23 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 from ckpttools.api.arguments import Size
 from ckpttools.api.calls import Call
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
-from ckpttools.api.sources import Source, place_of
+from ckpttools.api.sources import Source, location_of
 from ckpttools.core.budget import allowing, size_text
 from ckpttools.core.checked import Named, checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
 from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Fetching, Observer, Receipt
+from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.fetching import check_fetched, fetch
+from ckpttools.stores.location import Location
 from ckpttools.stores.models import model_at
 from ckpttools.stores.outside_links import check_outside_links, outside_links
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.sharing import RepositoryOptions, shared
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Writing(TypedDict, total=False):
     requests: int | None
     overwrite: bool
     resume: bool
-    manifest: Where | None
+    manifest: LocationLike | None
     observe: Observer
     command: str
     download: bool
@@ -93,9 +93,9 @@ class Prepared:
     """
 
     conversion: Conversion
-    destination: Place
+    destination: Location
     overwrite: bool = False
-    manifest: Place | None = None
+    manifest: Location | None = None
     observe: Observer = field(default=lambda event: None)
     command: str = ""
     download: bool = False
@@ -150,15 +150,15 @@ class Prepared:
 def prepare(
     plan: Callable[[Resources], Conversion],
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
-    like: Where | None = None,
+    like: LocationLike | None = None,
     memory: Size = DEFAULT_MEMORY,
     jobs: int | None = None,
     requests: int | None = None,
     overwrite: bool = False,
     resume: bool = False,
-    manifest: Where | None = None,
+    manifest: LocationLike | None = None,
     observe: Observer = lambda event: None,
     command: str = "",
     download: bool = False,
@@ -181,24 +181,24 @@ def prepare(
         CheckpointError: as `plan`.
     """
     from ckpttools.api.output_file import check_manifest
-    from ckpttools.run.apart import check_apart
+    from ckpttools.run.overlap_check import check_apart
     from ckpttools.stores.publishing import staging_of
 
-    place = parse(destination, is_written=True)
-    staging_of(place)  # raises where nothing can be written
+    location = parse(destination, is_written=True)
+    staging_of(location)  # raises where nothing can be written
     written = None if manifest is None else parse(manifest, is_written=True)
-    read = place_of(source)
+    read = location_of(source)
     if read is not None:
-        check_apart(read, place)
+        check_apart(read, location)
     if like is not None:
-        check_apart(parse(like), place, option("like"))
+        check_apart(parse(like), location, option("like"))
     if resume:
-        _require_partial(place)
+        _require_partial(location)
     if written is not None:
-        check_manifest(written, read or "", place, overwrite=overwrite)
+        check_manifest(written, read or "", location, overwrite=overwrite)
     base = str(parse(like)) if like is not None and model_card else ""
-    place = shared(place, RepositoryOptions(public, model_card, base))
-    resources = Resources(size_of("memory", memory), jobs, written is not None, place, requests)
+    location = shared(location, RepositoryOptions(public, model_card, base))
+    resources = Resources(size_of("memory", memory), jobs, written is not None, location, requests)
     with allowing(resources.memory), requesting(requests):
         conversion = plan(resources)
     links: dict[str, str] = {}
@@ -207,21 +207,21 @@ def prepare(
             links |= outside_links(root.folder(), _files_read(root.folder(), conversion))
     texts = check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
     conversion = conversion.with_remarks(texts)
-    return Prepared(conversion, place, overwrite, written, observe, command, download)
+    return Prepared(conversion, location, overwrite, written, observe, command, download)
 
 
-def _files_read(folder: Place, conversion: Conversion) -> Iterator[str]:
+def _files_read(folder: Location, conversion: Conversion) -> Iterator[str]:
     """Yield the local paths of the files that a conversion reads, sidecars included."""
     yield from (source.path for source in conversion.plan.sources)
     if folder.is_dir():
         yield from ((folder / entry.name).key for entry in folder.entries() if entry.name.endswith(".json"))
     writer = conversion.writer
     while isinstance(writer, WithSidecars):
-        yield from (file.path for file in writer.companions.files.values())
+        yield from (file.path for file in writer.sidecars.files.values())
         writer = writer.writer
 
 
-def _require_partial(destination: Place) -> None:
+def _require_partial(destination: Location) -> None:
     from ckpttools.stores.publishing import staging_of
 
     _, directory = staging_of(parse(destination)).taken
@@ -234,7 +234,7 @@ def _require_partial(destination: Place) -> None:
     if not directory.exists():
         raise UsageError(
             "there is nothing to resume",
-            wanted=f"{directory}, which an interrupted conversion leaves",
+            expected=f"{directory}, which an interrupted conversion leaves",
             hint=f"run the command without {option('resume')}",
         )
 
@@ -303,13 +303,20 @@ def _remembering(plan: Callable[P, Made], own: Signature) -> Callable[P, Made]:
             if name in options:
                 options[name] = _model(options[name])
         args = (*map(_model, args[:1]), *args[1:])
-        made = cast(Any, plan)(*args, **options)
-        if not isinstance(made, Prepared):
-            return made
+        built = cast(Any, plan)(*args, **options)
+        if not isinstance(built, Prepared):
+            return built
         given = own.bind(*args, **options)
-        rest = next((each.name for each in own.parameters.values() if each.kind is each.VAR_KEYWORD), "")
+        rest = next(
+            (
+                parameter.name
+                for parameter in own.parameters.values()
+                if parameter.kind is parameter.VAR_KEYWORD
+            ),
+            "",
+        )
         more = given.arguments.pop(rest, {})
-        return replace(made, call=Call.of(plan.__name__, {**given.arguments, **more}))
+        return replace(built, call=Call.of(plan.__name__, {**given.arguments, **more}))
 
     return cast("Callable[P, Made]", called)
 

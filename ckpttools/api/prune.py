@@ -12,7 +12,7 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY, OrbaxRun, Step, directories
 from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
 from ckpttools.formats.registry import open_tree, writer_for
@@ -33,9 +33,9 @@ from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
 from ckpttools.runs.removal import Removal, check_can_rename, tidy, tidy_all
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.abilities import Renames
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
 # Items beside the tree of a step that are written again with it: metrics, states of data iterators.
 _LARGEST_BESIDE = 16 << 20
@@ -64,7 +64,7 @@ class PruneReport:
     is_copied: bool = False
 
     def __repr__(self) -> str:
-        fates = Counter(each.fate for each in self.steps)
+        fates = Counter(step.fate for step in self.steps)
         steps = "".join(f"{count:,} {fate}, " for fate, count in fates.items())
         what = self.what if self.is_done else f"{self.what} to be done"
         return f"<PruneReport of {self.path}: {what}: {steps}{self.frees:,} bytes free>"
@@ -76,14 +76,14 @@ class PreparedPrune:
 
     Attributes:
         decision: what becomes of each step; None to finish or undo what was begun.
-        place: the directory above the steps.
+        location: the directory above the steps.
         what: "prune", "finish" or "undo".
         copy: whether parameters are written anew where a step is stripped.
         requests: reads under way at once in stores behind a network; None for as many as are found good.
     """
 
     decision: PruneDecision | None
-    place: Place
+    location: Location
     what: str
     copy: bool
     requests: int | None
@@ -95,7 +95,7 @@ class PreparedPrune:
     def report(self) -> PruneReport:
         """What would be done."""
         fates, frees = (self.decision.fates, self.decision.frees) if self.decision else ((), 0)
-        return PruneReport(str(self.place), fates, frees, what=self.what, is_copied=self.copy)
+        return PruneReport(str(self.location), fates, frees, what=self.what, is_copied=self.copy)
 
     def run(self) -> PruneReport:
         """Does it.
@@ -103,21 +103,21 @@ class PreparedPrune:
         Raises:
             CheckpointError: reading or writing fails; the same run can be finished, or undone.
         """
-        with requesting(self.requests), locked_run(self.place):
+        with requesting(self.requests), locked_run(self.location):
             if self.decision is None:
                 return self._gone_on()
-            if begun(self.place) is not None:
-                raise interrupted(self.place)
+            if begun(self.location) is not None:
+                raise interrupted(self.location)
             return self._pruned(self.decision)
 
     def _gone_on(self) -> PruneReport:
-        journal = begun(self.place)
+        journal = begun(self.location)
         if journal is None:
-            raise UsageError("no prune of this run was begun", place=self.place)
+            raise UsageError("no prune of this run was begun", location=self.location)
         if not (journal.delete or journal.strip):
-            tidy_all(self.place)
+            tidy_all(self.location)
             return replace(self.report, is_done=True, left=("nothing of it was done, and nothing is to do",))
-        removal = Removal(self.place, journal)
+        removal = Removal(self.location, journal)
         left = removal.carry_out() if self.what == "finish" else removal.undo()
         return replace(self.report, is_done=True, left=left)
 
@@ -125,24 +125,24 @@ class PreparedPrune:
         run, report = decision.run, self.report
         tidy(run.path)
         check_can_rename(run.path, (*decision.named("deleted"), *decision.named("stripped")))
-        made = self._all_stripped(decision)
+        built = self._all_stripped(decision)
         delete = decision.named("deleted")
-        if not (made or delete):
+        if not (built or delete):
             return replace(report, is_done=True)
         prints = decision.fingerprints
         journal = PruneJournal(
             {name: prints[name] for name in delete},
-            {name: prints[name] for name in made},
-            {name: fingerprint(place) for name, place in made.items()},
+            {name: prints[name] for name in built},
+            {name: fingerprint(location) for name, location in built.items()},
             decision.named("kept"),
             commit_texts(run.path, delete),
         )
         removal = Removal(run.path, journal)
         removal.check_kept()
-        going = (run.path / name for name in (*delete, *made))
+        going = (run.path / name for name in (*delete, *built))
         # What the stripped ones share with them has more names now, and is not counted.
-        gone = usage_of(*(place for place in going if place.is_dir())).own
-        frees = max(0, gone - usage_of(*made.values()).own)
+        gone = usage_of(*(location for location in going if location.is_dir())).own
+        frees = max(0, gone - usage_of(*built.values()).own)
         try:
             journal.begin(run.path)
         except NoSpaceError as error:
@@ -151,11 +151,11 @@ class PreparedPrune:
             ) from error
         left = removal.carry_out()
         if left:
-            stays = {each.partition(":")[0] for each in left}
-            frees = sum(each.frees for each in report.steps if each.name not in stays)
+            stays = {item.partition(":")[0] for item in left}
+            frees = sum(step.frees for step in report.steps if step.name not in stays)
         return replace(report, is_done=True, left=left, frees=frees)
 
-    def _all_stripped(self, decision: PruneDecision) -> dict[str, Place]:
+    def _all_stripped(self, decision: PruneDecision) -> dict[str, Location]:
         """Those that lose their optimizer, by name."""
         names = decision.named("stripped")
         try:
@@ -167,7 +167,7 @@ class PreparedPrune:
             )
             raise error.at(hint=hint) from error
 
-    def _stripped(self, path: Place) -> Place:
+    def _stripped(self, path: Location) -> Location:
         """Makes a step without its optimizer beside the run's own."""
         step = Step(path)
         (item,) = step.items
@@ -199,24 +199,28 @@ def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
     Raises:
         FormatError: one is larger than any that belongs there.
     """
-    handlers = step.said.handlers
+    handlers = step.declared.handlers
     trees = {item.directory for item in step.items}
-    for place in directories(step.path):
-        if place in trees:
+    for location in directories(step.path):
+        if location in trees:
             continue
-        usage = usage_of(place)
+        usage = usage_of(location)
         if usage.nbytes > _LARGEST_BESIDE:
-            raise FormatError("an item that is not a tree is too large to be copied with it", place=place)
-        handler = handlers.get(place.name) if isinstance(handlers, dict) else None
+            raise FormatError(
+                "an item that is not a tree is too large to be copied with it", location=location
+            )
+        handler = handlers.get(location.name) if isinstance(handlers, dict) else None
         yield (
-            place.name,
-            OtherItem(str(handler or ""), {name: (place / name).read_bytes() for name, _ in place.walk()}),
+            location.name,
+            OtherItem(
+                str(handler or ""), {name: (location / name).read_bytes() for name, _ in location.walk()}
+            ),
         )
 
 
 @command(returns="PruneReport")
 def prune(
-    run: Where,
+    run: LocationLike,
     *,
     keep_last: int | None = None,
     keep_every: int | None = None,
@@ -251,34 +255,34 @@ def prune(
     """
     keep = Keep(keep_last, keep_every, None if keep_best is None else Best.of(keep_best))
     with requesting(requests):
-        place = parse(run, is_written=True).absolute()
+        location = parse(run, is_written=True).absolute()
         if finish or undo:
-            return _going_on(place, finish, undo, keep, requests)
+            return _going_on(location, finish, undo, keep, requests)
         if keep.says_nothing:
             names = ("keep_last", "keep_every", "keep_best")
             raise UsageError(
                 "nothing says which steps to keep", hint=f"give {' or '.join(map(option, names))}"
             )
-        found = run_at(place)
-        if found.path not in (place, place / "checkpoints"):
+        result = run_at(location)
+        if result.path not in (location, location / "checkpoints"):
             raise UsageError(
-                f"{place} is a part of a run",
-                wanted="the run itself: all of its steps are looked at",
-                hint=f"name {found.path}",
+                f"{location} is a part of a run",
+                expected="the run itself: all of its steps are looked at",
+                hint=f"name {result.path}",
             )
-        removing(found.path)
-        if begun(found.path) is not None:
-            with locked_run(found.path):
-                raise interrupted(found.path)
-        if strip_older and not isinstance(found.path.store, Renames):
+        removing(result.path)
+        if begun(result.path) is not None:
+            with locked_run(result.path):
+                raise interrupted(result.path)
+        if strip_older and not isinstance(result.path.store, Renames):
             raise UsageError(
                 "in a bucket no step is replaced by another: nothing there can be renamed",
-                place=found.path,
+                location=result.path,
                 hint=f"leave {option('strip_older', True)} out; `ckpt strip-optimizer` writes parameters to "
                 "another place",
             )
-        decision = looked_at(found, lambda seen: _strippable(decided(seen, keep, strip_older)))
-        return PreparedPrune(decision, found.path, "prune", copy, requests)
+        decision = looked_at(result, lambda seen: _strippable(decided(seen, keep, strip_older)))
+        return PreparedPrune(decision, result.path, "prune", copy, requests)
 
 
 def _strippable(decision: PruneDecision) -> PruneDecision:
@@ -300,13 +304,17 @@ def _strippable(decision: PruneDecision) -> PruneDecision:
     return replace(decision, fates=tuple(map(checked, decision.fates)))
 
 
-def _going_on(place: Place, finish: bool, undo: bool, keep: Keep, requests: int | None) -> PreparedPrune:
+def _going_on(
+    location: Location, finish: bool, undo: bool, keep: Keep, requests: int | None
+) -> PreparedPrune:
     if (finish and undo) or not keep.says_nothing:
         raise UsageError(
             f"{option('finish', True)} and {option('undo', True)} are about a prune that was interrupted",
             hint="give one of them, and nothing else",
         )
-    above = next((each for each in (place, place / "checkpoints") if (each / PRUNE_DIRECTORY).is_dir()), None)
+    above = next(
+        (item for item in (location, location / "checkpoints") if (item / PRUNE_DIRECTORY).is_dir()), None
+    )
     if above is None:
-        raise UsageError("no prune of this run was begun", place=place)
+        raise UsageError("no prune of this run was begun", location=location)
     return PreparedPrune(None, OrbaxRun(above).path, "finish" if finish else "undo", False, requests)

@@ -15,11 +15,11 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DestinationExistsError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.plan.plan_file import PlanFile
-from ckpttools.stores.abilities import Forgets
+from ckpttools.stores.abilities import SupportsCacheInvalidation
 from ckpttools.stores.base import FileKind
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK
 from ckpttools.stores.shares import PublishedError
 
@@ -39,7 +39,7 @@ class PublishedPlan:
         state: "complete".
     """
 
-    destination: Place
+    destination: Location
     plan: str
     published: float
     state: str = "complete"
@@ -49,28 +49,28 @@ class PublishedPlan:
         return f"<Published {self.destination}: complete since {when}>"
 
 
-def published_at(file: PlanFile, destination: Place) -> PublishedPlan | None:
+def published_at(file: PlanFile, destination: Location) -> PublishedPlan | None:
     """What is known of a plan that was published, where that is still at its destination; else None.
 
     Raises:
         StorageError: the destination cannot be looked at.
     """
-    said = _said(file)
-    if said.get("plan") != file.checksum:
+    declared = _said(file)
+    if declared.get("plan") != file.checksum:
         return None
-    marks, when = said.get("files"), said.get("published")
+    marks, when = declared.get("files"), declared.get("published")
     if not isinstance(marks, dict) or not isinstance(when, int | float) or not marks:
         return None
     # Another kind of store, which has the same files, knows them by other versions.
-    is_same_kind = said.get("scheme") == destination.store.scheme
+    is_same_kind = declared.get("scheme") == destination.store.scheme
     compared = 2 if is_same_kind else 1
-    found = marks_of(destination, marks)
-    if any(found.get(name, [])[:compared] != mark[:compared] for name, mark in marks.items()):
+    result = marks_of(destination, marks)
+    if any(result.get(name, [])[:compared] != mark[:compared] for name, mark in marks.items()):
         return None
     return PublishedPlan(destination, file.header.plan, when)
 
 
-def check_unpublished(file: PlanFile, destination: Place) -> None:
+def check_unpublished(file: PlanFile, destination: Location) -> None:
     """Refuses to begin with a plan where something is at its destination.
 
     Raises:
@@ -84,7 +84,7 @@ def check_unpublished(file: PlanFile, destination: Place) -> None:
         raise _new(file, destination)
 
 
-def is_new(file: PlanFile, destination: Place) -> bool:
+def is_new(file: PlanFile, destination: Location) -> bool:
     """Whether something is at the destination of a plan that was not there when the plan was made.
 
     Raises:
@@ -94,52 +94,52 @@ def is_new(file: PlanFile, destination: Place) -> bool:
     return now != file.header.replaced and destination.exists()
 
 
-def _new(file: PlanFile, destination: Place) -> DestinationExistsError:
-    note = "a note next to the plan" if file.place is None else str(_trace(file.place))
+def _new(file: PlanFile, destination: Location) -> DestinationExistsError:
+    note = "a note next to the plan" if file.location is None else str(_trace(file.location))
     since = "is not what was there" if file.header.replaced else "was not there"
     return DestinationExistsError(
         f"{destination} exists, and {since} when the plan was made",
         got="a checkpoint that a single run of the plan's command has completed, or that another command "
         "wrote; or this plan's, whose note was lost",
-        wanted=f"no change since the plan was made, or {note}, which publishing writes",
+        expected=f"no change since the plan was made, or {note}, which publishing writes",
         hint=f"if `ckpt {quote(str(destination))}` shows the expected checkpoint, nothing is left to do; "
         f"otherwise choose another destination, or {option('overwrite', True)}: it replaces what exists when "
         "it is made",
     )
 
 
-def note_published(file: PlanFile, destination: Place) -> None:
+def note_published(file: PlanFile, destination: Location) -> None:
     """Notes beside a plan that its checkpoint has its name.
 
     Raises:
         UsageError, StorageError: nothing can be written there.
     """
-    if file.place is None:
+    if file.location is None:
         return
-    said = {
+    declared = {
         "plan": file.checksum,
         "destination": str(destination),
         "scheme": destination.store.scheme,
         "published": time.time(),
         "files": marks_of(destination),
     }
-    _trace(file.place).put(json.dumps(said, indent=1).encode())
+    _trace(file.location).put(json.dumps(declared, indent=1).encode())
 
 
-def marks_of(destination: Place, names: Mapping[str, object] | None = None) -> dict[str, list[object]]:
+def marks_of(destination: Location, names: Mapping[str, object] | None = None) -> dict[str, list[object]]:
     """Size and version of files of a checkpoint, by name: of those named, or of a few near its top."""
-    if isinstance(destination.store, Forgets):
+    if isinstance(destination.store, SupportsCacheInvalidation):
         # Its files may have been others a moment ago.
         destination.store.forget(destination.key)
-    found: dict[str, list[object]] = {}
+    result: dict[str, list[object]] = {}
     for name in islice(_near_the_top(destination), _MOST_FILES) if names is None else names:
         status = (destination / name).status()
         if status is not None:
-            found[name] = [status.size, status.version]
-    return found
+            result[name] = [status.size, status.version]
+    return result
 
 
-def _near_the_top(destination: Place) -> list[str]:
+def _near_the_top(destination: Location) -> list[str]:
     """Names of files; none where nothing is, or no directory."""
     if not destination.is_dir():
         return []
@@ -157,16 +157,16 @@ def _near_the_top(destination: Place) -> list[str]:
     return names
 
 
-def _trace(plan: Place) -> Place:
+def _trace(plan: Location) -> Location:
     return plan.with_name(plan.name + SUFFIX)
 
 
 def _said(file: PlanFile) -> Mapping[str, object]:
     """What is noted beside a plan; nothing where that cannot be read."""
-    if file.place is None:
+    if file.location is None:
         return {}
     with suppress(CheckpointError, ValueError):
-        found = json.loads(_trace(file.place).read_bytes())
-        if isinstance(found, dict):
-            return found
+        result = json.loads(_trace(file.location).read_bytes())
+        if isinstance(result, dict):
+            return result
     return {}

@@ -9,19 +9,19 @@ from shlex import quote
 
 from ckpttools.api.calls import user_code
 from ckpttools.api.parts import standing_of
+from ckpttools.api.plan_status import PlanStatus, plan_status
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
 from ckpttools.api.prepared import Prepared
 from ckpttools.api.published import PublishedPlan, check_unpublished, note_published, published_at
 from ckpttools.api.replanning import replanned
-from ckpttools.api.standing import PlanStatus, plan_status
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
-from ckpttools.core.wording import as_planned, option
+from ckpttools.core.message_terms import as_planned, option
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import unfinished
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.run.parts import finished_tasks
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.relocation import Relocation, Roots
 from ckpttools.stores.shares import PublishedError, Standing, at_work, claimed_error
@@ -72,7 +72,7 @@ def publish_plan(
     relocation = relocation_of(file, root)
     code = user_code(map=map, family=family)
     check_version(file.header)
-    with as_planned(file.place):
+    with as_planned(file.location):
         was_done = wait and _waited(file, relocation, waiting)
         return _published(file, relocation, observe, warn, prepared, code, was_done=was_done)
 
@@ -81,14 +81,14 @@ def _waited(file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatu
     """Waits until nothing is left to wait for; whether all tasks were seen done."""
     was_begun = False
     while True:
-        found = plan_status(file, root=relocation)
-        if found.state in ("done", "published", "complete", "taken"):
-            return found.tasks_done == found.tasks
-        if found.state == "not begun" and was_begun:
+        result = plan_status(file, root=relocation)
+        if result.state in ("done", "published", "complete", "taken"):
+            return result.tasks_done == result.tasks
+        if result.state == "not begun" and was_begun:
             # Somebody has published it, and could note nothing beside the plan; or has given it up.
             return False
-        was_begun = was_begun or found.state != "not begun"
-        waiting(found)
+        was_begun = was_begun or result.state != "not begun"
+        waiting(result)
         time.sleep(_WAIT_SECONDS)
 
 
@@ -108,13 +108,13 @@ def _published(
     while True:
         standing = standing_of(header, destination)
         if not standing.is_published:
-            found = published_at(file, destination)
+            result = published_at(file, destination)
             is_alone = not standing.is_begun and not standing.other
-            if found is None and was_done and is_alone and destination.exists():
+            if result is None and was_done and is_alone and destination.exists():
                 # Nothing could be noted beside the plan.
-                found = PublishedPlan(destination, header.plan, time.time())
-            if found is not None:
-                return found
+                result = PublishedPlan(destination, header.plan, time.time())
+            if result is not None:
+                return result
             _check_done(file, standing, destination)
         was_done = True
         again = again or replanned(file, relocation, prepared, code)
@@ -140,15 +140,15 @@ def _published(
             # Another process was quicker.
 
 
-def _conclude(file: PlanFile, destination: Place, warn: Callable[[str], None]) -> None:
+def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]) -> None:
     try:
         note_published(file, destination)
     except CheckpointError as error:
         why = error.got or error.message
-        warn(f"note     parts run again will be refused: nothing can be put beside {file.place}: {why}")
+        warn(f"note     parts run again will be refused: nothing can be put beside {file.location}: {why}")
 
 
-def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
+def _check_done(file: PlanFile, standing: Standing, destination: Location) -> None:
     """Raises UnfinishedError, or UsageError where nothing was begun."""
     count, working = file.header.tasks, at_work(standing.members)
     if not standing.is_begun and (standing.other or destination.exists()):
@@ -157,7 +157,7 @@ def _check_done(file: PlanFile, standing: Standing, destination: Place) -> None:
             got=f"the beginning of another conversion: {standing.other}"
             if standing.other
             else "a checkpoint that a single run of the plan's command, or another command, has completed",
-            wanted=f"the parts of plan {file.header.plan[:12]}",
+            expected=f"the parts of plan {file.header.plan[:12]}",
             hint=f"`ckpt {quote(str(destination))}` says what is there",
         )
     missing = sorted({*range(count)} - finished_tasks(standing.all_records, count))

@@ -17,7 +17,7 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.wording import option, several
+from ckpttools.core.message_terms import option, several
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
@@ -25,7 +25,7 @@ from ckpttools.maxtext.direction import named_as
 from ckpttools.maxtext.llama_names import model_alone
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
 
 # Names that are listed in a command.
@@ -35,12 +35,12 @@ _FEW = 4
 @command(Writing)
 def quantize(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     scheme: Literal["fp8-block128", "mxfp4"] = "fp8-block128",
     exclude: Patterns = (),
     dtype: DType | str | None = None,
-    like: Where | None = None,
+    like: LocationLike | None = None,
     carry: bool = False,
     max_shard_size: Size = "5GB",
     step: int | None = None,
@@ -99,9 +99,9 @@ def _planned(
     tree = opened(source, read)
     refuse_adapter(tree)
     if named_as(tree.arrays) == "maxtext":
-        place = quote(tree.metadata.place or "SRC")
+        location = quote(tree.metadata.location or "SRC")
         refuse_quantized(
-            tree, hint=f"`ckpt convert maxtext-to-hf {place} DST` writes them as FP8, as they are"
+            tree, hint=f"`ckpt convert maxtext-to-hf {location} DST` writes them as FP8, as they are"
         )
         options = ToHuggingFace(**back, read=read, quantized="dequantize")
         with _excluding_by_hub(change):
@@ -109,7 +109,7 @@ def _planned(
     if given := [option(name, value) for name, value in back.items() if value]:
         raise UsageError(
             f"{given[0]} applies only to MaxText checkpoints",
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             hint="leave it out: the configuration beside the weights is taken",
         )
     return plan_tree(_model_alone(tree).pipe(change), writer, resources)
@@ -154,21 +154,21 @@ def _refuse_strangers(tree: Tree) -> None:
     Raises:
         FormatError: there are some; the hint says how to leave them out.
     """
-    found = strangers_in(tree)
-    if found is None or not found.names:
+    result = strangers_in(tree)
+    if result is None or not result.names:
         return
     select = "`ckpt select SRC MODEL` with"
-    if found.prefixes:
-        hint = below(found.prefixes, tree)
-    elif len(found.names) <= _FEW:
-        leave = several("drop", found.names)
+    if result.prefixes:
+        hint = below(result.prefixes, tree)
+    elif len(result.names) <= _FEW:
+        leave = several("drop", result.names)
         hint = f"{select} {leave} leaves them out, where the model computes without them"
     else:
         hint = "check that config.json belongs to these weights, or rename them by rules with `ckpt remap`"
     raise FormatError(
         "these arrays are not of the model that config.json names, and nothing that loads it reads them:"
-        + listing(found.names),
-        place=tree.metadata.place or None,
-        wanted=f"names of the family {found.family}",
+        + listing(result.names),
+        location=tree.metadata.location or None,
+        expected=f"names of the family {result.family}",
         hint=hint,
     )

@@ -12,7 +12,7 @@ from ckpttools.api.prepared import Prepared
 from ckpttools.array.fingerprint import identity
 from ckpttools.array.lazy import ByteSource
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.base import Writer
 from ckpttools.formats.sidecar import sidecar_versions
 from ckpttools.plan.plan_file import PlanFile, PlannedSource
@@ -42,11 +42,11 @@ def replanned(
         SourceChangedError: sources are not what they were.
         UsageError: another plan comes of it, or the file does not say how it is made.
     """
-    there = {relocation.there(each.path): each for each in file.sources}
-    for number, each in enumerate(file.sources):
-        if not each.is_inline:
+    there = {relocation.there(item.path): item for item in file.sources}
+    for number, item in enumerate(file.sources):
+        if not item.is_inline:
             file.opened_source(number, relocation.there).close()
-    made = prepared or _made_again(file, relocation, code or {})
+    built = prepared or _made_again(file, relocation, code or {})
 
     def planned(source: ByteSource) -> PlannedSource | None:
         return None if isinstance(source, Bytes) else there.get(str(parse(source.path).absolute()))
@@ -59,16 +59,16 @@ def replanned(
         known = planned(source)
         return bool(known.sample) if known else is_local(source)
 
-    plan, writer = made.conversion.plan, made.conversion.writer
+    plan, writer = built.conversion.plan, built.conversion.writer
     _check_sidecars(file, writer, relocation)
     if fingerprint(plan, writer, identify, relocation.back, is_timed) != file.header.plan:
         raise UsageError(
             "the same conversion makes another plan now",
-            wanted=f"plan {file.header.plan[:12]}",
+            expected=f"plan {file.header.plan[:12]}",
             hint="restore the other files that the command reads, such as rules and the model of "
             f"{option('like')}; or make the plan again",
         )
-    return made
+    return built
 
 
 def _check_sidecars(file: PlanFile, writer: Writer, relocation: Relocation) -> None:
@@ -79,9 +79,9 @@ def _check_sidecars(file: PlanFile, writer: Writer, relocation: Relocation) -> N
             copies = f"copy {name} from the planned model to this host"
             raise SourceChangedError(
                 f"{name} differs from that in the planned model",
-                place=relocation.there(file.header.source),
+                location=relocation.there(file.header.source),
                 got=current.get(name, "no such file"),
-                wanted=planned.get(name, "no such file"),
+                expected=planned.get(name, "no such file"),
                 hint=f"{copies if name in planned else f'move {name} away'}, or make the plan again",
             )
 
@@ -94,16 +94,20 @@ def _made_again(file: PlanFile, relocation: Relocation, code: Mapping[str, str])
         case None:
             raise UsageError(
                 "the plan was made from something that cannot be written as text, such as a tree in memory",
-                wanted="the same conversion, prepared in this process",
+                expected="the same conversion, prepared in this process",
                 hint="in Python: ckpttools.publish_plan(plan, prepared=…)",
             )
         case other:
-            raise FormatError("the plan does not say what a plan says", place=file.place, got=repr(other))
+            raise FormatError(
+                "the plan does not say what a plan says", location=file.location, got=repr(other)
+            )
     try:
         with _where_planned(relocation.there(header.directory)):
             return call.made_again(header.jobs, relocation.there, code)
     except (ValueError, TypeError) as error:
-        raise FormatError("the plan names a call that does not exist", place=file.place, got=error) from error
+        raise FormatError(
+            "the plan names a call that does not exist", location=file.location, got=error
+        ) from error
 
 
 @contextmanager

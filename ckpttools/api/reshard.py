@@ -19,10 +19,10 @@ from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import size_of
 from ckpttools.core.region import Shape
-from ckpttools.core.wording import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import stored_shardings, writer_for, writer_options
@@ -33,7 +33,7 @@ from ckpttools.sharding.grids import mesh_chunk
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.sharding.specs import Spec, shard_shape
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -72,13 +72,13 @@ class PreparedReshard(Prepared):
 
     def reported(self, done: Receipt) -> Resharded:
         """What was done, with the gain."""
-        return Resharded(**{each.name: getattr(done, each.name) for each in fields(done)}, gain=self.gain)
+        return Resharded(**{item.name: getattr(done, item.name) for item in fields(done)}, gain=self.gain)
 
 
 @command(Changing, more=writer_options, returns="Resharded")
 def reshard(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     mesh: str,
     rules: RulesLike = "maxtext",
@@ -107,8 +107,8 @@ def reshard(
     opening, writing = part_of(common, Opening), part_of(common, Writing)
     how = rest_of(common, Opening, Writing)
     _check(how)
-    devices, made = parse_mesh(mesh), rules_of(rules)
-    most = None if subchunks is None else size_of("subchunks", subchunks)
+    devices, built = parse_mesh(mesh), rules_of(rules)
+    limit = None if subchunks is None else size_of("subchunks", subchunks)
     reading = read_options(opening)
     asked: list[AppliedRules] = []
 
@@ -119,24 +119,24 @@ def reshard(
         )
         if not isinstance(writer, OrbaxWriter):
             raise TypeError(f"{writer!r} does not write Orbax")
-        applied = AppliedRules(made, tree, devices)
+        applied = AppliedRules(built, tree, devices)
         asked.append(applied)
-        grid = mesh_grid(applied, most, jax_arrays=stored_shardings(tree))
-        found = replace(writer, chunks=GivenChunks(exact=grid.chunks), shardings=grid.shardings)
+        grid = mesh_grid(applied, limit, jax_arrays=stored_shardings(tree))
+        result = replace(writer, chunks=GivenChunks(exact=grid.chunks), shardings=grid.shardings)
         notes = tree.metadata.notes + Notes(remarks=tuple(applied.remarks()))
-        return plan_tree(replace(tree, metadata=replace(tree.metadata, notes=notes)), found, resources)
+        return plan_tree(replace(tree, metadata=replace(tree.metadata, notes=notes)), result, resources)
 
-    found = prepare(plan, source, destination, **writing)
-    said = {each.name: getattr(found, each.name) for each in fields(found)}
-    return PreparedReshard(**said, asked=asked[0], reading=reading)
+    result = prepare(plan, source, destination, **writing)
+    declared = {item.name: getattr(result, item.name) for item in fields(result)}
+    return PreparedReshard(**declared, asked=asked[0], reading=reading)
 
 
-def _check(said: Mapping[str, object]) -> None:
+def _check(declared: Mapping[str, object]) -> None:
     """Raises UsageError for what contradicts a mesh."""
-    if said.get("format") not in (None, "orbax"):
-        raise UsageError("only Orbax says how arrays lie on a mesh", got=option("format", said["format"]))
+    if declared.get("format") not in (None, "orbax"):
+        raise UsageError("only Orbax says how arrays lie on a mesh", got=option("format", declared["format"]))
     for name in ("chunks", "reference"):
-        if said.get(name):
+        if declared.get(name):
             raise UsageError(
                 f"{option(name)} and a mesh both say how arrays are stored",
                 hint=f"leave {option(name)} out: the chunks are those of the mesh",
@@ -160,7 +160,7 @@ class MeshGrid:
 _WIDE = frozenset(("int64", "uint64", "float64", "complex128"))
 
 
-def mesh_grid(applied: AppliedRules, most: int | None = None, jax_arrays: Collection[Path] = ()) -> MeshGrid:
+def mesh_grid(applied: AppliedRules, limit: int | None = None, jax_arrays: Collection[Path] = ()) -> MeshGrid:
     """Return the chunks and shardings of all arrays of a tree.
 
     Python numbers and 64-bit numpy arrays get chunks but no sharding: Orbax restores an array that has a
@@ -168,7 +168,7 @@ def mesh_grid(applied: AppliedRules, most: int | None = None, jax_arrays: Collec
 
     Args:
         applied: how rules cut the arrays that will be written; others are whole on every device.
-        most: bytes of a chunk at most; None for 64 MiB.
+        limit: bytes of a chunk at most; None for 64 MiB.
         jax_arrays: arrays that were saved from JAX arrays, so that 64-bit ones keep a sharding.
 
     Raises:
@@ -188,7 +188,7 @@ def mesh_grid(applied: AppliedRules, most: int | None = None, jax_arrays: Collec
             shardings[path] = Sharding("NamedSharding", axes, _without_ends(spec))
         if array.size:
             stacked = stacked_axes(array)
-            chunks[path] = mesh_chunk(array.shape, shard, array.dtype.itemsize, stacked, most)
+            chunks[path] = mesh_chunk(array.shape, shard, array.dtype.itemsize, stacked, limit)
     return MeshGrid(chunks, shardings)
 
 

@@ -13,15 +13,15 @@ from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.report import Resolution
 from ckpttools.maxtext.loading.resolving import resolution
 from ckpttools.maxtext.versions import NEWEST, version_called
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.registry import Where
+from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.registry import LocationLike
 
 _TRAINERS = ("pre_train.train", "train.py")
 
 
 @checked
 def resolve(
-    *command: Where, maxtext: str = NEWEST, requests: int | None = None, **settings: Any
+    *command: LocationLike, maxtext: str = NEWEST, requests: int | None = None, **settings: Any
 ) -> Resolution:
     """Which checkpoint a run of MaxText would load, by which rule, and what it would not find.
 
@@ -46,10 +46,10 @@ def resolve(
     """
     version = version_called(maxtext)
     read = parsed(list(map(str, command)))
-    said = _with(read, settings)
+    declared = _with(read, settings)
     with requesting(requests):
-        made = resolution(settings_of(said, os.environ), version, os.environ)
-    return _for_program(made, read.program)
+        built = resolution(settings_of(declared, os.environ), version, os.environ)
+    return _for_program(built, read.program)
 
 
 def _with(command: ParsedCommand, settings: Mapping[str, Any]) -> ParsedCommand:
@@ -58,20 +58,20 @@ def _with(command: ParsedCommand, settings: Mapping[str, Any]) -> ParsedCommand:
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as YAML has them: paths are text."""
-    return {name: _value(each) for name, each in settings.items()}
+    return {name: _value(item) for name, item in settings.items()}
 
 
-def _value(said: Any) -> Any:
-    if isinstance(said, Mapping):
-        return _plain(said)
-    return str(said) if isinstance(said, os.PathLike) else said
+def _value(declared: Any) -> Any:
+    if isinstance(declared, Mapping):
+        return _plain(declared)
+    return str(declared) if isinstance(declared, os.PathLike) else declared
 
 
-def _for_program(made: Resolution, program: str | None) -> Resolution:
+def _for_program(built: Resolution, program: str | None) -> Resolution:
     """With a note where another program than the trainer is run."""
     if program is None or program.endswith(_TRAINERS):
-        return made
+        return built
     note = f"these are the rules of MaxText's pre-training; {program} may have others"
     if "post_train" in program:
         note += ": post-training takes the directory of the item alone, and resumes by rules of its own"
-    return replace(made, notes=(*made.notes, note))
+    return replace(built, notes=(*built.notes, note))

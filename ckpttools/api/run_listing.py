@@ -6,12 +6,12 @@ from ckpttools.core.checked import checked
 from ckpttools.core.errors import FormatError
 from ckpttools.runs.listing import RunListing, listed, looked_at, run_at
 from ckpttools.runs.trained import trained_run
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.registry import LocationLike, parse
 
 
 @checked
-def ls(run: Where, *, requests: int | None = None) -> RunListing:
+def ls(run: LocationLike, *, requests: int | None = None) -> RunListing:
     """The steps of a run: kinds, sizes, whether they are finished, metrics, and what resuming would take.
 
     Args:
@@ -25,9 +25,9 @@ def ls(run: Where, *, requests: int | None = None) -> RunListing:
     """
     with requesting(requests):
         try:
-            found = run_at(parse(run))
+            result = run_at(parse(run))
         except FormatError:
             if (trained := trained_run(parse(run))) is None:
                 raise
             return trained
-        return looked_at(found, listed)
+        return looked_at(result, listed)

@@ -28,14 +28,14 @@ def same_numbers(
     from ckpttools.compare.verify import compare
 
     names = weights_with(a, differing)
-    mine, wanted = numbers_of(a, names), numbers_of(b, names)
-    if not names or mine.keys() != wanted.keys():
+    mine, expected = numbers_of(a, names), numbers_of(b, names)
+    if not names or mine.keys() != expected.keys():
         return ()
     smallest = min(mine, key=lambda name: mine[name].nbytes)
     try:
         # Two models differ in any of their weights: one is read before all are.
         for chosen in ({smallest}, names):
-            sides = {name: mine[name] for name in chosen}, {name: wanted[name] for name in chosen}
+            sides = {name: mine[name] for name in chosen}, {name: expected[name] for name in chosen}
             if compare(Pairing(*sides), memory=memory, jobs=jobs):
                 return ()
     except FormatError:

@@ -16,8 +16,8 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
-from ckpttools.core.wording import option
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.plan.plan import Plan
@@ -29,7 +29,7 @@ from ckpttools.sharding.save_layout import OwnedWriter
 from ckpttools.sharding.save_leaves import holders, is_shared, pytree_as_tree, with_own_holders
 from ckpttools.sharding.save_shards import ShardHolder
 from ckpttools.sharding.save_together import Together, check_dealt
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 
 
 @checked
@@ -38,19 +38,19 @@ def plan_save(
     format: str | None = None,
     *,
     resources: Resources | None = None,
-    destination: Where | None = None,
+    destination: LocationLike | None = None,
     keep_sharding: bool = False,
     **options: Any,
 ) -> Conversion:
     """What `save` with these arguments would do; its `run(destination)` does it."""
-    place = None if destination is None else parse(destination, is_written=True)
-    resources = replace(resources or Resources(), destination=place)
+    location = None if destination is None else parse(destination, is_written=True)
+    resources = replace(resources or Resources(), destination=location)
     tree, format = _as_tree(tree, None), _format(tree, format)
-    writer = writer_for(tree, format, place, **options)
+    writer = writer_for(tree, format, location, **options)
     if keep_sharding:
         writer = keeping_shardings(writer, tree)
     if is_shared(tree):
-        writer = OwnedWriter(writer, place.store.streams if place else None)
+        writer = OwnedWriter(writer, location.store.streams if location else None)
     return plan_tree(tree, writer, resources)
 
 
@@ -73,11 +73,11 @@ def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Rec
 @command(Writing, more=lambda: [*writer_options(), *_model_options()], carry_out=_saved)
 def save(
     tree: Tree | Any,
-    destination: Where,
+    destination: LocationLike,
     format: str | None = None,
     *,
     to: Literal["hf", "maxtext"] | None = None,
-    model: Where | None = None,
+    model: LocationLike | None = None,
     custom: Mapping[str, Any] | None = None,
     keep_sharding: bool = False,
     **options: Any,
@@ -109,14 +109,14 @@ def save(
         LockedError: a save to this place is under way.
         CheckpointError: the format cannot hold the tree, the work does not fit, reading or writing fails.
     """
-    made = _as_tree(tree, custom)
+    built = _as_tree(tree, custom)
     if keep_sharding and to is not None:
         raise UsageError(
             f"{option('keep_sharding')} applies only to arrays that are written as they are",
             hint=f"leave out {option('keep_sharding')} or {option('to')}",
         )
     if to is not None:
-        return PreparedSave.of(_converted(made, destination, format, to, model, options))
+        return PreparedSave.of(_converted(built, destination, format, to, model, options))
     if model is not None:
         raise UsageError(
             f"{option('model')} applies only to conversions", hint='say to="hf" or to="maxtext" as well'
@@ -126,7 +126,7 @@ def save(
 
     def plan(resources: Resources) -> Conversion:
         return plan_save(
-            made,
+            built,
             _format(tree, format),
             resources=resources,
             destination=destination,
@@ -134,13 +134,13 @@ def save(
             **how,
         )
 
-    return PreparedSave.of(prepare(plan, made, destination, **writing))
+    return PreparedSave.of(prepare(plan, built, destination, **writing))
 
 
 @checked
 def save_async(
     tree: Tree | Any,
-    destination: Where,
+    destination: LocationLike,
     format: str | None = None,
     *,
     host_memory: Size | None = None,
@@ -198,7 +198,7 @@ class PreparedSave(Prepared):
     @classmethod
     def of(cls, prepared: Prepared) -> PreparedSave:
         """The same, prepared to be saved."""
-        return cls(*(getattr(prepared, each.name) for each in fields(prepared)))
+        return cls(*(getattr(prepared, field.name) for field in fields(prepared)))
 
     def check(self) -> None:
         """Raises what would stop `run` before it writes anything."""
@@ -288,19 +288,19 @@ def _format(tree: Any, format: str | None) -> str | None:
 
 def _converted(
     tree: Tree,
-    destination: Where,
+    destination: LocationLike,
     format: str | None,
     to: str,
-    model: Where | None,
+    model: LocationLike | None,
     options: Mapping[str, Any],
 ) -> Prepared:
     """What writes a tree as the other side names and lays out the same model."""
-    wanted = {"hf": "safetensors", "maxtext": "orbax"}
-    if to not in wanted:
-        raise UsageError(f"cannot convert to {to!r}", wanted='"hf" or "maxtext"')
-    if format not in (None, wanted[to]):
+    expected = {"hf": "safetensors", "maxtext": "orbax"}
+    if to not in expected:
+        raise UsageError(f"cannot convert to {to!r}", expected='"hf" or "maxtext"')
+    if format not in (None, expected[to]):
         raise UsageError(
-            f"{option('to', to)} is written as {wanted[to]}",
+            f"{option('to', to)} is written as {expected[to]}",
             got=f"format {format}",
             hint=f"leave out {option('format')}, or save without {option('to')}",
         )

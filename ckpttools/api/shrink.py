@@ -11,11 +11,11 @@ from ckpttools.api.prepared import Prepared, command
 from ckpttools.api.sources import Source
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.shrink import Shrink
 from ckpttools.maxtext.smaller_config import Smaller
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
 
@@ -27,13 +27,13 @@ _LEAST_SHARE = 0.5
 @command(Changing, more=writer_options)
 def shrink(
     source: Source,
-    destination: Where,
+    destination: LocationLike,
     *,
     layers: int | Sequence[int] | None = None,
     experts: int | None = None,
     vocab: int | None = None,
-    like: Where | None = None,
-    family: Where | None = None,
+    like: LocationLike | None = None,
+    family: LocationLike | None = None,
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
@@ -58,8 +58,8 @@ def shrink(
         CheckpointError: as `ckpttools.maxtext.shrink.Shrink` and `ckpttools.convert`.
     """
     if layers is None and experts is None and vocab is None:
-        said = " or ".join(map(option, ("layers", "experts", "vocab")))
-        raise UsageError("nothing says what to reduce", hint=f"give {said}")
+        declared = " or ".join(map(option, ("layers", "experts", "vocab")))
+        raise UsageError("nothing says what to reduce", hint=f"give {declared}")
     kept = range(layers) if isinstance(layers, int) else layers
     change = Shrink(Smaller(kept, experts, vocab), like, text_of(family))
     casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]

@@ -16,12 +16,12 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, require_ranks, require_step
 from ckpttools.formats.several import has_weights
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.fetching import fetch
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
-Source = Where | Tree
+Source = LocationLike | Tree
 """A checkpoint: its location, or an open tree."""
 
 Observe = Callable[[int, int], None]
@@ -78,25 +78,25 @@ class Scanning(Opening, total=False):
     download: bool
 
 
-def read_options(said: Mapping[str, Any]) -> ReadOptions:
+def read_options(declared: Mapping[str, Any]) -> ReadOptions:
     """The options of `Opening`.
 
     Raises:
         UsageError: a text is not a size.
     """
-    sizes = {name: size_of(name, said[name]) for name in _SIZES if name in said}
-    return ReadOptions(**{**said, **sizes})
+    sizes = {name: size_of(name, declared[name]) for name in _SIZES if name in declared}
+    return ReadOptions(**{**declared, **sizes})
 
 
-def part_of(said: Mapping[str, Any], group: type) -> dict[str, Any]:
+def part_of(declared: Mapping[str, Any], group: type) -> dict[str, Any]:
     """The keyword arguments that belong to one group, a `TypedDict`."""
-    return {name: said[name] for name in group.__annotations__ if name in said}
+    return {name: declared[name] for name in group.__annotations__ if name in declared}
 
 
-def rest_of(said: Mapping[str, Any], *groups: type) -> dict[str, Any]:
+def rest_of(declared: Mapping[str, Any], *groups: type) -> dict[str, Any]:
     """Those that belong to none of these groups."""
     of_groups = {name for group in groups for name in group.__annotations__}
-    return {name: said[name] for name in said if name not in of_groups}
+    return {name: declared[name] for name in declared if name not in of_groups}
 
 
 def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> Tree:
@@ -114,13 +114,13 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
     """
     if not isinstance(source, Tree):
         tree = open_tree(parse(source), read)
-        places = (parse(each) for each in (source, *others) if not isinstance(each, Tree))
-        require_ranks(read or ReadOptions(), *places)
+        locations = (parse(other) for other in (source, *others) if not isinstance(other, Tree))
+        require_ranks(read or ReadOptions(), *locations)
         return tree
     if read is not None and read not in (ReadOptions(), ReadOptions(source.metadata.step)):
         raise UsageError(
             "the source is a tree, which is open already",
-            place=source.metadata.place or None,
+            location=source.metadata.location or None,
             got=", ".join(
                 f"{name} {value}"
                 for name, value in vars(read).items()
@@ -131,7 +131,9 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
     return source
 
 
-def config_alone(source: Where, read: ReadOptions, suffixes: tuple[str, ...] = (".json",)) -> Place | None:
+def config_alone(
+    source: LocationLike, read: ReadOptions, suffixes: tuple[str, ...] = (".json",)
+) -> Location | None:
     """The configuration of a model that lies there without weights; None where there are some.
 
     Args:
@@ -142,21 +144,21 @@ def config_alone(source: Where, read: ReadOptions, suffixes: tuple[str, ...] = (
     Raises:
         UsageError: a step or a process is chosen, of which a configuration has none.
     """
-    place = parse(source)
-    config = place if place.name.endswith(suffixes) else place / CONFIG
-    if config != place and (not config.is_file() or has_weights(place) or is_checkpoint(place)):
+    location = parse(source)
+    config = location if location.name.endswith(suffixes) else location / CONFIG
+    if config != location and (not config.is_file() or has_weights(location) or is_checkpoint(location)):
         return None
-    require_step(read, None, place)
-    require_ranks(read, place)
+    require_step(read, None, location)
+    require_ranks(read, location)
     return config
 
 
-def place_of(source: Source) -> Place | None:
+def location_of(source: Source) -> Location | None:
     """Where a checkpoint lies; None for a tree that was not read from files."""
     if not isinstance(source, Tree):
         return parse(source)
-    place = parse(source.metadata.place)
-    return place if source.metadata.place and place.exists() else None
+    location = parse(source.metadata.location)
+    return location if source.metadata.location and location.exists() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class ScanSettings:
     download: bool = False
 
     def fetch(self, *trees: Tree) -> None:
-        """Copies what these are read from to this machine, if that is wanted.
+        """Copies what these are read from to this machine, if that is expected.
 
         Raises:
             CheckpointError: as `ckpttools.stores.fetching.fetch`.
@@ -203,13 +205,18 @@ class ScanSettings:
 
 
 @contextmanager
-def scanning(said: Scanning) -> Iterator[ScanSettings]:
+def scanning(declared: Scanning) -> Iterator[ScanSettings]:
     """How elements are read; what is opened inside the `with` counts towards the memory.
 
     Raises:
         UsageError: a text is not a size.
     """
-    opening = {name: value for name, value in said.items() if name not in _RESOURCES}
-    memory, download = size_of("memory", said.get("memory", DEFAULT_MEMORY)), said.get("download", False)
-    with allowing(memory), requesting(said.get("requests")):
-        yield ScanSettings(memory, said.get("jobs"), said.get("observe"), read_options(opening), download)
+    opening = {name: value for name, value in declared.items() if name not in _RESOURCES}
+    memory, download = (
+        size_of("memory", declared.get("memory", DEFAULT_MEMORY)),
+        declared.get("download", False),
+    )
+    with allowing(memory), requesting(declared.get("requests")):
+        yield ScanSettings(
+            memory, declared.get("jobs"), declared.get("observe"), read_options(opening), download
+        )

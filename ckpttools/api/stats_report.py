@@ -46,7 +46,7 @@ def stats(
         CheckpointError: an array cannot be read, the memory is too small, or no array matches.
     """
     if sort is not None and sort not in SORTS:
-        raise UsageError(f"cannot sort by {sort!r}", wanted="one of " + ", ".join(SORTS))
+        raise UsageError(f"cannot sort by {sort!r}", expected="one of " + ", ".join(SORTS))
     with scanning(common) as scan:
         tree, remark = as_numbers(opened(source, scan.read), is_read=filter == "*")
         scan.fetch(tree)
@@ -63,7 +63,7 @@ def stats(
     report = replace(report, remarks=(remark,) if remark else ())
     if sort is None:
         return report
-    return replace(report, arrays=tuple(sorted(report.arrays, key=lambda each: _descending(each, sort))))
+    return replace(report, arrays=tuple(sorted(report.arrays, key=lambda item: _descending(item, sort))))
 
 
 def _descending(array: ArrayStats, by: str) -> tuple[bool, float]:

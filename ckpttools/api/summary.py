@@ -28,9 +28,9 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspect.tree import TreeReport
 from ckpttools.plan.plan_decoding import is_plan, read_plan
 from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import is_of_read_scheme
 
 _MOST_BELOW = 8
@@ -61,7 +61,7 @@ class Summary:
 
 
 @checked
-def summary(path: Where, *, requests: int | None = None) -> Summary:
+def summary(path: LocationLike, *, requests: int | None = None) -> Summary:
     """What is at a path: a run, a step, a model, an adapter, a file. Reads headers and indexes, no array.
 
     Args:
@@ -71,65 +71,65 @@ def summary(path: Where, *, requests: int | None = None) -> Summary:
     Raises:
         CheckpointError: nothing is there, it is no checkpoint, or it cannot be read.
     """
-    place = parse(path)
-    if not place.exists():
-        raise absent(place)
-    refuse_interrupted(place)
+    location = parse(path)
+    if not location.exists():
+        raise absent(location)
+    refuse_interrupted(location)
     with requesting(requests):
-        found = orbax_at(place) if place.is_dir() else None
-        if isinstance(found, OrbaxRun) and found.steps:
-            return _of_run(place, found)
-        if isinstance(found, Step) and len(found.items) > 1:
-            return _of_step(place, found)
-        if isinstance(found, OrbaxRun) and (hosts := hosts_at(place)):
-            return _of_hosts(place, len(hosts))
-        if found is None and is_plan(place.open()):
-            return _of_plan(place)
+        result = orbax_at(location) if location.is_dir() else None
+        if isinstance(result, OrbaxRun) and result.steps:
+            return _of_run(location, result)
+        if isinstance(result, Step) and len(result.items) > 1:
+            return _of_step(location, result)
+        if isinstance(result, OrbaxRun) and (hosts := hosts_at(location)):
+            return _of_hosts(location, len(hosts))
+        if result is None and is_plan(location.open()):
+            return _of_plan(location)
         try:
-            return _of_tree(place, found)
+            return _of_tree(location, result)
         except FormatError:
-            is_any = found is None or is_checkpoint(place)
-            if is_any or not (below := checkpoints_below(place, _MOST_BELOW + 1)):
+            is_any = result is None or is_checkpoint(location)
+            if is_any or not (below := checkpoints_below(location, _MOST_BELOW + 1)):
                 raise
-            return _of_directory(place, below)
+            return _of_directory(location, below)
 
 
-def _of_plan(place: Place) -> Summary:
-    header, path = read_plan(place).header, quote(str(place))
+def _of_plan(location: Location) -> Summary:
+    header, path = read_plan(location).header, quote(str(location))
     made_by = f" of ckpttools.{header.call['name']}" if header.call else ""
     what = f"a plan{made_by}: {plural(header.tasks, 'task')}, from {header.source} to {header.destination}"
     next = tuple(f"ckpt run {path} {how}" for how in ("--status", "--part 0/1", "--publish"))
-    return Summary(str(place), what, next=next)
+    return Summary(str(location), what, next=next)
 
 
-def _of_directory(place: Place, below: Sequence[Place]) -> Summary:
+def _of_directory(location: Location, below: Sequence[Location]) -> Summary:
     several = "checkpoints lie" if len(below) > 1 else "a checkpoint lies"
     more = f"more than {_MOST_BELOW} " if len(below) > _MOST_BELOW else ""
-    next = tuple(f"ckpt {quote(str(each))}" for each in below[:_MOST_BELOW])
-    return Summary(str(place), f"a directory below which {more}{several}", next=next)
+    next = tuple(f"ckpt {quote(str(item))}" for item in below[:_MOST_BELOW])
+    return Summary(str(location), f"a directory below which {more}{several}", next=next)
 
 
-def _of_hosts(place: Place, count: int) -> Summary:
-    path = quote(str(place))
+def _of_hosts(location: Location, count: int) -> Summary:
+    path = quote(str(location))
     next = (f"ckpt assemble {path} --list", f"ckpt assemble {path} DST", f"ckpt inspect tree {path}")
-    return Summary(str(place), f"what {plural(count, 'host')} of a job kept, each a part", next=next)
+    return Summary(str(location), f"what {plural(count, 'host')} of a job kept, each a part", next=next)
 
 
-def _of_run(place: Place, run: OrbaxRun) -> Summary:
+def _of_run(location: Location, run: OrbaxRun) -> Summary:
     listing = listed(run)
-    path = quote(str(place))
+    path = quote(str(location))
     count = len(listing.steps)
     what = f"a run of {count} steps" if count > 1 else "a run of one step"
     if any(step.missing_chunks for step in listing.steps):
-        if any(is_part_of_a_host(each.directory) for step in run.steps.values() for each in step.items):
+        if any(is_part_of_a_host(item.directory) for step in run.steps.values() for item in step.items):
             next = (f"ckpt assemble {path} OTHER_HOST… --list", f"ckpt inspect tree {path}")
             what = "what one host of a job kept, a part of each step"
         else:
             next = (f"ckpt doctor {path}", f"ckpt inspect tree {path}")
             what += ", not whole: chunks are missing"
-        return Summary(str(place), what, run=listing, next=next)
-    kinds = {each.kind for step in listing.finished[-1:] for each in step.items}
-    tree = _opened(place) if listing.finished else None
+        return Summary(str(location), what, run=listing, next=next)
+    kinds = {item.kind for step in listing.finished[-1:] for item in step.items}
+    tree = _opened(location) if listing.finished else None
     if tree is not None and is_maxtext_adapter(tree):
         follows = tuple(commands(path, adapter_report(tree), is_peft=False))
         names = names_of_jax(tree)
@@ -138,14 +138,14 @@ def _of_run(place: Place, run: OrbaxRun) -> Summary:
         if names != "MaxText":
             way = f"its factors have {names}'s names, which MaxText does not load"
         listing = replace(listing, hindered=f"which is an adapter: {way}") if listing.hindered else listing
-        return Summary(str(place), f"{what}, a LoRA adapter of {names}'s", run=listing, next=follows)
+        return Summary(str(location), f"{what}, a LoRA adapter of {names}'s", run=listing, next=follows)
     is_described = tree is not None and tree.metadata.config is not None
     if listing.finished and tree is None:
-        return Summary(str(place), what, run=listing, next=_next_of_damaged(path, run, listing))
+        return Summary(str(location), what, run=listing, next=_next_of_damaged(path, run, listing))
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
     if tree is not None and is_of_read_scheme(tree):
         advice = (*advice[:-1], f"ckpt cast {path} DST --dtype bfloat16", advice[-1])
-    return Summary(str(place), what, run=listing, next=advice)
+    return Summary(str(location), what, run=listing, next=advice)
 
 
 def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str, ...]:
@@ -155,10 +155,10 @@ def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str
     return (doctor, f"ckpt {quote(str(run.path / complete[-1].name))}") if complete else (doctor,)
 
 
-def _opened(place: Place) -> Tree | None:
+def _opened(location: Location) -> Tree | None:
     with unwarned(ChosenItemWarning):
         try:
-            return opened(place)
+            return opened(location)
         except CheckpointError:
             # The listing says what is wrong with it.
             return None
@@ -182,66 +182,66 @@ def _next_of_run(path: str, kinds: set[str], count: int, *, is_described: bool) 
     yield f"ckpt doctor {path}"
 
 
-def _of_step(place: Place, step: Step) -> Summary:
+def _of_step(location: Location, step: Step) -> Summary:
     items = listed_step(step).items
-    trees = [each for each in items if each.arrays]
-    shown = [step.path, *(step.path / each.name for each in trees)]
-    next = tuple(f"ckpt inspect tree {quote(str(each))}" for each in shown)
-    return Summary(str(place), f"a step with {plural(len(trees), 'tree')}", items=items, next=next)
+    trees = [item for item in items if item.arrays]
+    shown = [step.path, *(step.path / tree.name for tree in trees)]
+    next = tuple(f"ckpt inspect tree {quote(str(item))}" for item in shown)
+    return Summary(str(location), f"a step with {plural(len(trees), 'tree')}", items=items, next=next)
 
 
-def _of_tree(place: Place, found: OrbaxItem | Step | OrbaxRun | None) -> Summary:
+def _of_tree(location: Location, result: OrbaxItem | Step | OrbaxRun | None) -> Summary:
     with unwarned(ChosenItemWarning):
-        source = opened(place)
+        source = opened(location)
         tree = inspect(source)
-    folder = place if found is not None else place.parent
-    path = quote(str(place))
+    folder = location if result is not None else location.parent
+    path = quote(str(location))
     # Files of an adapter are left next to models that it was merged into.
     is_model = source.metadata.config is not None and not has_adapter(source)
     if tree.format != "orbax" and not is_model and (folder / ADAPTER).is_file():
         next = tuple(commands(path, tree.adapter, is_peft=True))
-        return Summary(str(place), adapter_in(folder), tree=tree, next=next)
+        return Summary(str(location), adapter_in(folder), tree=tree, next=next)
     if tree.format == "orbax" and tree.adapter is not None:
         next = tuple(commands(path, tree.adapter, is_peft=False))
-        return Summary(str(place), f"a LoRA adapter of {tree.adapter.names}'s", tree=tree, next=next)
+        return Summary(str(location), f"a LoRA adapter of {tree.adapter.names}'s", tree=tree, next=next)
     directory = "a model" if tree.num_parameters else "the state of an optimizer"
-    what = {OrbaxItem: "an item", Step: "a step"}.get(type(found), "a file" if found is None else directory)
-    whose = f" of {' or '.join(each.name for each in tree.families)}" if tree.families else ""
+    what = {OrbaxItem: "an item", Step: "a step"}.get(type(result), "a file" if result is None else directory)
+    whose = f" of {' or '.join(family.name for family in tree.families)}" if tree.families else ""
     return Summary(
-        str(place), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(place, tree, source))
+        str(location), f"{what}{whose}, {tree.format}", tree=tree, next=tuple(_next(location, tree, source))
     )
 
 
-def _is_of_process(place: Place) -> bool:
+def _is_of_process(location: Location) -> bool:
     """Whether a file of torch.save is one process's of a checkpoint that is named by its directory."""
     try:
-        return place.suffix == ".pt" and is_checkpoint(place.parent)
+        return location.suffix == ".pt" and is_checkpoint(location.parent)
     except CheckpointError:
         return False
 
 
-def _next(place: Place, tree: TreeReport, source: Tree) -> Iterator[str]:
-    path, is_written, made = quote(str(place)), tree.format in writable(), list[str]()
+def _next(location: Location, tree: TreeReport, source: Tree) -> Iterator[str]:
+    path, is_written, built = quote(str(location)), tree.format in writable(), list[str]()
     yield f"ckpt inspect tree {path}"
-    if any(each.name == "quantized" for each in tree.warnings):
+    if any(warning.name == "quantized" for warning in tree.warnings):
         yield f"ckpt doctor {path}"
         return
-    if tree.format == "torch" and place.is_file() and _is_of_process(place):
-        yield f"ckpt {quote(str(place.parent))}"
+    if tree.format == "torch" and location.is_file() and _is_of_process(location):
+        yield f"ckpt {quote(str(location.parent))}"
         return
     if tree.kind is not None and tree.families:
         if tree.optimizer is not None:
             yield f"ckpt strip-optimizer {path} DST" + ("" if is_written else " --to orbax")
-        is_described = any(each.rpartition("/")[2] == CONFIG for each in tree.companions)
+        is_described = any(sidecar.rpartition("/")[2] == CONFIG for sidecar in tree.sidecars)
         yield from _of_maxtext(path, is_described=is_described)
     elif tree.families and tree.format != "orbax":
-        yield from commands_of_model(source, place)
+        yield from commands_of_model(source, location)
     else:
-        made = list(commands_of_trainers(source, place))
-        yield from made or [f"ckpt inspect stats {path}"]
+        built = list(commands_of_trainers(source, location))
+        yield from built or [f"ckpt inspect stats {path}"]
     if tree.scales is not None and is_written:
         yield f"ckpt cast {path} DST --dtype bfloat16"
-    if not is_written and not any(each.startswith("ckpt") for each in made):
+    if not is_written and not any(item.startswith("ckpt") for item in built):
         alone = " --strip-optimizer" if "optimizer" in tree.roles and tree.num_parameters else ""
         yield f"ckpt convert to-safetensors {path} DST{alone}"
     yield f"ckpt doctor {path}"
@@ -251,35 +251,35 @@ def _next(place: Place, tree: TreeReport, source: Tree) -> Iterator[str]:
 _DEEPEST, _MOST_TRIED = 4, 200
 
 
-def checkpoints_below(place: Place, most: int) -> list[Place]:
+def checkpoints_below(location: Location, limit: int) -> list[Location]:
     """The first checkpoints and runs in a directory and in those below it; nothing in them is searched."""
-    return list(islice(_found(place), most))
+    return list(islice(_found(location), limit))
 
 
-def _found(place: Place) -> Iterator[Place]:
-    level, left = [place], _MOST_TRIED
+def _found(location: Location) -> Iterator[Location]:
+    level, left = [location], _MOST_TRIED
     for _ in range(_DEEPEST):
-        further: list[Place] = []
-        for each in (below for above in level for below in _directories(above)):
+        further: list[Location] = []
+        for item in (below for above in level for below in _directories(above)):
             if not left:
                 return
             left -= 1
-            if _is_one(each):
-                yield each
+            if _is_one(item):
+                yield item
             else:
-                further.append(each)
+                further.append(item)
         level = further
 
 
-def _directories(place: Place) -> list[Place]:
+def _directories(location: Location) -> list[Location]:
     try:
-        return sorted(directories(place), key=str)
+        return sorted(directories(location), key=str)
     except CheckpointError:
         return []  # only advice depends on it
 
 
-def _is_one(place: Place) -> bool:
+def _is_one(location: Location) -> bool:
     try:
-        return is_checkpoint(place) or bool(hosts_at(place))
+        return is_checkpoint(location) or bool(hosts_at(location))
     except CheckpointError:
         return False

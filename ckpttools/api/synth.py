@@ -9,25 +9,25 @@ from ckpttools.api.arguments import Storing, float_dtype_of
 from ckpttools.api.convert import Changing, write_changed
 from ckpttools.api.hf_to_maxtext import hf_to_maxtext
 from ckpttools.api.prepared import Prepared, Writing, command
-from ckpttools.api.sources import Source, opened, part_of, place_of, read_options
+from ckpttools.api.sources import Source, location_of, opened, part_of, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_options
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.stitch import stitched
 from ckpttools.maxtext.synthetic import lacks_towers, synthetic, text_model_of
-from ckpttools.run.apart import check_apart
-from ckpttools.stores.registry import Where, parse
+from ckpttools.run.overlap_check import check_apart
+from ckpttools.stores.registry import LocationLike, parse
 
 
 @command(Changing, more=writer_options)
 def synth(
-    source: Where,
-    destination: Where,
+    source: LocationLike,
+    destination: LocationLike,
     *,
     seed: int = 0,
     names: Literal["huggingface", "maxtext"] = "huggingface",
@@ -53,14 +53,14 @@ def synth(
         ConfigError, ShapeError: no family is of this model type, or the configuration lacks a size.
         CheckpointError: as `ckpttools.convert`.
     """
-    place = parse(source)
-    check_apart(place, parse(destination))
-    file = place / CONFIG if place.is_dir() else place
+    location = parse(source)
+    check_apart(location, parse(destination))
+    file = location / CONFIG if location.is_dir() else location
     try:
-        config, wanted = read_json(file), float_dtype_of(dtype)
+        config, expected = read_json(file), float_dtype_of(dtype)
     except FormatError as error:
         raise error.at(hint=f"name the {CONFIG} of a model, or the directory that has it") from error
-    tree = synthetic(config, seed, wanted, str(file))
+    tree = synthetic(config, seed, expected, str(file))
     if names == "maxtext":
         if common.get("format") not in (None, "orbax"):
             raise UsageError(f"{option('format')} applies only to models with Hugging Face's names")
@@ -75,12 +75,14 @@ def synth(
         # A configuration that speaks of towers would have transformers make them out of random numbers.
         remark = Notes(remarks=(f"it is the text model alone, with the {CONFIG} of that",))
         notes = tree.metadata.notes + remark
-        tree = synthetic(text, seed, wanted, str(file)).with_metadata(notes=notes)
+        tree = synthetic(text, seed, expected, str(file)).with_metadata(notes=notes)
     return write_changed([], tree, destination, {"format": "safetensors", **common})
 
 
 @command(Changing, more=writer_options)
-def stitch(source: Source, destination: Where, *, decoder: Source, **common: Unpack[Changing]) -> Prepared:
+def stitch(
+    source: Source, destination: LocationLike, *, decoder: Source, **common: Unpack[Changing]
+) -> Prepared:
     """Writes the towers of one model with the text model of another: its embedding, layers, norm and head.
 
     Args:
@@ -94,9 +96,9 @@ def stitch(source: Source, destination: Where, *, decoder: Source, **common: Unp
         CoverageError: the text models have other names or shapes; lists all.
         CheckpointError: as `ckpttools.convert`.
     """
-    place = place_of(decoder)
-    if place is not None:
-        check_apart(place, parse(destination))
+    location = location_of(decoder)
+    if location is not None:
+        check_apart(location, parse(destination))
 
     def make(opening: Mapping[str, Any]) -> Tree:
         read = read_options(opening)

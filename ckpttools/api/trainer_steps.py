@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 from shlex import quote
 
 from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.message_terms import flag
 from ckpttools.core.text import matches_any
-from ckpttools.core.wording import flag
 from ckpttools.families.registry import families
 from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.llama_names import has_llama_names, on_hub
 from ckpttools.maxtext.model import config_copy
 from ckpttools.maxtext.recognition import guess_families, strangers_in
 from ckpttools.maxtext.view import view_of
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 # Patterns of what lies beside a model's weights that fit into a command.
@@ -25,24 +25,28 @@ def names_of_hub(*trees: Tree) -> str | None:
     """What gives the first checkpoint with a trainer's names those of the hub; None where none has."""
     for tree in trees:
         is_known = view_of(tree).is_maxtext or guess_families(tree, families().values())
-        made = [] if is_known or not tree.metadata.place else list(commands(tree, parse(tree.metadata.place)))
-        if made:
-            after = "" if made[0].startswith("ckpt") else f"after `{made[0]}`, "
-            return f"{after}`{made[-1]}` gives names of the hub, which can be compared"
+        built = (
+            []
+            if is_known or not tree.metadata.location
+            else list(commands(tree, parse(tree.metadata.location)))
+        )
+        if built:
+            after = "" if built[0].startswith("ckpt") else f"after `{built[0]}`, "
+            return f"{after}`{built[-1]}` gives names of the hub, which can be compared"
     return None
 
 
-def commands_of_model(tree: Tree, place: Place) -> Iterator[str]:
+def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
     """Commands that go on from a model with names of the hub, once its configuration is beside it.
 
     Args:
         tree: the model, perhaps with an optimizer's state or a head of its trainer's beside it.
-        place: where it lies.
+        location: where it lies.
     """
     if tree.metadata.config is None:
-        yield from filter(None, (config_copy(place),))
+        yield from filter(None, (config_copy(location),))
         return
-    beside, path = list(dict.fromkeys((*patterns_beside(tree), *_heads(tree)))), quote(str(place))
+    beside, path = list(dict.fromkeys((*patterns_beside(tree), *_heads(tree)))), quote(str(location))
     if len(beside) > _FEW:
         return
     yield f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}"
@@ -52,8 +56,8 @@ def commands_of_model(tree: Tree, place: Place) -> Iterator[str]:
 
 def _heads(tree: Tree) -> Iterator[str]:
     """Patterns of what a trainer put beside a model: keys with nothing of the model's below them."""
-    found = strangers_in(tree)
-    strange = {*found.names} if found is not None and not found.prefixes else set()
+    result = strangers_in(tree)
+    strange = {*result.names} if result is not None and not result.prefixes else set()
     names = [dotted(path) for path in tree.arrays]
     own = {name.split(".")[0] for name in names if name not in strange}
     for key in dict.fromkeys(name.split(".")[0] for name in names if name in strange):
@@ -62,27 +66,27 @@ def _heads(tree: Tree) -> Iterator[str]:
 
 
 def _dropping(patterns: Iterable[str]) -> str:
-    return "".join(f" {flag('drop', quote(each))}" for each in patterns)
+    return "".join(f" {flag('drop', quote(pattern))}" for pattern in patterns)
 
 
-def commands(tree: Tree, place: Place) -> Iterator[str]:
+def commands(tree: Tree, location: Location) -> Iterator[str]:
     """Commands that make a model of a checkpoint; none where its names are those of no known model.
 
     Args:
         tree: whose names are neither MaxText's nor the hub's as they are.
-        place: where it lies.
+        location: where it lies.
     """
-    beside, path = patterns_beside(tree), quote(str(place))
+    beside, path = patterns_beside(tree), quote(str(location))
     if len(beside) > _FEW:
         return
     hub = on_hub(tree, tree.metadata.config).tree
     leaves = {at: a for at, a in hub.arrays.items() if not matches_any(dotted(at), beside)}
     weights = Tree(leaves, hub.metadata)
     is_llama = has_llama_names(map(dotted, leaves))
-    found = strangers_in(weights)
-    if found is not None and found.prefixes:
+    result = strangers_in(weights)
+    if result is not None and result.prefixes:
         yield from (
-            f"ckpt select {path} DST --prefix {quote(each)} --to safetensors" for each in found.prefixes
+            f"ckpt select {path} DST --prefix {quote(prefix)} --to safetensors" for prefix in result.prefixes
         )
         return
     if not is_llama and not guess_families(weights, families().values()):
@@ -90,7 +94,7 @@ def commands(tree: Tree, place: Place) -> Iterator[str]:
     to_hub = f"ckpt convert to-safetensors {path} DST {flag('names', 'hub')}{_dropping(beside)}"
     if tree.metadata.config is None:
         # The second needs what the first copies.
-        if copied := config_copy(place):
+        if copied := config_copy(location):
             yield from (copied, to_hub)
     elif not is_llama:
         yield from (f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}", to_hub)

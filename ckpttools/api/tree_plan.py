@@ -11,19 +11,19 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name, dotted
 from ckpttools.core.notes import Notes
 from ckpttools.formats.adapters import ADAPTER, is_adapter
-from ckpttools.formats.base import COMPANIONS, RECORD, HoldsCompanions, Writer
+from ckpttools.formats.base import RECORD, SIDECARS, SupportsSidecars, Writer
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.origin import with_origin
-from ckpttools.formats.sidecar import CARRIED, Companions, WithSidecars
+from ckpttools.formats.sidecar import CARRIED, Sidecars, WithSidecars
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import LORA_KEY
 from ckpttools.maxtext.llama_names import hub_name
 from ckpttools.maxtext.model_config import absent_prediction, absent_towers, true_config
 from ckpttools.maxtext.model_files import (
     ModelFiles,
-    companions_of,
     config_bytes,
     has_sidecars,
+    sidecars_of,
     untrue_files,
     untrue_notes,
 )
@@ -42,21 +42,21 @@ def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) ->
     resources = resources or Resources()
     tree = _of_part(tree)
     notes = tree.metadata.notes + check_source(tree)
-    companions = companions_of(tree)
+    sidecars = sidecars_of(tree)
     tree = with_origin(tree, tree)
-    if not (companions or tree.metadata.is_other_model):
+    if not (sidecars or tree.metadata.is_other_model):
         return resources.plan(tree, writer, notes)
-    if not isinstance(writer, HoldsCompanions):
-        return resources.plan(tree, writer, notes + _left_out(companions, writer.name))
-    is_model = _is_model(tree, companions)
-    changed, said = _changed(tree, companions, is_model)
-    copied = {name: file for name, file in companions.files.items() if name not in changed}
-    made = {name: content for name, content in changed.items() if content is not None}
-    place = writer.companions_at(tree, is_model)
-    if is_model and not place:
-        said += compare_with_config(tree, {**copied, **made})
-    beside = WithSidecars(writer, Companions(copied, companions.arrays), place, made)
-    return resources.plan(beside.with_companions(tree), beside, notes + said)
+    if not isinstance(writer, SupportsSidecars):
+        return resources.plan(tree, writer, notes + _left_out(sidecars, writer.name))
+    is_model = _is_model(tree, sidecars)
+    changed, declared = _changed(tree, sidecars, is_model)
+    copied = {name: file for name, file in sidecars.files.items() if name not in changed}
+    built = {name: content for name, content in changed.items() if content is not None}
+    location = writer.sidecars_at(tree, is_model)
+    if is_model and not location:
+        declared += compare_with_config(tree, {**copied, **built})
+    beside = WithSidecars(writer, Sidecars(copied, sidecars.arrays), location, built)
+    return resources.plan(beside.with_sidecars(tree), beside, notes + declared)
 
 
 def _of_part(tree: Tree) -> Tree:
@@ -68,39 +68,39 @@ def _of_part(tree: Tree) -> Tree:
     return tree.pipe(with_modules_left)
 
 
-def _changed(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes | None], Notes]:
+def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes | None], Notes]:
     """What is written in place of files that go along, None where they are left out; and remarks about it."""
-    made, said = _made(tree, companions, is_model)
-    files: dict[str, bytes | None] = {**made}
+    built, declared = _made(tree, sidecars, is_model)
+    files: dict[str, bytes | None] = {**built}
     if is_model:
         config = tree.metadata.config
-        untrue = untrue_files(companions.files, tree, _stored(companions), config)
-        files, said = {**dict.fromkeys(untrue), **files}, said + untrue_notes(untrue)
+        untrue = untrue_files(sidecars.files, tree, _stored(sidecars), config)
+        files, declared = {**dict.fromkeys(untrue), **files}, declared + untrue_notes(untrue)
     dropped = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
-    if dropped and ADAPTER in companions.files and is_adapter(tree):
+    if dropped and ADAPTER in sidecars.files and is_adapter(tree):
         from ckpttools.adapters.part import part_config
 
-        file = companions.files[ADAPTER]
+        file = sidecars.files[ADAPTER]
         part = part_config(read_json(parse(file.path)), file.path, list(map(dotted, tree.arrays)), dropped)
         if part.remarks:
-            files[ADAPTER], said = part.content, said + Notes(remarks=part.remarks)
-    return files, said
+            files[ADAPTER], declared = part.content, declared + Notes(remarks=part.remarks)
+    return files, declared
 
 
-def _made(tree: Tree, companions: Companions, is_model: bool) -> tuple[dict[str, bytes], Notes]:
+def _made(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes], Notes]:
     """The configuration that is written in place of the present one, and remarks about it.
 
     One that is carried along is of the model that a checkpoint came from, and stays what it is: the way back
     goes by it, and makes it true of what it writes.
     """
     is_told = tree.metadata.is_other_model and tree.metadata.config is not None
-    if not is_told and not (is_model and CONFIG in companions.files):
+    if not is_told and not (is_model and CONFIG in sidecars.files):
         return {}, Notes()
-    config = true_config(_config(tree, companions), _weights(tree))
+    config = true_config(_config(tree, sidecars), _weights(tree))
     remarks = [f"{CONFIG}: {change}" for change in config.changes]
     if not tree.metadata.is_other_model and _lacks_described(tree, config.config):
         remarks.append(f"{CONFIG} describes the whole model, including what is left out")
-    content = config_bytes(ModelFiles(companions=companions.files), config)
+    content = config_bytes(ModelFiles(sidecars=sidecars.files), config)
     return {CONFIG: content}, Notes(remarks=tuple(remarks))
 
 
@@ -135,7 +135,7 @@ def _names_within(name: str) -> Iterator[str]:
         yield from filter(None, (end, hub_name(end)))
 
 
-def _is_model(tree: Tree, companions: Companions) -> bool:
+def _is_model(tree: Tree, sidecars: Sidecars) -> bool:
     """Whether the arrays have the model's own names, so that its files belong beside them.
 
     True for a Hugging Face directory and for what was made from one under the same names; what hf-to-maxtext
@@ -144,30 +144,28 @@ def _is_model(tree: Tree, companions: Companions) -> bool:
     if has_sidecars(tree):
         return True
     has_names = all(len(path) == 1 for path in tree)
-    return has_names and RECORD not in companions.files and not companions.arrays
+    return has_names and RECORD not in sidecars.files and not sidecars.arrays
 
 
-def _left_out(companions: Companions, format: str) -> Notes:
+def _left_out(sidecars: Sidecars, format: str) -> Notes:
     """What to say where companions have no place."""
-    names = ", ".join(companions.files)
+    names = ", ".join(sidecars.files)
     remarks = (f"left out, as {format} has no place for what belongs to a model: {names}",) if names else ()
-    return Notes(
-        dropped=tuple(f"{COMPANIONS}/{CARRIED}/{name}" for name in companions.arrays), remarks=remarks
-    )
+    return Notes(dropped=tuple(f"{SIDECARS}/{CARRIED}/{name}" for name in sidecars.arrays), remarks=remarks)
 
 
-def _config(tree: Tree, companions: Companions) -> Mapping[str, Any]:
+def _config(tree: Tree, sidecars: Sidecars) -> Mapping[str, Any]:
     """The configuration that goes along."""
     config = tree.metadata.config
-    return read_json(parse(companions.files[CONFIG].path)) if config is None else config
+    return read_json(parse(sidecars.files[CONFIG].path)) if config is None else config
 
 
-def _stored(companions: Companions) -> Mapping[str, Any] | None:
+def _stored(sidecars: Sidecars) -> Mapping[str, Any] | None:
     """The configuration that lies beside the source."""
-    return read_json(parse(companions.files[CONFIG].path)) if CONFIG in companions.files else None
+    return read_json(parse(sidecars.files[CONFIG].path)) if CONFIG in sidecars.files else None
 
 
 def _weights(tree: Tree) -> dict[str, LazyArray]:
     """The arrays that a configuration speaks of, by dotted names; errors as of `by_name`."""
     known = roles(tree)
-    return by_name({path: each for path, each in tree.arrays.items() if known.of(path) == "parameter"})
+    return by_name({path: item for path, item in tree.arrays.items() if known.of(path) == "parameter"})

@@ -15,10 +15,10 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspect.comparison import Comparison, arranged
 from ckpttools.inspect.folding import sort_arrays
 from ckpttools.inspect.tree import TreeReport, inspect_tree
-from ckpttools.maxtext.model_files import companion_names
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.maxtext.model_files import sidecar_names
+from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.traffic import counted
 from ckpttools.transforms.as_numbers import as_numbers, side_by_side
 
@@ -30,7 +30,7 @@ def inspect(
     filter: str = "*",
     sort: str | None = None,
     sharding: bool = False,
-    against: Where | Tree | None = None,
+    against: LocationLike | Tree | None = None,
     requests: int | None = None,
     **reading: Unpack[Opening],
 ) -> TreeReport:
@@ -66,7 +66,7 @@ def inspect(
             families=families().values(),
             # The pattern may mean what is missing.
             or_none=comparison is not None,
-            companions=companion_names(tree),
+            sidecars=sidecar_names(tree),
         )
     report = replace(report, traffic=traffic())
     if sort is not None:
@@ -76,7 +76,7 @@ def inspect(
 
 
 def compared(
-    tree: Tree, what: Where | Tree, pattern: str = "*", read: ReadOptions | None = None
+    tree: Tree, what: LocationLike | Tree, pattern: str = "*", read: ReadOptions | None = None
 ) -> Comparison:
     """The arrays that match a pattern, compared with what they should be.
 
@@ -132,7 +132,7 @@ def _alike(tree: Tree, other: Tree) -> tuple[Tree, Tree]:
     return mine.tree, theirs.tree
 
 
-def _config_at(path: Place) -> Place | None:
+def _config_at(path: Location) -> Location | None:
     """The configuration at a path; None for a checkpoint."""
     if path.suffix == ".json":
         return path

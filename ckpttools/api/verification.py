@@ -19,16 +19,16 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, in_natural_order, some
-from ckpttools.core.wording import option
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model import check_choice
 from ckpttools.stores.contents import ListsContents
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.as_numbers import side_by_side
 from ckpttools.transforms.dequantize import dequantized
 
@@ -67,7 +67,7 @@ class Verification:
 
     def __repr__(self) -> str:
         """The verdict and what differs; arrays whose names differ only in numbers share a line."""
-        lines = [f"{each.name}: {each.reason}" for each in self.differences]
+        lines = [f"{difference.name}: {difference.reason}" for difference in self.differences]
         verdict = "equal" if self.equal else f"{self.different:,} different"
         what = f"{self.path} against {self.against}"
         return f"<Verification of {what}: {verdict}, {self.arrays:,} arrays{listing(lines, _SHOWN)}>"
@@ -78,7 +78,7 @@ def verify(
     checkpoint: Source,
     against: Source | None = None,
     *,
-    manifest: Where | None = None,
+    manifest: LocationLike | None = None,
     cast: bool = False,
     padding_rows: str | None = None,
     family: str | None = None,
@@ -116,9 +116,9 @@ def verify(
     """
     check_choice("way with rows beyond the vocabulary", padding_rows, ("keep", "drop"))
     if (against is None) == (manifest is None):
-        wanted = f"one of: {option('against', 'SRC')}, {option('manifest', 'FILE')}"
-        raise UsageError("say what to compare with", wanted=wanted, hint=_of_the_hub(checkpoint))
-    said = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
+        expected = f"one of: {option('against', 'SRC')}, {option('manifest', 'FILE')}"
+        raise UsageError("say what to compare with", expected=expected, hint=_of_the_hub(checkpoint))
+    declared = _Said(conversion_options(family, rope_layout, tied, drop), cast, padding_rows)
     selection = Selection(filter, per_layer, parameters)
     with scanning(common) as scan:
         tree = opened(checkpoint, scan.read, *([] if against is None else [against]))
@@ -126,12 +126,12 @@ def verify(
             other = opened(against, replace(scan.read, step=None), checkpoint)
             scan.fetch(tree, other)
             mine, theirs = side_by_side(tree, other, is_read=filter == "*")
-            found = _bit_by_bit(mine.tree, theirs.tree, said, selection, scan)
+            result = _bit_by_bit(mine.tree, theirs.tree, declared, selection, scan)
             sides = ("this", mine), ("the source", theirs)
-            remarks = [f"{side}: {each.remark}" for side, each in sides if each.remark]
-            return replace(found, remarks=(*remarks, *found.remarks))
+            remarks = [f"{side}: {item.remark}" for side, item in sides if item.remark]
+            return replace(result, remarks=(*remarks, *result.remarks))
         scan.fetch(tree)
-        return _by_digests(tree, parse(manifest or ""), said, selection, scan)
+        return _by_digests(tree, parse(manifest or ""), declared, selection, scan)
 
 
 def _of_the_hub(checkpoint: Source) -> str | None:
@@ -163,25 +163,25 @@ def conversion_options(
 
 
 def _bit_by_bit(
-    tree: Tree, source: Tree, said: _Said, selection: Selection, scan: ScanSettings
+    tree: Tree, source: Tree, declared: _Said, selection: Selection, scan: ScanSettings
 ) -> Verification:
     from ckpttools.compare.hints import after_verify, diffing
 
-    both, found = _differences(tree, source, said, selection, scan)
-    remarks = tuple(each.text for each in both.remarks)
-    made = _verification(tree, source.metadata.place, both.a, found, remarks)
-    compared = diffing(source.metadata.place, tree.metadata.place)
-    hints = _in_numbers(found, both, tree, source, scan) or after_verify(found, both, compared)
-    if found and not hints and not (both.a.keys() & both.b.keys()):
+    both, result = _differences(tree, source, declared, selection, scan)
+    remarks = tuple(remark.text for remark in both.remarks)
+    built = _verification(tree, source.metadata.location, both.a, result, remarks)
+    compared = diffing(source.metadata.location, tree.metadata.location)
+    hints = _in_numbers(result, both, tree, source, scan) or after_verify(result, both, compared)
+    if result and not hints and not (both.a.keys() & both.b.keys()):
         hints = _of_names(tree, source, compared)
-    return replace(made, hints=hints)
+    return replace(built, hints=hints)
 
 
 _Compared = tuple[Pairing[LazyArray], tuple[Difference, ...]]
 
 
 def _differences(
-    tree: Tree, source: Tree, said: _Said, selection: Selection, scan: ScanSettings
+    tree: Tree, source: Tree, declared: _Said, selection: Selection, scan: ScanSettings
 ) -> _Compared:
     """Compare two trees and find their differences.
 
@@ -190,49 +190,49 @@ def _differences(
     """
     from ckpttools.compare.conversion import as_huggingface, paired
 
-    both = paired(tree, source, selection, said.conversion, said.padding_rows)
-    dropped = said.conversion.drop if said.conversion else ()
+    both = paired(tree, source, selection, declared.conversion, declared.padding_rows)
+    dropped = declared.conversion.drop if declared.conversion else ()
     is_to_hub, is_filtered = both.maxtext == "B", selection.pattern != "*"
     if is_to_hub and (is_filtered or dropped):
         # Names to filter are those of the checkpoint, and patterns to drop those of Hugging Face.
         state = [] if is_filtered else _of_state(both, of_kinds(both))
-        back, apart = _compared(as_huggingface(tree, source, selection, said.conversion), said, scan)
+        back, apart = _compared(as_huggingface(tree, source, selection, declared.conversion), declared, scan)
         return back, sorted_by_name((*apart, *state))
-    first = both, found = _compared(both, said, scan)
-    if not found or both.maxtext is None or is_filtered or dropped:
+    first = both, result = _compared(both, declared, scan)
+    if not result or both.maxtext is None or is_filtered or dropped:
         return first
     hub, maxtext = (tree, source) if is_to_hub else (source, tree)
     try:
-        converted = as_huggingface(hub, maxtext, selection, said.conversion)
+        converted = as_huggingface(hub, maxtext, selection, declared.conversion)
     except CheckpointError:
         # A conversion refuses these arrays; the first comparison lists which.
         return first
-    back, apart = _compared(converted, said, scan)
-    state = _of_state(both, found)
-    is_incomplete = any(each.reason in _ONE_SIDED for each in found if each not in state)
+    back, apart = _compared(converted, declared, scan)
+    state = _of_state(both, result)
+    is_incomplete = any(item.reason in _ONE_SIDED for item in result if item not in state)
     # Arrays that only differ as the way back to Hugging Face rounds are equal in MaxText's names.
-    if (not apart and is_incomplete) or (apart and _elements(apart) > _elements(found)):
+    if (not apart and is_incomplete) or (apart and _elements(apart) > _elements(result)):
         return first
     return (back, sorted_by_name((*apart, *state))) if is_to_hub or not apart else first
 
 
-def _elements(found: Sequence[Difference]) -> int:
-    return sum(each.elements or 0 for each in found)
+def _elements(result: Sequence[Difference]) -> int:
+    return sum(item.elements or 0 for item in result)
 
 
-def _of_state(both: Pairing[LazyArray], found: Sequence[Difference]) -> list[Difference]:
+def _of_state(both: Pairing[LazyArray], result: Sequence[Difference]) -> list[Difference]:
     """The differences that are not in parameters."""
     parameters = parameters_among({**both.a, **both.b})
-    return [each for each in found if each.name not in parameters]
+    return [item for item in result if item.name not in parameters]
 
 
-def _compared(both: Pairing[LazyArray], said: _Said, scan: ScanSettings) -> _Compared:
+def _compared(both: Pairing[LazyArray], declared: _Said, scan: ScanSettings) -> _Compared:
     from ckpttools.compare.padding import settled
     from ckpttools.compare.verify import compare
 
-    both = settled(both, said.padding_rows, scan.memory)
-    both = _cast(both) if said.casts else both
-    total = sum(mine.nbytes + wanted.nbytes for _, mine, wanted in both.pairs)
+    both = settled(both, declared.padding_rows, scan.memory)
+    both = _cast(both) if declared.casts else both
+    total = sum(mine.nbytes + expected.nbytes for _, mine, expected in both.pairs)
     return both, compare(both, memory=scan.memory, jobs=scan.jobs, observe=scan.observer(total))
 
 
@@ -246,12 +246,12 @@ def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
 
 
 def _in_numbers(
-    found: Sequence[Difference], both: Pairing[LazyArray], tree: Tree, source: Tree, scan: ScanSettings
+    result: Sequence[Difference], both: Pairing[LazyArray], tree: Tree, source: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
     """What to say where all that differs are codes and scales that stand for the same numbers."""
-    if not found or any(each.reason != "values" or each.name not in both.a for each in found):
+    if not result or any(item.reason != "values" or item.name not in both.a for item in result):
         return ()
-    arrays = [both.a[each.name] for each in found]
+    arrays = [both.a[item.name] for item in result]
     return same_numbers(tree, source, arrays, memory=scan.memory, jobs=scan.jobs)
 
 
@@ -263,13 +263,13 @@ def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:
 
 
 def _by_digests(
-    tree: Tree, path: Place, said: _Said, selection: Selection, scan: ScanSettings
+    tree: Tree, path: Location, declared: _Said, selection: Selection, scan: ScanSettings
 ) -> Verification:
     from ckpttools.compare.hints import after_manifest
     from ckpttools.digest.hashing import differences, hash_tree
     from ckpttools.digest.manifest import read_manifest
 
-    if said.casts:
+    if declared.casts:
         what, where = option("cast", True), option("against")
         raise UsageError(f"{what} is for {where}: a manifest has digests of one dtype")
     if replace(selection, parameters=False) != Selection():
@@ -278,10 +278,10 @@ def _by_digests(
     manifest = read_manifest(path)
     if selection.parameters:
         manifest = manifest.of_parameters()
-    named = _as_in(manifest, tree, said, scan.memory)
+    named = _as_in(manifest, tree, declared, scan.memory)
     chosen = manifest.selection.names(named.arrays)
     mine = {name: named.arrays[name] for name in in_natural_order(named.arrays) if name in chosen}
-    made = hash_tree(
+    built = hash_tree(
         tree,
         replace(manifest.selection, naming=lambda tree: mine),
         algorithm=manifest.algorithm,
@@ -289,10 +289,10 @@ def _by_digests(
         jobs=scan.jobs,
         observe=scan.observer(sum(array.nbytes for array in mine.values())),
     )
-    found = differences(made, manifest)
+    result = differences(built, manifest)
     remarks = (*named.remarks, *_not_compared(tree, named.arrays.keys() - chosen, manifest))
-    shown = _verification(tree, str(path), mine, found, remarks)
-    return replace(shown, hints=after_manifest(found, mine, manifest.arrays))
+    shown = _verification(tree, str(path), mine, result, remarks)
+    return replace(shown, hints=after_manifest(result, mine, manifest.arrays))
 
 
 def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Iterator[str]:
@@ -310,7 +310,7 @@ def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Ite
         )
 
 
-def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> NamedArrays[LazyArray]:
+def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> NamedArrays[LazyArray]:
     """All arrays of a checkpoint, under the kind of names that a manifest has."""
     from ckpttools.compare.conversion import (
         in_maxtext_names,
@@ -324,15 +324,15 @@ def _as_in(manifest: Manifest, tree: Tree, said: _Said, memory: int) -> NamedArr
 
     layers = manifest.selection.layers
     if manifest.names != "maxtext":
-        require_none(said.conversion, "the manifest has the names that are stored")
-        require_no_padding(said.padding_rows)
+        require_none(declared.conversion, "the manifest has the names that are stored")
+        require_no_padding(declared.padding_rows)
         return NamedArrays(with_carried(tree, layers), remarks_about_axis(tree) if layers else ())
-    named = in_maxtext_names(dequantized(tree).tree, said.conversion, is_strict=False)
+    named = in_maxtext_names(dequantized(tree).tree, declared.conversion, is_strict=False)
     named = without_implied(named, manifest.arrays, tree.metadata.config, memory)
     arrays = named.arrays if STEP in manifest.arrays else without_step(named.arrays)
-    shapes = {name: each.shape for name, each in manifest.arrays.items()}
+    shapes = {name: item.shape for name, item in manifest.arrays.items()}
     # A Hugging Face model has no rows beyond its own vocabulary.
-    way = said.padding_rows if view_of(tree).is_maxtext else "keep"
+    way = declared.padding_rows if view_of(tree).is_maxtext else "keep"
     less = less_padding(arrays, shapes, way, memory)
     return NamedArrays(less.arrays, (*named.remarks, *less.remarks))
 
@@ -341,9 +341,9 @@ def _verification(
     tree: Tree,
     against: str,
     arrays: Mapping[str, LazyArray],
-    found: tuple[Difference, ...],
+    result: tuple[Difference, ...],
     remarks: tuple[str, ...],
 ) -> Verification:
-    nbytes = sum(each.nbytes for each in arrays.values())
-    where = tree.metadata.place
-    return Verification(where, against, not found, len(arrays), nbytes, len(found), found, remarks)
+    nbytes = sum(array.nbytes for array in arrays.values())
+    where = tree.metadata.location
+    return Verification(where, against, not result, len(arrays), nbytes, len(result), result, remarks)

@@ -17,8 +17,8 @@ from ckpttools.array.views import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, ceil_div
-from ckpttools.core.wording import option
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +96,7 @@ class _Blockwise(Derived):
         Args:
             part: the blocks' region in the other array, of one coordinate on all axes but the last two.
             values: its elements (rows, columns).
-            region, out: what is wanted, as of `read_into`.
+            region, out: what is expected, as of `read_into`.
             scratch: takes what is to be counted.
         """
 
@@ -112,9 +112,9 @@ class _Blockwise(Derived):
                     leave = option("exclude", "PATTERN")
                     raise FormatError(
                         "an array with NaN or infinity cannot be quantised",
-                        place=self.name or None,
+                        location=self.name or None,
                         got=f"in [{part}]",
-                        wanted="finite numbers",
+                        expected="finite numbers",
                         hint=f"`ckpt inspect stats` counts them; {leave} leaves this array as it is",
                     ) from error
 
@@ -163,8 +163,8 @@ class BlockScales(_Blockwise):
     def _make(
         self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
     ) -> None:
-        made = _blocked(part, self.encoder.block)
-        target = subview(out, made.relative_to(region))
+        built = _blocked(part, self.encoder.block)
+        target = subview(out, built.relative_to(region))
         target[...] = self.encoder.scales(values).reshape(target.shape)
 
 
@@ -189,18 +189,18 @@ class BlockCodes(_Blockwise):
     def _make(
         self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
     ) -> None:
-        wanted = part.intersect(self._elements(region))
-        if wanted is None:
+        expected = part.intersect(self._elements(region))
+        if expected is None:
             return
         scales = self.encoder.scales(values)
         codes = self.encoder.codes(values, scales)
-        rows, columns = (slice(a, b) for a, b in _last_two(wanted.relative_to(part)))
+        rows, columns = (slice(a, b) for a, b in _last_two(expected.relative_to(part)))
         packed = slice(columns.start // self.encoder.packed, columns.stop // self.encoder.packed)
-        last = wanted.rank - 1
-        place = wanted.replaced(
-            last, wanted.start[last] // self.encoder.packed, wanted.stop[last] // self.encoder.packed
+        last = expected.rank - 1
+        location = expected.replaced(
+            last, expected.start[last] // self.encoder.packed, expected.stop[last] // self.encoder.packed
         )
-        target = subview(out, place.relative_to(region))
+        target = subview(out, location.relative_to(region))
         target[...] = codes[rows, packed].reshape(target.shape)
         decoded = self.encoder.decoded(codes, scales)
         scratch.tally(self.encoder.lost(values[rows, columns], decoded[rows, columns]))
@@ -220,9 +220,9 @@ def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tup
     if not source.dtype.is_float or source.ndim < 2 or source.shape[-1] % encoder.packed:
         raise ShapeError(
             "this array cannot be quantised in blocks",
-            place=name or None,
+            location=name or None,
             got=f"{source.dtype}{list(source.shape)}",
-            wanted=f"floating-point numbers of at least two axes, the last a multiple of {encoder.packed}",
+            expected=f"floating-point numbers of at least two axes, the last a multiple of {encoder.packed}",
         )
     *outer, rows, columns = source.shape
     high, wide = encoder.block
@@ -237,11 +237,11 @@ def block_codes(source: LazyArray, encoder: BlockEncoder, name: str = "") -> tup
 def _part_shape(source: LazyArray, block: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of what is read at once: one row of blocks, as wide as a read block."""
     rows, columns = (max(1, length) for length in source.shape[-2:])
-    most = read_blocks.elements(source.dtype.itemsize)
+    limit = read_blocks.elements(source.dtype.itemsize)
     high = min(block[0], rows)
-    wide = max(1, most // high // block[1]) * block[1]
+    wide = max(1, limit // high // block[1]) * block[1]
     if block[0] == 1:
-        high = max(1, most // min(wide, columns))
+        high = max(1, limit // min(wide, columns))
     return min(high, rows), min(wide, columns)
 
 

@@ -22,11 +22,11 @@ def require_booleans(values: np.ndarray, dtype: DType, name: str) -> None:
     Raises:
         FormatError: the array is of booleans, and a byte is neither 0 nor 1.
     """
-    if dtype.kind == "bool" and values.size and (most := int(values.max())) > 1:
+    if dtype.kind == "bool" and values.size and (limit := int(values.max())) > 1:
         raise FormatError(
             "an array of booleans has a byte that is not a boolean",
-            place=name,
-            got=f"{most}",
-            wanted="0 or 1 in every byte",
+            location=name,
+            got=f"{limit}",
+            expected="0 or 1 in every byte",
             hint="fetch the checkpoint again; if it was written so, write it again as uint8",
         )

@@ -233,4 +233,4 @@ def _spread(columns: int) -> int:
 
 def _is_aligned(target: np.ndarray) -> bool:
     """Whether every row of the target may be seen as wide elements."""
-    return all(each % _WIDEST.itemsize == 0 for each in (target.ctypes.data, target.strides[0]))
+    return all(item % _WIDEST.itemsize == 0 for item in (target.ctypes.data, target.strides[0]))

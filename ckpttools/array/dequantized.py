@@ -160,10 +160,10 @@ class Dequantized(LazyArray):
     def _read(self, piece: DequantizedPiece, out: np.ndarray, scratch: Scratch, order: Sequence[int]) -> None:
         with ExitStack() as taken:
             sources = zip((piece.codes, *piece.scales), (self.codes, *self.scales), strict=True)
-            codes, *scales = (_read(each, region, taken, scratch) for region, each in sources)
+            codes, *scales = (_read(item, region, taken, scratch) for region, item in sources)
             if order[-1] != out.ndim - 1:
                 out, piece = out.transpose(order), piece.transposed(order)
-                scales = [each.transpose(order) for each in scales]
+                scales = [scale.transpose(order) for scale in scales]
                 codes = _moved(codes.transpose(order), taken, scratch)
             self.decoding.decode(codes, scales, piece, out, scratch)
 
@@ -176,9 +176,9 @@ class Dequantized(LazyArray):
 
     @property
     def scratch_bytes(self) -> int:
-        own = sum(min(each.nbytes, _SCALES_BYTES) + _PAGE for each in self.scales)
-        sources = max(each.scratch_bytes for each in (self.codes, *self.scales))
-        few = max(min(each.size, _SCALES_BYTES // each.dtype.itemsize) for each in self.scales)
+        own = sum(min(scale.nbytes, _SCALES_BYTES) + _PAGE for scale in self.scales)
+        sources = max(scale.scratch_bytes for scale in (self.codes, *self.scales))
+        few = max(min(scale.size, _SCALES_BYTES // scale.dtype.itemsize) for scale in self.scales)
         size = min(self.size, read_blocks.elements(1))
         working = self.decoding.working_bytes(size, self.packed, few)
         return read_blocks.scratch(self.codes.nbytes) + own + max(sources, working)
@@ -186,11 +186,11 @@ class Dequantized(LazyArray):
     def read_cost(self, region: Region) -> ReadCost:
         piece = self._piece(region)
         scales = zip(self.scales, piece.scales, strict=True)
-        return sum((each.read_cost(part) for each, part in scales), self.codes.read_cost(piece.codes))
+        return sum((item.read_cost(part) for item, part in scales), self.codes.read_cost(piece.codes))
 
     @property
     def read_kind(self) -> Hashable:
-        kinds = tuple(each.read_kind for each in (self.codes, *self.scales))
+        kinds = tuple(scale.read_kind for scale in (self.codes, *self.scales))
         return ("dequantized", self.shape, self.dtype, self.blocks, self.packed, self.decoding.kind, kinds)
 
     @property
@@ -202,8 +202,8 @@ class Dequantized(LazyArray):
         return self.codes.first_byte(self._piece(region).codes)
 
     def sources(self) -> Iterator[ByteSource]:
-        for each in (self.codes, *self.scales):
-            yield from each.sources()
+        for scale in (self.codes, *self.scales):
+            yield from scale.sources()
 
 
 def _moved(codes: np.ndarray, taken: ExitStack, scratch: Scratch) -> np.ndarray:

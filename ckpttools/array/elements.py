@@ -80,12 +80,12 @@ def widened_in_any_order(values: np.ndarray, dtype: DType, out: np.ndarray) -> t
     Args:
         values: carriers.
         dtype: of the elements.
-        out: 1-d, with room for as many numbers; for half of them if `widens_in_place`.
+        out: 1-d, with room for as many numbers; for half of them if `widens_in_location`.
 
     Returns:
         1-d arrays, in `out` and in `values`.
     """
-    if not widens_in_place(values, dtype):
+    if not widens_in_location(values, dtype):
         widen(values, dtype, out[: values.size].reshape(values.shape))
         return (out[: values.size],)
     flat, half = values.reshape(-1), values.size // 2
@@ -101,7 +101,7 @@ def widened_in_any_order(values: np.ndarray, dtype: DType, out: np.ndarray) -> t
     return shifted, pairs.view(np.float32), last
 
 
-def widens_in_place(values: np.ndarray, dtype: DType) -> bool:
+def widens_in_location(values: np.ndarray, dtype: DType) -> bool:
     """Whether `widened_in_any_order` leaves half of the numbers where the carriers were."""
     return dtype.name == "bfloat16" and values.flags.c_contiguous
 

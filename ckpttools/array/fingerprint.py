@@ -121,4 +121,4 @@ def _own_fields(array: LazyArray) -> list[object]:
 @cache
 def _own_names(kind: type[LazyArray]) -> tuple[str, ...]:
     """Names of the fields that say what an array of a class makes of others."""
-    return tuple(each.name for each in fields(kind) if each.name not in INNER)
+    return tuple(field.name for field in fields(kind) if field.name not in INNER)

@@ -1,4 +1,4 @@
-"""Chunks that an array lacks: reported where it is shown, refused where all of it is wanted."""
+"""Chunks that an array lacks: reported where it is shown, refused where all of it is expected."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Incomplete:
 
     @property
     def _faults(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(fault for each in self.arrays for fault in each.faults))
+        return tuple(dict.fromkeys(fault for array in self.arrays for fault in array.faults))
 
 
 def incomplete(arrays: Iterable[LazyArray]) -> Incomplete | None:
@@ -51,7 +51,7 @@ def incomplete(arrays: Iterable[LazyArray]) -> Incomplete | None:
     return Incomplete(sum(g.missing for g in gaps), sum(g.chunks for g in gaps), gaps, gaps[0].hint)
 
 
-def refuse_incomplete(arrays: Iterable[LazyArray], place: str) -> None:
+def refuse_incomplete(arrays: Iterable[LazyArray], location: str) -> None:
     """Raises an error that lists all arrays with missing chunks.
 
     Raises:
@@ -59,6 +59,6 @@ def refuse_incomplete(arrays: Iterable[LazyArray], place: str) -> None:
     """
     lacking = incomplete(arrays)
     if lacking is not None:
-        lines = [f"{each.array}: {each.missing:,} of {each.chunks:,} chunks" for each in lacking.arrays]
+        lines = [f"{array.array}: {array.missing:,} of {array.chunks:,} chunks" for array in lacking.arrays]
         error = lacking.arrays[0].error
-        raise error(lacking.summary + listing(lines), place=place, hint=lacking.hint)
+        raise error(lacking.summary + listing(lines), location=location, hint=lacking.hint)

@@ -307,13 +307,13 @@ def indexing(shape: Shape, index: Index) -> Indexing:
 
 def _for_each_axis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
     """The keys with the ellipsis written out, and whole axes at the end."""
-    places = [place for place, key in enumerate(keys) if key is Ellipsis]
-    missing = rank - (len(keys) - len(places))
-    if missing < 0 or len(places) > 1:
-        got = "two ellipses" if len(places) > 1 else f"{len(keys) - len(places)} indices"
+    locations = [location for location, key in enumerate(keys) if key is Ellipsis]
+    missing = rank - (len(keys) - len(locations))
+    if missing < 0 or len(locations) > 1:
+        got = "two ellipses" if len(locations) > 1 else f"{len(keys) - len(locations)} indices"
         raise IndexError(f"an array of {rank} axes has no place for {got}")
-    place = places[0] if places else len(keys)
-    return (*keys[:place], *[slice(None)] * missing, *keys[place + 1 :])
+    location = locations[0] if locations else len(keys)
+    return (*keys[:location], *[slice(None)] * missing, *keys[location + 1 :])
 
 
 def _along(key: Key, length: int, axis: int) -> tuple[range, int | slice]:

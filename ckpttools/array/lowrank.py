@@ -135,8 +135,8 @@ class LowRank(OfParts):
     def scratch_bytes(self) -> int:
         rows, columns = self._rows, self._columns
         taken = (self.rank * columns, rows * self.rank, max(_TILE, max(rows, columns) * self.rank))
-        own = sum(read_blocks.page(_WIDE * each) for each in taken) + read_blocks.page(0)
-        return own + max(each.array.scratch_bytes for each in self._factors)
+        own = sum(read_blocks.page(_WIDE * item) for item in taken) + read_blocks.page(0)
+        return own + max(factor.array.scratch_bytes for factor in self._factors)
 
     @property
     def computed(self) -> bool:
@@ -174,7 +174,7 @@ def low_rank(left: LazyArray, right: LazyArray, scale: float = 1.0) -> LowRank:
         raise ShapeError(
             "these are not the factors of one product",
             got=f"{left.dtype}{list(left.shape)} and {right.dtype}{list(right.shape)}",
-            wanted="floating-point numbers, (rows, rank) and (rank, columns)",
+            expected="floating-point numbers, (rows, rank) and (rank, columns)",
         )
     return LowRank((*left.shape[:-1], right.shape[-1]), FLOAT32, (left, right), scale)
 
@@ -217,13 +217,13 @@ class Plus(OfAlikeParts):
         block = min(_BLOCK_BYTES // total.itemsize, total.size)
         with (
             scratch.take((block,), total.dtype) as spare,
-            scratch.take((block,), values.dtype) as made,
+            scratch.take((block,), values.dtype) as built,
             np.errstate(over="ignore", invalid="ignore", under="ignore"),
         ):
             for piece in split_to(box, block):
-                place, shape, size = piece.relative_to(box), piece.shape, piece.size
-                sums, some = subview(total, place), subview(values, place)
-                self._add_block(sums, some, spare[:size].reshape(shape), made[:size].reshape(shape), scratch)
+                location, shape, size = piece.relative_to(box), piece.shape, piece.size
+                sums, some = subview(total, location), subview(values, location)
+                self._add_block(sums, some, spare[:size].reshape(shape), built[:size].reshape(shape), scratch)
 
     def _read_addend(self, addend: LazyArray, box: Region, total: np.ndarray, scratch: Scratch) -> None:
         if addend.dtype == self._sums:
@@ -232,7 +232,7 @@ class Plus(OfAlikeParts):
             _read_as(addend, box, total, scratch)
 
     def _add_block(
-        self, sums: np.ndarray, values: np.ndarray, spare: np.ndarray, made: np.ndarray, scratch: Scratch
+        self, sums: np.ndarray, values: np.ndarray, spare: np.ndarray, built: np.ndarray, scratch: Scratch
     ) -> None:
         """values += sums, rounded once; counts what was a number and is none now."""
         import numpy as np
@@ -242,15 +242,15 @@ class Plus(OfAlikeParts):
         numbers = values.view(self.dtype.numpy)
         if self.dtype.bits >= 32:
             sums += numbers
-            made[...] = sums.view(self.dtype.carrier)
+            built[...] = sums.view(self.dtype.carrier)
         else:
             widen(values, self.dtype, spare)
             sums += spare
-            round_to(self.dtype, sums, made, spare.view(np.uint32))
-        if self.dtype.not_finite_from is not None and not all_finite(made, self.dtype):
-            lost = np.isfinite(numbers) & ~np.isfinite(made.view(self.dtype.numpy))
+            round_to(self.dtype, sums, built, spare.view(np.uint32))
+        if self.dtype.not_finite_from is not None and not all_finite(built, self.dtype):
+            lost = np.isfinite(numbers) & ~np.isfinite(built.view(self.dtype.numpy))
             scratch.tally({"overflowed": int(np.count_nonzero(lost))} if lost.any() else {})
-        values[...] = made
+        values[...] = built
 
     @property
     def _sums(self) -> DType:
@@ -283,13 +283,13 @@ def plus(array: LazyArray, addend: LazyArray) -> Plus:
         raise ShapeError(
             "these cannot be added up",
             got=f"{array.dtype}{list(array.shape)} and {addend.dtype}{list(addend.shape)}",
-            wanted="floating-point numbers of one shape",
+            expected="floating-point numbers of one shape",
         )
     return Plus(array.shape, array.dtype, (array, addend))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Renormed(OfParts):
+class DoraUpdate(OfParts):
     """What is added to a matrix so that it is `parts[1]` more, and its rows have the lengths `parts[2]` then.
 
     `parts` are the matrix (rows, columns), what is added to it, and lengths (rows,); the result is float32.
@@ -316,13 +316,13 @@ class Renormed(OfParts):
         _read_as(array, whole, matrix, scratch)
         _read_as(addend, whole, total, scratch)
         with (
-            scratch.take(whole.shape[:1], FLOAT32.numpy) as wanted,
+            scratch.take(whole.shape[:1], FLOAT32.numpy) as expected,
             np.errstate(over="ignore", invalid="ignore", divide="ignore"),
         ):
-            _read_as(lengths, whole.without(1), wanted, scratch)
+            _read_as(lengths, whole.without(1), expected, scratch)
             total += matrix
-            present = [np.sqrt(np.dot(row, row)) for row in (each.astype(np.float64) for each in total)]
-            total *= (wanted / np.array(present, np.float64)).astype(np.float32)[:, None]
+            present = [np.sqrt(np.dot(row, row)) for row in (item.astype(np.float64) for item in total)]
+            total *= (expected / np.array(present, np.float64)).astype(np.float32)[:, None]
 
     @property
     def _rows(self) -> int:
@@ -352,7 +352,7 @@ class Renormed(OfParts):
         return self.parts[0].first_byte(region)
 
 
-def renormed(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Renormed:
+def renormed(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> DoraUpdate:
     """What makes `matrix` the sum of both with rows of these lengths, as DoRA does.
 
     Raises:
@@ -360,12 +360,12 @@ def renormed(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> Renorm
     """
     parts = (matrix, addend, lengths)
     fits = matrix.ndim == 2 and addend.shape == matrix.shape and lengths.shape == matrix.shape[:1]
-    if not (fits and all(each.dtype.is_float for each in parts)):
+    if not (fits and all(part.dtype.is_float for part in parts)):
         raise ShapeError(
             "these are no matrix, what is added to it, and lengths of its rows",
-            got=", ".join(f"{each.dtype}{list(each.shape)}" for each in parts),
+            got=", ".join(f"{part.dtype}{list(part.shape)}" for part in parts),
         )
-    return Renormed(matrix.shape, FLOAT32, parts)
+    return DoraUpdate(matrix.shape, FLOAT32, parts)
 
 
 def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -396,11 +396,11 @@ def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndar
         others = right[:, first : first + columns]
         for start in range(0, rows, step):
             some = left[start : start + step]
-            made = tile[: len(some) * others.shape[1]].reshape(len(some), -1)
-            _multiply(some, others, made)
+            built = tile[: len(some) * others.shape[1]].reshape(len(some), -1)
+            _multiply(some, others, built)
             if scale != 1:
-                made *= scale
-            np.copyto(out[start : start + step, first : first + columns], made, casting="same_kind")
+                built *= scale
+            np.copyto(out[start : start + step, first : first + columns], built, casting="same_kind")
 
 
 def _multiply(left: np.ndarray, right: np.ndarray, out: np.ndarray) -> None:

@@ -48,26 +48,26 @@ class Mean(OfAlikeParts):
             if target.flags.c_contiguous:
                 self._make(block, target.view(self.dtype.numpy), scratch)
                 continue
-            with scratch.take(block.shape, self.dtype.numpy) as made:
-                self._make(block, made, scratch)
-                target[...] = made.view(self.dtype.carrier)
+            with scratch.take(block.shape, self.dtype.numpy) as built:
+                self._make(block, built, scratch)
+                target[...] = built.view(self.dtype.carrier)
 
-    def _make(self, block: Region, made: np.ndarray, scratch: Scratch) -> None:
-        self._sum(block, made, scratch, self.weights)
-        if not _divide(made.reshape(-1), self.total):
-            self._replace_nonfinite(block, made, scratch)
+    def _make(self, block: Region, built: np.ndarray, scratch: Scratch) -> None:
+        self._sum(block, built, scratch, self.weights)
+        if not _divide(built.reshape(-1), self.total):
+            self._replace_nonfinite(block, built, scratch)
 
-    def _sum(self, block: Region, made: np.ndarray, scratch: Scratch, weights: Sequence[float]) -> None:
+    def _sum(self, block: Region, built: np.ndarray, scratch: Scratch, weights: Sequence[float]) -> None:
         """Write the weighted sum of a block."""
-        flat = made.reshape(-1)
+        flat = built.reshape(-1)
         with scratch.take(flat.shape, flat.dtype) as spare:
-            for place, (part, weight) in enumerate(zip(self.parts, weights, strict=True)):
+            for location, (part, weight) in enumerate(zip(self.parts, weights, strict=True)):
                 with scratch.take(block.shape, part.dtype.carrier) as read:
                     part.read_into(block, read, scratch)
                     values = read.view(part.dtype.numpy).reshape(-1)
-                    _add(flat, values, weight, None if place == 0 else spare)
+                    _add(flat, values, weight, None if location == 0 else spare)
 
-    def _replace_nonfinite(self, block: Region, made: np.ndarray, scratch: Scratch) -> None:
+    def _replace_nonfinite(self, block: Region, built: np.ndarray, scratch: Scratch) -> None:
         """Recompute nonfinite elements in float64, with weights whose sum is at most 1.
 
         Weights and total are divided by the same power of two, so sums do not overflow and keep every digit.
@@ -88,7 +88,7 @@ class Mean(OfAlikeParts):
                 largest = np.copysign(np.finfo(np.float64).max, wide)
                 np.copyto(wide, largest, where=is_finite & np.isinf(wide))
             np.copyto(wide, np.nan, where=np.isnan(wide))
-            np.copyto(made, wide, where=~np.isfinite(made), casting="same_kind")
+            np.copyto(built, wide, where=~np.isfinite(built), casting="same_kind")
 
     @property
     def scratch_bytes(self) -> int:

@@ -21,9 +21,9 @@ from ckpttools.array.blockwise import BlockScales as BlockScales
 from ckpttools.array.blockwise import block_codes as block_codes
 from ckpttools.array.dequantized import Dequantized as Dequantized
 from ckpttools.array.lazy import ByteSource, Derived, LazyArray, OfParts, ReadCost, Regionwise, Unstored
+from ckpttools.array.lowrank import DoraUpdate as DoraUpdate
 from ckpttools.array.lowrank import LowRank as LowRank
 from ckpttools.array.lowrank import Plus as Plus
-from ckpttools.array.lowrank import Renormed as Renormed
 from ckpttools.array.lowrank import low_rank as low_rank
 from ckpttools.array.lowrank import plus as plus
 from ckpttools.array.lowrank import renormed as renormed
@@ -43,8 +43,8 @@ from ckpttools.array.views import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, ceil_div, split_to
-from ckpttools.core.wording import option
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,7 +154,7 @@ def take(source: LazyArray, axis: int, index: int) -> Take:
         ShapeError: there is no such coordinate.
     """
     if not 0 <= index < source.shape[axis]:
-        raise ShapeError("no such coordinate", got=index, wanted=f"below {source.shape[axis]}")
+        raise ShapeError("no such coordinate", got=index, expected=f"below {source.shape[axis]}")
     shape = source.shape[:axis] + source.shape[axis + 1 :]
     return Take(shape, source.dtype, source, axis, index)
 
@@ -246,12 +246,12 @@ def _inner_of(kind: type[LazyArray]) -> Callable[[Any], tuple[LazyArray, ...]]:
 
 def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]) -> dict[Key, LazyArray]:
     """These arrays made of others: `renew` is asked once for each that is made of none."""
-    made: dict[int, LazyArray] = {}
+    built: dict[int, LazyArray] = {}
 
     def of(array: LazyArray) -> LazyArray:
-        if id(array) not in made:
-            made[id(array)] = again(array)
-        return made[id(array)]
+        if id(array) not in built:
+            built[id(array)] = again(array)
+        return built[id(array)]
 
     def again(array: LazyArray) -> LazyArray:
         if isinstance(array, Derived):
@@ -371,7 +371,7 @@ def repeated(source: LazyArray, axis: int, times: int, length: int) -> LazyArray
         raise ShapeError(
             "an axis cannot be repeated to this length",
             got=f"{source.shape[axis]}, each {times} times",
-            wanted=length,
+            expected=length,
         )
     if times == 1:
         return source
@@ -406,7 +406,7 @@ def window(source: LazyArray, start: Shape, shape: Shape) -> LazyArray:
         return source
     inside = all(a >= 0 and a + n <= m for a, n, m in zip(start, shape, source.shape, strict=True))
     if not inside:
-        raise ShapeError("a window reaches over the edge", got=(start, shape), wanted=source.shape)
+        raise ShapeError("a window reaches over the edge", got=(start, shape), expected=source.shape)
     return Window(shape, source.dtype, source, start)
 
 
@@ -434,7 +434,7 @@ def padded(source: LazyArray, shape: Shape) -> LazyArray:
     if shape == source.shape:
         return source
     if len(shape) != len(source.shape) or any(n < m for n, m in zip(shape, source.shape, strict=True)):
-        raise ShapeError("padding cannot make an array smaller", got=shape, wanted=source.shape)
+        raise ShapeError("padding cannot make an array smaller", got=shape, expected=source.shape)
     return Padded(shape, source.dtype, source)
 
 
@@ -541,8 +541,8 @@ class Seeded(Unstored):
             numbers ^= numbers >> np.uint64(31)
         parts = numbers.reshape(-1).view(np.uint16).reshape(-1, 4)
         sums = parts.sum(axis=1, dtype=np.int32) - np.int32(_MEAN)
-        made: np.ndarray = sums.astype(np.float32) * np.float32(self.scale / _DEVIATION)
-        return made.reshape(region.shape)
+        built: np.ndarray = sums.astype(np.float32) * np.float32(self.scale / _DEVIATION)
+        return built.reshape(region.shape)
 
     @property
     def scratch_bytes(self) -> int:

@@ -28,10 +28,10 @@ def first_match(path: Path, patterns: Iterable[str]) -> str | None:
 
 def prefixes(name: str, separator: str) -> list[str]:
     """The name, and what of it ends before a separator, longest first."""
-    found = [name]
-    while separator in found[-1]:
-        found.append(found[-1].rpartition(separator)[0])
-    return found
+    result = [name]
+    while separator in result[-1]:
+        result.append(result[-1].rpartition(separator)[0])
+    return result
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
@@ -67,15 +67,15 @@ def whole_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, 
     if not patterns:
         return ()
     known = {*names}
-    above = {each for name in known for each in prefixes(name, ".")[1:]}
+    above = {prefix for name in known for prefix in prefixes(name, ".")[1:]}
 
     def is_of(pattern: str, some: set[str]) -> bool:
         return pattern in some or (_is_wild(pattern) and bool(matching(some, [pattern])))
 
     # Brackets of a name that was copied are no glob.
     return tuple(
-        f"{_literal(each) if each in above else each}.*"
-        if is_of(each, above) and not is_of(each, known)
-        else each
-        for each in patterns
+        f"{_literal(item) if item in above else item}.*"
+        if is_of(item, above) and not is_of(item, known)
+        else item
+        for item in patterns
     )

@@ -30,12 +30,12 @@ def _register(kind: type[Tree]) -> None:
     def flatten_with_keys(tree: Tree) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
         nested = tree.nested()
         if isinstance(nested, dict):
-            return [(tree_util.DictKey(key), each) for key, each in nested.items()], tuple(nested)
+            return [(tree_util.DictKey(key), item) for key, item in nested.items()], tuple(nested)
         return [(tree_util.SequenceKey(0), nested)], ()
 
     def unflatten(keys: tuple[Any, ...], children: Any) -> Any:
         """What was made of the arrays need not be lazy arrays, so it is a dictionary and no tree."""
-        made = list(children)
-        return dict(zip(keys, made, strict=True)) if keys or not made else made[0]
+        built = list(children)
+        return dict(zip(keys, built, strict=True)) if keys or not built else built[0]
 
     tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten)

@@ -88,15 +88,15 @@ class Relayout(Derived):
         carrier = self.dtype.carrier
         count = read_blocks.elements(carrier.itemsize)
         for read in itertools.chain.from_iterable(split_to(cover, count) for cover in self._covers(atoms)):
-            wanted = read.intersect(atoms)
-            if wanted is None:
+            expected = read.intersect(atoms)
+            if expected is None:
                 continue
             region = self._source_region(read)
             with scratch.take(region.shape, carrier) as buffer:
                 self.source.read_into(region, buffer, scratch)
-                view = subview(buffer.reshape(read.shape), wanted.relative_to(read))
-                place = wanted.relative_to(atoms)
-                index: tuple[slice | EllipsisType, ...] = (*(place.slices[a] for a in self.order), ...)
+                view = subview(buffer.reshape(read.shape), expected.relative_to(read))
+                location = expected.relative_to(atoms)
+                index: tuple[slice | EllipsisType, ...] = (*(location.slices[a] for a in self.order), ...)
                 target = out[index]
                 copy(target, view.transpose(self.order), scratch)
 
@@ -166,7 +166,7 @@ class Relayout(Derived):
 
     def read_cost(self, region: Region) -> ReadCost:
         regions = [self._source_region(self._cover(box)) for _, box in self._atom_boxes(region)]
-        return sum((self.source.read_cost(each) for each in regions), ReadCost())
+        return sum((self.source.read_cost(item) for item in regions), ReadCost())
 
     @property
     def read_kind(self) -> Hashable:
@@ -189,9 +189,9 @@ def relayout(
     """
     atoms = [length for group in split for length in group]
     if tuple(map(prod, split)) != source.shape:
-        raise ShapeError("the parts of an axis must multiply to it", got=split, wanted=source.shape)
+        raise ShapeError("the parts of an axis must multiply to it", got=split, expected=source.shape)
     if sorted(order) != list(range(len(atoms))) or sum(merge) != len(order):
-        raise ShapeError("not a permutation of the atoms", got=tuple(order), wanted=len(atoms))
+        raise ShapeError("not a permutation of the atoms", got=tuple(order), expected=len(atoms))
     rest = iter(order)
     shape = tuple(prod(atoms[next(rest)] for _ in range(count)) for count in merge)
     if shape == source.shape and _keeps_order(atoms, order):
@@ -216,7 +216,7 @@ def _through_product(source: LazyArray, asked: Permutation) -> LazyArray | None:
 
     None for any other array, and where atoms of rows and of columns take turns.
 
-    A product is made in the order in which it is wanted: no element is moved, and none made for nothing.
+    A product is made in the order in which it is expected: no element is moved, and none made for nothing.
     """
     from ckpttools.array.nodes import Elementwise
 
@@ -238,12 +238,12 @@ def _through_product(source: LazyArray, asked: Permutation) -> LazyArray | None:
     right = relayout(right, (rank, asked.split[1]), (0, *(n + 1 for n in of_columns)), (1, len(of_columns)))
     if not rows_first:
         left, right = swapped(right), swapped(left)
-    made = low_rank(left, right, source.scale)
+    built = low_rank(left, right, source.scale)
     atoms = [length for group in asked.split for length in group]
     lengths = [atoms[atom] for atom in asked.order]
     first = rows if rows_first else len(of_columns)
     split = (tuple(lengths[:first]), tuple(lengths[first:]))
-    return _in_order(made, Permutation(split, tuple(range(len(atoms))), asked.merge))
+    return _in_order(built, Permutation(split, tuple(range(len(atoms))), asked.merge))
 
 
 def _is_one_axis(atoms: Sequence[tuple[int, int]]) -> bool:
@@ -272,7 +272,7 @@ def _in_order(source: LazyArray, same: Permutation) -> LazyArray:
 
 def _split_below(array: Dequantized, split: Sequence[Shape]) -> tuple[Dequantized, tuple[Shape, ...]]:
     """Codes and scales with axes split as numbers are to be, so that of rows that take turns only those are
-    decoded that are wanted; and how the axes that it has then are still to be split.
+    decoded that are expected; and how the axes that it has then are still to be split.
 
     An axis along which a scale is for several numbers, but not for all, stays whole; so does the last.
     """
@@ -286,20 +286,20 @@ def _split_below(array: Dequantized, split: Sequence[Shape]) -> tuple[Dequantize
         tuple(length for group, cell in zip(groups, block, strict=True) for length in _cells(group, cell))
         for block in array.blocks
     ]
-    made = replace(
+    built = replace(
         array,
         shape=tuple(length for group in groups for length in group),
         codes=_with_axes_split(array.codes, [*groups[:-1], array.codes.shape[-1:]]),
         scales=tuple(
-            _with_axes_split(each, [_of_scales(*three) for three in zip(groups, each.shape, strict=True)])
-            for each in array.scales
+            _with_axes_split(scale, [_of_scales(*three) for three in zip(groups, scale.shape, strict=True)])
+            for scale in array.scales
         ),
         blocks=tuple(blocks),
     )
     finer: list[Shape] = []
     for group, asked in zip(groups, split, strict=True):
         finer += [(length,) for length in group] if len(group) > 1 else [asked]
-    return made, tuple(finer)
+    return built, tuple(finer)
 
 
 def _is_free(array: Dequantized, axis: int) -> bool:
@@ -388,19 +388,19 @@ def composed(inner: Permutation, outer: Permutation) -> Permutation | None:
         finer = _refined([lengths[atom] for atom in group], split)
         if finer is None:
             return None
-        made: list[list[tuple[int, int]]] = [[] for _ in split]
+        built: list[list[tuple[int, int]]] = [[] for _ in split]
         for atom in group:
             of_inner[atom] = []
         for length, mine, theirs in finer:
             atom = group[mine]
-            made[theirs].append((atom, len(of_inner[atom])))
+            built[theirs].append((atom, len(of_inner[atom])))
             of_inner[atom].append(length)
-        of_outer += made
+        of_outer += built
     starts, count = {}, 0
     for atom in range(len(lengths)):
         starts[atom] = count
         count += len(of_inner[atom])
-    order = [starts[atom] + number for each in outer.order for atom, number in of_outer[each]]
+    order = [starts[atom] + number for item in outer.order for atom, number in of_outer[item]]
     atoms = iter(range(len(lengths)))
     split_of = [[length for _ in group for length in of_inner[next(atoms)]] for group in inner.split]
     turns = iter(outer.order)
@@ -414,18 +414,18 @@ def _refined(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int
     Returns:
         (length, place in `first`, place in `second`); None where there are none.
     """
-    found: list[tuple[int, int, int]] = []
-    places = [len(first) - 1, len(second) - 1]
+    result: list[tuple[int, int, int]] = []
+    locations = [len(first) - 1, len(second) - 1]
     left = [1, 1]
     while True:
         for side, factors in enumerate((first, second)):
-            while left[side] == 1 and places[side] >= 0:
-                left[side] = factors[places[side]]
-                places[side] -= 1
+            while left[side] == 1 and locations[side] >= 0:
+                left[side] = factors[locations[side]]
+                locations[side] -= 1
         if left == [1, 1]:
-            return found[::-1]
+            return result[::-1]
         least = min(left)
         if least < 1 or max(left) % least:
             return None
-        found.append((least, places[0] + 1, places[1] + 1))
+        result.append((least, locations[0] + 1, locations[1] + 1))
         left = [length // least for length in left]

@@ -38,5 +38,5 @@ def _merged(before: Shape, after: Shape) -> tuple[int, ...]:
             break
         counts.append(count)
     if rest or len(counts) < len(after):
-        raise ShapeError("axes can be merged, not cut", got=before, wanted=after)
+        raise ShapeError("axes can be merged, not cut", got=before, expected=after)
     return tuple(counts)

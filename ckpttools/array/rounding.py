@@ -61,11 +61,11 @@ def round_to(dtype: DType, numbers: np.ndarray, out: np.ndarray, spare: np.ndarr
     else:
         # Half of the last place less one bit is added, and that bit where the last place is odd.
         bits = numbers.view(np.uint32)
-        made = np.right_shift(bits, 16, out=spare_of(bits.shape, bits.dtype) if spare is None else spare)
-        np.bitwise_and(made, 1, out=made)
-        np.add(made, 0x7FFF, out=made)
-        np.add(made, bits, out=made)
-        np.copyto(out, np.right_shift(made, 16, out=made), casting="unsafe")
+        built = np.right_shift(bits, 16, out=spare_of(bits.shape, bits.dtype) if spare is None else spare)
+        np.bitwise_and(built, 1, out=built)
+        np.add(built, 0x7FFF, out=built)
+        np.add(built, bits, out=built)
+        np.copyto(out, np.right_shift(built, 16, out=built), casting="unsafe")
 
 
 def is_alone() -> bool:
@@ -89,5 +89,5 @@ def spare_of(shape: Sequence[int], dtype: np.dtype[np.generic]) -> np.ndarray:
         return np.empty(shape, dtype)
     if not hasattr(_KEPT, "spare"):
         _KEPT.spare = np.empty(_MOST_KEPT, np.uint8)
-    made: np.ndarray = _KEPT.spare[:nbytes].view(dtype).reshape(shape)
-    return made
+    built: np.ndarray = _KEPT.spare[:nbytes].view(dtype).reshape(shape)
+    return built

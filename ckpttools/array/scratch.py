@@ -59,7 +59,7 @@ class Scratch:
         top = bottom + rounded_up(count)
         if top > self._block.nbytes:
             raise MemoryError(
-                f"scratch of {self._block.nbytes} bytes is too small: {bottom} in use, {count} more wanted"
+                f"scratch of {self._block.nbytes} bytes is too small: {bottom} in use, {count} more expected"
             )
         self._top = top
         try:

@@ -74,11 +74,11 @@ class Stored(LazyArray):
             self._read_contiguous(region, out)
             return
         for block in split_to(fetched, read_blocks.elements(self.dtype.itemsize)):
-            wanted = block.intersect(region)
-            if wanted is not None:
+            expected = block.intersect(region)
+            if expected is not None:
                 with scratch.take(block.shape, self.dtype.carrier) as buffer:
                     self._read_contiguous(block, buffer)
-                    out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(block).slices]
+                    out[expected.relative_to(region).slices] = buffer[expected.relative_to(block).slices]
 
     def _read_contiguous(self, region: Region, out: np.ndarray) -> None:
         import numpy as np
@@ -111,8 +111,8 @@ class Stored(LazyArray):
         if 8 % bits == 0:
             # 8.4 million elements of 4 bits: 4 ms, bit by bit 71.
             loose = np.empty((raw.size, 8 // bits), np.uint8)
-            for place, column in enumerate(loose.T):
-                np.right_shift(raw, place * bits, out=column)
+            for location, column in enumerate(loose.T):
+                np.right_shift(raw, location * bits, out=column)
             np.bitwise_and(loose, (1 << bits) - 1, out=loose)
             return loose.reshape(-1)[start - first * 8 // bits :][:length]
         loose = np.unpackbits(raw, bitorder="little")[start * bits - first * 8 :][: length * bits]
@@ -153,7 +153,7 @@ def _fetched(shape: Shape, region: Region, itemsize: int, short_run: int = _SHOR
     if runs <= 1:
         return region
     nbytes = region.size * itemsize
-    most = (
+    limit = (
         max(_MOST_GROWTH * nbytes, short_run * runs) if short_run <= _SHORT_RUN else nbytes + short_run * runs
     )
     wide, inner = region, itemsize
@@ -161,7 +161,7 @@ def _fetched(shape: Shape, region: Region, itemsize: int, short_run: int = _SHOR
         if (wide.stop[axis] - wide.start[axis]) * inner >= short_run:
             break
         wider = wide.replaced(axis, 0, shape[axis])
-        if wider.size * itemsize > most:
+        if wider.size * itemsize > limit:
             break
         wide = wider
         inner *= shape[axis]

@@ -58,7 +58,7 @@ class Metadata:
         config: the model's `config.json`, or None where there is none.
         scalars: paths of arrays that were Python numbers.
         key_impls: for arrays that are the data of typed JAX PRNG keys, the name of their implementation.
-        place: what was opened, for messages.
+        location: what was opened, for messages.
         notes: what transforms did to it since.
         is_other_model: whether it is no longer the model of the files beside it, but the one of `config`.
     """
@@ -71,7 +71,7 @@ class Metadata:
     config: Mapping[str, Any] | None = None
     scalars: frozenset[Path] = frozenset()
     key_impls: Mapping[Path, str] = field(default_factory=dict)
-    place: str = ""
+    location: str = ""
     notes: Notes = field(default_factory=Notes)
     is_other_model: bool = False
 
@@ -109,14 +109,14 @@ class Tree(Mapping[Path, Leaf]):
             NoSuchPathError: there is none; says which paths are near.
             UsageError: text that stands for several paths.
         """
-        found = self._find(path)
-        if found is None:
+        result = self._find(path)
+        if result is None:
             raise self._no_such_path(path)
-        return self.leaves[found]
+        return self.leaves[result]
 
     def get(self, path: Path | str, default: Any = None) -> Any:
-        found = self._find(path)
-        return default if found is None else self.leaves[found]
+        result = self._find(path)
+        return default if result is None else self.leaves[result]
 
     def __contains__(self, path: object) -> bool:
         return isinstance(path, tuple | str) and self._find(path) is not None
@@ -130,50 +130,50 @@ class Tree(Mapping[Path, Leaf]):
     def _find(self, path: Path | str) -> Path | None:
         if not isinstance(path, str):
             return path if path in self.leaves else None
-        found = self._by_name.get(path, ())
-        if len(found) > 1:
+        result = self._by_name.get(path, ())
+        if len(result) > 1:
             raise UsageError(
                 "several paths are written like this",
-                place=self.metadata.place or None,
+                location=self.metadata.location or None,
                 got=path,
-                wanted=" or ".join(map(str, found)),
+                expected=" or ".join(map(str, result)),
                 hint="give one of these tuples",
             )
-        return found[0] if found else None
+        return result[0] if result else None
 
     @cached_property
     def _by_name(self) -> Mapping[str, tuple[Path, ...]]:
         """Paths by their names: joined by "/", and by "." where that is no other's name already."""
-        found: dict[str, tuple[Path, ...]] = {}
+        result: dict[str, tuple[Path, ...]] = {}
         for path in self.leaves:
-            found[keystr(path)] = (*found.get(keystr(path), ()), path)
+            result[keystr(path)] = (*result.get(keystr(path), ()), path)
         with_dots: dict[str, tuple[Path, ...]] = {}
         for path in self.leaves:
             with_dots[dotted(path)] = (*with_dots.get(dotted(path), ()), path)
-        return {**with_dots, **found}
+        return {**with_dots, **result}
 
     def _no_such_path(self, path: Path | str) -> NoSuchPathError:
         name = keystr(path) if isinstance(path, tuple) else str(path)
-        known = [keystr(each) for each in self.leaves]
-        if any(each.startswith(f"{name}/") for each in known):
+        known = [keystr(leaf) for leaf in self.leaves]
+        if any(item.startswith(f"{name}/") for item in known):
             message, hint = "no leaf is at this path, but below it", f"glob({name!r}) gives the tree of those"
         else:
             near = near_names(name, known)
             message, hint = "there is no such path", f"did you mean {' or '.join(near)}?" if near else ""
-        return NoSuchPathError(message, place=self.metadata.place or None, got=name, hint=hint or None)
+        return NoSuchPathError(message, location=self.metadata.location or None, got=name, hint=hint or None)
 
     def glob(self, *patterns: str) -> Tree:
         """The tree of what any of the patterns names (`ckpttools.array.patterns`); may be empty."""
         from ckpttools.array.patterns import first_match
 
-        found = {path: leaf for path, leaf in self.leaves.items() if first_match(path, patterns)}
-        scalars = self.metadata.scalars & found.keys()
-        key_impls = {path: impl for path, impl in self.metadata.key_impls.items() if path in found}
-        return Tree(found, replace(self.metadata, scalars=scalars, key_impls=key_impls))
+        result = {path: leaf for path, leaf in self.leaves.items() if first_match(path, patterns)}
+        scalars = self.metadata.scalars & result.keys()
+        key_impls = {path: impl for path, impl in self.metadata.key_impls.items() if path in result}
+        return Tree(result, replace(self.metadata, scalars=scalars, key_impls=key_impls))
 
     def __repr__(self) -> str:
         """What it is and the names in it, those that differ in numbers only on one line."""
-        what = " ".join(filter(None, (self.metadata.format, self.metadata.place)))
+        what = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
         lines = [f"{keystr(path)}: {_shown(leaf)}" for path, leaf in self.leaves.items()]
         head = f"<Tree{f' of {what}' if what else ''}: {array_count(self.arrays)}, {self.nbytes:,} bytes"
         return f"{head}{listing(lines)}>"
@@ -245,9 +245,9 @@ def _insert(node: dict[str | int, Any], path: Path, leaf: Leaf) -> None:
     for depth, key in enumerate(path[:-1]):
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
-            raise FormatError("a path runs through a leaf", place=keystr(path[: depth + 1]))
+            raise FormatError("a path runs through a leaf", location=keystr(path[: depth + 1]))
     if path[-1] in node:
-        raise FormatError("a path runs through a leaf", place=keystr(path))
+        raise FormatError("a path runs through a leaf", location=keystr(path))
     node[path[-1]] = leaf
 
 
@@ -257,12 +257,12 @@ def _sequences(node: Any, path: Path) -> Any:
         return _value(node)
     if not node:
         return node
-    made = {key: _sequences(value, (*path, key)) for key, value in node.items()}
-    if not all(isinstance(key, int) for key in made):
-        return made
-    if sorted(made) != list(range(len(made))):
-        raise FormatError("a sequence has gaps", place=keystr(path), got=sorted(made))
-    return [made[k] for k in range(len(made))]
+    built = {key: _sequences(value, (*path, key)) for key, value in node.items()}
+    if not all(isinstance(key, int) for key in built):
+        return built
+    if sorted(built) != list(range(len(built))):
+        raise FormatError("a sequence has gaps", location=keystr(path), got=sorted(built))
+    return [built[k] for k in range(len(built))]
 
 
 def keystr(path: Path) -> str:
@@ -284,7 +284,7 @@ def dotted(path: Path) -> str:
 
 def collision(path: Path) -> FormatError:
     """The error of two arrays that would get one path."""
-    return FormatError("two arrays would get one path", place=keystr(path))
+    return FormatError("two arrays would get one path", location=keystr(path))
 
 
 def refuse_collisions(paths: Iterable[Path]) -> None:
@@ -305,7 +305,7 @@ def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
         paths: dict[str, list[str]] = {}
         for path in arrays:
             paths.setdefault(dotted(path), []).append(keystr(path))
-        twice = [f"{name}: {' and '.join(each)}" for name, each in paths.items() if len(each) > 1]
+        twice = [f"{name}: {' and '.join(item)}" for name, item in paths.items() if len(item) > 1]
         raise FormatError(
             "several arrays have one name, keys joined by dots:" + listing(twice), hint="rename them"
         )

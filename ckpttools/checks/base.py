@@ -14,11 +14,11 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.json_file import json_object
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 Level = Literal["error", "warning", "info"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
-Content = File | bytes | Place
+Content = File | bytes | Location
 # Configuration parts that contain the text model's configuration, outermost first.
 _TEXT_PARTS = ("thinker_config", "text_config")
 # Published tokenizer files have up to 33 MB.

@@ -8,7 +8,7 @@ from shlex import quote
 from ckpttools.array.tree import dotted
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.text import plural, some
-from ckpttools.transforms.unwrapped import find_buffers
+from ckpttools.transforms.strip_wrappers import find_buffers
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import some
-from ckpttools.core.wording import option
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.model_config import config_parts
 from ckpttools.maxtext.recognition import families_with_names_of, is_known

@@ -7,34 +7,34 @@ from contextlib import suppress
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import CheckpointError
-from ckpttools.formats.base import COMPANIONS, ReadOptions
+from ckpttools.formats.base import SIDECARS, ReadOptions
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.config.deviations import deviations
+from ckpttools.maxtext.config.observed_model import seen_in
 from ckpttools.maxtext.config.report import Discrepancy
-from ckpttools.maxtext.config.seen import seen_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
 
 
 def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
-    for each in _deviations(model):
+    for deviation in _deviations(model):
         yield ModelFinding(
             "info",
             CHECK.name,
             model.location,
-            f"MaxText computes this model differently than transformers: {each.what}",
-            "; ".join(filter(None, (each.reason, each.effect))),
-            each.remedy or "compare results with transformers before you rely on them",
+            f"MaxText computes this model differently than transformers: {deviation.what}",
+            "; ".join(filter(None, (deviation.reason, deviation.effect))),
+            deviation.remedy or "compare results with transformers before you rely on them",
         )
 
 
 def _deviations(model: ModelDirectory) -> list[Discrepancy]:
     """Return the deviations of a MaxText checkpoint; none if it cannot be read, which other checks report."""
-    place = parse(model.location)
-    if model.is_output or model.tree is not None or place.name != COMPANIONS:
+    location = parse(model.location)
+    if model.is_output or model.tree is not None or location.name != SIDECARS:
         return []
     with suppress(CheckpointError):
-        tree = open_tree(place.parent, ReadOptions())
+        tree = open_tree(location.parent, ReadOptions())
         if view_of(tree).is_maxtext:
             seen = seen_in(tree, None, None)
             return list(deviations(seen.family, seen.facts))

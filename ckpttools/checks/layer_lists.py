@@ -9,7 +9,7 @@ from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config.facts import BY_LAYER
 from ckpttools.maxtext.model_config import STRICT_LISTS, config_parts
-from ckpttools.maxtext.prediction import prediction_layers
+from ckpttools.maxtext.mtp import prediction_layers
 
 _COUNT = "num_hidden_layers"
 # Lists of layer indexes.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.text import matches_any
-from ckpttools.formats.disguises import MAX_POINTER_BYTES, is_pointer, missing_content
+from ckpttools.formats.lookalikes import MAX_POINTER_BYTES, is_pointer, missing_content
 from ckpttools.formats.sidecar import PATTERNS
 
 # Tokenizers that are not texts. Another check parses JSON files.
@@ -19,12 +19,12 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         if not matches_any(name, PATTERNS) or (model.size(name) > MAX_POINTER_BYTES and not is_binary):
             continue
         head = model.read(name, MAX_POINTER_BYTES)
-        found = missing_content(head)
+        result = missing_content(head)
         if is_binary and not head:
-            found = ("empty", "fetch the file again")
+            result = ("empty", "fetch the file again")
         # A web page may look like a template, and `sidecar-json` reports it in JSON files.
-        if found and (is_binary or is_pointer(head)):
-            yield _finding(model, name, *found, is_lfs=is_pointer(head))
+        if result and (is_binary or is_pointer(head)):
+            yield _finding(model, name, *result, is_lfs=is_pointer(head))
 
 
 def _finding(model: ModelDirectory, name: str, what: str, hint: str, *, is_lfs: bool) -> ModelFinding:

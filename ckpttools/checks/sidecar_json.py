@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import matches_any
-from ckpttools.formats.disguises import is_pointer
 from ckpttools.formats.json_file import json_object
+from ckpttools.formats.lookalikes import is_pointer
 from ckpttools.formats.sidecar import PATTERNS
 from ckpttools.formats.sidecar_files import CONFIG
 

@@ -13,7 +13,7 @@ from ckpttools.formats.adapters import has_adapter
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.stored_head import HeadDeviation, StoredHead, is_alias
-from ckpttools.maxtext.tying import FLAG, Head, right_head
+from ckpttools.maxtext.tied_embeddings import FLAG, Head, right_head
 from ckpttools.maxtext.view import view_of
 from ckpttools.quantized.damaged_scales import are_near
 

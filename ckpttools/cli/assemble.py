@@ -22,11 +22,11 @@ from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.transforming import target_options
 from ckpttools.cli.write import write
 from ckpttools.core.text import age, plural, printable, some
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 @click.command(short_help="One checkpoint of the parts that hosts of a job kept.")
-@click.argument("places", metavar="HOST_DIR… [DST]", nargs=-1, required=True, type=ANY_PATH)
+@click.argument("locations", metavar="HOST_DIR… [DST]", nargs=-1, required=True, type=ANY_PATH)
 @click.option(
     "--list",
     "is_listing",
@@ -52,7 +52,7 @@ from ckpttools.stores.place import Place
 @with_optimizer_option
 @resource_options
 @output_options
-def assemble(places: tuple[Place, ...], is_listing: bool, **options: Any) -> None:
+def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) -> None:
     """Make one checkpoint of the parts that hosts keep: emergency, multi-tier or peer-to-peer checkpoints.
 
     HOST_DIR is the local directory of a host, with its steps in it, or a directory above those of several
@@ -70,22 +70,22 @@ def assemble(places: tuple[Place, ...], is_listing: bool, **options: Any) -> Non
     from ckpttools.api.calls import absolute
 
     if is_listing:
-        _list(places, options)
+        _list(locations, options)
         return
-    *hosts, destination = map(absolute, places)
+    *hosts, destination = map(absolute, locations)
     if not hosts:
         raise click.UsageError("DST is missing: name the directories of hosts, then DST; or --list")
 
-    def call(source: Place, destination: Place, **said: Any) -> Any:
-        return put_together.plan(hosts, destination, **said)
+    def call(source: Location, destination: Location, **declared: Any) -> Any:
+        return put_together.plan(hosts, destination, **declared)
 
     write(call, source=hosts[0], destination=destination, **options)
 
 
-def _list(places: tuple[Place, ...], options: dict[str, Any]) -> None:
+def _list(locations: tuple[Location, ...], options: dict[str, Any]) -> None:
     from ckpttools.api.assemble import list_saves
 
-    listing = list_saves(places, requests=options["requests"], max_index_bytes=options["max_index_bytes"])
+    listing = list_saves(locations, requests=options["requests"], max_index_bytes=options["max_index_bytes"])
     print_report(listing, lines_of(listing), as_json=options["as_json"])
 
 
@@ -105,7 +105,7 @@ _MOST = 8
 def lines_of(listing: HostsListing) -> Iterator[str]:
     """The saves, what the incomplete ones lack, and what cannot be used."""
     newest, now = listing.newest, time.time()
-    yield from draw_table(_COLUMNS, [_cells(each, newest, now) for each in listing.saves], width())
+    yield from draw_table(_COLUMNS, [_cells(item, newest, now) for item in listing.saves], width())
     for save in listing.saves:
         for label, text in _lacking(save):
             yield from labelled(f"  {label}", printable(text), _LABEL, width())
@@ -116,7 +116,7 @@ def lines_of(listing: HostsListing) -> Iterator[str]:
 
 
 def _cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[str]:
-    missing = sum(each.count for each in save.missing)
+    missing = sum(item.count for item in save.missing)
     verdict = "complete" if save.is_complete else "not complete"
     return [
         str(save.step),
@@ -134,11 +134,11 @@ def _lacking(save: SaveListing) -> Iterator[tuple[str, str]]:
     yield from zip((f"{save.step} of", *[""] * _MOST), hosts[:_MOST], strict=False)
     if len(hosts) > _MOST:
         yield "", f"and {len(hosts) - _MOST:,} more"
-    for each in save.missing[:_MOST]:
-        cells = some(["/".join(map(str, cell)) for cell in each.cells], _MOST)
-        yield "lacks", f"{each}{f' ({cells})' if any(each.cells) else ''}"
+    for item in save.missing[:_MOST]:
+        cells = some(["/".join(map(str, cell)) for cell in item.cells], _MOST)
+        yield "lacks", f"{item}{f' ({cells})' if any(item.cells) else ''}"
     if len(save.missing) > _MOST:
         yield "", f"and {len(save.missing) - _MOST:,} more arrays"
-    for wanted in save.wanted or ():
-        processes = " or ".join(map(str, wanted.processes))
-        yield "wanted", f"the host of process {processes}, for {plural(wanted.chunks, 'chunk')}"
+    for expected in save.expected or ():
+        processes = " or ".join(map(str, expected.processes))
+        yield "expected", f"the host of process {processes}, for {plural(expected.chunks, 'chunk')}"

@@ -20,8 +20,8 @@ from ckpttools.cli.options import (
 from ckpttools.cli.transforming import dtype_option, target_options
 from ckpttools.cli.write import write
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import flag
-from ckpttools.stores.place import Place
+from ckpttools.core.message_terms import flag
+from ckpttools.stores.location import Location
 from ckpttools.transforms.mean_weights import DECAYS
 
 _NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
@@ -70,19 +70,21 @@ _choice = together(
 
 def _numbers(value: str | None) -> list[float] | None:
     try:
-        return None if value is None else [float(each) for each in value.split(",")]
+        return None if value is None else [float(item) for item in value.split(",")]
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,0.5,-0.5.") from error
 
 
-def _refuse_blanks(weights: list[float] | None, places: list[Place]) -> None:
+def _refuse_blanks(weights: list[float] | None, locations: list[Location]) -> None:
     """Refuses weights with blanks between, of which all but the first are taken for checkpoints."""
-    numbers = [str(each) for each in places if _NUMBER.fullmatch(str(each)) and not each.exists()]
+    numbers = [
+        str(location) for location in locations if _NUMBER.fullmatch(str(location)) and not location.exists()
+    ]
     if weights is not None and len(weights) == 1 and numbers:
         raise UsageError(
             "weights are separated by commas",
             got=f"{numbers[0]} as a checkpoint",
-            wanted=flag("weights", ",".join([f"{weights[0]:g}", *numbers])),
+            expected=flag("weights", ",".join([f"{weights[0]:g}", *numbers])),
         )
 
 
@@ -98,7 +100,7 @@ def _refuse_blanks(weights: list[float] | None, places: list[Place]) -> None:
 @prefer_rank_option
 @resource_options
 @output_options
-def average(others: tuple[Place, ...], **options: Any) -> None:
+def average(others: tuple[Location, ...], **options: Any) -> None:
     """Write the mean of steps of a run, or of checkpoints of one model in any formats.
 
     Sums are made in the order of the checkpoints, in float32 or wider, and rounded once: the bits are the

@@ -12,14 +12,14 @@ from ckpttools.cli.transforming import (
     dtype_map_option,
     dtype_option,
     force_option,
-    places,
+    locations,
     target_options,
 )
 from ckpttools.cli.write import write
 
 
 @click.command(short_help="The same arrays in other dtypes.")
-@places
+@locations
 @dtype_option
 @dtype_map_option
 @force_option

@@ -19,7 +19,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import folded, plural, printable, type_text
 from ckpttools.inspect.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
 from ckpttools.sharding.predict import ProcessLoading
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 @click.command()
@@ -50,7 +50,7 @@ from ckpttools.stores.place import Place
 )
 @read_options
 def chunks(
-    path: Place, as_json: bool, mesh: str | None, spec: str | None, rules: str | None, **options: Any
+    path: Location, as_json: bool, mesh: str | None, spec: str | None, rules: str | None, **options: Any
 ) -> None:
     """Show how a checkpoint is stored: its data files, chunk grids and codecs.
 
@@ -66,9 +66,9 @@ def chunks(
 
     report = look(path, mesh=mesh, spec=spec, rules=rules, **options)
     if as_json:
-        found = fields_of(report)
-        advice = found.pop("advice")
-        print_json({"report": found, "advice": advice})
+        result = fields_of(report)
+        advice = result.pop("advice")
+        print_json({"report": result, "advice": advice})
         return
 
     print_chunks(report, report.advice)
@@ -99,9 +99,9 @@ def _view(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
     yield ""
     for line in _totals(report):
         yield from wrapped(line, width())
-    for each in advice:
+    for item in advice:
         yield ""
-        yield from _advised(each)
+        yield from _advised(item)
 
 
 def _indexes(names: Sequence[str]) -> str:
@@ -165,13 +165,13 @@ def _grouped(files: Sequence[FileChunks]) -> Iterator[_FoldedFiles]:
     few = sum(file.kind == "data" for file in files) <= _MOST_FILES
     groups: dict[tuple[str, str], list[FileChunks]] = defaultdict(list)
     for file in files:
-        groups[_place(file, few), file.kind].append(file)
-    for (place, _), members in groups.items():
-        name = members[0].name if len(members) == 1 else f"{place} ({len(members):,} files)"
+        groups[_location(file, few), file.kind].append(file)
+    for (location, _), members in groups.items():
+        name = members[0].name if len(members) == 1 else f"{location} ({len(members):,} files)"
         yield _FoldedFiles(name, members)
 
 
-def _place(file: FileChunks, few: bool) -> str:
+def _location(file: FileChunks, few: bool) -> str:
     """What a file is shown under together with its like."""
     if file.kind == "other":
         return "metadata"
@@ -207,21 +207,21 @@ def _arrays(arrays: Sequence[ArrayChunks]) -> Iterator[str]:
 def _alike(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
     """Arrays that differ in the numbers in their names only, and are stored alike."""
     groups: dict[object, list[ArrayChunks]] = {}
-    for each in arrays:
-        cut = each.reads.cut if each.reads else None
-        groups.setdefault((_NUMBER.sub("#", each.path), _LAYOUT(each), cut), []).append(each)
+    for array in arrays:
+        cut = array.reads.cut if array.reads else None
+        groups.setdefault((_NUMBER.sub("#", array.path), _LAYOUT(array), cut), []).append(array)
     return list(groups.values())
 
 
 def _array_cells(group: Sequence[ArrayChunks]) -> list[str]:
     first = group[0]
-    names = folded(each.path for each in group)
+    names = folded(item.path for item in group)
     name = names[0] if len(names) == 1 else f"{names[0]} and {plural(len(group) - 1, 'other')}"
-    stored = sum(each.stored_nbytes for each in group)
-    nbytes = sum(each.nbytes for each in group)
-    chunks = f"{sum(each.num_chunks for each in group):,}"
+    stored = sum(item.stored_nbytes for item in group)
+    nbytes = sum(item.nbytes for item in group)
+    chunks = f"{sum(item.num_chunks for item in group):,}"
     if first.missing_chunks:
-        chunks += f" ({sum(each.missing_chunks for each in group):,} missing)"
+        chunks += f" ({sum(item.missing_chunks for item in group):,} missing)"
     ratio = f"{nbytes / stored:.2f}" if stored and stored != nbytes else ""
     piece = first.shape if first.piece_shape is None else first.piece_shape
     chunk = "any range" if first.piece_shape is None else type_text("", piece)
@@ -244,7 +244,7 @@ def _read_cells(group: Sequence[ArrayChunks]) -> list[str]:
         return []
     over = f"{reads.over_read:.2f}"
     note = "does not divide" if reads.uneven else "replicated" if prod(reads.cut) == 1 else ""
-    return [f"{sum(each.reads.reads for each in group if each.reads):,}", over, note]
+    return [f"{sum(item.reads.reads for item in group if item.reads):,}", over, note]
 
 
 def _totals(report: ChunksReport) -> Iterator[str]:

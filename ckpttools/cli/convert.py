@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.declared import declared, made
+from ckpttools.cli.declared import built, declared
 from ckpttools.cli.lazy import Deferred, LazyGroup, in_module
-from ckpttools.cli.transforming import common_options, model_places, transform_options
+from ckpttools.cli.transforming import common_options, model_locations, transform_options
 from ckpttools.cli.write import write
 
 # Commands in files of their own, imported when they are run.
@@ -45,5 +45,5 @@ def to_format(name: str) -> click.Command:
         write(convert.plan, format=name, **options)
 
     format = writable()[name]
-    options = (model_places, declared(format.options), transform_options, common_options)
-    return made(f"convert to-{name}", format.help, command, *options)
+    options = (model_locations, declared(format.options), transform_options, common_options)
+    return built(f"convert to-{name}", format.help, command, *options)

@@ -17,17 +17,17 @@ from ckpttools.cli.options import (
 )
 from ckpttools.cli.output import labelled, print_report, prose_width, say
 from ckpttools.cli.progress import progress_option, watching
-from ckpttools.cli.transforming import places
+from ckpttools.cli.transforming import locations
 from ckpttools.cli.units import disk, memory
 from ckpttools.core.text import plural
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.copying.report import CopiedPart, CopyReport
 
 
 @click.command(short_help="A checkpoint to another place or store, byte for byte.")
-@places
+@locations
 @click.option(
     "--step",
     "steps",
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 @progress_option
 @json_option
 def copy(
-    source: Place, destination: Place, dry_run: bool, progress: bool, as_json: bool, **options: Any
+    source: Location, destination: Location, dry_run: bool, progress: bool, as_json: bool, **options: Any
 ) -> None:
     """Copy a checkpoint from any store to any store: a run, a step, an item, a model.
 

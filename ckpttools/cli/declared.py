@@ -12,8 +12,8 @@ from click.core import ParameterSource
 
 from ckpttools.cli.options import SOME_TEXT, Command, Decorator, together
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import flag
 from ckpttools.core.options import Option
-from ckpttools.core.wording import flag
 
 
 class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
@@ -32,29 +32,31 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 
 
 def declared(options: Collection[Option]) -> Decorator:
     """Adds options, of which the command gets those that the user gave, even where that is the default."""
-    names = {each.name for each in options}
+    names = {option.name for option in options}
 
     def with_those_given(command: Command) -> Command:
         @functools.wraps(command)
-        def made(**values: Any) -> Any:
+        def built(**values: Any) -> Any:
             source = click.get_current_context().get_parameter_source
             left_out = {name for name in names if source(name) is ParameterSource.DEFAULT}
             return command(**{name: value for name, value in values.items() if name not in left_out})
 
-        return made
+        return built
 
     return together(*map(_flag, options), with_those_given)
 
 
 def _flag(option: Option) -> Decorator:
-    said: dict[str, Any] = {
+    declared: dict[str, Any] = {
         "default": option.default,
         "show_default": option.default is not None,
         "help": option.help,
     }
     if option.type is bool:
-        return click.option(f"{flag(option.name, True)}/{flag(option.name, False)}", option.name, **said)
-    return click.option(flag(option.name), option.name, type=_type(option), metavar=option.metavar, **said)
+        return click.option(f"{flag(option.name, True)}/{flag(option.name, False)}", option.name, **declared)
+    return click.option(
+        flag(option.name), option.name, type=_type(option), metavar=option.metavar, **declared
+    )
 
 
 def _type(option: Option) -> click.ParamType[Any]:
@@ -65,7 +67,7 @@ def _type(option: Option) -> click.ParamType[Any]:
     return SOME_TEXT if option.type is str else _Parsed(option.name, option.type)
 
 
-def made(name: str, help: str, body: Callable[..., None], *decorators: Decorator) -> click.Command:
+def built(name: str, help: str, body: Callable[..., None], *decorators: Decorator) -> click.Command:
     """A command of parts; its help is text whose examples, after "Example:", are left as they are.
 
     Raises:
@@ -74,11 +76,11 @@ def made(name: str, help: str, body: Callable[..., None], *decorators: Decorator
     text = help if "\nExample:" in help else f"{help.rstrip()}\n\nExample:\n  ckpt {name} SRC DST\n"
     command = together(*decorators)(body)
     built = click.command(name, help=text.replace("\nExample:", "\n\b\nExample:"))(command)
-    flags = Counter(each for param in built.params for each in (*param.opts, *param.secondary_opts))
-    if twice := sorted(each for each, count in flags.items() if count > 1):
+    flags = Counter(opt for param in built.params for opt in (*param.opts, *param.secondary_opts))
+    if twice := sorted(item for item, count in flags.items() if count > 1):
         raise UsageError(
             f"the plug-in {name} declares options that all commands have",
             got=", ".join(twice),
-            wanted="other names",
+            expected="other names",
         )
     return built

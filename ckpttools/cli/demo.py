@@ -24,8 +24,8 @@ def demo(directory: Path | None) -> None:
     Example:
       ckpt demo ./demo
     """
-    with _place(directory) as place:
-        source, target, back = place / "hf", place / "maxtext", place / "back"
+    with _location(directory) as location:
+        source, target, back = location / "hf", location / "maxtext", location / "back"
         _make(source)
         _shown("convert", "hf-to-maxtext", source, target)
         _shown("inspect", "tree", target)
@@ -35,12 +35,12 @@ def demo(directory: Path | None) -> None:
 
 
 @contextmanager
-def _place(directory: Path | None) -> Iterator[Path]:
+def _location(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise DestinationExistsError(
                 "the directory for the demo exists already",
-                place=directory,
+                location=directory,
                 hint="name a directory that is not there",
             )
         yield directory

@@ -28,7 +28,7 @@ from ckpttools.cli.wording import padding_rows_option
 from ckpttools.compare.renames import indices
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.text import folded, plural, printable, type_text
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.differing import DiffReport, SideReport
@@ -94,7 +94,7 @@ _alignment_options = together(
 @max_header_option
 @max_index_option
 @prefer_rank_option
-def diff(first: Place, second: Place, as_json: bool, progress: bool, **options: Any) -> None:
+def diff(first: Location, second: Location, as_json: bool, progress: bool, **options: Any) -> None:
     """Compare two checkpoints number by number: what is equal, what differs and how far, and why.
 
     A and B may have any format and layout: Hugging Face or MaxText, scanned or not. If only one has training
@@ -130,9 +130,9 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
@@ -204,9 +204,11 @@ def _verdict(report: DiffReport) -> Iterator[str]:
 def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
     groups: dict[tuple[object, ...], list[ArrayDiff]] = {}
     for outcome in _OUTCOMES:
-        for each in arrays:
-            if each.outcome == outcome:
-                groups.setdefault((outcome, each.a, each.b, each.cause, _words(each.name)), []).append(each)
+        for array in arrays:
+            if array.outcome == outcome:
+                groups.setdefault((outcome, array.a, array.b, array.cause, _words(array.name)), []).append(
+                    array
+                )
     return (list(_paragraph(group)) for group in groups.values())
 
 
@@ -217,7 +219,7 @@ def _words(name: str) -> str:
 
 def _paragraph(group: Sequence[ArrayDiff]) -> Iterator[str]:
     first = group[0]
-    for name in folded(printable(each.name) for each in group):
+    for name in folded(printable(item.name) for item in group):
         yield styled(name, bold=True)
     for label, text in _facts(first, group):
         yield from labelled(f"  {label}", printable(text), _MARGIN, width(), dim=True)
@@ -235,9 +237,9 @@ def _facts(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, 
 def _types(a: ArrayType | None, b: ArrayType | None) -> str:
     # Leaves without arrays have a description in place of a dtype.
     shown = [
-        type_text(each.dtype, each.shape) if each.dtype in DTYPES else each.dtype
-        for each in (a, b)
-        if each is not None
+        type_text(item.dtype, item.shape) if item.dtype in DTYPES else item.dtype
+        for item in (a, b)
+        if item is not None
     ]
     if a is None or b is None or a == b:
         return shown[0]
@@ -246,28 +248,28 @@ def _types(a: ArrayType | None, b: ArrayType | None) -> str:
 
 def _measures(group: Sequence[ArrayDiff]) -> Iterator[str]:
     """How far the arrays are apart, all of them together."""
-    parts = [each.deviation for each in group if each.deviation is not None]
+    parts = [item.deviation for item in group if item.deviation is not None]
     if not parts:
         return
     elements, differing = (
-        sum(each) for each in zip(*((p.elements, p.differing) for p in parts), strict=True)
+        sum(part) for part in zip(*((p.elements, p.differing) for p in parts), strict=True)
     )
     if differing:
         yield f"{_share(differing, elements)} of {plural(elements, 'element')}{_where(group)}"
         yield ", ".join(
             [
-                f"max abs {max(each.max_abs for each in parts):.3g}",
-                f"max rel {max(each.max_rel for each in parts):.3g}",
-                *_ulps([each.max_ulp for each in parts]),
-                *([f"{nan:,} NaN on one side"] if (nan := sum(each.nan for each in parts)) else []),
+                f"max abs {max(part.max_abs for part in parts):.3g}",
+                f"max rel {max(part.max_rel for part in parts):.3g}",
+                *_ulps([part.max_ulp for part in parts]),
+                *([f"{nan:,} NaN on one side"] if (nan := sum(part.nan for part in parts)) else []),
             ]
         )
-        beyond = sum(each.beyond for each in parts)
+        beyond = sum(part.beyond for part in parts)
         if beyond != differing:
             yield f"{beyond:,} of them beyond the tolerances" if beyond else "all within the tolerances"
     elif group[0].outcome == "dtype":
         yield "the same numbers"
-    other = sum(each.other_bits for each in parts)
+    other = sum(part.other_bits for part in parts)
     if other:
         yield f"{plural(other, 'element')} equal but for the sign of zero or the bits of NaN"
 
@@ -282,7 +284,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _where(group: Sequence[ArrayDiff]) -> str:
-    first = next(each for each in group if each.deviation and each.deviation.first is not None)
+    first = next(item for item in group if item.deviation and item.deviation.first is not None)
     assert first.deviation is not None and first.deviation.first is not None
     numbers = ", ".join(f"{word} {number}" for word, number in indices(first.name))
     which = f" in {numbers}" if len(group) > 1 and numbers else ""
@@ -291,5 +293,5 @@ def _where(group: Sequence[ArrayDiff]) -> str:
 
 
 def _ulps(ulps: Sequence[int | None]) -> list[str]:
-    known = [each for each in ulps if each is not None]
+    known = [ulp for ulp in ulps if ulp is not None]
     return [f"max ulp {max(known):,}"] if known else []

@@ -12,7 +12,7 @@ from ckpttools.cli.options import ANY_PATH, json_option, max_index_option, reque
 from ckpttools.cli.output import labelled, print_json, print_report, prose_width, show, styled
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.core.text import plural, printable
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _complete_fix(ctx: click.Context, param: click.Parameter, incomplete: str) -
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    path: Place | None,
+    path: Location | None,
     as_json: bool,
     fix: tuple[str, ...],
     checksums: bool,
@@ -100,10 +100,10 @@ def doctor(
 def _list(as_json: bool) -> None:
     from ckpttools.doctor.examine import checks, fixes
 
-    listed = [("check", each.name, each.summary) for each in checks()]
-    listed += [("fix", each.name, each.summary) for each in fixes().values()]
+    listed = [("check", check.name, check.summary) for check in checks()]
+    listed += [("fix", fix.name, fix.summary) for fix in fixes().values()]
     if as_json:
-        print_json([dict(zip(("kind", "name", "summary"), each, strict=True)) for each in listed])
+        print_json([dict(zip(("kind", "name", "summary"), item, strict=True)) for item in listed])
     else:
         show(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in listed)
 
@@ -114,10 +114,10 @@ def _view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterat
         yield ", ".join(diagnosis.looked_at)
     for line in diagnosis.fixed:
         yield styled("fixed: ", fg="green") + printable(line)
-    for each in diagnosis.refused:
-        yield styled("refused: ", fg="red") + printable(each.place) + ":"
-        yield from labelled("", printable(each.what), _COLUMN, prose_width())
-        yield from labelled("  next", printable(each.do), _COLUMN, prose_width())
+    for item in diagnosis.refused:
+        yield styled("refused: ", fg="red") + printable(item.location) + ":"
+        yield from labelled("", printable(item.what), _COLUMN, prose_width())
+        yield from labelled("  next", printable(item.do), _COLUMN, prose_width())
     if fix and not diagnosis.fixed:
         yield f"nothing here that --fix {' --fix '.join(fix)} would repair"
     for finding in diagnosis.findings:
@@ -129,8 +129,8 @@ def _view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterat
 
 
 def _lines(finding: Finding) -> Iterator[str]:
-    place = styled(finding.level, fg=_COLOURS[finding.level], bold=True)
-    yield f"{place}  {printable(finding.place)}  [{finding.check}]"
+    location = styled(finding.level, fg=_COLOURS[finding.level], bold=True)
+    yield f"{location}  {printable(finding.location)}  [{finding.check}]"
     yield from labelled("", printable(finding.what), _COLUMN, prose_width())
     yield from labelled("  why", printable(finding.why), _COLUMN, prose_width())
     command = None if finding.command is None else printable(finding.command)
@@ -140,7 +140,7 @@ def _lines(finding: Finding) -> Iterator[str]:
 def _verdict(diagnosis: Diagnosis, checksums: bool) -> str:
     if not diagnosis.findings:
         return f"healthy: nothing found; {_unread(diagnosis, checksums)}"
-    levels = [each.level for each in diagnosis.findings]
+    levels = [finding.level for finding in diagnosis.findings]
     parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)
 

@@ -12,7 +12,7 @@ from ckpttools.cli.options import ANY_PATH, complete_family, json_option
 from ckpttools.cli.output import labelled, print_json, print_report, show, styled, width, wrapped
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural, printable
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.families.family import Family
@@ -44,13 +44,13 @@ def families(ctx: click.Context, as_json: bool) -> None:
         return
     from ckpttools.api.family_list import families as known
 
-    found = known()
-    print_report(found, _listing(found), as_json=as_json)
+    result = known()
+    print_report(result, _listing(result), as_json=as_json)
 
 
-def _listing(found: Sequence[FamilySummary]) -> Iterator[str]:
-    for each in found:
-        yield from _family_lines(each)
+def _listing(result: Sequence[FamilySummary]) -> Iterator[str]:
+    for item in result:
+        yield from _family_lines(item)
         yield ""
     yield from wrapped(
         "Each converts both ways (hf-to-maxtext, maxtext-to-hf), with layers scanned under the names above, "
@@ -105,13 +105,13 @@ def show_family(family: str, as_toml: bool, as_json: bool) -> None:
     from ckpttools.families.summary import summary
     from ckpttools.families.toml_write import family_to_toml
 
-    found = family_called(family)
+    result = family_called(family)
     if as_toml:
-        click.echo(family_to_toml(found), nl=False)
+        click.echo(family_to_toml(result), nl=False)
     elif as_json:
-        print_json(tomllib.loads(family_to_toml(found)))
+        print_json(tomllib.loads(family_to_toml(result)))
     else:
-        show([*_family_lines(summary(found)), *_sizes(found), *_groups(found)])
+        show([*_family_lines(summary(result)), *_sizes(result), *_groups(result)])
 
 
 def _sizes(family: Family) -> Iterator[str]:
@@ -120,8 +120,8 @@ def _sizes(family: Family) -> Iterator[str]:
     column = max(_COLUMN, *(len(name) + 4 for name in names))
     for axis, alternatives in family.sizes.items():
         yield from _entry(axis, " or ".join(map(str, alternatives)), column)
-    for axis, each in {**family.derived, **family.constants}.items():
-        yield from _entry(axis, f"= {each}", column)
+    for axis, item in {**family.derived, **family.constants}.items():
+        yield from _entry(axis, f"= {item}", column)
 
 
 def _groups(family: Family) -> Iterator[str]:
@@ -168,7 +168,7 @@ def _row(row: Row) -> Iterator[str]:
 @json_option
 @click.pass_context
 def check(
-    ctx: click.Context, family: str, against: Place | None, config: Place | None, as_json: bool
+    ctx: click.Context, family: str, against: Location | None, config: Location | None, as_json: bool
 ) -> None:
     """Check that a family's rows are consistent, convert both ways, and fit a model.
 
@@ -204,7 +204,7 @@ def _verdict(result: FamilyCheck) -> Iterator[str]:
         arrays = f"{plural(result.num_arrays, 'array')}, {layout.num_arrays:,} in MaxText, and back"
         yield from _entry("there", f"{layout.name}: {arrays}")
     for kind in dict.fromkeys(finding.kind for finding in result.findings):
-        yield from _section(kind, [each for each in result.findings if each.kind == kind])
+        yield from _section(kind, [item for item in result.findings if item.kind == kind])
     if result.hints:
         yield ""
     for hint in result.hints:
@@ -217,6 +217,6 @@ def _section(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
 
     yield ""
     yield styled(f"{kind} ({len(findings)})", fg="red")
-    for line in folded(f"{each.place}: {each.text}" for each in findings):
+    for line in folded(f"{finding.location}: {finding.text}" for finding in findings):
         first, *more = wrapped(printable(line), _room() - 6)
         yield from (f"  {first}", *(f"      {part}" for part in more))

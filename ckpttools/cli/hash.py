@@ -18,7 +18,7 @@ from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.wording import wording_options
 from ckpttools.core.text import printable
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.digests import HashReport
@@ -65,7 +65,7 @@ selection_options = together(
 @resource_options
 @progress_option
 @read_options
-def hash_command(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
+def hash_command(path: Location, as_json: bool, progress: bool, **options: Any) -> None:
     """Print a digest of every array, one of all parameters, and one of everything.
 
     They depend only on values, shapes, dtypes and names, not on the format, chunks, compression or number of
@@ -80,16 +80,16 @@ def hash_command(path: Place, as_json: bool, progress: bool, **options: Any) -> 
     from ckpttools.api.digests import hash
 
     with watching(progress) as observe:
-        found = hash(path, observe=observe, **options)
+        result = hash(path, observe=observe, **options)
     if as_json:
-        print_json(found)
+        print_json(result)
     else:
-        for each in found.remarks:
-            say(each)
-        show(_lines(found))
+        for remark in result.remarks:
+            say(remark)
+        show(_lines(result))
 
 
-def _lines(found: HashReport) -> list[str]:
+def _lines(result: HashReport) -> list[str]:
     """As sha256sum prints them; the same for checkpoints that hold the same."""
-    lines = [f"{each.digest}  {printable(each.name)}" for each in found.arrays]
-    return [*lines, f"{found.parameters}  (parameters)", f"{found.digest}  (everything)"]
+    lines = [f"{array.digest}  {printable(array.name)}" for array in result.arrays]
+    return [*lines, f"{result.parameters}  (parameters)", f"{result.digest}  (everything)"]

@@ -28,7 +28,7 @@ from ckpttools.core.text import plural, printable, type_text
 from ckpttools.inspect.comparison import Comparison
 from ckpttools.inspect.folding import Branch
 from ckpttools.inspect.tree import ArrayReport, TreeReport
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
@@ -72,7 +72,7 @@ _view_options = together(
 @json_option
 @read_options
 @requests_option
-def tree(path: Place, depth: int | None, flat: bool, as_json: bool, **options: Any) -> None:
+def tree(path: Location, depth: int | None, flat: bool, as_json: bool, **options: Any) -> None:
     """Show the arrays of a checkpoint (names, shapes, dtypes, bytes) and what kind it is.
 
     PATH is a checkpoint in any format that `ckpt formats` lists, at any level: run directory, step, item or
@@ -102,10 +102,10 @@ def tree(path: Place, depth: int | None, flat: bool, as_json: bool, **options: A
 
 
 def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> None:
-    found = fields_of(report)
-    comparison = found.pop("comparison")
-    found["subtrees"] = folded()
-    print_json(found | {"comparison": comparison} if comparison else found)
+    result = fields_of(report)
+    comparison = result.pop("comparison")
+    result["subtrees"] = folded()
+    print_json(result | {"comparison": comparison} if comparison else result)
 
 
 def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]]) -> None:
@@ -144,7 +144,7 @@ def print_tree(report: TreeReport, branches: Sequence[Branch]) -> None:
 
 def print_flat(report: TreeReport) -> None:
     """Facts, and one line for each array."""
-    show(_view(report, [_flat_row(each, report.nbytes) for each in report.arrays]))
+    show(_view(report, [_flat_row(array, report.nbytes) for array in report.arrays]))
 
 
 def print_comparison(report: TreeReport, comparison: Comparison, *, flat: bool) -> None:
@@ -238,9 +238,9 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
     else:
         yield from wrapped(f"Against {against}:", room)
     lists = {
-        "missing": [(each.path, _type(each)) for each in comparison.missing],
-        "not expected": [(each.path, _type(each)) for each in comparison.extra],
-        "of another shape or dtype": [(each.path, _difference(each)) for each in comparison.different],
+        "missing": [(item.path, _type(item)) for item in comparison.missing],
+        "not expected": [(item.path, _type(item)) for item in comparison.extra],
+        "of another shape or dtype": [(item.path, _difference(item)) for item in comparison.different],
     }
     for what, entries in lists.items():
         if entries:
@@ -296,8 +296,8 @@ def _folded(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 
 def _difference(each: Different) -> str:
     why = f" ({each.why})" if each.why else ""
-    got = each.got if each.wanted.dtype else replace(each.got, dtype=None)
-    return f"{_type(got)}, should be {_type(each.wanted)}{why}"
+    got = each.got if each.expected.dtype else replace(each.got, dtype=None)
+    return f"{_type(got)}, should be {_type(each.expected)}{why}"
 
 
 def _type(spec: ArraySpec) -> str:

@@ -32,7 +32,7 @@ _WRITTEN = {"destination", "plan"}
 def writes(ctx: click.Context) -> bool:
     """Whether the command that was found below a context makes a checkpoint."""
     command = ctx.meta.get(_COMMAND)
-    return isinstance(command, click.Command) and any(each.name in _WRITTEN for each in command.params)
+    return isinstance(command, click.Command) and any(param.name in _WRITTEN for param in command.params)
 
 
 def note_written() -> None:
@@ -91,9 +91,9 @@ class LazyGroup(click.Group):
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             instead = self._instead(ctx, name, self.list_commands(ctx))
             raise click.UsageError(f"No such command {name!r}. {instead}", ctx)
-        found = super().resolve_command(ctx, args)
-        ctx.meta[_COMMAND] = found[1]
-        return found
+        result = super().resolve_command(ctx, args)
+        ctx.meta[_COMMAND] = result[1]
+        return result
 
     def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
         """What may have been meant: a name like it, here or one level below, or one of all."""

@@ -6,14 +6,14 @@ import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, requests_option
 from ckpttools.cli.output import print_report
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 @click.command(short_help="The steps of a run: kind, size, age, finished or not.")
 @click.argument("path", metavar="RUN", type=ANY_PATH)
 @json_option
 @requests_option
-def ls(path: Place, as_json: bool, requests: int | None) -> None:
+def ls(path: Location, as_json: bool, requests: int | None) -> None:
     """List the steps of a run: what is in each, whether it is finished, and what it takes of the disk.
 
     "own" is what deleting the step would free: files that have a name elsewhere, as in a checkpoint made

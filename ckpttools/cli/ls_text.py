@@ -31,12 +31,12 @@ def lines_of(listing: RunListing) -> Iterator[str]:
     """The run, its steps, and what there is to say of them."""
     yield styled(printable(listing.path), bold=True)
     now = time.time()
-    rows = [_cells(each, listing, now) for each in listing.steps]
+    rows = [_cells(step, listing, now) for step in listing.steps]
     table = list(draw_table(_COLUMNS, rows, width()))
     yield from table
     if left := _left_out(table, rows):
         yield f"no room for {', '.join(left)}: --json has all"
-    total, own = (sum(getattr(each, name) for each in listing.steps) for name in ("nbytes", "own_bytes"))
+    total, own = (sum(getattr(step, name) for step in listing.steps) for name in ("nbytes", "own_bytes"))
     shared = f", {disk(total - own)} of it in files with names outside of their step" if total > own else ""
     yield f"{plural(len(listing.steps), 'step')}, {len(listing.finished)} finished: {disk(total)}{shared}"
     for label, text in _remarks(listing):
@@ -112,10 +112,10 @@ def item_lines(items: Sequence[ItemListing]) -> Iterator[str]:
     columns = (Column("item"), Column("kind"), Column("arrays", right=True), Column("size", right=True))
     rows = [
         [
-            printable(each.name),
-            each.kind,
-            *((f"{each.arrays:,}", disk(each.nbytes)) if each.arrays else ("", "")),
+            printable(item.name),
+            item.kind,
+            *((f"{item.arrays:,}", disk(item.nbytes)) if item.arrays else ("", "")),
         ]
-        for each in items
+        for item in items
     ]
     yield from draw_table(columns, rows, width())

@@ -14,15 +14,21 @@ import click
 
 from ckpttools import __version__
 from ckpttools.cli import stopping
-from ckpttools.cli.border import exit_code_of, finish_output, kept_from_click, open_closed, write_whole
 from ckpttools.cli.command_line import COMPLETION_VARIABLE, remember_command
+from ckpttools.cli.error_boundary import (
+    exit_code_of,
+    finish_output,
+    kept_from_click,
+    open_closed,
+    write_whole,
+)
 from ckpttools.cli.lazy import Deferred, LazyGroup, has_written, in_module, is_path, writes
 from ckpttools.cli.output import say
 from ckpttools.cli.units import disk
 from ckpttools.core.errors import StepWarning, UsageError
+from ckpttools.core.message_terms import as_flags
 from ckpttools.core.plugins import announced, package_of
 from ckpttools.core.text import plural
-from ckpttools.core.wording import as_flags
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -32,37 +38,37 @@ if TYPE_CHECKING:
 
 def plugged_in() -> Mapping[str, Deferred]:
     """All of them, by name; none is loaded."""
-    found: dict[str, Deferred] = {}
+    result: dict[str, Deferred] = {}
     for group, load in (("ckpttools.transforms", _transform), ("ckpttools.commands", _command)):
         for point in announced(group):
-            found[point.name] = Deferred(partial(load, point), f"Of the package {package_of(point)}.")
-    return found
+            result[point.name] = Deferred(partial(load, point), f"Of the package {package_of(point)}.")
+    return result
 
 
 def _command(point: EntryPoint) -> click.Command:
     try:
-        found = point.load()
+        result = point.load()
     except Exception as error:
         what = f"the command {point.name} of {package_of(point)} cannot be loaded"
         raise UsageError(what, got=repr(error), hint="repair that package, or remove it") from error
-    if not isinstance(found, click.Command):
+    if not isinstance(result, click.Command):
         what = f"{point.name} of {package_of(point)} is no command"
-        raise UsageError(what, got=type(found).__name__, wanted="a click.Command")
-    return found
+        raise UsageError(what, got=type(result).__name__, expected="a click.Command")
+    return result
 
 
 def _transform(point: EntryPoint) -> click.Command:
     from ckpttools.api.changes import transform
-    from ckpttools.cli.declared import declared, made
-    from ckpttools.cli.transforming import common_options, places, target_options
+    from ckpttools.cli.declared import built, declared
+    from ckpttools.cli.transforming import common_options, locations, target_options
     from ckpttools.cli.write import write
     from ckpttools.transforms.registry import help_of, options_of
 
     def command(**options: Any) -> None:
         write(transform.plan, transforms=point.name, **options)
 
-    options = (places, declared(options_of(point.name)), target_options, common_options)
-    return made(point.name, help_of(point.name), command, *options)
+    options = (locations, declared(options_of(point.name)), target_options, common_options)
+    return built(point.name, help_of(point.name), command, *options)
 
 
 _COMMANDS = {
@@ -188,7 +194,7 @@ def _answer_shell(complete: Callable[[], object]) -> NoReturn:
 
 def _needs_more(command: click.Command) -> bool:
     """Return whether a command does nothing without arguments, so that its name alone can only be a path."""
-    return isinstance(command, click.Group) or any(each.required for each in command.params)
+    return isinstance(command, click.Group) or any(param.required for param in command.params)
 
 
 def _is_checkpoint(word: str) -> bool:
@@ -261,5 +267,5 @@ def telling_traffic() -> Iterator[None]:
 
 
 def _tell(traffic: Mapping[str, Traffic]) -> None:
-    for address, each in traffic.items():
-        say(f"{plural(each.requests, 'request')} to {address}, {disk(each.nbytes)} read")
+    for address, item in traffic.items():
+        say(f"{plural(item.requests, 'request')} to {address}, {disk(item.nbytes)} read")

@@ -14,7 +14,7 @@ from ckpttools.cli.options import MODEL, json_option, requests_option, step_opti
 from ckpttools.cli.output import end_as_different, labelled, print_json, say, show, styled, width
 from ckpttools.core.errors import near_names
 from ckpttools.core.text import printable
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.maxtext.config.report import Contradiction, MaxTextConfig, Mistake
@@ -56,7 +56,7 @@ _ASKED = {"train": ("run_name=NAME", "base_output_directory=DIR"), "decode": ("r
 @requests_option
 @json_option
 def maxtext_config(
-    path: Place,
+    path: Location,
     words: tuple[str, ...],
     check: bool,
     form: str,
@@ -91,34 +91,34 @@ def maxtext_config(
         raise click.NoSuchOption(odd, possibilities=_options_like(odd))
     if bool(words) != check:
         raise click.UsageError("--check goes with settings, after PATH: a configuration file, or NAME=VALUE.")
-    found = call(path, check=words, **options)
+    result = call(path, check=words, **options)
     if as_json:
-        print_json(found)
+        print_json(result)
     elif check:
-        show(_checked(found))
+        show(_checked(result))
     else:
-        show(_settings(found, form, command))
-    if not as_json and (remarks := [*_remarks(found)]):
+        show(_settings(result, form, command))
+    if not as_json and (remarks := [*_remarks(result)]):
         say(*remarks)
-    if found.contradictions or found.mistakes:
+    if result.contradictions or result.mistakes:
         end_as_different()
 
 
-def _settings(found: MaxTextConfig, form: str, command: str | None) -> Iterator[str]:
+def _settings(result: MaxTextConfig, form: str, command: str | None) -> Iterator[str]:
     if command is not None:
-        yield join(["python3", "-m", _PROGRAMS[command], *_ASKED[command], *found.arguments()])
+        yield join(["python3", "-m", _PROGRAMS[command], *_ASKED[command], *result.arguments()])
     elif form == "yaml":
-        yield from found.yaml().splitlines()
+        yield from result.yaml().splitlines()
     else:
-        yield from found.arguments()
+        yield from result.arguments()
 
 
-def _remarks(found: MaxTextConfig) -> Iterator[str]:
-    for each in found.deviations:
-        yield from _labelled("differs", str(each))
-    if found.unread:
-        yield from _labelled("not read", f"{', '.join(found.unread)}: MaxText is told nothing of it")
-    for note in found.notes:
+def _remarks(result: MaxTextConfig) -> Iterator[str]:
+    for deviation in result.deviations:
+        yield from _labelled("differs", str(deviation))
+    if result.unread:
+        yield from _labelled("not read", f"{', '.join(result.unread)}: MaxText is told nothing of it")
+    for note in result.notes:
         yield from _labelled("note", note)
 
 
@@ -128,27 +128,29 @@ def _labelled(label: str, text: str) -> list[str]:
 
 def _options_like(word: str) -> list[str]:
     params = click.get_current_context().command.params
-    return near_names(word, [name for each in params for name in each.opts if name.startswith("--")], 3)
+    return near_names(word, [name for param in params for name in param.opts if name.startswith("--")], 3)
 
 
-def _checked(found: MaxTextConfig) -> Iterator[str]:
-    if not (found.contradictions or found.mistakes):
+def _checked(result: MaxTextConfig) -> Iterator[str]:
+    if not (result.contradictions or result.mistakes):
         yield styled("nothing contradicts the checkpoint", bold=True)
-    for mistake in found.mistakes:
+    for mistake in result.mistakes:
         yield _said(mistake)
         yield from _labelled("  refused", f"{mistake.reason}; {mistake.hint}")
-    for each in found.contradictions:
-        yield from _contradiction(each)
+    for contradiction in result.contradictions:
+        yield from _contradiction(contradiction)
 
 
-def _contradiction(found: Contradiction) -> Iterator[str]:
+def _contradiction(result: Contradiction) -> Iterator[str]:
     from ckpttools.maxtext.config.report import word
 
-    yield _said(found)
-    yield from _labelled("  wanted", f"{word(found.wanted)} ({found.source})")
+    yield _said(result)
+    yield from _labelled("  expected", f"{word(result.expected)} ({result.source})")
 
 
-def _said(found: Contradiction | Mistake) -> str:
+def _said(result: Contradiction | Mistake) -> str:
     from ckpttools.maxtext.config.report import word
 
-    return styled(printable(f"{found.name}={word(found.said)}  ({found.said_in})"), bold=True, fg="red")
+    return styled(
+        printable(f"{result.name}={word(result.declared)}  ({result.said_in})"), bold=True, fg="red"
+    )

@@ -22,7 +22,7 @@ from ckpttools.cli.options import (
     together,
 )
 from ckpttools.cli.storage import storage_options
-from ckpttools.cli.transforming import dequantize_like_option, dtype_option, model_places
+from ckpttools.cli.transforming import dequantize_like_option, dtype_option, model_locations
 from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
 
@@ -109,7 +109,7 @@ _mapping_options = together(
 
 
 @click.command("hf-to-maxtext", short_help="Hugging Face safetensors to MaxText's Orbax.")
-@model_places
+@model_locations
 @_mapping_options
 @storage_options
 @resource_options
@@ -133,9 +133,9 @@ def hf_to_maxtext(**options: Any) -> None:
     write(hf_to_maxtext.plan, **options)
 
 
-def _words(_context: click.Context, _option: click.Parameter, said: tuple[str, ...]) -> tuple[str, ...]:
+def _words(_context: click.Context, _option: click.Parameter, declared: tuple[str, ...]) -> tuple[str, ...]:
     """The words of all that was said, each of which may hold several."""
-    return tuple(word for each in said for word in split(each))
+    return tuple(word for item in declared for word in split(item))
 
 
 _back_options = together(
@@ -192,7 +192,7 @@ _back_options = together(
 
 
 @click.command("maxtext-to-hf", short_help="MaxText's Orbax to Hugging Face safetensors.")
-@model_places
+@model_locations
 @_back_options
 @declared([MAX_SHARD])
 @resource_options

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from ckpttools.cli.output import labelled, prose_width, say
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _COLUMN = 9
 
 
-def print_next(destination: Place) -> None:
+def print_next(destination: Location) -> None:
     """One line of what loads it, one of what may surprise; nothing for what is no model."""
     from ckpttools.api.next_steps import next_steps
 
-    found = next_steps(destination)
-    if found is None:
+    result = next_steps(destination)
+    if result is None:
         return
-    lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(found.uses)]
-    for each in found.surprises:
-        lines += labelled("note", each, _COLUMN, prose_width())
+    lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(result.uses)]
+    for surprise in result.surprises:
+        lines += labelled("note", surprise, _COLUMN, prose_width())
     say(*lines)

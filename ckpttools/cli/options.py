@@ -11,8 +11,8 @@ import click
 from ckpttools.cli.output import say
 from ckpttools.core.budget import allowing, parse_size, size_text
 from ckpttools.core.errors import MemoryBudgetError, UnknownNameError, UsageError
+from ckpttools.stores.location import Location
 from ckpttools.stores.models import model_at
-from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import allowing_unprotected
 from ckpttools.stores.registry import parse
 
@@ -62,10 +62,10 @@ class DTypeName(click.ParamType):  # type: ignore[type-arg]
         return [CompletionItem(name) for name in DTYPES if name.startswith(incomplete)]
 
 
-class Location(click.Path):
+class LocationType(click.Path):
     """Where something is, there or not; not an empty one, as an unset variable of the shell leaves."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
         if value == "":
             self.fail(_EMPTY, param, ctx)
         return parse(value, is_written=param is not None and param.name in _WRITTEN)
@@ -86,21 +86,21 @@ _EMPTY = "nothing is named: the text is empty"
 SIZE = ByteSize()
 
 
-class ModelLocation(Location):
+class ModelLocationType(LocationType):
     """A place that may be named as models of the hub are, org/name, where no such directory is."""
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        place = super().convert(value, param, ctx)
-        found = model_at(value)
-        if found.store is not place.store:
-            say(f"{value} is no directory here: it is taken for {found}")
-        return found
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
+        location = super().convert(value, param, ctx)
+        result = model_at(value)
+        if result.store is not location.store:
+            say(f"{value} is no directory here: it is taken for {result}")
+        return result
 
 
 DTYPE = DTypeName()
 SOME_TEXT = SomeText()
-ANY_PATH = Location()
-MODEL = ModelLocation()
+ANY_PATH = LocationType()
+MODEL = ModelLocationType()
 
 
 def complete_family(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -117,7 +117,7 @@ def together(*decorators: Decorator) -> Decorator:
     """One decorator of several, in the order of the help."""
 
     def decorate(command: Command) -> Command:
-        return functools.reduce(lambda made, decorator: decorator(made), reversed(decorators), command)
+        return functools.reduce(lambda built, decorator: decorator(built), reversed(decorators), command)
 
     return decorate
 
@@ -197,7 +197,7 @@ def _require_address_space() -> None:
         raise MemoryBudgetError(
             "the limit on this process's memory is too low",
             got=f"a limit of {size_text(soft)} of address space",
-            wanted=f"at least {size_text(_LEAST_ADDRESSES)}",
+            expected=f"at least {size_text(_LEAST_ADDRESSES)}",
             hint="raise it with ulimit -v",
         )
 

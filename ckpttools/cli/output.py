@@ -158,13 +158,13 @@ def labelled(
         style: of the label, as `click.style` takes it.
     """
     width = None if room is None else max(room - column, 20)
-    before, found, after = text.partition(command) if command else (text, "", "")
-    if not found or width is None or len(text) <= width:
-        lines = [text] if found else wrapped(text, width, whole_words=whole_words)
+    before, result, after = text.partition(command) if command else (text, "", "")
+    if not result or width is None or len(text) <= width:
+        lines = [text] if result else wrapped(text, width, whole_words=whole_words)
     else:
         if before.endswith("`") and after.startswith("`"):
             before, after = before[:-1], after[1:]
-        lines = [*_prose(before, width), found, *_prose(after, width)]
+        lines = [*_prose(before, width), result, *_prose(after, width)]
     head = f"{label:<{column}}"
     heads = (styled(head, **style) if style else head, *repeat(" " * column, len(lines) - 1))
     return [head + line for head, line in zip(heads, lines, strict=True)]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
-from ckpttools.api.standing import PartStatus, PlanStatus
+from ckpttools.api.plan_status import PartStatus, PlanStatus
 from ckpttools.cli.units import disk, duration
 from ckpttools.core.text import first_of, plural
 from ckpttools.run.entries import stretches
@@ -40,43 +40,43 @@ def part_line(receipt: PartReceipt) -> str:
     return f"part {receipt.part} of {receipt.destination}: {done}{before}"
 
 
-def status_lines(found: PlanStatus, plan: str) -> Iterator[str]:
+def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
     """All that is known of a plan, a line for each process."""
-    yield f"{found.destination}: {_STATES[found.state].format(plan=quote(plan))}"
-    if found.state == "taken":
+    yield f"{result.destination}: {_STATES[result.state].format(plan=quote(plan))}"
+    if result.state == "taken":
         complete = "something complete: what this plan makes, if it was published before"
-        yield f"there is {found.other or complete}"
+        yield f"there is {result.other or complete}"
         return
-    share = 100 * found.bytes_done // max(1, found.nbytes)
-    done = f"{found.tasks_done} of {plural(found.tasks, 'task')}, {share} % of {disk(found.nbytes)}"
-    rate = f", {disk(found.bytes_per_second)}/s" if found.bytes_per_second else ""
-    left = f", {duration(found.seconds_left)} left" if found.seconds_left is not None else ""
+    share = 100 * result.bytes_done // max(1, result.nbytes)
+    done = f"{result.tasks_done} of {plural(result.tasks, 'task')}, {share} % of {disk(result.nbytes)}"
+    rate = f", {disk(result.bytes_per_second)}/s" if result.bytes_per_second else ""
+    left = f", {duration(result.seconds_left)} left" if result.seconds_left is not None else ""
     yield f"all      {done}{rate}{left}"
-    if found.count is not None:
-        yield f"parts    {_parts(found, found.count)}"
-    is_folded = sum(each.state == "done" for each in found.parts) > _MOST_DONE
-    for each in found.parts:
-        if not (is_folded and each.state == "done"):
-            yield f"{each.part:<8} {_part(each)}"
-    if found.missing:
-        which = f"{plural(found.tasks_missing, 'task')}: {_stretches(found.missing)}"
+    if result.count is not None:
+        yield f"parts    {_parts(result, result.count)}"
+    is_folded = sum(part.state == "done" for part in result.parts) > _MOST_DONE
+    for part in result.parts:
+        if not (is_folded and part.state == "done"):
+            yield f"{part.part:<8} {_part(part)}"
+    if result.missing:
+        which = f"{plural(result.tasks_missing, 'task')}: {_stretches(result.missing)}"
         yield f"nobody   is at work on {which}"
 
 
-def _parts(found: PlanStatus, count: int) -> str:
+def _parts(result: PlanStatus, count: int) -> str:
     """How many parts are in each state: `of 16: 9 done, 3 at work, 4 not begun (12/16 to 15/16)`."""
-    own = {each.part: each.state for each in found.parts if each.part.endswith(f"/{count}")}
+    own = {part.part: part.state for part in result.parts if part.part.endswith(f"/{count}")}
     states = Counter(state if state in _ORDER else "failed" for state in own.values())
     # What is neither begun nor left has been done by others.
-    states["done"] += count - len(own) - len(found.not_begun)
-    said = [f"{states[state]} {state}" for state in _ORDER if states[state]]
-    if found.not_begun:
-        which = _stretches(stretches(found.not_begun), f"/{count}")
-        said.append(f"{len(found.not_begun)} not begun ({which})")
-    others = [each.part for each in found.parts if each.state == "at work" and each.part not in own]
+    states["done"] += count - len(own) - len(result.not_begun)
+    declared = [f"{states[state]} {state}" for state in _ORDER if states[state]]
+    if result.not_begun:
+        which = _stretches(stretches(result.not_begun), f"/{count}")
+        declared.append(f"{len(result.not_begun)} not begun ({which})")
+    others = [part.part for part in result.parts if part.state == "at work" and part.part not in own]
     if others:
-        said.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MOST_STRETCHES])})")
-    return f"of {count}: {', '.join(said)}"
+        declared.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MOST_STRETCHES])})")
+    return f"of {count}: {', '.join(declared)}"
 
 
 def _stretches(numbers: Sequence[tuple[int, int]], of: str = "") -> str:
@@ -101,20 +101,20 @@ def _part(each: PartStatus) -> str:
     return ", ".join(words)
 
 
-def waiting_line(found: PlanStatus) -> str:
+def waiting_line(result: PlanStatus) -> str:
     """Who is waited for, in one line."""
-    missing = found.tasks - found.tasks_done
-    working = sorted((each for each in found.parts if each.state == "at work"), key=_left)
+    missing = result.tasks - result.tasks_done
+    working = sorted((part for part in result.parts if part.state == "at work"), key=_left)
     if not missing and working:
         return f"part {working[-1].part} ({working[-1].process}) has done its tasks, and has not ended yet"
-    text = f"{missing} of {plural(found.tasks, 'task')} missing"
+    text = f"{missing} of {plural(result.tasks, 'task')} missing"
     if working:
         last = working[-1]
         left = f", {duration(last.seconds_left)} left" if last.seconds_left is not None else ""
         text += (
             f"; waiting for {plural(len(working), 'part')}, longest for {last.part} ({last.process}{left})"
         )
-    nobody = found.tasks_missing
+    nobody = result.tasks_missing
     if nobody or not working:
         text += f"; nobody is at work on {plural(nobody or missing, 'task')}"
     return text

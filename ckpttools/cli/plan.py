@@ -9,7 +9,7 @@ from ckpttools.cli.output import print_json, say, show
 from ckpttools.cli.planning import prepared_by
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 @click.command(
@@ -22,7 +22,7 @@ from ckpttools.stores.place import Place
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
 @click.option("-o", "--output", type=ANY_PATH, metavar="PLAN", required=True, help="File that gets the plan.")
 @json_option
-def plan(words: tuple[str, ...], output: Place, as_json: bool) -> None:
+def plan(words: tuple[str, ...], output: Location, as_json: bool) -> None:
     """Write a conversion down, for many processes to carry out, each a part.
 
     COMMAND is the whole command line of any command that writes a checkpoint, without `ckpt`. Nothing is
@@ -42,6 +42,6 @@ def plan(words: tuple[str, ...], output: Place, as_json: bool) -> None:
         return
     if not written.has_tasks:
         say("note     arrays in it are known only to the process that opens them: each part plans again")
-    most = f"at most {plural(written.groups, 'part')}"
+    limit = f"at most {plural(written.groups, 'part')}"
     moved = f"{disk(written.bytes_in)} to read, {disk(written.bytes_out)} to write"
-    show([f"{output}: {plural(written.tasks, 'task')}, {moved}, {most}; next: ckpt run {output} --part 0/N"])
+    show([f"{output}: {plural(written.tasks, 'task')}, {moved}, {limit}; next: ckpt run {output} --part 0/N"])

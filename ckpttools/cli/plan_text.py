@@ -142,7 +142,7 @@ def published_text(published: Published | None) -> str:
 def _lost(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """`3 values overflowed in 1 array`, for each kind of `Receipt.counts`."""
     for kind, text in _LOST.items():
-        numbers = [each[kind] for each in counts.values() if kind in each]
+        numbers = [item[kind] for item in counts.values() if kind in item]
         if numbers:
             yield f"{plural(sum(numbers), 'value')} {text} in {plural(len(numbers), 'array')}"
 
@@ -152,13 +152,13 @@ def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
     alike: dict[str, list[Note]] = {}
     for note in notes:
         alike.setdefault(note.text, []).append(note)
-    yield from (f"{_subject(said)}: {text}" for text, said in alike.items())
+    yield from (f"{_subject(declared)}: {text}" for text, declared in alike.items())
 
 
-def _subject(said: Sequence[Note]) -> str:
+def _subject(declared: Sequence[Note]) -> str:
     """What a line is about: rows by the first of them, numbers of arrays by their sum."""
-    numbers = [note.arrays for note in said if note.arrays is not None]
-    rows = [note.subject for note in said if note.arrays is None]
+    numbers = [note.arrays for note in declared if note.arrays is not None]
+    rows = [note.subject for note in declared if note.arrays is None]
     first = [first_of(rows)] if rows else []
     return " and ".join([*first, *([plural(sum(numbers), "array")] if numbers else [])])
 

@@ -105,46 +105,46 @@ def plan_training(as_json: bool, **options: Any) -> None:
     """
     from ckpttools.api.plan_training import plan_training as planned
 
-    made = planned(**options)
+    built = planned(**options)
     if as_json:
-        print_json(made)
+        print_json(built)
     else:
-        show(_lines(made))
-        remarks = [("note", remark) for remark in made.remarks]
+        show(_lines(built))
+        remarks = [("note", remark) for remark in built.remarks]
         if options["plot"] is not None:
             remarks.append(("drawn", str(options["plot"])))
         for label, text in remarks:
             say(*_row(label, printable(text)))
-    if made.refusals:
+    if built.refusals:
         end_as_different()
 
 
-def _lines(made: TrainingPlan) -> Iterator[str]:
-    how = "as it is stored" if made.is_exact else "12 bytes for each parameter"
+def _lines(built: TrainingPlan) -> Iterator[str]:
+    how = "as it is stored" if built.is_exact else "12 bytes for each parameter"
     yield from _row(
-        "model", f"{count(made.parameters)} parameters, a full state of {disk(made.state_bytes)}: {how}"
+        "model", f"{count(built.parameters)} parameters, a full state of {disk(built.state_bytes)}: {how}"
     )
-    share = f", {disk(made.replicated_bytes)} of it replicated" if made.replicated_bytes else ""
+    share = f", {disk(built.replicated_bytes)} of it replicated" if built.replicated_bytes else ""
     yield from _row(
-        "each host", f"{exact(made.host_bytes)} of {plural(made.hosts, 'host')} in a slice{share}"
+        "each host", f"{exact(built.host_bytes)} of {plural(built.hosts, 'host')} in a slice{share}"
     )
     yield from _row(
         "writes",
-        f"{_seconds(made.local_write_seconds)} local, {_seconds(made.persistent_write_seconds)} to storage",
+        f"{_seconds(built.local_write_seconds)} local, {_seconds(built.persistent_write_seconds)} to storage",
     )
-    disks = f"{disk(made.ramdisk.documented)} by MaxText's formula"
-    if made.ramdisk.exact is not None:
-        disks += f", {disk(made.ramdisk.exact)} by what a host holds"
-    yield from _row("ramdisk", f"{disks}: RAMDISK_SIZE={made.ramdisk.setting}")
-    for each in made.intervals:
-        yield from _row(each.tier, _interval(each))
-    if made.run_bytes is not None:
-        yield from _row("run", f"{plural(made.run_checkpoints or 0, 'checkpoint')}, {disk(made.run_bytes)}")
+    disks = f"{disk(built.ramdisk.documented)} by MaxText's formula"
+    if built.ramdisk.exact is not None:
+        disks += f", {disk(built.ramdisk.exact)} by what a host holds"
+    yield from _row("ramdisk", f"{disks}: RAMDISK_SIZE={built.ramdisk.setting}")
+    for interval in built.intervals:
+        yield from _row(interval.tier, _interval(interval))
+    if built.run_bytes is not None:
+        yield from _row("run", f"{plural(built.run_checkpoints or 0, 'checkpoint')}, {disk(built.run_bytes)}")
     yield ""
-    yield from (f"{name}={value}" for name, value in made.settings.items())
-    for command in made.commands:
+    yield from (f"{name}={value}" for name, value in built.settings.items())
+    for command in built.commands:
         yield from ("", *command.splitlines())
-    for refusal in made.refusals:
+    for refusal in built.refusals:
         yield from ("", *_row("refused", f"MaxText: {refusal}"))
 
 

@@ -28,13 +28,13 @@ def is_only_planned() -> bool:
 
 def is_taken_over(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
     """Whether somebody else takes over from here, who has only asked for the plan."""
-    found = _TAKEN.get()
-    if found is None:
+    result = _TAKEN.get()
+    if result is None:
         return False
     if dry_run or resume:
         flag = "--dry-run" if dry_run else "--resume"
         raise UsageError(f"{flag} has no meaning for a plan in a file", hint="leave it out")
-    found.append(prepared)
+    result.append(prepared)
     return True
 
 
@@ -51,11 +51,11 @@ def prepared_by(words: Sequence[str]) -> Prepared:
     from ckpttools.cli.lazy import LazyGroup
     from ckpttools.cli.main import main
 
-    with _taking() as found, main.make_context("ckpt", list(words)) as context:
+    with _taking() as result, main.make_context("ckpt", list(words)) as context:
         # Any other command would be carried out.
         _check_writes(main, context, words)
         LazyGroup.invoke(main, context)
-    return found[0]
+    return result[0]
 
 
 def _command(
@@ -77,19 +77,19 @@ def _check_writes(group: click.Group, context: click.Context, words: Sequence[st
     # What is no command, click refuses in its own words.
     if isinstance(command, click.Group) or command is None:
         return
-    if not any(each.name == TOGETHER for each in command.params):
+    if not any(param.name == TOGETHER for param in command.params):
         raise UsageError(
             f"`ckpt {' '.join(names)}` cannot be shared among processes",
-            wanted="a command that writes a checkpoint, such as convert hf-to-maxtext, cast, select or stack",
+            expected="a command that writes a checkpoint, such as convert hf-to-maxtext, cast or stack",
             hint="run it by itself",
         )
 
 
 @contextmanager
 def _taking() -> Iterator[list[Prepared]]:
-    found: list[Prepared] = []
-    token = _TAKEN.set(found)
+    result: list[Prepared] = []
+    token = _TAKEN.set(result)
     try:
-        yield found
+        yield result
     finally:
         _TAKEN.reset(token)

@@ -31,26 +31,26 @@ progress_option = click.option("--progress/--no-progress", default=True, help="R
 
 
 @contextmanager
-def listening(wanted: bool) -> Iterator[Observer]:
-    """What listens to a run, and shows it where stderr goes; silent unless `wanted`."""
-    with _display(wanted) as display:
+def listening(expected: bool) -> Iterator[Observer]:
+    """What listens to a run, and shows it where stderr goes; silent unless `expected`."""
+    with _display(expected) as display:
         yield Listener(display) if display else lambda event: None
 
 
 @contextmanager
-def watching(wanted: bool) -> Iterator[Observe | None]:
-    """What to give to a function of `ckpttools.api` that only reads as `observe`; None unless `wanted`."""
-    with _display(wanted) as display:
+def watching(expected: bool) -> Iterator[Observe | None]:
+    """What to give to a function of `ckpttools.api` that only reads as `observe`; None unless `expected`."""
+    with _display(expected) as display:
         yield display.watch if display else None
 
 
 @contextmanager
-def _display(wanted: bool) -> Iterator[Lines | Bar | None]:
-    if wanted and sys.stderr.isatty():
+def _display(expected: bool) -> Iterator[Lines | Bar | None]:
+    if expected and sys.stderr.isatty():
         with ExitStack() as until:
             yield Bar(until)
     else:
-        yield Lines() if wanted else None
+        yield Lines() if expected else None
 
 
 @dataclass

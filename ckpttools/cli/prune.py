@@ -11,7 +11,7 @@ from ckpttools.cli.output import labelled, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural, printable
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ _COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, s
 @click.option("--undo", is_flag=True, help="Put back what is still whole of it. Needs --yes.")
 @json_option
 @requests_option
-def prune(path: Place, yes: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
+def prune(path: Location, yes: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Delete the steps of a run that no rule keeps, as Orbax's preservation policies would.
 
     Never deleted: the last finished step, steps into which symbolic links lead, and whatever is not a
@@ -68,8 +68,8 @@ def prune(path: Place, yes: bool, dry_run: bool, as_json: bool, **options: Any) 
 def _lines(report: PruneReport) -> Iterator[str]:
     yield styled(printable(report.path), bold=True)
     rows = [
-        [str(each.step), _fate(each.fate, report.is_done), disk(each.nbytes), printable(each.why)]
-        for each in report.steps
+        [str(step.step), _fate(step.fate, report.is_done), disk(step.nbytes), printable(step.why)]
+        for step in report.steps
     ]
     if rows:
         yield from draw_table(_COLUMNS, rows, width())
@@ -79,14 +79,14 @@ def _lines(report: PruneReport) -> Iterator[str]:
         words = {"finish": "finished", "undo": "undone"}
         yield f"The prune that was interrupted {'is' if report.is_done else 'would be'} {words[report.what]}."
     else:
-        gone = sum(each.fate == "deleted" for each in report.steps)
-        stripped = sum(each.fate == "stripped" for each in report.steps)
+        gone = sum(step.fate == "deleted" for step in report.steps)
+        stripped = sum(step.fate == "stripped" for step in report.steps)
         told = f"{plural(gone, 'step')} deleted, {stripped} stripped, {disk(report.frees)} freed at least"
         yield told if report.is_done else f"would be: {told}"
         if stripped and not report.is_copied:
             yield "Stripped steps keep their data files, with all that is in them: --copy frees more."
     if not report.is_done:
-        is_idle = report.steps and all(each.fate not in ("deleted", "stripped") for each in report.steps)
+        is_idle = report.steps and all(step.fate not in ("deleted", "stripped") for step in report.steps)
         yield "There is nothing to do." if is_idle else "Dry run: nothing was touched. --yes does it."
 
 

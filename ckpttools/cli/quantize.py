@@ -18,13 +18,13 @@ from ckpttools.cli.options import (
     resource_options,
     step_option,
 )
-from ckpttools.cli.transforming import model_places
+from ckpttools.cli.transforming import model_locations
 from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
 
 
 @click.command(short_help="A model with quantised weights.")
-@model_places
+@model_locations
 @click.option(
     "--scheme",
     type=click.Choice(("fp8-block128", "mxfp4")),

@@ -9,8 +9,8 @@ import click
 from ckpttools.cli.options import SOME_TEXT
 from ckpttools.cli.transforming import (
     common_options,
+    locations,
     map_option,
-    places,
     strict_option,
     target_options,
 )
@@ -19,7 +19,7 @@ from ckpttools.maxtext.versions import VERSIONS
 
 
 @click.command(short_help="Arrays under other names, by rules or by a function.")
-@places
+@locations
 @map_option
 @strict_option
 @click.option(

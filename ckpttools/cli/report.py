@@ -12,7 +12,7 @@ from ckpttools.cli.output import fields_of, print_json, say, show
 from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 
@@ -34,7 +34,7 @@ from ckpttools.stores.registry import parse
 @json_option
 @resource_options
 @read_options
-def report(path: Place, name: str, no_stats: bool, progress: bool, as_json: bool, **options: Any) -> None:
+def report(path: Location, name: str, no_stats: bool, progress: bool, as_json: bool, **options: Any) -> None:
     """Write a report on a checkpoint: one HTML page that needs no network.
 
     It shows where the bytes are, how norms run over the layers, how elements are distributed, and a table
@@ -44,7 +44,7 @@ def report(path: Place, name: str, no_stats: bool, progress: bool, as_json: bool
     Example:
       ckpt inspect report ~/maxtext/llama3.1-8b -o llama3.1-8b.html
     """
-    from ckpttools.api.page import report as made
+    from ckpttools.api.page import report as built
 
     output = None if name == "-" else parse(name)
     if output is None and as_json:
@@ -52,7 +52,7 @@ def report(path: Place, name: str, no_stats: bool, progress: bool, as_json: bool
             "stdout takes only one of the two: leave out --json, or name a file with --output"
         )
     with watching(progress) as observe:
-        page = made(path, output, stats=not no_stats, observe=observe, **options)
+        page = built(path, output, stats=not no_stats, observe=observe, **options)
     text = f"{plural(page.num_arrays, 'array')}, a page of {disk(page.nbytes)}"
     if output is None:
         # Not as text: what it is written in may lack characters.

@@ -8,7 +8,7 @@ import click
 
 from ckpttools.cli.declared import declared
 from ckpttools.cli.options import SIZE, SOME_TEXT
-from ckpttools.cli.transforming import common_options, places
+from ckpttools.cli.transforming import common_options, locations
 from ckpttools.cli.write import write
 from ckpttools.formats.orbax.options import OPTIONS
 
@@ -16,7 +16,7 @@ _LEFT_OUT = ("chunks", "reference")
 
 
 @click.command(short_help="Chunks that suit a mesh.")
-@places
+@locations
 @click.option(
     "--mesh",
     required=True,
@@ -38,7 +38,7 @@ _LEFT_OUT = ("chunks", "reference")
     metavar="SIZE",
     help="Largest chunk, such as 8MiB; smaller ones also suit meshes of more devices. By default 64 MiB.",
 )
-@declared([each for each in OPTIONS if each.name not in _LEFT_OUT])
+@declared([option for option in OPTIONS if option.name not in _LEFT_OUT])
 @common_options
 def reshard(**options: Any) -> None:
     """Write a checkpoint as Orbax, in chunks that devices of a mesh load whole.

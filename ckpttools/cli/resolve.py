@@ -50,40 +50,40 @@ def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json:
 
     if not words:
         raise click.UsageError("No run is described: name a configuration or settings, as in the example.")
-    found = find(*words, maxtext=maxtext, requests=requests)
-    print_report(found, _lines(found), as_json=as_json)
-    if not found.loads:
+    result = find(*words, maxtext=maxtext, requests=requests)
+    print_report(result, _lines(result), as_json=as_json)
+    if not result.loads:
         end_as_different()
 
 
-def _lines(found: Resolution) -> Iterator[str]:
-    yield from _head(found, f"MaxText {found.maxtext}")
-    for each in found.tried:
-        rule = "the run's own steps" if each.rule == "resume" else each.rule
-        yield from _labelled("looked", f"{rule}: {f'{each.path}: ' if each.path else ''}{each.found}")
-    yield from _details(found)
-    if found.adapter is not None:
+def _lines(result: Resolution) -> Iterator[str]:
+    yield from _head(result, f"MaxText {result.maxtext}")
+    for item in result.tried:
+        rule = "the run's own steps" if item.rule == "resume" else item.rule
+        yield from _labelled("looked", f"{rule}: {f'{item.path}: ' if item.path else ''}{item.result}")
+    yield from _details(result)
+    if result.adapter is not None:
         yield ""
-        yield from _head(found.adapter, "LoRA")
-        yield from _details(found.adapter)
-    if found.settings:
+        yield from _head(result.adapter, "LoRA")
+        yield from _details(result.adapter)
+    if result.settings:
         yield ""
-        yield from (f"  {printable(_setting(each))}" for each in found.settings)
+        yield from (f"  {printable(_setting(setting))}" for setting in result.settings)
 
 
-def _head(found: Resolution, before: str) -> Iterator[str]:
-    yield styled(f"{before}: {printable(found.verdict)}", bold=True, fg=_COLOURS[found.outcome])
-    if found.path:
-        yield from _labelled("from", found.path)
+def _head(result: Resolution, before: str) -> Iterator[str]:
+    yield styled(f"{before}: {printable(result.verdict)}", bold=True, fg=_COLOURS[result.outcome])
+    if result.path:
+        yield from _labelled("from", result.path)
 
 
-def _details(found: Resolution) -> Iterator[str]:
-    for do, problems in groupby(found.problems, key=lambda each: each.do):
+def _details(result: Resolution) -> Iterator[str]:
+    for do, problems in groupby(result.problems, key=lambda item: item.do):
         for problem in problems:
             yield from _labelled("problem", problem.what)
         if do:
             yield from _labelled("next", do)
-    for note in found.notes:
+    for note in result.notes:
         yield from _labelled("note", note)
 
 

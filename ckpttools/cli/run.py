@@ -14,11 +14,11 @@ from ckpttools.cli.output import print_json, print_report, say, show
 from ckpttools.cli.progress import progress_option
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import quoted
-from ckpttools.stores.place import Place
+from ckpttools.core.message_terms import quoted
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.api.standing import PlanStatus
+    from ckpttools.api.plan_status import PlanStatus
     from ckpttools.plan.plan_file import PlanFile
     from ckpttools.stores.relocation import Relocation
 
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 @progress_option
 @json_option
 def run(
-    plan: Place,
+    plan: Location,
     part: str | None,
     parts: int | None,
     publish: bool,
@@ -134,13 +134,13 @@ def _do_part(
 
 def _is_last(file: PlanFile, root: Relocation) -> bool:
     """Whether all parts are done; says what is missing otherwise."""
-    from ckpttools.api.standing import plan_status
+    from ckpttools.api.plan_status import plan_status
     from ckpttools.cli.parts_text import waiting_line
 
-    found = plan_status(file, root=root)
-    if found.state in ("done", "published", "complete"):
+    result = plan_status(file, root=root)
+    if result.state in ("done", "published", "complete"):
         return True
-    say(f"not published: {waiting_line(found)}")
+    say(f"not published: {waiting_line(result)}")
     return False
 
 
@@ -178,21 +178,21 @@ def _publish(
 class _Waiting:
     """Says who is waited for, as often as that changes."""
 
-    wanted: bool
-    said: str = ""
+    expected: bool
+    declared: str = ""
 
-    def __call__(self, found: PlanStatus) -> None:
+    def __call__(self, result: PlanStatus) -> None:
         from ckpttools.cli.parts_text import waiting_line
 
-        line = waiting_line(found)
-        if self.wanted and line != self.said:
+        line = waiting_line(result)
+        if self.expected and line != self.declared:
             say(line)
-            self.said = line
+            self.declared = line
 
 
 def _show_status(file: PlanFile, root: Relocation, as_json: bool) -> None:
-    from ckpttools.api.standing import plan_status
+    from ckpttools.api.plan_status import plan_status
     from ckpttools.cli.parts_text import status_lines
 
-    found = plan_status(file, root=root)
-    print_report(found, status_lines(found, str(file.place)), as_json=as_json)
+    result = plan_status(file, root=root)
+    print_report(result, status_lines(result, str(file.location)), as_json=as_json)

@@ -10,7 +10,7 @@ from ckpttools.cli.options import SOME_TEXT, patterns_option, together
 from ckpttools.cli.transforming import (
     common_options,
     dtype_option,
-    places,
+    locations,
     target_options,
 )
 from ckpttools.cli.write import write
@@ -30,7 +30,7 @@ parameter_options = together(
 
 
 @click.command("strip-optimizer", short_help="Parameters of a training checkpoint.")
-@places
+@locations
 @parameter_options
 @patterns_option("--keep", "Keep what matches, such as 'ema_params', a key and everything below it.")
 @patterns_option("--drop", "Leave out what matches, whatever it is.")
@@ -62,7 +62,7 @@ def strip_optimizer(**options: Any) -> None:
 
 
 @click.command(short_help="Layers one by one to stacks for jax.lax.scan.")
-@places
+@locations
 @click.option(
     "--scan-axis",
     type=click.IntRange(min=0),
@@ -124,7 +124,7 @@ def stack(**options: Any) -> None:
 
 
 @click.command(short_help="Stacked layers to layers one by one.")
-@places
+@locations
 @click.option(
     "--scan-axis",
     type=click.IntRange(min=0),

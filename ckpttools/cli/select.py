@@ -11,14 +11,14 @@ from ckpttools.cli.transforming import (
     common_options,
     drop_option,
     keep_option,
-    places,
+    locations,
     target_options,
 )
 from ckpttools.cli.write import write
 
 
 @click.command(short_help="Some arrays of a checkpoint.")
-@places
+@locations
 @keep_option
 @drop_option
 @click.option(

@@ -8,7 +8,7 @@ import click
 
 from ckpttools.cli.maxtext_options import like_option
 from ckpttools.cli.options import SOME_TEXT, count_option
-from ckpttools.cli.transforming import common_options, dtype_option, model_places, target_options
+from ckpttools.cli.transforming import common_options, dtype_option, model_locations, target_options
 from ckpttools.cli.write import write
 
 
@@ -16,13 +16,13 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
     try:
         if value is None or value.isdecimal():
             return value and int(value)  # type: ignore[return-value]
-        return [int(each) for each in value.split(",") if each]
+        return [int(item) for item in value.split(",") if item]
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is no number, and no list such as 0,1,5.") from error
 
 
 @click.command(short_help="A part of a model that is a model itself.")
-@model_places
+@model_locations
 @click.option(
     "--layers",
     metavar="N|N,N,…",

@@ -15,7 +15,7 @@ from ckpttools.cli.units import disk
 from ckpttools.core.text import plural, printable
 from ckpttools.inspect.distribution import Distribution
 from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
@@ -36,7 +36,7 @@ _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnorm
 @progress_option
 @resource_options
 @read_options
-def stats(path: Place, as_json: bool, find_nan: bool, progress: bool, **options: Any) -> None:
+def stats(path: Location, as_json: bool, find_nan: bool, progress: bool, **options: Any) -> None:
     """Show statistics of the numbers in a checkpoint: extremes, mean, norm, zeros, NaN.
 
     Every element is read once, on several threads, within the memory allowed. Min, max, mean, std and norm
@@ -114,10 +114,10 @@ def print_bad(report: StatsReport) -> None:
 
 
 def _bad(array: ArrayStats) -> Iterator[str]:
-    found = array.statistics
-    place = f"[{', '.join(map(str, array.first_bad or ()))}]"
-    yield f"{styled(printable(array.path) + place, bold=True)}"
-    yield f"  first of {_bad_counts(found.nan, found.inf)} in {found.elements:,} elements"
+    result = array.statistics
+    location = f"[{', '.join(map(str, array.first_bad or ()))}]"
+    yield f"{styled(printable(array.path) + location, bold=True)}"
+    yield f"  first of {_bad_counts(result.nan, result.inf)} in {result.elements:,} elements"
 
 
 def _bad_counts(nan: int, inf: int) -> str:
@@ -139,13 +139,13 @@ def _totals(report: StatsReport) -> str:
 
 def _rows(array: ArrayStats) -> Iterator[tuple[str, ...]]:
     yield _cells(printable(array.path), array.dtype, array.statistics)
-    for layer, found in array.layers.items():
-        yield _cells(f"  layer {layer}", "", found)
+    for layer, result in array.layers.items():
+        yield _cells(f"  layer {layer}", "", result)
 
 
-def _cells(name: str, dtype: str, found: Statistics) -> tuple[str, ...]:
-    numbers = (found.min, found.max, found.mean, found.std, found.norm)
-    counts = (found.zeros, found.subnormals, found.nan, found.inf)
+def _cells(name: str, dtype: str, result: Statistics) -> tuple[str, ...]:
+    numbers = (result.min, result.max, result.mean, result.std, result.norm)
+    counts = (result.zeros, result.subnormals, result.nan, result.inf)
     return (name, dtype, *map(number, numbers), *(f"{count:,}" if count else "" for count in counts))
 
 
@@ -186,15 +186,15 @@ def _wrapped(words: list[str], room: int | None) -> Iterator[str]:
 
 def _magnitudes(spread: Distribution, zeros: int) -> Iterator[tuple[str, float]]:
     """Label and share of the elements: power by power down to where few are left, those, and zeros."""
-    total = spread.zeros + sum(each.negative + each.positive for each in spread.bins)
+    total = spread.zeros + sum(item.negative + item.positive for item in spread.bins)
     left = total - zeros
-    for each in reversed(spread.bins):
-        here = each.negative + each.positive
+    for item in reversed(spread.bins):
+        here = item.negative + item.positive
         if left < _TAIL * total and left > here:
-            yield f"       |x| < 2^{each.exponent + 1}", left / total
+            yield f"       |x| < 2^{item.exponent + 1}", left / total
             left = 0
             break
-        yield f"2^{each.exponent} ≤ |x| < 2^{each.exponent + 1}", here / total
+        yield f"2^{item.exponent} ≤ |x| < 2^{item.exponent + 1}", here / total
         left -= here
     if left:
         yield f"   0 < |x| < 2^{spread.least}", left / total

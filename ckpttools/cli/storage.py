@@ -7,5 +7,5 @@ from ckpttools.formats.orbax.options import STORAGE
 
 storage_options = declared(STORAGE)
 """Adds what may be said of it: arguments of `ckpttools.api.arguments.Storing`."""
-new_storage_options = declared([each for each in STORAGE if each.name != "reference"])
+new_storage_options = declared([item for item in STORAGE if item.name != "reference"])
 """The same where there is nothing that bytes could be shared with."""

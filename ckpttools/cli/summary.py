@@ -11,7 +11,7 @@ import click
 from ckpttools.cli.options import ANY_PATH, json_option, requests_option
 from ckpttools.cli.output import print_report, styled, width
 from ckpttools.core.text import printable
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.summary import Summary
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 @click.argument("path", type=ANY_PATH)
 @json_option
 @requests_option
-def summary(path: Place, as_json: bool, requests: int | None) -> None:
+def summary(path: Location, as_json: bool, requests: int | None) -> None:
     """Say what is at PATH, whatever it is, and which commands go on from there."""
     from ckpttools.api.summary import summary as look
 
-    found = look(path, requests=requests)
-    print_report(found, _lines(found), as_json=as_json)
+    result = look(path, requests=requests)
+    print_report(result, _lines(result), as_json=as_json)
 
 
-def _lines(found: Summary) -> Iterator[str]:
+def _lines(result: Summary) -> Iterator[str]:
     from ckpttools.cli.ls_text import item_lines, lines_of
     from ckpttools.cli.tree_facts import facts
 
-    yield f"{styled(printable(found.path), bold=True)}: {printable(found.what)}"
-    if found.run is not None:
+    yield f"{styled(printable(result.path), bold=True)}: {printable(result.what)}"
+    if result.run is not None:
         # Its own path where that is one level below.
-        yield from islice(lines_of(found.run), int(found.run.path == found.path), None)
-    if found.items:
-        yield from item_lines(found.items)
-    if found.tree is not None:
-        yield from facts(found.tree, width())
+        yield from islice(lines_of(result.run), int(result.run.path == result.path), None)
+    if result.items:
+        yield from item_lines(result.items)
+    if result.tree is not None:
+        yield from facts(result.tree, width())
     yield ""
-    for number, command in enumerate(found.next):
+    for number, command in enumerate(result.next):
         yield f"{'next' if not number else '':<6}{command}"

@@ -87,16 +87,16 @@ def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: i
     """
     if not rows:
         return
-    widths, most = _widths(columns, rows), sys.maxsize if room is None else room
+    widths, limit = _widths(columns, rows), sys.maxsize if room is None else room
     # An array by itself has no name.
     name = min(widths)
     least = max(_LEAST, len(columns[name].head))
     for k in (_NONE, *_spared(columns)):
         widths.pop(k, None)
         rest = _total(widths) - widths[name]
-        if least + rest <= most:
+        if least + rest <= limit:
             break
-    widths[name] = min(widths[name], max(least, most - rest))
+    widths[name] = min(widths[name], max(least, limit - rest))
     stops = list(_stops(columns, widths))
     yield _titles(columns, stops)
     for row in rows:
@@ -117,33 +117,33 @@ def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | No
         rows: at least one.
         room: columns of the terminal; None for as many as are needed.
     """
-    most = sys.maxsize if room is None else room
+    limit = sys.maxsize if room is None else room
     widths, guides = _widths(columns, [row.cells for row in rows]), _WIDE
     *first, last = _spared(columns)
     for k in (_NONE, *first, _GUIDES, last):
         guides = _NARROW if k == _GUIDES else guides
         widths.pop(k, None)
         widths[0] = max(len(guides.along(row.way)) + len(row.cells[0]) for row in rows)
-        if _total(widths) <= most:
+        if _total(widths) <= limit:
             break
-    for column, least in ((0, most // 3), (1, 0), (0, 0)):
+    for column, least in ((0, limit // 3), (1, 0), (0, 0)):
         if column in widths:
-            widths[column] = min(widths[column], max(widths[column] - _total(widths) + most, least))
+            widths[column] = min(widths[column], max(widths[column] - _total(widths) + limit, least))
     stops = list(_stops(columns, widths))
     yield _titles(columns, stops)
     for row in rows:
-        yield from _branch_lines(row, guides, stops, most)
+        yield from _branch_lines(row, guides, stops, limit)
 
 
 def _widths(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> dict[int, int]:
     """How wide each column is that has any cell, by its number."""
     widest = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-    return {k: max(each, len(columns[k].head)) for k, each in enumerate(widest) if each}
+    return {k: max(item, len(columns[k].head)) for k, item in enumerate(widest) if item}
 
 
 def _spared(columns: Sequence[Column]) -> list[int]:
     """The columns that can be spared, in the order in which they go."""
-    return sorted((k for k, each in enumerate(columns) if each.spare), key=lambda k: -columns[k].spare)
+    return sorted((k for k, item in enumerate(columns) if item.spare), key=lambda k: -columns[k].spare)
 
 
 def _total(widths: Mapping[int, int]) -> int:
@@ -198,16 +198,16 @@ Placed = Sequence[tuple[str, int, str]]
 
 def _placed(cells: Sequence[str], stops: Iterable[_Stop], end: int = 0) -> Placed:
     """The cells of a line that begins after `end` characters."""
-    found: list[tuple[str, int, str]] = []
+    result: list[tuple[str, int, str]] = []
     for stop in stops:
         text = cells[stop.column]
         if not text:
             continue
         begin = stop.at - len(text) if stop.right else stop.at
-        space = max(begin - end, _GAP if found else 0)
-        found.append((" " * space, stop.column, text))
+        space = max(begin - end, _GAP if result else 0)
+        result.append((" " * space, stop.column, text))
         end += space + len(text)
-    return found
+    return result
 
 
 def _length(placed: Placed, guide: str) -> int:

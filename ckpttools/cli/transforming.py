@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
 
 
-places = together(
+locations = together(
     click.argument("source", metavar="SRC", type=ANY_PATH),
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )
 """Adds SRC and DST; comes first on a command."""
-model_places = together(
+model_locations = together(
     click.argument("source", metavar="SRC", type=MODEL),
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )

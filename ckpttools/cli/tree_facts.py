@@ -64,8 +64,8 @@ def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
     yield from _beside_parameters(report)
     if mesh := _meshes(report):
         yield "mesh", mesh
-    if report.companions:
-        yield "with", ", ".join(map(printable, report.companions))
+    if report.sidecars:
+        yield "with", ", ".join(map(printable, report.sidecars))
     if source := report.custom_metadata.get(SOURCE):
         yield "made of", printable(str(source))
     if custom := {key: value for key, value in report.custom_metadata.items() if key != SOURCE}:
@@ -83,21 +83,21 @@ def _strings(count: int) -> str | None:
     return plural(count, "string") if count else None
 
 
-def _adapter(found: AdapterReport) -> Iterator[tuple[str, str]]:
-    name = "a LoRA" if found.kind == LORA else f"PEFT's {printable(found.kind)}"
-    name += " in Tunix's names" * (found.names == "Tunix")
-    yield "adapter", f"{name} of {printable(found.base_model) or 'a model that it does not name'}"
-    if found.problem:
-        yield "warning", f"it is not read: {printable(found.problem)}"
-    if found.ranks:
-        mixed = len(found.ranks) > 1
-        ranks = ", ".join(f"{rank} ({times})" if mixed else str(rank) for rank, times in found.ranks.items())
-        alpha = None if found.alpha is None else f"alpha {found.alpha:g}"
-        yield "rank", _joined(ranks, alpha, *found.features)
-        targets = ", ".join(f"{printable(name)} × {times}" for name, times in found.targets.items())
-        whole = f"{plural(found.replaced, 'array')} replaced as a whole" if found.replaced else None
+def _adapter(result: AdapterReport) -> Iterator[tuple[str, str]]:
+    name = "a LoRA" if result.kind == LORA else f"PEFT's {printable(result.kind)}"
+    name += " in Tunix's names" * (result.names == "Tunix")
+    yield "adapter", f"{name} of {printable(result.base_model) or 'a model that it does not name'}"
+    if result.problem:
+        yield "warning", f"it is not read: {printable(result.problem)}"
+    if result.ranks:
+        mixed = len(result.ranks) > 1
+        ranks = ", ".join(f"{rank} ({times})" if mixed else str(rank) for rank, times in result.ranks.items())
+        alpha = None if result.alpha is None else f"alpha {result.alpha:g}"
+        yield "rank", _joined(ranks, alpha, *result.features)
+        targets = ", ".join(f"{printable(name)} × {times}" for name, times in result.targets.items())
+        whole = f"{plural(result.replaced, 'array')} replaced as a whole" if result.replaced else None
         yield "targets", _joined(targets, whole)
-    for field, count_skipped in found.skipped.items():
+    for field, count_skipped in result.skipped.items():
         yield "warning", f"PEFT ignores {plural(count_skipped, 'stored array')}, which {field} leaves out"
 
 
@@ -117,14 +117,14 @@ def _families(guesses: Sequence[FamilyGuess]) -> str:
     best = guesses[0]
     names = " or ".join(guess.name for guess in guesses) + (" (config.json)" if best.named else "")
     if not (best.missing or best.others):
-        return f"{names}, all {best.wanted} names"
+        return f"{names}, all {best.expected} names"
     missing = f"missing {printable(first_of(best.missing))}" if best.missing else None
     others = None
     if best.others:
         others = f"{plural(best.num_others, 'array')} of other names: {printable(first_of(best.others))}"
-    found = f"{best.matched} of {best.wanted} names"
+    result = f"{best.matched} of {best.expected} names"
     likely = names if best.named else f"perhaps {names}"
-    return _joined(likely, found, missing, others)
+    return _joined(likely, result, missing, others)
 
 
 def _parameters(report: TreeReport) -> str:
@@ -134,19 +134,19 @@ def _parameters(report: TreeReport) -> str:
     dtypes = report.parameter_dtypes
     if len(dtypes) < 2:
         return " in ".join((exact, *dtypes)) + f", {disk(total.nbytes)}"
-    parts = ", ".join(f"{dtype} {disk(each.nbytes)}" for dtype, each in dtypes.items())
+    parts = ", ".join(f"{dtype} {disk(item.nbytes)}" for dtype, item in dtypes.items())
     return f"{exact}, {disk(total.nbytes)}: {parts}"
 
 
-def _quantization(found: Quantization, *, is_maxtext: bool) -> str:
+def _quantization(result: Quantization, *, is_maxtext: bool) -> str:
     """`gptq, 4 bits in groups of 128; 224 weights`"""
-    scheme = printable(found.scheme)
-    if not found.weights and is_maxtext:
+    scheme = printable(result.scheme)
+    if not result.weights and is_maxtext:
         return f"no more; the model that it came from was: {scheme}"
-    if not found.weights:
+    if not result.weights:
         return f"{scheme} (config.json), but no weight is"
-    bare = f", {found.without_scales:,} of them without scales" if found.without_scales else ""
-    return f"{scheme}; {plural(found.weights, 'weight')}{bare}"
+    bare = f", {result.without_scales:,} of them without scales" if result.without_scales else ""
+    return f"{scheme}; {plural(result.weights, 'weight')}{bare}"
 
 
 def _beside_parameters(report: TreeReport) -> Iterator[tuple[str, str]]:
@@ -160,7 +160,7 @@ def _beside_parameters(report: TreeReport) -> Iterator[tuple[str, str]]:
 
 def _meshes(report: TreeReport) -> str:
     """`data 1 × fsdp 4`, as many as there are."""
-    meshes = {each.sharding.mesh for each in report.arrays if each.sharding and each.sharding.mesh}
+    meshes = {array.sharding.mesh for array in report.arrays if array.sharding and array.sharding.mesh}
     named = (" × ".join(f"{printable(axis)} {length}" for axis, length in mesh) for mesh in sorted(meshes))
     return ", and ".join(named)
 

@@ -16,10 +16,10 @@ from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.units import disk
 from ckpttools.cli.wording import padding_rows_option, wording_options
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import flag
 from ckpttools.core.text import folded, plural, printable
-from ckpttools.core.wording import flag
 from ckpttools.stores.contents import ListsContents
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.file_verification import FileVerification
@@ -54,7 +54,7 @@ _REASONS: dict[Reason, str] = {
 @resource_options
 @progress_option
 @read_options
-def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
+def verify(path: Location, as_json: bool, progress: bool, **options: Any) -> None:
     """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest lists.
 
     A model of the hub alone (hf://org/name) is compared with the digests that the hub lists of its files, all
@@ -81,9 +81,9 @@ def verify(path: Place, as_json: bool, progress: bool, **options: Any) -> None:
     from ckpttools.api.verification import verify as compare
 
     with watching(progress) as observe:
-        found = compare(path, observe=observe, **options)
-    print_report(found, _lines(found), as_json=as_json)
-    if not found.equal:
+        result = compare(path, observe=observe, **options)
+    print_report(result, _lines(result), as_json=as_json)
+    if not result.equal:
         end_as_different()
 
 
@@ -92,7 +92,7 @@ _OF_FILES = ("memory", "jobs", "requests")
 _OF_ALL = ("path", "as_json", "progress", *_OF_FILES)
 
 
-def _verify_files(path: Place, as_json: bool, progress: bool, **resources: Any) -> None:
+def _verify_files(path: Location, as_json: bool, progress: bool, **resources: Any) -> None:
     from ckpttools.api.file_verification import verify_files
 
     context = click.get_current_context()
@@ -105,57 +105,57 @@ def _verify_files(path: Place, as_json: bool, progress: bool, **resources: Any) 
                 hint=f"leave it out, or say with {flag('against', 'SRC')} what to compare with",
             )
     with watching(progress) as observe:
-        found = verify_files(path, observe=observe, **resources)
-    print_report(found, _file_lines(found), as_json=as_json)
-    if not found.equal:
+        result = verify_files(path, observe=observe, **resources)
+    print_report(result, _file_lines(result), as_json=as_json)
+    if not result.equal:
         end_as_different()
 
 
-def _file_lines(found: FileVerification) -> Iterator[str]:
-    yield styled(printable(found.path), bold=True)
-    if found.equal:
-        yield f"equal to {found.against}: {plural(found.files, 'file')}, {disk(found.nbytes)}"
+def _file_lines(result: FileVerification) -> Iterator[str]:
+    yield styled(printable(result.path), bold=True)
+    if result.equal:
+        yield f"equal to {result.against}: {plural(result.files, 'file')}, {disk(result.nbytes)}"
         return
-    yield f"differs from {found.against}: {found.different:,} of {plural(found.files, 'file')}"
+    yield f"differs from {result.against}: {result.different:,} of {plural(result.files, 'file')}"
     yield ""
-    for each in found.differences:
-        yield printable(f"{each.name}: {each.got} instead of {each.wanted}")
-        if each.copy:
-            yield printable(f"  in the cache; to fetch it anew, remove {each.copy}")
+    for difference in result.differences:
+        yield printable(f"{difference.name}: {difference.got} instead of {difference.expected}")
+        if difference.copy:
+            yield printable(f"  in the cache; to fetch it anew, remove {difference.copy}")
 
 
-def _lines(found: Verification) -> Iterator[str]:
-    yield styled(printable(found.path), bold=True)
-    yield from map(printable, found.remarks)
-    if found.equal:
-        held = f"{plural(found.arrays, 'array')}, {disk(found.nbytes)}"
-        yield f"equal to {printable(found.against)}: {held}"
+def _lines(result: Verification) -> Iterator[str]:
+    yield styled(printable(result.path), bold=True)
+    yield from map(printable, result.remarks)
+    if result.equal:
+        held = f"{plural(result.arrays, 'array')}, {disk(result.nbytes)}"
+        yield f"equal to {printable(result.against)}: {held}"
         return
-    reasons = Counter(each.reason for each in found.differences)
+    reasons = Counter(difference.reason for difference in result.differences)
     counts = [
         f"{plural(reasons[reason], 'array')} {text}" for reason, text in _REASONS.items() if reasons[reason]
     ]
-    yield f"differs from {printable(found.against)}: {', '.join(counts)}"
-    yield from map(printable, found.hints)
+    yield f"differs from {printable(result.against)}: {', '.join(counts)}"
+    yield from map(printable, result.hints)
     yield ""
-    lines = [line for reason in _REASONS for line in _of_reason(found, reason)]
+    lines = [line for reason in _REASONS for line in _of_reason(result, reason)]
     yield from map(printable, lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         yield f"… and {len(lines) - _MOST_LINES:,} more lines; --json lists all"
 
 
-def _of_reason(found: Verification, reason: Reason) -> list[str]:
+def _of_reason(result: Verification, reason: Reason) -> list[str]:
     """A line for each array of other values; of the others those that differ in numbers only are one line."""
-    listed = [each for each in found.differences if each.reason == reason]
+    listed = [difference for difference in result.differences if difference.reason == reason]
     if reason == "values":
-        return [f"{each.name}: {_place(each, found.path)}" for each in listed]
+        return [f"{item.name}: {_location(item, result.path)}" for item in listed]
     return folded(
-        f"{each.name}: {each.got} instead of {each.wanted}" if each.got else f"{each.name}: {reason}"
-        for each in listed
+        f"{item.name}: {item.got} instead of {item.expected}" if item.got else f"{item.name}: {reason}"
+        for item in listed
     )
 
 
-def _place(each: Difference, root: str) -> str:
+def _location(each: Difference, root: str) -> str:
     """Which elements differ, as far as it is known."""
     first, last = (f"[{', '.join(map(str, index or ()))}]" for index in (each.first, each.last))
     if each.elements is None:

@@ -13,7 +13,7 @@ from ckpttools.cli.planning import is_only_planned, is_taken_over
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.text import plural, printable
 from ckpttools.quantized.errors import QuantizationError, total
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from ckpttools.api.prepared import Prepared
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 def write(
     call: Callable[..., Prepared],
     *,
-    source: Place,
-    destination: Place,
+    source: Location,
+    destination: Location,
     dry_run: bool,
     progress: bool,
     as_json: bool,
@@ -47,7 +47,7 @@ def write(
 
         source, destination = absolute(source), absolute(destination)
         options = {
-            name: absolute(each) if isinstance(each, Place) else each for name, each in options.items()
+            name: absolute(item) if isinstance(item, Location) else item for name, item in options.items()
         }
     plan = partial(call, source, destination, command=resumable_command(), **options)
     if is_dealt_out and not is_only_planned():
@@ -62,7 +62,7 @@ def write(
         _carry_out(prepared, progress, as_json)
 
 
-def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
+def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
     from ckpttools.api.plan_report import describe
     from ckpttools.cli.plan_text import print_plan
     from ckpttools.stores import parse
@@ -78,7 +78,7 @@ def _print_plan(prepared: Prepared, source: Place, as_json: bool) -> None:
     begun = begun_at(parse(prepared.destination))
     if begun is not None:
         what = "begins anew" if prepared.overwrite else "is refused"
-        say(f"{begun.place} is there: the command that began it goes on from there; any other {what}")
+        say(f"{begun.location} is there: the command that began it goes on from there; any other {what}")
 
 
 def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
@@ -145,7 +145,7 @@ def carry_out_together(
         plan: decides the conversion.
         coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
     """
-    from ckpttools.api.together import Callbacks, convert_together
+    from ckpttools.api.distributed import Callbacks, convert_together
     from ckpttools.cli.next_text import print_next
     from ckpttools.cli.parts_text import part_line, waiting_line
     from ckpttools.cli.plan_text import closing_line, say_gain
@@ -158,7 +158,7 @@ def carry_out_together(
     try:
         with listening(progress and job.number == 0) as observe:
             told = Callbacks(
-                observe, lambda made: say(part_line(made)), lambda found: say(waiting_line(found))
+                observe, lambda built: say(part_line(built)), lambda result: say(waiting_line(result))
             )
             receipt = convert_together(job, plan, told)
         if receipt is not None:

@@ -64,12 +64,12 @@ class Codec(ABC):
         return 3 * nbytes
 
     @abstractmethod
-    def decoded(self, encoded: Stream, most: int) -> Stream:
+    def decoded(self, encoded: Stream, limit: int) -> Stream:
         """The stream of what an encoded stream decodes to.
 
         Args:
             encoded: all of the data.
-            most: bytes that it can decode to; more are refused by the caller, but need not be made.
+            limit: bytes that it can decode to; more are refused by the caller, but need not be made.
 
         Raises:
             FormatError: it is damaged; here, or while the stream is read.
@@ -81,7 +81,7 @@ class Codec(ABC):
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
         """Whether nothing shows that the data is truncated or something else.
 
-        Reads little, and decodes only where what is read contradicts what is wanted.
+        Reads little, and decodes only where what is read contradicts what is expected.
 
         Args:
             chunk: as it is stored; not empty.
@@ -102,12 +102,12 @@ class WholeCodec(Codec):
     """A codec that decodes all of its data at once."""
 
     @abstractmethod
-    def decode(self, data: bytes, most: int) -> Buffer:
+    def decode(self, data: bytes, limit: int) -> Buffer:
         """What data decodes to; arguments as of `decoded`. Any error is taken for damaged data."""
 
-    def decoded(self, encoded: Stream, most: int) -> Stream:
+    def decoded(self, encoded: Stream, limit: int) -> Stream:
         try:
-            return BytesStream(self.decode(encoded.rest(), most))
+            return BytesStream(self.decode(encoded.rest(), limit))
         except (CheckpointError, MemoryError):
             raise
         except Exception as error:
@@ -169,12 +169,12 @@ class OneMember(Stream):
     def readinto(self, out: memoryview) -> int:
         try:
             while not self._decompressor.eof:
-                made = self._decompressor.decompress(self._left, min(len(out), _DECODED_AT_ONCE))
+                built = self._decompressor.decompress(self._left, min(len(out), _DECODED_AT_ONCE))
                 # What zlib has not looked at; bz2 keeps that.
                 self._left = getattr(self._decompressor, "unconsumed_tail", b"")
-                if made:
-                    out[: len(made)] = made
-                    return len(made)
+                if built:
+                    out[: len(built)] = built
+                    return len(built)
                 if not (self._left or self._decompressor.eof):
                     self._left = bytes(self._encoded.read(READ_BYTES))
                     if not self._left:
@@ -211,12 +211,12 @@ class Unknown(WholeCodec):
     def kind(self) -> str:
         return self.named
 
-    def decode(self, data: bytes, most: int) -> Buffer:
+    def decode(self, data: bytes, limit: int) -> Buffer:
         hint = "a package may add it under the entry point ckpttools.codecs"
         raise FormatError("an unknown codec", got=self.named, hint=hint)
 
 
 def configuration_of(spec: CodecSpec) -> Mapping[str, Any]:
     """The settings of a codec; none where it says nothing sensible."""
-    found = spec.get("configuration")
-    return found if isinstance(found, dict) else {}
+    result = spec.get("configuration")
+    return result if isinstance(result, dict) else {}

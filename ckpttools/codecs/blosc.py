@@ -20,15 +20,15 @@ class Blosc(WholeCodec):
     def decoding_bytes(self, nbytes: int) -> int:
         return tensorstore.COPIES * nbytes
 
-    def decode(self, data: bytes, most: int) -> memoryview:
+    def decode(self, data: bytes, limit: int) -> memoryview:
         if len(data) < _HEADER:
             raise self.damaged(f"{len(data)} bytes")
         nbytes = int.from_bytes(data[_DECODED_AT : _DECODED_AT + 4], "little")
-        if nbytes > most:
+        if nbytes > limit:
             raise FormatError(
                 "a chunk decodes to more than its shape wants",
                 got=f"{nbytes} bytes",
-                wanted=f"{most} at most",
+                expected=f"{limit} at most",
             )
         return tensorstore.decoded_bytes({"id": "blosc"}, data, nbytes) if nbytes else memoryview(b"")
 

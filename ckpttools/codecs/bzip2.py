@@ -19,5 +19,5 @@ class Bz2(Codec):
         # As its manual says: 100 kB, and 4 bytes for each of a block; and what is read and decoded, twice.
         return 4 * READ_BYTES + (6 << 20)
 
-    def decoded(self, encoded: Stream, most: int) -> Stream:
+    def decoded(self, encoded: Stream, limit: int) -> Stream:
         return OneMember(self, encoded, bz2.BZ2Decompressor(), OSError)

@@ -80,9 +80,9 @@ class Coding:
         if self.fallback is not None:
             return self.fallback.decoded(stored, tuple(extent[axis] for axis in self.order))
         stream: Stream = Fetched(stored)
-        most = self.nbytes + self.nbytes // _SHARE + _SLACK
+        limit = self.nbytes + self.nbytes // _SHARE + _SLACK
         for codec in reversed(self.codecs):
-            stream = codec.decoded(stream, most)
+            stream = codec.decoded(stream, limit)
         return self.elements.decoded(stream, self.dtype)
 
     @cached_property
@@ -141,9 +141,9 @@ def coding_of(
 
 def _of_piece(codecs: Sequence[CodecSpec], shape: Shape, dtype: DType, document: Mapping[str, Any]) -> Coding:
     order, rest = ordered(codec_steps(codecs), len(shape))
-    made = of_bytes(rest[1:])
-    if order is not None and made is not None and rest and isinstance(rest[0], BytesCodec):
-        return Coding(shape, dtype, order, rest[0], made)
+    built = of_bytes(rest[1:])
+    if order is not None and built is not None and rest and isinstance(rest[0], BytesCodec):
+        return Coding(shape, dtype, order, rest[0], built)
     return Coding(
         shape, dtype, tuple(range(len(shape))), fallback=whole_chunk_decoder(codecs, shape, document)
     )
@@ -158,5 +158,5 @@ def ordered(steps: Sequence[CodecStep], rank: int) -> tuple[Shape | None, Sequen
 
 def of_bytes(steps: Sequence[CodecStep]) -> tuple[Codec, ...] | None:
     """Steps that are all known codecs from bytes to bytes; None if they are not."""
-    known = tuple(each for each in steps if isinstance(each, Codec) and not isinstance(each, Unknown))
+    known = tuple(step for step in steps if isinstance(step, Codec) and not isinstance(step, Unknown))
     return known if len(known) == len(steps) else None

@@ -20,7 +20,7 @@ class Crc32c(WholeCodec):
     def decoding_bytes(self, nbytes: int) -> int:
         return 2 * nbytes
 
-    def decode(self, data: bytes, most: int) -> bytes:
+    def decode(self, data: bytes, limit: int) -> bytes:
         return without_checksum(data, "a chunk")
 
 
@@ -36,6 +36,6 @@ def without_checksum(data: bytes, what: str) -> bytes:
     stored, actual = int.from_bytes(data[-NBYTES:], "little"), google_crc32c.value(body)
     if len(data) < NBYTES or stored != actual:
         raise FormatError(
-            f"the CRC-32C of {what} does not match", got=f"{actual:#010x}", wanted=f"{stored:#010x}"
+            f"the CRC-32C of {what} does not match", got=f"{actual:#010x}", expected=f"{stored:#010x}"
         )
     return body

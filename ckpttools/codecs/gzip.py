@@ -21,7 +21,7 @@ class Zlib(Codec):
         # What is read and what is decoded, each twice, and a window.
         return 4 * READ_BYTES + (2 << 20)
 
-    def decoded(self, encoded: Stream, most: int) -> Stream:
+    def decoded(self, encoded: Stream, limit: int) -> Stream:
         return OneMember(self, encoded, zlib.decompressobj(), zlib.error)
 
 
@@ -31,7 +31,7 @@ class Gzip(Zlib):
 
     zarr3 = zarr2 = "gzip"
 
-    def decoded(self, encoded: Stream, most: int) -> Stream:
+    def decoded(self, encoded: Stream, limit: int) -> Stream:
         return OneMember(self, encoded, zlib.decompressobj(16 + zlib.MAX_WBITS), zlib.error)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:

@@ -29,14 +29,14 @@ CodecStep = Transpose | BytesCodec | ShardingCodec | Codec
 
 @cache
 def _plug_ins() -> tuple[type[Codec], ...]:
-    return tuple(each for each in load_group("ckpttools.codecs", type).values() if issubclass(each, Codec))
+    return tuple(item for item in load_group("ckpttools.codecs", type).values() if issubclass(item, Codec))
 
 
 def _find(attribute: str, name: str) -> type[Codec] | None:
     """The codec that has this name as `zarr3` or as `zarr2`."""
-    found = next((each for each in _BUILT_IN if getattr(each, attribute) == name), None)
+    result = next((item for item in _BUILT_IN if getattr(item, attribute) == name), None)
     # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
-    return found or next((each for each in _plug_ins() if getattr(each, attribute) == name), None)
+    return result or next((item for item in _plug_ins() if getattr(item, attribute) == name), None)
 
 
 def codec_steps(codecs: Iterable[CodecSpec]) -> tuple[CodecStep, ...]:
@@ -76,30 +76,30 @@ def _parsed(kind: type[Codec] | None, name: str, settings: Mapping[str, Any]) ->
     return kind.parse(settings) if kind else replace(Unknown.parse(settings), named=name)
 
 
-def parse_compression(said: object) -> WritableCodec | None:
+def parse_compression(declared: object) -> WritableCodec | None:
     """The codec that a user names: `none`, `zstd`, `zstd:9`; or one itself. None stands for raw chunks.
 
     Raises:
         UsageError: no such codec or level; says which there are.
     """
-    if said == "none":
+    if declared == "none":
         return None
-    if isinstance(said, WritableCodec):
-        return said
-    name, colon, level = said.partition(":") if isinstance(said, str) else ("", "", "")
+    if isinstance(declared, WritableCodec):
+        return declared
+    name, colon, level = declared.partition(":") if isinstance(declared, str) else ("", "", "")
     kind = _find("zarr2", name) or _find("zarr3", name)
     if kind and issubclass(kind, WritableCodec):
         if not colon:
             return kind()
         if level.isdecimal() and len(level) <= _MOST_DIGITS and int(level) in kind.levels:
             return kind(int(level))
-    raise UsageError(f"unknown compression {said!r}", wanted=_wanted())
+    raise UsageError(f"unknown compression {declared!r}", expected=_expected())
 
 
-def _wanted() -> str:
-    kinds = [each for each in (*_BUILT_IN, *_plug_ins()) if issubclass(each, WritableCodec)]
+def _expected() -> str:
+    kinds = [item for item in (*_BUILT_IN, *_plug_ins()) if issubclass(item, WritableCodec)]
     named = (
-        f"{each().kind} or {each().kind}:LEVEL with a level from {each.levels[0]} to {each.levels[-1]}"
-        for each in kinds
+        f"{kind().kind} or {kind().kind}:LEVEL with a level from {kind.levels[0]} to {kind.levels[-1]}"
+        for kind in kinds
     )
     return f"none, {', '.join(named)}"

@@ -89,11 +89,11 @@ class ShardIndex:
         """Offset and length of each piece, and a CRC-32C."""
         return _ENTRY_BYTES * self.pieces + crc32c.NBYTES
 
-    def number(self, place: Sequence[int]) -> int:
+    def number(self, location: Sequence[int]) -> int:
         """The number of a piece by its place in the chunk."""
         number = 0
         for axis, length in zip(self.order, self.grid, strict=True):
-            number = number * length + place[axis]
+            number = number * length + location[axis]
         return number
 
     def locate(self, stored: ByteRange, number: int) -> ByteRange | None:
@@ -102,7 +102,7 @@ class ShardIndex:
         Raises:
             FormatError: the index is not one.
         """
-        return self._place(stored, self._index(stored), number)
+        return self._location(stored, self._index(stored), number)
 
     def is_whole(self, stored: ByteRange, coding: Coding) -> bool:
         """Whether a shard has a sound index, room for all pieces that this names, and whole ones.
@@ -112,28 +112,28 @@ class ShardIndex:
         """
         try:
             index = self._index(stored)
-            places = [self._place(stored, index, number) for number in range(self.pieces)]
+            locations = [self._location(stored, index, number) for number in range(self.pieces)]
         except FormatError:
             return False
-        return all(place is None or coding.is_whole(place) for place in places)
+        return all(location is None or coding.is_whole(location) for location in locations)
 
     def _index(self, stored: ByteRange) -> bytes:
         nbytes = self.index_bytes
         if stored.nbytes < nbytes:
             raise FormatError(
-                "a shard is shorter than its index", got=stored.nbytes, wanted=f"{nbytes} bytes"
+                "a shard is shorter than its index", got=stored.nbytes, expected=f"{nbytes} bytes"
             )
         start = 0 if self.at_start else stored.nbytes - nbytes
         return crc32c.without_checksum(stored.part(start, nbytes), "a shard's index")
 
-    def _place(self, stored: ByteRange, index: bytes, number: int) -> ByteRange | None:
+    def _location(self, stored: ByteRange, index: bytes, number: int) -> ByteRange | None:
         entry = index[_ENTRY_BYTES * number : _ENTRY_BYTES * (number + 1)]
-        place, length = int.from_bytes(entry[:8], "little"), int.from_bytes(entry[8:], "little")
-        if place == length == _MISSING:
+        location, length = int.from_bytes(entry[:8], "little"), int.from_bytes(entry[8:], "little")
+        if location == length == _MISSING:
             return None
-        if place + length > stored.nbytes:
-            got = f"bytes {place} to {place + length}"
+        if location + length > stored.nbytes:
+            got = f"bytes {location} to {location + length}"
             raise FormatError(
-                "a piece runs past the end of its shard", got=got, wanted=f"at most {stored.nbytes}"
+                "a piece runs past the end of its shard", got=got, expected=f"at most {stored.nbytes}"
             )
-        return ByteRange(stored.source, stored.offset + place, length)
+        return ByteRange(stored.source, stored.offset + location, length)

@@ -177,7 +177,7 @@ class ExactReader:
             if count == 0:
                 got = f"{self.position} bytes"
                 raise FormatError(
-                    "a chunk decodes to less than its shape wants", got=got, wanted=f"{self._nbytes} bytes"
+                    "a chunk decodes to less than its shape wants", got=got, expected=f"{self._nbytes} bytes"
                 )
             self.position += count
             out = out[count:]
@@ -194,4 +194,6 @@ class ExactReader:
             FormatError: there is more.
         """
         if self._stream.readinto(memoryview(bytearray(1))):
-            raise FormatError("a chunk decodes to more than its shape wants", wanted=f"{self._nbytes} bytes")
+            raise FormatError(
+                "a chunk decodes to more than its shape wants", expected=f"{self._nbytes} bytes"
+            )

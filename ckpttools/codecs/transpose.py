@@ -15,17 +15,17 @@ class Transpose:
     """The codec `transpose` of zarr v3, the `order` of v2.
 
     Attributes:
-        said: the order as the metadata has it, which may be anything.
+        declared: the order as the metadata has it, which may be anything.
         word: the codec in a word.
     """
 
-    said: object
+    declared: object
     word: str
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Transpose:
-        said = settings.get("order")
-        return cls(said, f"transpose{number_list(said)}")
+        declared = settings.get("order")
+        return cls(declared, f"transpose{number_list(declared)}")
 
     @classmethod
     def fortran(cls, rank: int) -> Transpose:
@@ -37,8 +37,10 @@ class Transpose:
 
     def order(self, rank: int) -> Shape | None:
         """Axes from the slowest to the fastest in memory; None where it is not an order of so many axes."""
-        said = self.said
-        return tuple(said) if isinstance(said, list) and sorted(said) == list(range(rank)) else None
+        declared = self.declared
+        return (
+            tuple(declared) if isinstance(declared, list) and sorted(declared) == list(range(rank)) else None
+        )
 
 
 def transpose_spec(order: Sequence[int]) -> CodecSpec:

@@ -45,7 +45,7 @@ class Zstd(WritableCodec):
     def decoding_bytes(self, nbytes: int) -> int:
         return min(nbytes, _WINDOW_BYTES) + READ_BYTES + _DECODER_BYTES
 
-    def decoded(self, encoded: Stream, most: int) -> Stream:
+    def decoded(self, encoded: Stream, limit: int) -> Stream:
         import zstandard
 
         decompressor = zstandard.ZstdDecompressor()
@@ -59,7 +59,7 @@ class Zstd(WritableCodec):
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
         """Walks its blocks, which say their lengths (RFC 8878): 3 bytes for at most 128 KiB of elements.
 
-        Frames may state the length of their content; together these must be what is wanted.
+        Frames may state the length of their content; together these must be what is expected.
         """
         position: int | None = 0
         stated, all_state = 0, True

@@ -20,8 +20,8 @@ from ckpttools.compare.leaves import differing_leaves
 from ckpttools.compare.unnamed_side import Arrays, UnnamedSide, with_joints_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, folded
-from ckpttools.core.wording import option
 from ckpttools.digest.canonical import STEP, as_stored, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side, Uncompared
 from ckpttools.families.family import Family, Spelling
@@ -32,7 +32,7 @@ from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
 from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Role, roles_of
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 
 # Names of what is left out: a model has a counter or two, a training hundreds of moments.
 _SHOWN = 4
@@ -52,7 +52,7 @@ class AlignOptions:
     """
 
     model: ModelOptions = field(default_factory=ModelOptions)
-    like: Where | None = None
+    like: LocationLike | None = None
     padding_rows: str | None = None
     parameters: bool = False
     lists_state: bool = False
@@ -78,15 +78,15 @@ def align(a: Tree, b: Tree, options: AlignOptions | None = None) -> Pairing[Lazy
         case _:
             named = _formatted_alike(first, second, options)
     of_both = {"rope_layout": options.model.rope_layout, "padding_rows": options.padding_rows}
-    said = [name for name, value in of_both.items() if value is not None]
-    if said and maxtext is None:
+    declared = [name for name, value in of_both.items() if value is not None]
+    if declared and maxtext is None:
         raise UsageError(
-            f"{option(said[0])} is for Hugging Face against MaxText; both sides spell names alike",
+            f"{option(declared[0])} is for Hugging Face against MaxText; both sides spell names alike",
             hint="leave it out",
         )
     both = _with_what_both_have(*named, options, is_conversion=maxtext is not None)
-    head = next((each.head for each in named if each.head is not None), None)
-    unused = tuple(pattern for each in named for pattern in each.unused)
+    head = next((item.head for item in named if item.head is not None), None)
+    unused = tuple(pattern for item in named for pattern in item.unused)
     leaves = differing_leaves(a, b, options.parameters, is_conversion=maxtext is not None)
     both = replace(both, maxtext=maxtext, head=head, naming=(*naming, *both.naming), leaves=leaves)
     configs = tuple(_files(tree, options).config for tree in (first, second))
@@ -114,11 +114,11 @@ def as_maxtext(
     files = _files(tree, options, other)
     source = UnnamedSide(tree, files, {} if other is None else _own_names(other).arrays)
     family, refusal = _family(files, options), ""
-    for each in [family] if family else source.likely_families():
+    for item in [family] if family else source.likely_families():
         try:
-            return source.mapped(each, options.model)
+            return source.mapped(item, options.model)
         except ConfigError as error:
-            refusal = f"; the rows of {each.name} do not fit: {error.message}"
+            refusal = f"; the rows of {item.name} do not fit: {error.message}"
     own = _own_names(tree)
     return replace(own, naming=(*own.naming, f"names are taken as they are{refusal}"))
 
@@ -147,16 +147,18 @@ def plain_names(tree: Tree, other: Tree, options: AlignOptions) -> Tree:
 def _in_names_of_the_hub(a: Tree, b: Tree, options: AlignOptions) -> tuple[Tree, Tree, list[Remark]]:
     """Remove wrappers of PyTorch trainers from the names of one tree if the other does not have them."""
     mine, theirs = _ways_of_names(a, b, options), _ways_of_names(b, a, options)
-    found = mine[-1], theirs[-1]
+    result = mine[-1], theirs[-1]
     if not (view_of(a).is_maxtext or view_of(b).is_maxtext) and len(mine) * len(theirs) > 1:
-        found = max(product(mine, theirs), key=_names_in_common)
+        result = max(product(mine, theirs), key=_names_in_common)
     sides: tuple[Side, Side] = ("A", "B")
-    remarks = [Remark(said, side) for each, side in zip(found, sides, strict=True) for said in each.remarks]
-    return found[0].tree, found[1].tree, remarks
+    remarks = [
+        Remark(declared, side) for item, side in zip(result, sides, strict=True) for declared in item.remarks
+    ]
+    return result[0].tree, result[1].tree, remarks
 
 
 def _names_in_common(sides: tuple[OnHub, OnHub]) -> int:
-    one, other = ({*map(dotted, each.tree.arrays)} for each in sides)
+    one, other = ({*map(dotted, side.tree.arrays)} for side in sides)
     return len(one & other)
 
 
@@ -164,8 +166,8 @@ def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[OnHub
     """A tree as it is, and under the names of the hub, where it has others that trainers of PyTorch write."""
     if view_of(tree).is_maxtext:
         return [OnHub(tree)]
-    made = on_hub(tree, _files(tree, options, other).config or other.metadata.config)
-    return [OnHub(tree)] if made.tree is tree else [OnHub(tree), made]
+    built = on_hub(tree, _files(tree, options, other).config or other.metadata.config)
+    return [OnHub(tree)] if built.tree is tree else [OnHub(tree), built]
 
 
 def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
@@ -209,7 +211,7 @@ def _family(files: ModelFiles, options: AlignOptions) -> Family | None:
     if options.model.family is not None:
         return family_called(options.model.family)
     try:
-        return None if files.config is None else family_of(files.config, files.place)
+        return None if files.config is None else family_of(files.config, files.location)
     except CheckpointError:
         # Its arrays may have the names of one that is known.
         return None
@@ -231,7 +233,7 @@ def _formatted_alike(
     if first.arrays.keys() == second.arrays.keys():
         return first, second
     for family in [family for family, _ in _models((a, b), options)] or families().values():
-        mine, theirs = (family.spelling_of(each.arrays) for each in (first, second))
+        mine, theirs = (family.spelling_of(item.arrays) for item in (first, second))
         anchor = family.rows[0].right.key
         if (
             mine != theirs
@@ -247,7 +249,7 @@ def _configured_sizes(trees: tuple[Tree, Tree], options: AlignOptions) -> dict[s
     for family, files in _models(trees, options):
         if files.config is not None:
             try:
-                table = family.table(files.config, files.place)
+                table = family.table(files.config, files.location)
             except CheckpointError:
                 # Sizes only help to explain: those of the other side will do.
                 continue
@@ -277,11 +279,11 @@ def _with_what_both_have(
     a, b = dict(first.arrays), with_joints_of(second.arrays, first.arrays)
     remarks = [Remark(text, "A") for text in first.remarks] + [Remark(text, "B") for text in second.remarks]
     naming = [Remark(text, "A") for text in first.naming] + [Remark(text, "B") for text in second.naming]
-    made: Pairing[LazyArray] = Pairing(a, b, tuple(remarks), tuple(naming), {**second.sizes, **first.sizes})
+    built: Pairing[LazyArray] = Pairing(a, b, tuple(remarks), tuple(naming), {**second.sizes, **first.sizes})
     mine, theirs = _roles(a), _roles(b)
-    training = ["optimizer" in each.values() for each in (mine, theirs)]
-    if not any("parameter" in each.values() for each in (mine, theirs)):
-        return made
+    training = ["optimizer" in item.values() for item in (mine, theirs)]
+    if not any("parameter" in item.values() for item in (mine, theirs)):
+        return built
     uncompared: list[Uncompared] = []
     sides: tuple[tuple[Side, dict[str, LazyArray], set[str], dict[str, Role]], ...]
     sides = ("A", a, {*b}, mine), ("B", b, {*a}, theirs)
@@ -304,7 +306,7 @@ def _with_what_both_have(
             uncompared.append(Uncompared(Remark(f"left out, {why}: {_listed(state)}", side), tuple(state)))
         for name in state:
             del arrays[name]
-    return replace(made, uncompared=tuple(uncompared))
+    return replace(built, uncompared=tuple(uncompared))
 
 
 def _listed(names: list[str]) -> str:

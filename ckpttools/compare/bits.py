@@ -12,8 +12,8 @@ _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-def same_bits(mine: np.ndarray, wanted: np.ndarray) -> bool:
+def same_bits(mine: np.ndarray, expected: np.ndarray) -> bool:
     """Whether two arrays of one dtype and shape, in C order, hold the same bytes."""
-    if not (mine.flags.c_contiguous and wanted.flags.c_contiguous and mine.nbytes == wanted.nbytes):
+    if not (mine.flags.c_contiguous and expected.flags.c_contiguous and mine.nbytes == expected.nbytes):
         raise ValueError("only arrays of equal size in C order can be compared bit by bit")
-    return bool(_memcmp(mine.ctypes.data, wanted.ctypes.data, mine.nbytes) == 0)
+    return bool(_memcmp(mine.ctypes.data, expected.ctypes.data, mine.nbytes) == 0)

@@ -12,7 +12,7 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import Pairing, Remark, Side
-from ckpttools.families.silent import silent_values
+from ckpttools.families.hf_defaults import silent_values
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.roles.buffers import is_buffer
 
@@ -45,17 +45,17 @@ def without_computed_buffers(both: Pairing[LazyArray], memory: int) -> Pairing[L
     remarks = list(both.remarks)
     for number, (side, arrays) in enumerate(sides):
         config = both.configs[number] or both.configs[1 - number] or {}
-        found = [
+        result = [
             name
             for name, array in arrays.items()
             if is_buffer(name.replace("/", "."), array)
             and array.nbytes <= max_bytes
             and _is_computed(name.replace("/", "."), array, config)
         ]
-        if found:
-            text = f"left out, as models compute these values themselves: {array_count(found)}"
+        if result:
+            text = f"left out, as models compute these values themselves: {array_count(result)}"
             remarks.append(Remark(text, side))
-        left += found
+        left += result
     if not left:
         return both
     a, b = ({name: own[name] for name in own if name not in left} for own in (both.a, both.b))
@@ -123,7 +123,7 @@ def _frequencies(config: Mapping[str, Any], count: int) -> Iterator[np.ndarray]:
         elif isinstance(factor, int | float) and factor > 0:
             if kind == "linear":
                 yield plain / factor
-            elif kind == "llama3" and all(isinstance(each, int | float) for each in scale.values()):
+            elif kind == "llama3" and all(isinstance(item, int | float) for item in scale.values()):
                 yield _stretched(plain, *(float(scale[name]) for name in _LLAMA3))
 
 
@@ -134,5 +134,5 @@ def _stretched(plain: np.ndarray, factor: float, low: float, high: float, length
     """Frequencies as Llama 3.1 stretches them: long waves by the factor, short ones not, smoothly between."""
     turns = length * plain / (2 * pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
-    made: np.ndarray = (1 - smooth) * plain / factor + smooth * plain
-    return made
+    built: np.ndarray = (1 - smooth) * plain / factor + smooth * plain
+    return built

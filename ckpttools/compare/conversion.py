@@ -16,8 +16,8 @@ from ckpttools.compare.padding import without_equal_head
 from ckpttools.compare.unnamed_side import with_joints_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, CoverageError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, matches_any
-from ckpttools.core.wording import option
 from ckpttools.digest.canonical import Selection, as_stored, parameters_among, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
 from ckpttools.families.family import Family
@@ -27,11 +27,11 @@ from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
 from ckpttools.maxtext.stacked_on import remarks_about_axis
+from ckpttools.maxtext.tied_embeddings import LEFT_HEAD, Head, right_head
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext, with_dots
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from ckpttools.maxtext.tying import LEFT_HEAD, Head, right_head
 from ckpttools.maxtext.view import view_of
 
 
@@ -49,7 +49,7 @@ class ConversionOptions:
 
 
 def in_maxtext_names(
-    tree: Tree, said: ConversionOptions | None = None, *, is_strict: bool = True
+    tree: Tree, declared: ConversionOptions | None = None, *, is_strict: bool = True
 ) -> NamedArrays[LazyArray]:
     """Name the arrays of a tree as MaxText does, layers one by one. Reads nothing.
 
@@ -57,7 +57,7 @@ def in_maxtext_names(
 
     Args:
         tree: A MaxText checkpoint, or a Hugging Face one, whose arrays are those that it converts to.
-        said: Options of the conversion.
+        declared: Options of the conversion.
         is_strict: Whether to refuse arrays that a conversion refuses. Otherwise they are named as far as the
             rows of the family go.
 
@@ -66,20 +66,22 @@ def in_maxtext_names(
         CheckpointError: as `to_maxtext`.
     """
     if view_of(tree).is_maxtext:
-        require_none(said, "the names are MaxText's")
+        require_none(declared, "the names are MaxText's")
         carried, config = carried_arrays(tree), tree.metadata.config
-        unused = family_for(config, ModelOptions(), tree.metadata.place).unused if carried and config else ()
+        unused = (
+            family_for(config, ModelOptions(), tree.metadata.location).unused if carried and config else ()
+        )
         arrays = {**carried, **per_layer(tree)}
         return NamedArrays(arrays, remarks_about_axis(tree), head=LEFT_HEAD, unused=unused)
     refuse_adapters(tree)
-    said = said or ConversionOptions()
+    declared = declared or ConversionOptions()
     try:
-        return _converted(tree, ToMaxText(model=said.model, drop=said.drop, carry=True, scan=False))
+        return _converted(tree, ToMaxText(model=declared.model, drop=declared.drop, carry=True, scan=False))
     except CoverageError:
         if is_strict:
             raise
-    source, dropped = _less(tree, said.drop, said.model) if said.drop else (tree, ())
-    options = AlignOptions(said.model)
+    source, dropped = _less(tree, declared.drop, declared.model) if declared.drop else (tree, ())
+    options = AlignOptions(declared.model)
     named = as_maxtext(plain_names(source, source, options), options)
     return replace(named, remarks=(*dropped, *named.remarks))
 
@@ -104,14 +106,14 @@ def without_implied(
     common = {name: array for name, array in named.arrays.items() if name in names}
     both = Pairing(named.arrays, common, head=named.head, configs=(config, None)).without_unused(named.unused)
     left = without_equal_head(without_computed_buffers(both, memory), memory)
-    return replace(named, arrays=left.a, remarks=(*named.remarks, *(each.text for each in left.remarks)))
+    return replace(named, arrays=left.a, remarks=(*named.remarks, *(remark.text for remark in left.remarks)))
 
 
 def paired(
-    made: Tree,
+    built: Tree,
     source: Tree,
     selection: Selection,
-    said: ConversionOptions | None = None,
+    declared: ConversionOptions | None = None,
     padding_rows: str | None = None,
 ) -> Pairing[LazyArray]:
     """Pair the arrays of a checkpoint, A, with those of the one that it should equal, B. Reads no array.
@@ -119,37 +121,37 @@ def paired(
     Names are mapped as `ckpttools.compare.align` maps them for `diff`, so that both find the same.
 
     Args:
-        made: The result of a conversion, or a checkpoint with the same names.
+        built: The result of a conversion, or a checkpoint with the same names.
         source: What was converted.
         selection: The arrays to compare.
-        said: Options of the conversion.
+        declared: Options of the conversion.
         padding_rows: What to do with rows beyond the vocabulary; only checked here.
 
     Raises:
         UsageError: There are options of a conversion and there is none, or no array is selected.
         CheckpointError: One of them is an adapter.
     """
-    made, source = with_keys(made), with_keys(source)
-    said = _checked(made, source, selection, said, padding_rows)
+    built, source = with_keys(built), with_keys(source)
+    declared = _checked(built, source, selection, declared, padding_rows)
     if not selection.layers:
-        mine, theirs = ({**carried_arrays(tree), **as_stored(tree)} for tree in (made, source))
+        mine, theirs = ({**carried_arrays(tree), **as_stored(tree)} for tree in (built, source))
         # Trees of nested keys keep them; names in Hugging Face files have dots.
         both: Pairing[LazyArray] = Pairing(mine, with_joints_of(theirs, mine))
         if selection.parameters:
             both = Pairing(_parameters(both.a), _parameters(both.b))
-        both = replace(both, leaves=differing_leaves(made, source, selection.parameters))
+        both = replace(both, leaves=differing_leaves(built, source, selection.parameters))
     else:
         dropped: tuple[str, ...] = ()
-        if said.drop and view_of(made).is_maxtext:
-            source, dropped = _less(source, said.drop, said.model)
+        if declared.drop and view_of(built).is_maxtext:
+            source, dropped = _less(source, declared.drop, declared.model)
         options = AlignOptions(
-            said.model, padding_rows=padding_rows, parameters=selection.parameters, lists_state=True
+            declared.model, padding_rows=padding_rows, parameters=selection.parameters, lists_state=True
         )
-        both = align(made, source, options)
+        both = align(built, source, options)
         both = replace(both, remarks=(*both.remarks, *map(Remark, dropped)))
     chosen = both.matching(selection.pattern)
     if not chosen.a and not chosen.b:
-        selection.chosen(both.a or both.b, made.metadata.place)
+        selection.chosen(both.a or both.b, built.metadata.location)
     return chosen
 
 
@@ -159,23 +161,23 @@ def _parameters(arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
 
 
 def _checked(
-    made: Tree,
+    built: Tree,
     source: Tree,
     selection: Selection,
-    said: ConversionOptions | None,
+    declared: ConversionOptions | None,
     padding_rows: str | None,
 ) -> ConversionOptions:
     """The options of the conversion; UsageError for those that would be ignored."""
-    if view_of(made).is_maxtext == view_of(source).is_maxtext:
-        require_none(said, "both sides spell names alike")
+    if view_of(built).is_maxtext == view_of(source).is_maxtext:
+        require_none(declared, "both sides spell names alike")
         require_no_padding(padding_rows)
     elif not selection.layers:
         hint = f"leave out {option('per_layer', False)}"
         raise UsageError("a conversion is compared layer by layer", hint=hint)
     else:
-        for each in (source, made):
-            refuse_adapters(each)
-    return said or ConversionOptions()
+        for item in (source, built):
+            refuse_adapters(item)
+    return declared or ConversionOptions()
 
 
 def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree, tuple[str, ...]]:
@@ -189,7 +191,7 @@ def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree,
     for pattern in drop:
         if not any(matches_any(name, (pattern,)) for name in names.values()):
             raise UsageError(
-                f"no array of {source.metadata.place} matches this pattern",
+                f"no array of {source.metadata.location} matches this pattern",
                 got=option("drop", pattern),
                 hint=f"leave out {option('drop')} to see which arrays are missing",
             )
@@ -207,7 +209,7 @@ def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree,
 
 
 def as_huggingface(
-    hub: Tree, maxtext: Tree, selection: Selection, said: ConversionOptions | None = None
+    hub: Tree, maxtext: Tree, selection: Selection, declared: ConversionOptions | None = None
 ) -> Pairing[LazyArray]:
     """Pair the parameters of a Hugging Face checkpoint, A, with those that a MaxText one converts to, B.
 
@@ -215,40 +217,40 @@ def as_huggingface(
     not give the same MaxText arrays again.
 
     Raises:
-        UsageError: A pattern of `said.drop` matches no array that `hub` lacks.
+        UsageError: A pattern of `declared.drop` matches no array that `hub` lacks.
         CheckpointError: As `to_huggingface`.
     """
-    said = said or ConversionOptions()
+    declared = declared or ConversionOptions()
     hub, maxtext = with_keys(hub), with_keys(maxtext)
-    hub = plain_names(hub, maxtext, AlignOptions(said.model))
-    named = _without_dropped(_as_huggingface(maxtext, hub, said.model), hub, said.drop)
+    hub = plain_names(hub, maxtext, AlignOptions(declared.model))
+    named = _without_dropped(_as_huggingface(maxtext, hub, declared.model), hub, declared.drop)
     parameters = replace(selection, parameters=True)
     return Pairing(
-        parameters.chosen(per_layer(hub), hub.metadata.place),
-        parameters.chosen(named.arrays, maxtext.metadata.place),
+        parameters.chosen(per_layer(hub), hub.metadata.location),
+        parameters.chosen(named.arrays, maxtext.metadata.location),
         tuple(map(Remark, named.remarks)),
-        surplus=named.surplus,
+        extra=named.extra,
         head=named.head,
         configs=(hub.metadata.config, maxtext.metadata.config),
     ).without_unused(named.unused)
 
 
 def _without_dropped(
-    named: NamedArrays[LazyArray], made: Tree, drop: Sequence[str]
+    named: NamedArrays[LazyArray], built: Tree, drop: Sequence[str]
 ) -> NamedArrays[LazyArray]:
     """Leave out arrays that the converted checkpoint lacks and that the user dropped by name.
 
     Raises:
         UsageError: A pattern does not match any array that the converted checkpoint lacks.
     """
-    there = by_name(made.arrays)
+    there = by_name(built.arrays)
     lacking = [name for name in named.arrays if name not in there]
     for pattern in drop:
         if not any(matches_any(name, (pattern,)) for name in lacking):
             raise UsageError(
-                f"the pattern does not match any array that {made.metadata.place} lacks",
+                f"the pattern does not match any array that {built.metadata.location} lacks",
                 got=option("drop", pattern),
-                wanted=f"a pattern for {array_count(lacking)}"
+                expected=f"a pattern for {array_count(lacking)}"
                 if lacking
                 else "no pattern: no array is missing",
                 hint=f"leave out {option('drop')} to see which arrays are missing",
@@ -266,17 +268,17 @@ def _towers_of(family: Family, arrays: Mapping[str, LazyArray]) -> tuple[str, ..
     return tuple(tower for tower in family.towers if arrays_of(family, tower, arrays))
 
 
-def require_none(said: ConversionOptions | None, why: str) -> None:
+def require_none(declared: ConversionOptions | None, why: str) -> None:
     """Refuses options that would be ignored.
 
     Args:
-        said: options of a conversion.
+        declared: options of a conversion.
         why: why there is none.
 
     Raises:
         UsageError: there are such options.
     """
-    if said not in (None, ConversionOptions()):
+    if declared not in (None, ConversionOptions()):
         family, rope_layout, tied, drop = map(option, ("family", "rope_layout", "tied", "drop"))
         hint = f"leave out {family}, {rope_layout}, {tied} and {drop}"
         raise UsageError(f"nothing is converted: {why}", hint=hint)
@@ -294,37 +296,37 @@ def require_no_padding(padding_rows: str | None) -> None:
 
 def _converted(tree: Tree, options: ToMaxText) -> NamedArrays[LazyArray]:
     """Convert a Hugging Face tree. Arrays that a conversion leaves out unasked keep their own names."""
-    made = to_maxtext(tree, options)
-    family = family_for(tree.metadata.config, options.model, tree.metadata.place)
-    dropped = {name for name in made.notes.dropped if matches_any(name, options.drop)}
-    kept = {*made.notes.dropped} - dropped
+    built = to_maxtext(tree, options)
+    family = family_for(tree.metadata.config, options.model, tree.metadata.location)
+    dropped = {name for name in built.notes.dropped if matches_any(name, options.drop)}
+    kept = {*built.notes.dropped} - dropped
     rest = {name: array for name, array in by_name(tree.arrays).items() if name in kept}
     remarks = [f"left out because of {option('drop')}: {array_count(dropped)}"] if dropped else []
-    head = None if made.lost_head is None else Head(LEFT_HEAD.embedding, made.lost_head.names.head)
-    arrays = {**rest, **made.recomputed, **made.carried, **per_layer(Tree(made.parameters))}
+    head = None if built.lost_head is None else Head(LEFT_HEAD.embedding, built.lost_head.names.head)
+    arrays = {**rest, **built.recomputed, **built.carried, **per_layer(Tree(built.parameters))}
     return NamedArrays(arrays, tuple(remarks), head=head, unused=family.unused)
 
 
 def _head(tree: Tree, options: ToMaxText) -> Head | None:
     """Return the names of output head and embedding in a Hugging Face tree, if its family has a head."""
-    family = family_for(tree.metadata.config, options.model, tree.metadata.place)
+    family = family_for(tree.metadata.config, options.model, tree.metadata.location)
     return right_head(family, family.spelling_of([dotted(path) for path in tree.arrays]))
 
 
 def _without_towers(
-    source: Tree, made: Tree, known: ModelFiles, model: ModelOptions
+    source: Tree, built: Tree, known: ModelFiles, model: ModelOptions
 ) -> tuple[Tree, dict[str, LazyArray]]:
     """Split off the towers of a MaxText tree that a Hugging Face tree neither has nor promises.
 
     Returns:
         The rest of the tree, and the arrays of those towers by name.
     """
-    arrays = by_name(made.arrays)
-    config = made.metadata.config
+    arrays = by_name(built.arrays)
+    config = built.metadata.config
     if config is None or absent_towers(config, arrays):
         return source, {}
     # The text model alone may be of a family without towers.
-    family = family_for(known.config or config, model, made.metadata.place)
+    family = family_for(known.config or config, model, built.metadata.location)
     homes = view_of(source).homes
     absent = [tower for tower in family.towers if tower not in _towers_of(family, arrays)]
     unwanted = family.of_towers(map(dotted, homes), absent)
@@ -337,12 +339,12 @@ def _without_towers(
     }
 
 
-def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArrays[LazyArray]:
-    weights = by_name(made.arrays)
+def _as_huggingface(source: Tree, built: Tree, model: ModelOptions) -> NamedArrays[LazyArray]:
+    weights = by_name(built.arrays)
     known = ModelFiles.of(source, None)
-    config = made.metadata.config or known.config
-    source, lost = _without_towers(source, made, known, model)
-    # Names are those of `made`, whatever is recorded about the model that `source` came from. An order of
+    config = built.metadata.config or known.config
+    source, lost = _without_towers(source, built, known, model)
+    # Names are those of `built`, whatever is recorded about the model that `source` came from. An order of
     # rotary pairs that is not the family's counts as a difference, in both directions, unless asked for.
     files = replace(known, config=config, weights=weights, carried={}, spelling=None, rope_layout=None)
     options = ToHuggingFace(
@@ -352,8 +354,8 @@ def _as_huggingface(source: Tree, made: Tree, model: ModelOptions) -> NamedArray
     converted = to_huggingface(source, options, files)
     arrays = by_name(converted.tree.arrays)
     remarks = remarks_about_axis(source)
-    family = family_for(config, model, made.metadata.place) if config or model.family else None
+    family = family_for(config, model, built.metadata.location) if config or model.family else None
     head = None if family is None else right_head(family, family.spelling_of(arrays))
     named = {**lost, **carried_arrays(source), **arrays}
     unused = () if family is None else family.unused
-    return NamedArrays(named, remarks, surplus=converted.surplus, head=head, unused=unused)
+    return NamedArrays(named, remarks, extra=converted.extra, head=head, unused=unused)

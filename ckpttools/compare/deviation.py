@@ -81,5 +81,5 @@ class Deviation:
 
 def _earlier(one: Deviation, other: Deviation) -> Shape | None:
     """The first index of both; one within the tolerances only where none is beyond them."""
-    ranked = [(not each.beyond, each.first) for each in (one, other) if each.first is not None]
+    ranked = [(not item.beyond, item.first) for item in (one, other) if item.first is not None]
     return min(ranked)[1] if ranked else None

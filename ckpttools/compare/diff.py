@@ -95,21 +95,21 @@ def diff(
         CheckpointError: an array cannot be read, or the memory is too small.
     """
     of_one_shape = {name: a for name, a, b in both.pairs if a.shape == b.shape}
-    found = _deviations(of_one_shape, both.b, tolerances, memory, jobs, observe)
-    made = {
+    result = _deviations(of_one_shape, both.b, tolerances, memory, jobs, observe)
+    built = {
         name: ArrayDiff(name, "only in A", ArrayType.of(array), None) for name, array in both.only_a.items()
     }
-    made |= {
+    built |= {
         name: ArrayDiff(name, "only in B", None, ArrayType.of(array)) for name, array in both.only_b.items()
     }
     for name, a, b in both.pairs:
         if name in of_one_shape:
-            total = replace(found.get(name, Deviation()), elements=a.size)
+            total = replace(result.get(name, Deviation()), elements=a.size)
             outcome = _outcome(total, ignore_dtypes or a.dtype == b.dtype, tolerances)
-            made[name] = ArrayDiff(name, outcome, ArrayType.of(a), ArrayType.of(b), total)
+            built[name] = ArrayDiff(name, outcome, ArrayType.of(a), ArrayType.of(b), total)
         else:
-            made[name] = ArrayDiff(name, "shape", ArrayType.of(a), ArrayType.of(b))
-    return tuple(made[name] for name in in_natural_order(made))
+            built[name] = ArrayDiff(name, "shape", ArrayType.of(a), ArrayType.of(b))
+    return tuple(built[name] for name in in_natural_order(built))
 
 
 def _outcome(total: Deviation, same_type: bool, tolerances: Tolerances) -> Outcome:
@@ -162,14 +162,14 @@ def _deviations(
         observe=observe,
         name=lambda index: pairs[index][0].name,
     )
-    return _joined(found for each in seen for found in each.result.items())
+    return _joined(result for item in seen for result in item.result.items())
 
 
 def _joined(parts: Iterator[tuple[str, Deviation]]) -> _Deviations:
-    found: _Deviations = {}
+    result: _Deviations = {}
     for name, part in parts:
-        found[name] = found[name] + part if name in found else part
-    return found
+        result[name] = result[name] + part if name in result else part
+    return result
 
 
 def _apart(
@@ -182,7 +182,7 @@ def _apart(
 ) -> Iterator[tuple[str, Deviation]]:
     """Of the parts of a piece, block by block."""
     for block in split_to(region, block_elements(dtypes)):
-        here, there = (subview(each, block.relative_to(region)) for each in values)
+        here, there = (subview(item, block.relative_to(region)) for item in values)
         for (name, inner, mine), (_, _, theirs) in zip(
             whole.split(block, here), whole.split(block, there), strict=True
         ):

@@ -33,18 +33,18 @@ def steps_between(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType]) -> 
     kinds = {"int" if dtype.is_whole else dtype.kind for dtype in dtypes}
     if kinds == {"float"}:
         dtype = coarser(*dtypes)
-        sides = (_rounded(each, own, dtype) for each, own in zip((a, b), dtypes, strict=True))
-        steps = _between(*(_ranks(each, dtype) for each in sides))
-        for each, own in zip((a, b), dtypes, strict=True):
+        sides = (_rounded(item, own, dtype) for item, own in zip((a, b), dtypes, strict=True))
+        steps = _between(*(_ranks(side, dtype) for side in sides))
+        for item, own in zip((a, b), dtypes, strict=True):
             if own != dtype:
-                size = np.abs(as_doubles(each, own))
+                size = np.abs(as_doubles(item, own))
                 steps[(size >= dtype.beyond_range) & np.isfinite(size)] = 1 << dtype.bits
         return steps
     if kinds == {"int"} and (dtypes[0] == dtypes[1] or "uint64" not in (d.name for d in dtypes)):
-        return _between(*(_integers(each, own) for each, own in zip((a, b), dtypes, strict=True)))
+        return _between(*(_integers(item, own) for item, own in zip((a, b), dtypes, strict=True)))
     if kinds == {"complex"} and dtypes[0] == dtypes[1]:
         part = DTYPES["float32" if dtypes[0].name == "complex64" else "float64"]
-        halves = [_ranks(each.view(part.carrier).reshape(-1, 2), part) for each in (a, b)]
+        halves = [_ranks(item.view(part.carrier).reshape(-1, 2), part) for item in (a, b)]
         return np.asarray(_between(*halves).max(axis=-1))
     return None
 
@@ -76,11 +76,11 @@ def _ranks(carriers: np.ndarray, dtype: DType) -> np.ndarray:
     if dtype.bits == 64:
         signed, lowest = carriers.view(np.int64), np.iinfo(np.int64).min
         return np.asarray(np.where(signed < 0, lowest - signed, signed))
-    places: np.ndarray = carriers.astype(np.int64)
+    locations: np.ndarray = carriers.astype(np.int64)
     if dtype.layout is not None and not dtype.layout.sign:
-        return places
+        return locations
     sign = 1 << (dtype.bits - 1)
-    return np.asarray(np.where(places >= sign, sign - places, places))
+    return np.asarray(np.where(locations >= sign, sign - locations, locations))
 
 
 def _integers(carriers: np.ndarray, dtype: DType) -> np.ndarray:

@@ -32,7 +32,7 @@ _COPIES = 8
 
 
 def explain(
-    found: Sequence[ArrayDiff],
+    result: Sequence[ArrayDiff],
     both: Pairing[LazyArray],
     *,
     detectors: Collection[Detector] = DETECTORS,
@@ -43,7 +43,7 @@ def explain(
     """The same with causes, for arrays of which all elements agree with one.
 
     Args:
-        found: what `ckpttools.compare.diff.diff` found.
+        result: what `ckpttools.compare.diff.diff` found.
         both: the arrays that it compared, and others that they may have been confused with.
         detectors: of causes, in any order.
         memory, jobs, observe: as `diff`.
@@ -51,21 +51,21 @@ def explain(
     Raises:
         CheckpointError: an array cannot be read, or the memory is too small.
     """
-    ranked = sorted(detectors, key=lambda each: each.rank)
-    fitting = dict(_fitting(found, both, ranked, memory // _COPIES))
+    ranked = sorted(detectors, key=lambda detector: detector.rank)
+    fitting = dict(_fitting(result, both, ranked, memory // _COPIES))
     proved: dict[str, Hypothesis] = {}
     for number in range(_MOST_FITTING):
-        open_ = {name: each for name, each in fitting.items() if name not in proved and number < len(each)}
-        tried = [each[number] for each in open_.values()]
+        open_ = {name: item for name, item in fitting.items() if name not in proved and number < len(item)}
+        tried = [item[number] for item in open_.values()]
         failed = _failed(tried, memory, jobs, observe)
         proved |= {name: tried[k] for k, name in enumerate(open_) if k not in failed}
-    moved = moves({name: each.origin for name, each in proved.items() if each.origin is not None})
-    causes = {name: each.cause for name, each in proved.items()} | moved
-    return tuple(replace(each, cause=causes.get(each.name)) for each in found)
+    moved = moves({name: item.origin for name, item in proved.items() if item.origin is not None})
+    causes = {name: item.cause for name, item in proved.items()} | moved
+    return tuple(replace(item, cause=causes.get(item.name)) for item in result)
 
 
 def _fitting(
-    found: Sequence[ArrayDiff],
+    result: Sequence[ArrayDiff],
     both: Pairing[LazyArray],
     ranked: Sequence[Detector],
     room: int,
@@ -73,16 +73,16 @@ def _fitting(
     """Names and the hypotheses that fit a sample of their arrays."""
     a, b, candidates = both.a, both.b, Candidates(both.a)
     groups: dict[tuple[str, str], list[Case]] = {}
-    for each in found:
-        if each.a is None or each.b is None:
-            side, own = ("A", a) if each.b is None else ("B", b)
-            yield each.name, list(filter(_fits, tied(each.name, side, own)))
-        elif _is_worth_a_look(each) and not (each.outcome == "shape" and _is_constant(a[each.name])):
-            first = each.deviation.first if each.deviation else None
-            case = Case(each.name, a[each.name], b[each.name], first, both.sizes, candidates)
-            groups.setdefault((template(each.name), each.outcome), []).append(case)
+    for item in result:
+        if item.a is None or item.b is None:
+            side, own = ("A", a) if item.b is None else ("B", b)
+            yield item.name, list(filter(_fits, tied(item.name, side, own)))
+        elif _is_worth_a_look(item) and not (item.outcome == "shape" and _is_constant(a[item.name])):
+            first = item.deviation.first if item.deviation else None
+            case = Case(item.name, a[item.name], b[item.name], first, both.sizes, candidates)
+            groups.setdefault((template(item.name), item.outcome), []).append(case)
     for cases in groups.values():
-        yield from _of_group(cases, [each for each in ranked if each.looks_at(cases[0])], room)
+        yield from _of_group(cases, [item for item in ranked if item.looks_at(cases[0])], room)
 
 
 def _is_worth_a_look(each: ArrayDiff) -> bool:
@@ -107,15 +107,15 @@ def _of_group(
 ) -> Iterator[tuple[str, list[Hypothesis]]]:
     """Arrays whose names differ only in numbers: what fits no probe is not tried on the others."""
     step = -(-len(cases) // _PROBES)
-    known = {each for each in ranked if each.of_single_arrays}
+    known = {item for item in ranked if item.of_single_arrays}
     for case in cases[::step]:
-        found = _that_fit(case, ranked, room)
-        known |= found.keys()
-        yield case.name, [each for fitting in found.values() for each in fitting]
-    some = [each for each in ranked if each in known]
+        result = _that_fit(case, ranked, room)
+        known |= result.keys()
+        yield case.name, [item for fitting in result.values() for item in fitting]
+    some = [item for item in ranked if item in known]
     for number, case in enumerate(cases):
         if number % step:
-            yield case.name, [each for fitting in _that_fit(case, some, room).values() for each in fitting]
+            yield case.name, [item for fitting in _that_fit(case, some, room).values() for item in fitting]
 
 
 def _that_fit(case: Case, ranked: Sequence[Detector], room: int) -> dict[Detector, list[Hypothesis]]:
@@ -123,7 +123,7 @@ def _that_fit(case: Case, ranked: Sequence[Detector], room: int) -> dict[Detecto
     # Hypotheses tried on copies are identified by number, so that no copy outlives the search.
     near = replace(case, a=in_memory(case.a, room), b=in_memory(case.b, room))
     for detector in ranked:
-        fitting = (number for number, each in enumerate(detector.hypotheses(near)) if _fits(each))
+        fitting = (number for number, item in enumerate(detector.hypotheses(near)) if _fits(item))
         numbers = list(islice(fitting, _MOST_FITTING))
         if numbers:
             return {detector: [h for number, h in enumerate(detector.hypotheses(case)) if number in numbers]}
@@ -142,8 +142,8 @@ def _failed(
     hypotheses: Sequence[Hypothesis], memory: int, jobs: int | None, observe: Callable[[int], None]
 ) -> set[int]:
     """The hypotheses, by number, that do not hold for all elements."""
-    items: list[Item] = [pair for each in hypotheses for pair in each.pairs]
-    numbers = [number for number, each in enumerate(hypotheses) for _ in each.pairs]
+    items: list[Item] = [pair for hypothese in hypotheses for pair in hypothese.pairs]
+    numbers = [number for number, item in enumerate(hypotheses) for _ in item.pairs]
 
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> bool:
         left, right = items[index]
@@ -155,4 +155,4 @@ def _failed(
     if not items:
         return set()
     seen = scan(items, visit, memory=memory, jobs=jobs, scratch=SCRATCH_BYTES, observe=observe)
-    return {numbers[each.index] for each in seen if not each.result}
+    return {numbers[item.index] for item in seen if not item.result}

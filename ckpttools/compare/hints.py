@@ -13,7 +13,7 @@ from shlex import quote
 from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.diff import ArrayDiff
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.wording import option, place, step
+from ckpttools.core.message_terms import location, option, step
 from ckpttools.digest.canonical import parameters_among
 from ckpttools.digest.differences import Difference
 from ckpttools.digest.pairing import Pairing
@@ -28,32 +28,33 @@ def diffing(source: str, checkpoint: str) -> str:
     )
 
 
-def after_verify(found: Collection[Difference], both: Pairing[LazyArray], compared: str) -> tuple[str, ...]:
+def after_verify(result: Collection[Difference], both: Pairing[LazyArray], compared: str) -> tuple[str, ...]:
     """What to try after two checkpoints were compared bit by bit.
 
     Args:
-        found: all differences.
+        result: all differences.
         both: what was compared.
         compared: as of `diffing`, of these two.
     """
-    dtypes = {each.name for each in found if each.reason == "dtype" and _are_floats(each.name, both)}
-    rest = [each for each in found if each.name not in dtypes]
+    dtypes = {item.name for item in result if item.reason == "dtype" and _are_floats(item.name, both)}
+    rest = [item for item in result if item.name not in dtypes]
     cast = (
-        f"{option('cast', True)} compares with {place('against')} cast to the dtypes of {place('checkpoint')}"
+        f"{option('cast', True)} compares with {location('against')} cast to the dtypes of "
+        f"{location('checkpoint')}"
     )
-    reasons = {each.reason for each in rest}
-    if reasons in ({"missing"}, {"extra"}) and all(each.name.endswith(_HEAD) for each in rest):
-        has = place("against" if reasons == {"missing"} else "checkpoint")
+    reasons = {item.reason for item in rest}
+    if reasons in ({"missing"}, {"extra"}) and all(item.name.endswith(_HEAD) for item in rest):
+        has = location("against" if reasons == {"missing"} else "checkpoint")
         told = (
             f"only {has} has an output head: {compared} reports if it equals the embedding; otherwise it has "
             "values of its own"
         )
         return (told, cast) if dtypes else (told,)
     if not _are_state(rest, both.a, both.b):
-        if both.head is not None and {each.reason for each in found} == {"missing"}:
+        if both.head is not None and {item.reason for item in result} == {"missing"}:
             pattern = option("drop", "PATTERN")
             return (f"{pattern} compares without arrays that were left out on purpose",)
-        return _of_parameters(found, compared)
+        return _of_parameters(result, compared)
     alone = f"{option('parameters', True)} compares only the parameters"
     if rest and dtypes:
         return (f"it takes two options together: {alone}, and {cast}",)
@@ -62,16 +63,16 @@ def after_verify(found: Collection[Difference], both: Pairing[LazyArray], compar
     return (alone,) if rest else ()
 
 
-def _of_parameters(found: Collection[Difference], compared: str) -> tuple[str, ...]:
+def _of_parameters(result: Collection[Difference], compared: str) -> tuple[str, ...]:
     """What to try if parameters differ: no option ignores that, but a cause may be known."""
-    sides = [{each.name for each in found if each.reason == reason} for reason in ("missing", "extra")]
+    sides = [{item.name for item in result if item.reason == reason} for reason in ("missing", "extra")]
     stacked = [{_LAYER_NUMBER.sub(r"\1", name) for name in side} for side in sides]
     if stacked[0] & sides[1] or sides[0] & stacked[1]:
         return (
             "layers are stacked on one side and one by one on the other: without "
             f"{option('per_layer', False)} they are compared one by one",
         )
-    if any(each.reason == "values" for each in found):
+    if any(item.reason == "values" for item in result):
         return (f"{compared} says by how much, and knows common causes",)
     return ()
 
@@ -82,31 +83,33 @@ _LAYER_NUMBER = re.compile(r"(layers)_\d+(?=/)")
 
 
 def after_manifest(
-    found: Collection[Difference], mine: Mapping[str, Typed], wanted: Mapping[str, Typed]
+    result: Collection[Difference], mine: Mapping[str, Typed], expected: Mapping[str, Typed]
 ) -> tuple[str, ...]:
     """What to try after a checkpoint was compared with digests.
 
     Args:
-        found: all differences.
-        mine, wanted: what was compared, by name.
+        result: all differences.
+        mine, expected: what was compared, by name.
     """
-    if mine and wanted and not mine.keys() & wanted.keys():
+    if mine and expected and not mine.keys() & expected.keys():
         return (
             "no array has the same name on both sides: the manifest has the names that are stored in SRC; "
             "`ckpt hash SRC --as maxtext --manifest FILE` writes those of MaxText, which fit either side; "
             "`ckpt verify DST --against SRC` needs no manifest",
         )
-    if not found or not _are_state(found, mine, wanted):
+    if not result or not _are_state(result, mine, expected):
         return ()
     return (f"{option('parameters', True)} compares only the parameters",)
 
 
-def _are_state(found: Collection[Difference], mine: Mapping[str, Typed], wanted: Mapping[str, Typed]) -> bool:
+def _are_state(
+    result: Collection[Difference], mine: Mapping[str, Typed], expected: Mapping[str, Typed]
+) -> bool:
     """Whether none of these is a parameter, and parameters were compared."""
-    if not found:
+    if not result:
         return True
-    sides = parameters_among(mine), parameters_among(wanted)
-    return bool(sides[0] & sides[1]) and not {each.name for each in found} & (sides[0] | sides[1])
+    sides = parameters_among(mine), parameters_among(expected)
+    return bool(sides[0] & sides[1]) and not {item.name for item in result} & (sides[0] | sides[1])
 
 
 def _are_floats(name: str, both: Pairing[LazyArray]) -> bool:
@@ -117,36 +120,36 @@ def _are_floats(name: str, both: Pairing[LazyArray]) -> bool:
 
 
 def after_diff(
-    found: Collection[ArrayDiff], arrays: Mapping[str, LazyArray], a: str, b: str
+    result: Collection[ArrayDiff], arrays: Mapping[str, LazyArray], a: str, b: str
 ) -> tuple[str, ...]:
     """What to try after `diff`.
 
     Args:
-        found: what was found, with causes.
+        result: what was found, with causes.
         arrays: what was compared, of either side, by name.
         a, b: where the checkpoints lie.
     """
-    differing = [each for each in found if not each.is_equal]
+    differing = [item for item in result if not item.is_equal]
     if not differing:
         return ()
-    if all(each.outcome == "bits" for each in differing):
+    if all(item.outcome == "bits" for item in differing):
         same = "all numbers are the same but for the sign of zero or the bits of NaN"
         return (f"{same}: with a tolerance, such as {option('atol', 1e-45)}, these are equal",)
     known = parameters_among(arrays)
-    if known and all(each.outcome == "equal" for each in found if each.name in known):
+    if known and all(item.outcome == "equal" for item in result if item.name in known):
         alone = f"{_verify(a, b)} --parameters compares all of them and nothing else"
         return (f"none of the parameters that were compared differs: {alone}",)
-    if all(each.outcome == "dtype" for each in differing):
+    if all(item.outcome == "dtype" for item in differing):
         return (f"the numbers are the same: with {option('ignore_dtype', True)} they are equal in any dtype",)
-    widths = {_widths(each) for each in differing if _is_rounded(each)}
+    widths = {_widths(item) for item in differing if _is_rounded(item)}
     if all(map(_is_rounded, differing)) and widths in ({1}, {-1}):
-        made, source = (b, a) if widths == {1} else (a, b)
-        return (f"{_verify(source, made)} --cast proves that the one is the other, rounded",)
+        built, source = (b, a) if widths == {1} else (a, b)
+        return (f"{_verify(source, built)} --cast proves that the one is the other, rounded",)
     return ()
 
 
-def _verify(source: str, made: str) -> str:
-    return f"ckpt verify {quote(made)} --against {quote(source)}"
+def _verify(source: str, built: str) -> str:
+    return f"ckpt verify {quote(built)} --against {quote(source)}"
 
 
 def _is_rounded(each: ArrayDiff) -> bool:

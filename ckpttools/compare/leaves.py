@@ -42,17 +42,17 @@ def differing_leaves(
     counts = {"text": True, "empty": has_empties, "number": has_numbers, "array": has_numbers}
     mine, theirs = _kinds(a), _kinds(b)
     one_sided = {*_nodes_of_state(a, b), *_nodes_of_state(b, a)}
-    found: list[LeafDifference] = []
+    result: list[LeafDifference] = []
     for name in in_natural_order({**mine, **theirs}):
         kinds = mine.get(name), theirs.get(name)
-        there = [each for each in kinds if each is not None]
-        is_array = [each.what in ("array", "number") for each in there]
+        there = [kind for kind in kinds if kind is not None]
+        is_array = [item.what in ("array", "number") for item in there]
         # The comparison of arrays lists an array that only one side has.
         if kinds[0] == kinds[1] or (any(is_array) and not (len(there) == 2 and all(is_array))):
             continue
-        if name not in one_sided and any(counts[each.what] for each in there):
-            found.append(LeafDifference(name, *(None if each is None else each.text for each in kinds)))
-    return tuple(found)
+        if name not in one_sided and any(counts[item.what] for item in there):
+            result.append(LeafDifference(name, *(None if kind is None else kind.text for kind in kinds)))
+    return tuple(result)
 
 
 def _layout(tree: Tree) -> tuple[str | None, bool]:

@@ -39,21 +39,21 @@ def deviation(
             long.
     """
     left, right = a.reshape(-1), b.reshape(-1)
-    places, other_bits = None, 0
+    locations, other_bits = None, 0
     if dtypes[0] == dtypes[1]:
         unequal = _unequal_bits(left, right)
         other_bits = int(np.count_nonzero(unequal))
         # Picking elements out costs as much as looking at twice as many.
         if 2 * other_bits < unequal.size:
-            places = np.flatnonzero(unequal)
-            left, right = left[places], right[places]
+            locations = np.flatnonzero(unequal)
+            left, right = left[locations], right[locations]
     if not left.size:
         return Deviation(a.size)
-    found = _of_elements(left, right, dtypes, tolerances, scratch or Scratch(SCRATCH_BYTES))
-    if found.first is not None:
-        (where,) = found.first if places is None else (places[found.first[0]],)
-        found = replace(found, first=tuple(map(int, np.unravel_index(where, a.shape))))
-    return replace(found, elements=a.size, other_bits=max(0, other_bits - found.differing))
+    result = _of_elements(left, right, dtypes, tolerances, scratch or Scratch(SCRATCH_BYTES))
+    if result.first is not None:
+        (where,) = result.first if locations is None else (locations[result.first[0]],)
+        result = replace(result, first=tuple(map(int, np.unravel_index(where, a.shape))))
+    return replace(result, elements=a.size, other_bits=max(0, other_bits - result.differing))
 
 
 def block_elements(dtypes: tuple[DType, DType]) -> int:
@@ -64,7 +64,7 @@ def block_elements(dtypes: tuple[DType, DType]) -> int:
 def _unequal_bits(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if a.dtype.kind != "c":
         return np.asarray(a != b)
-    halves = (each.view(np.uint64).reshape(-1, 2) for each in (a, b))
+    halves = (item.view(np.uint64).reshape(-1, 2) for item in (a, b))
     return np.asarray(np.not_equal(*halves).any(axis=-1))
 
 
@@ -73,9 +73,9 @@ def _of_elements(
 ) -> Deviation:
     """Of single elements in a row."""
     if all(dtype.name in IN_FLOAT32 for dtype in dtypes):
-        found = deviation_in_float32((a, b), dtypes, tolerances, scratch)
-        if found is not None:
-            return found
+        result = deviation_in_float32((a, b), dtypes, tolerances, scratch)
+        if result is not None:
+            return result
     total = Deviation()
     for start in range(0, a.size, _PART):
         part = _of_part(a[start : start + _PART], b[start : start + _PART], dtypes, tolerances)
@@ -85,7 +85,7 @@ def _of_elements(
 
 def _of_part(a: np.ndarray, b: np.ndarray, dtypes: tuple[DType, DType], tolerances: Tolerances) -> Deviation:
     """Of a few elements in a row, through float64."""
-    x, y = (as_doubles(each, dtype) for each, dtype in zip((a, b), dtypes, strict=True))
+    x, y = (as_doubles(item, dtype) for item, dtype in zip((a, b), dtypes, strict=True))
     steps = steps_between(a, b, dtypes)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         nan = np.isnan(x), np.isnan(y)

@@ -9,7 +9,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.compare.buffers import without_computed_buffers
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.maxtext.stored_head import StoredHead
-from ckpttools.maxtext.tying import LEFT_HEAD
+from ckpttools.maxtext.tied_embeddings import LEFT_HEAD
 from ckpttools.maxtext.vocabulary import less_padding, rows_that_count
 
 
@@ -18,8 +18,8 @@ def settled(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[L
 
     Args and errors as of `without_padding`, `without_computed_buffers` and `without_equal_head`.
     """
-    made = without_computed_buffers(without_padding(both, way, memory), memory)
-    return without_equal_head(made, memory)
+    built = without_computed_buffers(without_padding(both, way, memory), memory)
+    return without_equal_head(built, memory)
 
 
 def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
@@ -36,17 +36,17 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
     Raises:
         CheckpointError: they cannot be read, or the memory is too small.
     """
-    surplus = {name: each for name, each in both.surplus.items() if name in both.b or each.is_whole}
-    rows = rows_that_count(surplus, way, memory)
-    made = replace(both, b={**both.b, **rows.arrays}, remarks=(*both.remarks, *map(Remark, rows.remarks)))
+    extra = {name: item for name, item in both.extra.items() if name in both.b or item.is_whole}
+    rows = rows_that_count(extra, way, memory)
+    built = replace(both, b={**both.b, **rows.arrays}, remarks=(*both.remarks, *map(Remark, rows.remarks)))
     if both.maxtext is None:
-        return made
+        return built
     mine, theirs = (both.a, both.b) if both.maxtext == "A" else (both.b, both.a)
-    less = less_padding(mine, {name: each.shape for name, each in theirs.items()}, way, memory)
-    remarks = (*made.remarks, *(Remark(text, both.maxtext) for text in less.remarks))
+    less = less_padding(mine, {name: item.shape for name, item in theirs.items()}, way, memory)
+    remarks = (*built.remarks, *(Remark(text, both.maxtext) for text in less.remarks))
     if both.maxtext == "A":
-        return replace(made, a=less.arrays, remarks=remarks)
-    return replace(made, b=less.arrays, remarks=remarks)
+        return replace(built, a=less.arrays, remarks=remarks)
+    return replace(built, b=less.arrays, remarks=remarks)
 
 
 def without_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArray]:
@@ -76,6 +76,6 @@ def without_equal_head(both: Pairing[LazyArray], memory: int) -> Pairing[LazyArr
                 return replace(both, remarks=(*both.remarks, Remark(text, side)))
             text = f"the output head equals the embedding, which the other side stores once: {names.head}"
             rest = {name: array for name, array in own.items() if name != names.head}
-            made = replace(both, a=rest) if side == "A" else replace(both, b=rest)
-            return replace(made, remarks=(*both.remarks, Remark(text, side)))
+            built = replace(both, a=rest) if side == "A" else replace(both, b=rest)
+            return replace(built, remarks=(*both.remarks, Remark(text, side)))
     return both

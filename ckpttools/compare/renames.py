@@ -54,7 +54,7 @@ def sample_key(array: LazyArray) -> bytes | None:
     parts = sampled(array)
     if not parts:
         return None
-    values = np.concatenate([each.reshape(-1) for each in parts])
+    values = np.concatenate([part.reshape(-1) for part in parts])
     # Some NaN make numpy complain, and so does what is beyond float32.
     with np.errstate(over="ignore", invalid="ignore"):
         if (values == values[0]).all():
@@ -71,18 +71,18 @@ def moves(origins: Mapping[str, str]) -> dict[str, Cause]:
     Args:
         origins: name in B -> the name under which A has the array.
     """
-    made: dict[str, Cause] = {}
+    built: dict[str, Cause] = {}
     renumbered: dict[str, dict[str, tuple[str, int, int]]] = {}
     for name, origin in origins.items():
         number = _number(name, origin)
         if number is None:
-            made[name] = _renamed(name, origin, origins.get(origin) == name)
+            built[name] = _renamed(name, origin, origins.get(origin) == name)
         else:
             renumbered.setdefault(template(name), {})[name] = number
     for group in renumbered.values():
         move = _renumbered(group)
-        made.update(dict.fromkeys(group, move))
-    return made
+        built.update(dict.fromkeys(group, move))
+    return built
 
 
 def _renumbered(group: Mapping[str, tuple[str, int, int]]) -> Cause:
@@ -145,9 +145,9 @@ def _parts(name: str) -> list[tuple[str, int | None]]:
     return parts
 
 
-def _word(parts: list[tuple[str, int | None]], place: int) -> str:
+def _word(parts: list[tuple[str, int | None]], location: int) -> str:
     """What the number at a place counts: the word in its own key, or the key before it."""
-    words = [word for word, _ in parts[: place + 1] if word.strip("/.")]
+    words = [word for word, _ in parts[: location + 1] if word.strip("/.")]
     return words[-1].rstrip("_") if words else "arrays"
 
 

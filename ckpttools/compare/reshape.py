@@ -56,6 +56,6 @@ def transposes(array: LazyArray, shape: Shape) -> Iterator[tuple[LazyArray, str]
     for rows in range(1, rank):
         order = (*range(rows, rank), *range(rows))
         turned = relayout(array, plain, order, (1,) * rank)
-        made = reshape(turned, shape)
-        if made is not None and turned.shape != shape:
-            yield made, "as a matrix"
+        built = reshape(turned, shape)
+        if built is not None and turned.shape != shape:
+            yield built, "as a matrix"

@@ -29,12 +29,12 @@ def boxes(shape: Shape) -> list[Region]:
     if 0 in shape:
         return []
     sides = _sides(shape)
-    places = random.Random(repr(shape))
+    locations = random.Random(repr(shape))
     starts = [
         tuple(0 for _ in shape),
         tuple(length - side for length, side in zip(shape, sides, strict=True)),
         *(
-            tuple(places.randint(0, length - side) for length, side in zip(shape, sides, strict=True))
+            tuple(locations.randint(0, length - side) for length, side in zip(shape, sides, strict=True))
             for _ in range(_BOXES - 2)
         ),
     ]
@@ -72,7 +72,7 @@ def sampled(array: LazyArray) -> list[np.ndarray]:
 
 def same_in(region: Region, left: LazyArray, right: LazyArray, ulps: int) -> bool:
     """Whether the arrays are the same in a small region, or at most so many units in the last place apart."""
-    values = [each.read(region).view(each.dtype.carrier) for each in (left, right)]
+    values = [item.read(region).view(item.dtype.carrier) for item in (left, right)]
     return close(values[0], values[1], (left.dtype, right.dtype), ulps)
 
 
@@ -86,8 +86,8 @@ def close(
     for block in split_to(Region.whole(a.shape), block_elements(dtypes)):
         index = block.slices if a.ndim else ()
         blocks = np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index])
-        found = deviation(*blocks, dtypes, scratch=scratch)
-        if found.differing and (found.nan or found.max_ulp is None or found.max_ulp > ulps):
+        result = deviation(*blocks, dtypes, scratch=scratch)
+        if result.differing and (result.nan or result.max_ulp is None or result.max_ulp > ulps):
             return False
     return True
 
@@ -107,5 +107,5 @@ def as_dtype(array: LazyArray, dtype: DType) -> LazyArray:
 
 def sampled_numbers(array: LazyArray) -> np.ndarray:
     """The elements of its boxes as float64, one after the other."""
-    parts = [as_doubles(each.reshape(-1), array.dtype) for each in sampled(array)]
+    parts = [as_doubles(item.reshape(-1), array.dtype) for item in sampled(array)]
     return np.concatenate(parts) if parts else np.empty(0)

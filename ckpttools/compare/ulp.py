@@ -52,11 +52,11 @@ def deviation_in_float32(
     ):
         widen(sides[0], dtypes[0], x)
         widen(sides[1], dtypes[1], y)
-        most = float(np.absolute(np.subtract(x, y, out=gap), out=gap).max())
-        if not isfinite(most) or not _can_be_rounded(dtypes, x, y):
+        limit = float(np.absolute(np.subtract(x, y, out=gap), out=gap).max())
+        if not isfinite(limit) or not _can_be_rounded(dtypes, x, y):
             return None
         # Different numbers have a nonzero difference, thanks to subnormal numbers.
-        if not most:
+        if not limit:
             return Deviation()
         _steps(steps, sides, dtypes, (x, y), scratch)
         magnitudes = np.maximum(np.absolute(x, out=x), np.absolute(y, out=y), out=x)
@@ -66,7 +66,7 @@ def deviation_in_float32(
         if tolerances.any:
             beyond = _beyond(mask, gap, magnitudes, steps, y, sides, dtypes, tolerances, scratch)
             first = int(mask.argmax()) if beyond else first
-        largest = _largest(mask, gap, most, np.divide(gap, magnitudes, out=y), sides, dtypes)
+        largest = _largest(mask, gap, limit, np.divide(gap, magnitudes, out=y), sides, dtypes)
         if beyond is None or largest is None:
             return None
         return Deviation(
@@ -82,7 +82,7 @@ def deviation_in_float32(
 def _can_be_rounded(dtypes: Dtypes, *sides: np.ndarray) -> bool:
     """Whether all numbers have some of the coarser dtype near them."""
     room = coarser(*dtypes).beyond_range
-    return dtypes[0] == dtypes[1] or all(max(-float(each.min()), float(each.max())) < room for each in sides)
+    return dtypes[0] == dtypes[1] or all(max(-float(side.min()), float(side.max())) < room for side in sides)
 
 
 def _steps(
@@ -119,18 +119,18 @@ def _to_bfloat16(values: np.ndarray, out: np.ndarray, scratch: Scratch) -> None:
 
 
 def _largest(
-    mask: np.ndarray, gap: np.ndarray, most: float, relative: np.ndarray, sides: Sides, dtypes: Dtypes
+    mask: np.ndarray, gap: np.ndarray, limit: float, relative: np.ndarray, sides: Sides, dtypes: Dtypes
 ) -> tuple[float, float] | None:
     """The largest difference, absolute and relative; None if there are too many candidates.
 
     Args:
         mask: overwritten.
-        gap, most: the differences, and the largest of them.
+        gap, limit: the differences, and the largest of them.
         relative: the differences in proportion; NaN, of 0 and 0, is none.
     """
-    ends = (gap, most), (relative, float(np.fmax.reduce(relative)))
-    places = [np.flatnonzero(np.greater_equal(each, end * (1 - _HAIR), out=mask)) for each, end in ends]
-    farthest = np.concatenate(places)
+    ends = (gap, limit), (relative, float(np.fmax.reduce(relative)))
+    locations = [np.flatnonzero(np.greater_equal(item, end * (1 - _HAIR), out=mask)) for item, end in ends]
+    farthest = np.concatenate(locations)
     if farthest.size > _MOST:
         return None
     apart, size = _exactly(farthest, sides, dtypes)
@@ -171,7 +171,7 @@ def _beyond(
     return int(np.count_nonzero(mask))
 
 
-def _exactly(places: np.ndarray, sides: Sides, dtypes: Dtypes) -> Sides:
+def _exactly(locations: np.ndarray, sides: Sides, dtypes: Dtypes) -> Sides:
     """|a - b| and max(|a|, |b|) of a few elements, in float64."""
-    x, y = (as_doubles(each[places], dtype) for each, dtype in zip(sides, dtypes, strict=True))
+    x, y = (as_doubles(item[locations], dtype) for item, dtype in zip(sides, dtypes, strict=True))
     return np.abs(x - y), np.maximum(np.abs(x), np.abs(y))

@@ -10,15 +10,15 @@ from ckpttools.array.tree import Tree, by_name
 from ckpttools.compare.widened import as_wide_as
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
 from ckpttools.digest.pairing import NamedArrays
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.registry import families
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.sizes import Size
-from ckpttools.maxtext import tying
+from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.model import ModelOptions, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
 
@@ -46,16 +46,16 @@ class UnnamedSide:
     def likely_families(self) -> list[Family]:
         """The families whose rows produce most of the other side's names, whatever the configured sizes."""
         counts = {family.name: self._common_names(family) for family in families().values()}
-        most = max(counts.values(), default=0)
-        return [families()[name] for name, count in counts.items() if count == most > 0]
+        limit = max(counts.values(), default=0)
+        return [families()[name] for name, count in counts.items() if count == limit > 0]
 
     def _common_names(self, family: Family) -> int:
         try:
-            made = replace(self, files=ModelFiles())._made(family, ModelOptions()).arrays.keys()
+            built = replace(self, files=ModelFiles())._made(family, ModelOptions()).arrays.keys()
         except CheckpointError:
             # Rows whose sizes contradict the arrays produce no names.
             return 0
-        names = {with_slashes(key) for key in made}
+        names = {with_slashes(key) for key in built}
         return len(names & self.beside.keys()) if self.beside else len(names)
 
     def mapped(self, family: Family, model: ModelOptions) -> NamedArrays[LazyArray]:
@@ -65,7 +65,7 @@ class UnnamedSide:
             ConfigError: the configuration contradicts itself.
         """
         mapped = self._made(family, model)
-        made = {with_slashes(key): array for key, array in mapped.arrays.items()}
+        built = {with_slashes(key): array for key, array in mapped.arrays.items()}
         naming = [f"names are mapped to MaxText's by the rows of family {family.name}"]
         if self.files.config is None:
             naming.append(
@@ -76,9 +76,9 @@ class UnnamedSide:
         unplaced = (*mapped.unused, *mapped.dropped)
         if unplaced:
             naming.append(f"compared under their own names, as MaxText lacks them: {array_count(unplaced)}")
-        left = {name: self.arrays[name] for name in unplaced if name not in made}
+        left = {name: self.arrays[name] for name in unplaced if name not in built}
         return NamedArrays(
-            {**made, **left},
+            {**built, **left},
             naming=tuple(naming),
             sizes=mapped.sizes,
             head=tying.LEFT_HEAD,
@@ -93,17 +93,17 @@ class UnnamedSide:
         tied = tying.tied_flags("keep", head.head if head else None, arrays)
         flags = {**rope_flags(family, model), **tied}
         there = family.towers_in(name.replace("/", ".") for name in self.beside)
-        without = [each for each in family.towers if self.beside and each not in there]
-        table = family.table(config, self.files.place, spelling=spelling, overrides=flags, without=without)
+        without = [tower for tower in family.towers if self.beside and tower not in there]
+        table = family.table(config, self.files.location, spelling=spelling, overrides=flags, without=without)
         if config is None:
             table = replace(table, sizes={**layers_of(family, spelling, arrays), **table.sizes})
         beside = {name.replace("/", "."): array for name, array in self.beside.items()}
-        made = table.to_left_partly(arrays, beside)
+        built = table.to_left_partly(arrays, beside)
 
         def exactly() -> Arrays:
             return table.to_left_partly(arrays, beside, exact=True).arrays
 
-        return replace(made, arrays=as_wide_as(beside, made.arrays, exactly))
+        return replace(built, arrays=as_wide_as(beside, built.arrays, exactly))
 
 
 def layers_of(family: Family, spelling: Spelling, arrays: Arrays) -> dict[str, Size]:
@@ -121,7 +121,7 @@ def with_slashes(key: str) -> str:
 def with_joints_of(arrays: Arrays, names: Arrays) -> dict[str, LazyArray]:
     """`arrays` renamed to those of `names` that differ only in the separator of keys."""
     known = {name.replace("/", "."): name for name in names}
-    made = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
-    if len(made) != len(arrays):
+    built = {name if name in names else known.get(name.replace("/", "."), name): name for name in arrays}
+    if len(built) != len(arrays):
         return dict(arrays)
-    return {new: arrays[old] for new, old in made.items()}
+    return {new: arrays[old] for new, old in built.items()}

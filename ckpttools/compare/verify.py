@@ -52,35 +52,35 @@ def compare(
 
 
 def side_by_side(
-    mine: Mapping[str, LazyArray], wanted: Mapping[str, LazyArray]
+    mine: Mapping[str, LazyArray], expected: Mapping[str, LazyArray]
 ) -> list[tuple[WholeArray, LazyArray]]:
-    """All arrays of `mine` with those of `wanted`; stacks as a whole if that is cheaper to read on one side.
+    """Compare all arrays of `mine` with those of `expected`; stacks as one if that is cheaper to read.
 
     Args:
         mine: arrays by name.
-        wanted: arrays of these names and shapes, among others; each side has a single dtype.
+        expected: arrays of these names and shapes, among others; each side has a single dtype.
     """
     pairs: list[tuple[WholeArray, LazyArray]] = []
     rest: dict[str, LazyArray] = {}
     for whole in cheapest_reads(mine):
         if whole.is_complete and len(whole.parts) > 1:
-            pairs.append((whole, _as_one(whole, wanted)))
+            pairs.append((whole, _as_one(whole, expected)))
         else:
             rest |= {part.name: mine[part.name] for part in whole.parts}
-    for whole in cheapest_reads({name: wanted[name] for name in rest}):
+    for whole in cheapest_reads({name: expected[name] for name in rest}):
         if whole.is_complete:
             pairs.append((WholeArray(assembled(whole, rest), whole.parts), whole.array))
         else:
-            pairs += [(alone(part.name, rest), wanted[part.name]) for part in whole.parts]
+            pairs += [(alone(part.name, rest), expected[part.name]) for part in whole.parts]
     return pairs
 
 
-def _as_one(whole: WholeArray, wanted: Mapping[str, LazyArray]) -> LazyArray:
+def _as_one(whole: WholeArray, expected: Mapping[str, LazyArray]) -> LazyArray:
     """The array that `whole` should equal."""
-    first, *others = wholes({part.name: wanted[part.name] for part in whole.parts})
+    first, *others = wholes({part.name: expected[part.name] for part in whole.parts})
     if not others and first.parts == whole.parts:
         return first.array
-    return assembled(whole, wanted)
+    return assembled(whole, expected)
 
 
 def _differing(
@@ -91,7 +91,7 @@ def _differing(
     def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> _Unequal:
         return {} if same_bits(*values) else _found(pairs[index][0], region, *values)
 
-    found: _Unequal = {}
+    result: _Unequal = {}
     items: list[Item] = [(whole.array, other) for whole, other in pairs]
     seen = scan(
         items,
@@ -102,42 +102,42 @@ def _differing(
         observe=observe,
         name=lambda index: pairs[index][0].name,
     )
-    for each in seen:
-        _merge(found, each.result)
-    return found
+    for item in seen:
+        _merge(result, item.result)
+    return result
 
 
-def _merge(found: _Unequal, more: _Unequal) -> None:
+def _merge(result: _Unequal, more: _Unequal) -> None:
     for name, (count, first) in more.items():
-        before, earliest = found.get(name, (0, first))
-        found[name] = before + count, min(earliest, first)
+        before, earliest = result.get(name, (0, first))
+        result[name] = before + count, min(earliest, first)
 
 
 def _found(whole: WholeArray, region: Region, here: np.ndarray, there: np.ndarray) -> _Unequal:
     """The parts of a piece that differ."""
     fixed = whole.parts[0].fixed
     shape = tuple(length for axis, length in enumerate(whole.array.shape) if axis not in fixed)
-    found: _Unequal = {}
+    result: _Unequal = {}
     for block in split_to(region, _ELEMENTS):
         inside = block.relative_to(region)
         unequal = _unequal(subview(here, inside), subview(there, inside))
         for name, inner, view in whole.split(block, unequal):
-            places = np.flatnonzero(view)
-            if places.size:
-                _merge(found, {name: (places.size, _position(shape, inner, int(places[0])))})
-    return found
+            locations = np.flatnonzero(view)
+            if locations.size:
+                _merge(result, {name: (locations.size, _position(shape, inner, int(locations[0])))})
+    return result
 
 
 def _unequal(here: np.ndarray, there: np.ndarray) -> np.ndarray:
     """Where two arrays, C-ordered, differ in any bit."""
-    mine, other = (each.reshape(-1).view(np.uint8).reshape(-1, each.itemsize) for each in (here, there))
+    mine, other = (item.reshape(-1).view(np.uint8).reshape(-1, item.itemsize) for item in (here, there))
     return np.asarray(np.any(mine != other, axis=-1)).reshape(here.shape)
 
 
-def _position(shape: Shape, region: Region, place: int) -> int:
-    """Where in the C order of `shape` the element is that is at `place` in that of a region of it."""
+def _position(shape: Shape, region: Region, location: int) -> int:
+    """Where in the C order of `shape` the element is that is at `location` in that of a region of it."""
     position = 0
-    for length, start, inside in zip(shape, region.start, coordinates(region.shape, place), strict=True):
+    for length, start, inside in zip(shape, region.start, coordinates(region.shape, location), strict=True):
         position = position * length + start + inside
     return position
 

@@ -9,7 +9,7 @@ from ckpttools.array.lazy import LazyArray
 
 def as_wide_as(
     there: Mapping[str, LazyArray],
-    made: Mapping[str, LazyArray],
+    built: Mapping[str, LazyArray],
     exactly: Callable[[], Mapping[str, LazyArray]],
 ) -> Mapping[str, LazyArray]:
     """What a conversion makes, exact where some arrays, not all, are stored with 32 bits in place of 16.
@@ -18,15 +18,15 @@ def as_wide_as(
 
     Args:
         there: what is stored.
-        made: what a conversion makes that may round, by the same names.
+        built: what a conversion makes that may round, by the same names.
         exactly: what one makes that does not.
     """
-    short = [name for name, array in made.items() if _has_bits(array, 16)]
+    short = [name for name, array in built.items() if _has_bits(array, 16)]
     wide = {name for name in short if name in there and _has_bits(there[name], 32)}
     if not wide or all(name in wide for name in short if name in there):
-        return made
+        return built
     exact = exactly()
-    return {name: exact[name] if name in wide else array for name, array in made.items()}
+    return {name: exact[name] if name in wide else array for name, array in built.items()}
 
 
 def _has_bits(array: LazyArray, bits: int) -> bool:

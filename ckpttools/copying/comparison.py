@@ -8,12 +8,12 @@ from ckpttools.copying.files import files_below
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES, PIECE_BYTES, FileRange, pieces_of
 from ckpttools.core.dataclass import dataclass
-from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.base import Status
 from ckpttools.stores.evidence import combine_evidence, get_stamp, load_evidence, save_evidence
+from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import outside_links
-from ckpttools.stores.place import Place
 from ckpttools.stores.sharing import is_of_repository
+from ckpttools.stores.thread_map import in_threads
 
 _MIN_THREADS = 2
 
@@ -38,12 +38,12 @@ class CopyComparison:
     proof: Mapping[str, str] | None = None
 
 
-def compare_status(part: FileGroup, place: Place, *, verify: bool) -> CopyComparison | None:
+def compare_status(part: FileGroup, location: Location, *, verify: bool) -> CopyComparison | None:
     """Compare a part with its destination without reading any file.
 
     Args:
         part: the part to copy.
-        place: its destination.
+        location: its destination.
         verify: whether the content of all files must be compared.
 
     Returns:
@@ -53,46 +53,50 @@ def compare_status(part: FileGroup, place: Place, *, verify: bool) -> CopyCompar
     Raises:
         CheckpointError: one of them cannot be read.
     """
-    if not place.is_dir():
+    if not location.is_dir():
         return None
-    found = files_below(place)
+    result = files_below(location)
     there = {
-        name: each for name, each in found.items() if name in part.files or not is_of_repository(place, name)
+        name: item
+        for name, item in result.items()
+        if name in part.files or not is_of_repository(location, name)
     }
     if not there:
         return None
-    difference = _by_size(part, there) or _by_link(part, place, there)
+    difference = _by_size(part, there) or _by_link(part, location, there)
     if difference:
         return CopyComparison(difference)
-    proof = combine_part_evidence(part, place, there)
-    known = {} if verify else load_evidence(part.source, place)
+    proof = combine_part_evidence(part, location, there)
+    known = {} if verify else load_evidence(part.source, location)
     undecided = tuple(name for name in part.files if not proof[name] or known.get(name) != proof[name])
     return CopyComparison(None, 0, 0, len(part.files) - len(undecided), undecided, proof)
 
 
-def combine_part_evidence(part: FileGroup, place: Place, copies: Mapping[str, Status]) -> Mapping[str, str]:
+def combine_part_evidence(
+    part: FileGroup, location: Location, copies: Mapping[str, Status]
+) -> Mapping[str, str]:
     """Combine the evidence of each file of a part and its copy; "" if one of them has none."""
 
     def combine(name: str) -> str:
         status = copies.get(name)
         return combine_evidence(
-            part.stamps[name].evidence, get_stamp(place / name, status).evidence if status else ""
+            part.stamps[name].evidence, get_stamp(location / name, status).evidence if status else ""
         )
 
     return {name: combine(name) for name in part.files}
 
 
-def compare_content(part: FileGroup, place: Place, status: CopyComparison) -> CopyComparison:
+def compare_content(part: FileGroup, location: Location, status: CopyComparison) -> CopyComparison:
     """Compare the files that `compare_status` left undecided, and record the evidence if they are equal.
 
     Raises:
         CheckpointError: a file cannot be read.
     """
-    differing = find_differing_file(part, place, status.undecided)
+    differing = find_differing_file(part, location, status.undecided)
     if differing is not None:
         return CopyComparison(f"{differing} differs in content from {part.source / differing}")
     if status.undecided:
-        save_evidence(part.source, place, status.proof or {})
+        save_evidence(part.source, location, status.proof or {})
     nbytes = sum(part.files[name].size for name in status.undecided)
     return CopyComparison(None, len(status.undecided), nbytes, status.files_unchanged)
 
@@ -101,21 +105,21 @@ def _by_size(part: FileGroup, there: Mapping[str, Status]) -> str | None:
     extra = sorted(there.keys() - part.files.keys() - set(part.commits))
     if extra:
         return f"{extra[0]} is there, and not in what is copied"
-    for name, found in part.files.items():
+    for name, result in part.files.items():
         if name not in there:
             return f"{name} is missing"
-        if there[name].size != found.size:
-            return f"{name} has {there[name].size} bytes, not {found.size}"
+        if there[name].size != result.size:
+            return f"{name} has {there[name].size} bytes, not {result.size}"
     missing = [name for name in part.commits if name not in there and name in part.files]
     return f"{missing[0]} is missing" if missing else None
 
 
-def _by_link(part: FileGroup, place: Place, there: Mapping[str, Status]) -> str | None:
+def _by_link(part: FileGroup, location: Location, there: Mapping[str, Status]) -> str | None:
     """Describe a file that is the source's own or a link to another place, and so depends on that place."""
-    for name, found in part.files.items():
-        if name in there and found.identity is not None and there[name].identity == found.identity:
+    for name, result in part.files.items():
+        if name in there and result.identity is not None and there[name].identity == result.identity:
             return f"{name} is a link to {part.source / name}, not a copy"
-    links = outside_links(place, ((place / name).key for name in there))
+    links = outside_links(location, ((location / name).key for name in there))
     return next((f"{name} is a link to {links[name]}, not a copy" for name in sorted(links)), None)
 
 
@@ -123,7 +127,7 @@ class _DifferenceError(Exception):
     """A file of the part differs from its copy."""
 
 
-def find_differing_file(part: FileGroup, place: Place, names: Sequence[str]) -> str | None:
+def find_differing_file(part: FileGroup, location: Location, names: Sequence[str]) -> str | None:
     """Find a file whose copy has different bytes.
 
     Returns:
@@ -134,7 +138,7 @@ def find_differing_file(part: FileGroup, place: Place, names: Sequence[str]) -> 
     """
 
     def compare(piece: FileRange) -> None:
-        source, copy = part.source / piece.name, place / piece.name
+        source, copy = part.source / piece.name, location / piece.name
         with source.open(part.files[piece.name]) as ours, copy.open() as theirs:
             if ours.size != theirs.size:
                 raise _DifferenceError(piece.name)
@@ -144,7 +148,7 @@ def find_differing_file(part: FileGroup, place: Place, names: Sequence[str]) -> 
                     raise _DifferenceError(piece.name)
 
     pieces = pieces_of({name: part.files[name].size for name in names}, PIECE_BYTES)
-    threads = max(_MIN_THREADS, *(each.store.costs.requests or 1 for each in (part.source, place)))
+    threads = max(_MIN_THREADS, *(item.store.costs.requests or 1 for item in (part.source, location)))
     try:
         in_threads(threads, compare, pieces)
     except _DifferenceError as error:

@@ -13,51 +13,60 @@ from ckpttools.copying.room import CopyRoom, room_for
 from ckpttools.copying.source import check_source
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_files, transfer
 from ckpttools.core.errors import SourceChangedError, UsageError
-from ckpttools.core.wording import again, option
+from ckpttools.core.message_terms import again, option
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
-from ckpttools.run.apart import check_unread
+from ckpttools.run.overlap_check import check_unread
 from ckpttools.stores.base import Status
 from ckpttools.stores.evidence import get_stamp, get_stamp_text, save_evidence
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import PublishesChecked, Purpose, Staging, TellsPublished, Work, staging_of
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import (
+    JobInfo,
+    PublishesChecked,
+    Staging,
+    SupportsPublished,
+    Work,
+    staging_of,
+)
 from ckpttools.stores.registry import parse
 
 
-def room_of(part: FileGroup, place: Place, memory: int, jobs: int) -> CopyRoom:
+def room_of(part: FileGroup, location: Location, memory: int, jobs: int) -> CopyRoom:
     """What copying a part to a place may take; arguments and errors as of `room_for`."""
     held = sum(part.files[name].size for name in part.last)
-    return room_for(list(part.files), 2 * held, part.source.store, place.store, memory, jobs)
+    return room_for(list(part.files), 2 * held, part.source.store, location.store, memory, jobs)
 
 
-def check_part(part: FileGroup, place: Place, overwrite: bool, check_replaced: Callable[[], None]) -> None:
+def check_part(
+    part: FileGroup, location: Location, overwrite: bool, check_replaced: Callable[[], None]
+) -> None:
     """Raises what stops `copy_part` before it writes anything; arguments as there."""
-    _checked(part, place, staging_of(place, overwrite, check_replaced))
+    _checked(part, location, staging_of(location, overwrite, check_replaced))
 
 
-def _checked(part: FileGroup, place: Place, staging: Staging) -> str:
-    sources = [(part.source / name).open(found) for name, found in part.files.items()]
+def _checked(part: FileGroup, location: Location, staging: Staging) -> str:
+    sources = [(part.source / name).open(result) for name, result in part.files.items()]
     check_unread(sources, staging.taken)
-    _check_names(part, place)
+    _check_names(part, location)
     plan = part.fingerprint()
     staging.check(plan, part.nbytes)
     return plan
 
 
-def _check_names(part: FileGroup, place: Place) -> None:
+def _check_names(part: FileGroup, location: Location) -> None:
     """Raises UsageError where a file has a name that nothing can have at the destination."""
-    name = next((name for name in part.files if not place.store.takes((place / name).key)), None)
+    name = next((name for name in part.files if not location.store.takes((location / name).key)), None)
     if name is not None:
         raise UsageError(
-            f"a file has a name that nothing in {place.store.scheme}:// can have",
-            place=part.source / name,
-            wanted="names without control characters",
+            f"a file has a name that nothing in {location.store.scheme}:// can have",
+            location=part.source / name,
+            expected="names without control characters",
             hint=f"give it another name, or move it away; then {again()}",
         )
 
 
 def copy_part(
     part: FileGroup,
-    place: Place,
+    location: Location,
     room: CopyRoom,
     *,
     overwrite: bool,
@@ -71,7 +80,7 @@ def copy_part(
 
     Args:
         part: what.
-        place: final name; it appears only when everything is there.
+        location: final name; it appears only when everything is there.
         room: what copying may take.
         overwrite, check_replaced: as of `ckpttools.stores.publishing.Publishes.staging`.
         verify: whether all that was written is read again.
@@ -83,11 +92,11 @@ def copy_part(
         CheckpointError: of any kind; the destination is then as it was, and `<place>.partial` keeps what was
             done.
     """
-    staging = staging_of(place, overwrite, check_replaced)
-    plan = _checked(part, place, staging)
+    staging = staging_of(location, overwrite, check_replaced)
+    plan = _checked(part, location, staging)
     _ = part.stamps  # taken before any file is read
     directory = str(parse(".").absolute()) if command else ""
-    purpose = Purpose(plan, str(part.source.absolute()), command, directory)
+    purpose = JobInfo(plan, str(part.source.absolute()), command, directory)
     with staging.opened(purpose, part.nbytes) as work:
         was_complete = work.is_complete
         stamps: Mapping[str, str] | None = None
@@ -95,24 +104,24 @@ def copy_part(
             done = Transferred(bytes_resumed=part.nbytes)
             observe(part.nbytes)
         else:
-            streams = place.store.streams
+            streams = location.store.streams
             is_readable = streams is None or streams.is_readable
-            done = _made(part, place, work, room, verify and is_readable, add_commits, observe)
+            done = _made(part, location, work, room, verify and is_readable, add_commits, observe)
             if is_readable:
                 staged = files_below(work.content)
                 check_files(part, _sizes(staged), work.content)
                 stamps = done.stamps if streams is None else _object_stamps(part, work.content, staged)
-            _publish(work, part, place)
+            _publish(work, part, location)
         # What a store has listed before is not what is there now: `work` tells it so when it ends.
         work.conclude()
-        if isinstance(work, TellsPublished):
+        if isinstance(work, SupportsPublished):
             done = replace(done, published=work.published)
-    return _check_published(part, place, done, stamps, was_complete=was_complete, verify=verify)
+    return _check_published(part, location, done, stamps, was_complete=was_complete, verify=verify)
 
 
 def _check_published(
     part: FileGroup,
-    place: Place,
+    location: Location,
     done: Transferred,
     stamps: Mapping[str, str] | None,
     *,
@@ -122,7 +131,7 @@ def _check_published(
     """Check a published copy, and record the evidence of its files.
 
     Args:
-        part, place: the source and the copy.
+        part, location: the source and the copy.
         done: what was copied.
         stamps: those of the files as they were written; None if the store cannot tell.
         was_complete: whether an earlier run published the copy.
@@ -132,72 +141,74 @@ def _check_published(
         SourceChangedError: the source was changed after that run.
         WrittenWrongError: the copy differs from what was written.
     """
-    copies = files_below(place)
-    check_files(part, _sizes(copies), place)
-    evidence = combine_part_evidence(part, place, copies)
-    if was_complete and (differing := find_differing_file(part, place, list(part.files))) is not None:
+    copies = files_below(location)
+    check_files(part, _sizes(copies), location)
+    evidence = combine_part_evidence(part, location, copies)
+    if was_complete and (differing := find_differing_file(part, location, list(part.files))) is not None:
         # The plan did not notice: size, time and samples are unchanged.
         raise SourceChangedError(
-            f"{part.source / differing} was changed since an earlier run copied it to {place}",
+            f"{part.source / differing} was changed since an earlier run copied it to {location}",
             hint=f"replace the copy with {option('overwrite', True)}",
         )
     if verify:
         names = part.last if done.bytes_verified else list(part.files)
-        done = replace(done, bytes_verified=done.bytes_verified + verified(part, place, names))
+        done = replace(done, bytes_verified=done.bytes_verified + verified(part, location, names))
     if stamps is not None:
-        unsure = _changed_since_written(part, place, stamps)
+        unsure = _changed_since_written(part, location, stamps)
         evidence = {name: "" if name in unsure else text for name, text in evidence.items()}
-    save_evidence(part.source, place, evidence)
+    save_evidence(part.source, location, evidence)
     return done
 
 
-def _object_stamps(part: FileGroup, content: Place, staged: Mapping[str, Status]) -> Mapping[str, str]:
+def _object_stamps(part: FileGroup, content: Location, staged: Mapping[str, Status]) -> Mapping[str, str]:
     """Return the stamps of objects before they are published. Those that come last are not written yet."""
     last = set(part.last)
-    return {name: get_stamp(content / name, each).text for name, each in staged.items() if name not in last}
+    return {name: get_stamp(content / name, item).text for name, item in staged.items() if name not in last}
 
 
 def _sizes(files: Mapping[str, Status]) -> Mapping[str, int]:
-    return {name: found.size for name, found in files.items()}
+    return {name: result.size for name, result in files.items()}
 
 
-def _publish(work: Work, part: FileGroup, place: Place) -> None:
+def _publish(work: Work, part: FileGroup, location: Location) -> None:
     """Publish a copy. An older copy is deleted only after all files were checked."""
     if isinstance(work, PublishesChecked):
-        work.publish_checked(lambda: check_files(part, _sizes(files_below(place)), place))
+        work.publish_checked(lambda: check_files(part, _sizes(files_below(location)), location))
     else:
         work.publish()
 
 
-def _changed_since_written(part: FileGroup, place: Place, stamps: Mapping[str, str]) -> Collection[str]:
+def _changed_since_written(part: FileGroup, location: Location, stamps: Mapping[str, str]) -> Collection[str]:
     """Return the files whose copies may differ from what was written.
 
     Raises:
         WrittenWrongError: another process changed a copy on a disk while this command ran.
     """
-    if place.store.scheme != "file":
-        now = {name: get_stamp(place / name, found).text for name, found in files_below(place).items()}
+    if location.store.scheme != "file":
+        now = {
+            name: get_stamp(location / name, result).text for name, result in files_below(location).items()
+        }
         return {name for name in part.files if now.get(name) != stamps.get(name)}
-    changed = [name for name in part.files if get_stamp_text(place / name) != stamps.get(name)]
-    verified(part, place, changed)
+    changed = [name for name in part.files if get_stamp_text(location / name) != stamps.get(name)]
+    verified(part, location, changed)
     return changed
 
 
-def verified(part: FileGroup, place: Place, names: Sequence[str]) -> int:
+def verified(part: FileGroup, location: Location, names: Sequence[str]) -> int:
     """Compare files with their copies, and return the bytes compared.
 
     Raises:
         WrittenWrongError: a copy differs.
     """
-    differing = find_differing_file(part, place, names)
+    differing = find_differing_file(part, location, names)
     if differing is not None:
-        raise WrittenWrongError(f"{place}/{differing} does not hold what was written to it")
+        raise WrittenWrongError(f"{location}/{differing} does not hold what was written to it")
     return sum(part.files[name].size for name in names)
 
 
 def _made(
     part: FileGroup,
-    place: Place,
+    location: Location,
     work: Work,
     room: CopyRoom,
     verify: bool,
@@ -206,7 +217,7 @@ def _made(
 ) -> Transferred:
     """Makes the content, all but its name."""
     try:
-        done = transfer(part, work, place.store, room, verify=verify, observe=observe)
+        done = transfer(part, work, location.store, room, verify=verify, observe=observe)
         pieces, stamps = [*done.pieces], dict(done.stamps)
         for name in part.last:
             if name not in part.commits:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ckpttools.core.errors import FormatError
-from ckpttools.core.wording import again
-from ckpttools.stores.at_once import at_once
+from ckpttools.core.message_terms import again
 from ckpttools.stores.base import DirEntry, FileKind, Status
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.thread_map import at_once
 
 
-def files_below(directory: Place) -> Mapping[str, Status]:
+def files_below(directory: Location) -> Mapping[str, Status]:
     """Each file below a directory, sorted by its names with "/" between them. Links to files are followed.
 
     Raises:
@@ -20,14 +20,14 @@ def files_below(directory: Place) -> Mapping[str, Status]:
         StorageError: nothing is here, or the store cannot answer.
     """
     names = sorted(_names(directory))
-    found = at_once(directory.store, lambda name: (directory / name).stat(), names)
-    for name, status in zip(names, found, strict=True):
+    result = at_once(directory.store, lambda name: (directory / name).stat(), names)
+    for name, status in zip(names, result, strict=True):
         if status.kind is not FileKind.FILE:
             raise _refused(directory / name, "something that was a file when it was listed")
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, result, strict=True))
 
 
-def _names(directory: Place) -> Iterator[str]:
+def _names(directory: Location) -> Iterator[str]:
     for name, entry in directory.below():
         if entry.is_own_dir:
             continue
@@ -44,11 +44,11 @@ def _what(entry: DirEntry) -> str:
     return "a link that leads to no file" if entry.is_link else "neither a file nor a directory"
 
 
-def _refused(place: Place, got: str) -> FormatError:
+def _refused(location: Location, got: str) -> FormatError:
     return FormatError(
         "not everything here can be copied",
-        place=place,
+        location=location,
         got=got,
-        wanted="files, links to files, and directories",
+        expected="files, links to files, and directories",
         hint=f"remove it, or put what it leads to in its place; then {again()}",
     )

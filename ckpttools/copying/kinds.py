@@ -8,31 +8,31 @@ from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree, strangers_in
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
-def kind_of(place: Place) -> str:
+def kind_of(location: Location) -> str:
     """What a directory holds, in words that are the same for what may replace each other.
 
     Raises:
         StorageError: it cannot be looked into.
     """
-    found = orbax_at(place)
-    if isinstance(found, OrbaxItem):
+    result = orbax_at(location)
+    if isinstance(result, OrbaxItem):
         return "an item of Orbax"
-    if not isinstance(found, OrbaxRun):
+    if not isinstance(result, OrbaxRun):
         return "a step of Orbax"
-    if found.steps:
-        return f"a run with {plural(len(found.steps), 'step')}"
+    if result.steps:
+        return f"a run with {plural(len(result.steps), 'step')}"
     try:
-        return f"a checkpoint of format {open_tree(place).metadata.format}"
+        return f"a checkpoint of format {open_tree(location).metadata.format}"
     except StorageError:
         raise
     except CheckpointError:
         return "not a readable checkpoint"
 
 
-def fault_in(place: Place) -> str | None:
+def fault_in(location: Location) -> str | None:
     """Return the file that cannot be read as part of a checkpoint, and the reason.
 
     Returns:
@@ -42,25 +42,25 @@ def fault_in(place: Place) -> str | None:
         StorageError: it cannot be accessed.
     """
     try:
-        open_tree(place)
+        open_tree(location)
     except StorageError:
         raise
     except CheckpointError as error:
-        return f"{error.place}: {error.line}" if error.place not in (None, str(place)) else None
+        return f"{error.location}: {error.line}" if error.location not in (None, str(location)) else None
     return None
 
 
-def others_in(place: Place) -> Iterable[str]:
+def others_in(location: Location) -> Iterable[str]:
     """What lies in a directory with a checkpoint and is no part of it, such as another checkpoint.
 
     Raises:
         StorageError: it cannot be looked into.
     """
-    found = orbax_at(place)
-    if not isinstance(found, OrbaxRun) or found.steps:
+    result = orbax_at(location)
+    if not isinstance(result, OrbaxRun) or result.steps:
         return ()
     try:
-        return sorted(strangers_in(place, open_tree(place)))
+        return sorted(strangers_in(location, open_tree(location)))
     except StorageError:
         raise
     except CheckpointError:

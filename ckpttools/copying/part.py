@@ -15,8 +15,8 @@ from ckpttools.formats.orbax.ocdbt import MANIFEST
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import Status
 from ckpttools.stores.evidence import Stamp, get_stamp
+from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import outside_links
-from ckpttools.stores.place import Place
 from ckpttools.stores.samples import sampled_files
 
 # By these a reader finds that a checkpoint is there, and what is in it. The last ones come last.
@@ -49,7 +49,7 @@ class FileGroup:
         left_out: names of files in the directory that do not belong to the group.
     """
 
-    source: Place
+    source: Location
     name: str = ""
     step: int | None = None
     commits: tuple[str, ...] = ()
@@ -62,8 +62,10 @@ class FileGroup:
 
     def current_files(self) -> Mapping[str, Status]:
         """List its files as they are now; errors as `files_below`."""
-        found = files_below(self.source)
-        return {name: found[name] for name in found if name not in self.left_out} if self.left_out else found
+        result = files_below(self.source)
+        return (
+            {name: result[name] for name in result if name not in self.left_out} if self.left_out else result
+        )
 
     @cached_property
     def outside_links(self) -> Mapping[str, str]:
@@ -79,7 +81,7 @@ class FileGroup:
 
     @property
     def nbytes(self) -> int:
-        return sum(found.size for found in self.files.values())
+        return sum(result.size for result in self.files.values())
 
     @property
     def missing_commits(self) -> tuple[str, ...]:
@@ -112,9 +114,9 @@ class FileGroup:
     def fingerprint(self) -> str:
         """The same for two copies of the same files: it names their sizes and versions, and of local files
         some of their bytes, too; errors as of `ckpttools.stores.samples.sample_digests`."""
-        files = [[name, found.size, found.version] for name, found in self.files.items()]
+        files = [[name, result.size, result.version] for name, result in self.files.items()]
         is_local = self.source.store.scheme == "file"
-        opened = [(self.source / name).open(found) for name, found in self.files.items() if is_local]
+        opened = [(self.source / name).open(result) for name, result in self.files.items() if is_local]
         described = [str(self.source.resolve()), files, self.commits, sampled_files(opened)]
         return hashlib.sha256(json.dumps(described).encode(errors="surrogatepass")).hexdigest()
 

@@ -37,17 +37,17 @@ class FileRange:
         return self.stop - self.start == self.size
 
 
-def pieces_of(sizes: Mapping[str, int], most: int | None) -> Sequence[FileRange]:
+def pieces_of(sizes: Mapping[str, int], limit: int | None) -> Sequence[FileRange]:
     """The pieces of files, those of large files first.
 
     Args:
         sizes: by name.
-        most: bytes of a piece; None where a file is written from its first byte to its last.
+        limit: bytes of a piece; None where a file is written from its first byte to its last.
     """
     ordered = sorted(sizes, key=lambda name: (-sizes[name], name))
-    ranges = [(name, start) for name in ordered for start in range(0, max(sizes[name], 1), most or 1 << 62)]
+    ranges = [(name, start) for name in ordered for start in range(0, max(sizes[name], 1), limit or 1 << 62)]
     return [
-        FileRange(number, name, start, min(sizes[name], start + (most or sizes[name])), sizes[name])
+        FileRange(number, name, start, min(sizes[name], start + (limit or sizes[name])), sizes[name])
         for number, (name, start) in enumerate(ranges)
     ]
 

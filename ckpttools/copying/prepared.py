@@ -17,10 +17,10 @@ from ckpttools.copying.target import CopyTarget
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.resident import peak_bytes
 from ckpttools.core.text import plural, some
+from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.fetching import Observe
+from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import check_outside_links
-from ckpttools.stores.pace import requesting
-from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.traffic import counted
 
@@ -41,7 +41,7 @@ class Effort:
     workers: int
     requests: int | None
 
-    def jobs_between(self, source: Place, destination: Place) -> int:
+    def jobs_between(self, source: Location, destination: Location) -> int:
         """Jobs for copying from one place to another."""
         streams, requests = destination.store.streams, source.store.costs.requests
         return self.jobs or max(self.workers, requests or 0, streams.files if streams else 0)
@@ -63,7 +63,7 @@ class PreparedCopy:
         unchecked: what was not searched for missing chunks, and why.
     """
 
-    source: Place
+    source: Location
     target: CopyTarget
     selection: CopySelection
     there: Mapping[str, CopyComparison]
@@ -77,8 +77,8 @@ class PreparedCopy:
         return f"<PreparedCopy: {self.report!r}>"
 
     @property
-    def destination(self) -> Place:
-        return self.target.place
+    def destination(self) -> Location:
+        return self.target.location
 
     @property
     def report(self) -> CopyReport:
@@ -123,7 +123,7 @@ class PreparedCopy:
             if there is not None:
                 done.append(there)
                 continue
-            made = copy_part(
+            built = copy_part(
                 part,
                 self.target.of(part),
                 self._room(part),
@@ -134,9 +134,9 @@ class PreparedCopy:
                 command=self.command,
                 observe=tally,
             )
-            published = made.published
+            published = built.published
             done.append(
-                self._copied(part, "copied", made.bytes_resumed, made.bytes_by_store, made.bytes_verified)
+                self._copied(part, "copied", built.bytes_resumed, built.bytes_by_store, built.bytes_verified)
             )
         # After an error, the files that describe the run still describe the steps that it has.
         self._copy_small()
@@ -150,24 +150,24 @@ class PreparedCopy:
             check_part(part, self.target.of(part), self.target.overwrite, check_replaced)
 
     def _room(self, part: FileGroup) -> CopyRoom:
-        place = self.target.of(part)
-        return room_of(part, place, self.effort.memory, self.effort.jobs_between(part.source, place))
+        location = self.target.of(part)
+        return room_of(part, location, self.effort.memory, self.effort.jobs_between(part.source, location))
 
     def _copy_small(self) -> None:
         """Files beside the steps: each has its name once it is complete."""
         for name, source in self.selection.small.items():
             with source.open() as file:
-                content, place = file.read(0, file.size), self.destination / name
+                content, location = file.read(0, file.size), self.destination / name
                 file.check_unchanged()
-            if not place.exists() or place.read_bytes() != content:
-                place.put(content)
+            if not location.exists() or location.read_bytes() != content:
+                location.put(content)
 
     def _there(self, part: FileGroup) -> CopiedPart | None:
-        found = self.there.get(part.name)
-        if found is None:
+        result = self.there.get(part.name)
+        if result is None:
             return None
-        made = self._copied(part, "there already", bytes_verified=found.bytes_compared)
-        return replace(made, files_compared=found.files_compared, files_unchanged=found.files_unchanged)
+        built = self._copied(part, "there already", bytes_verified=result.bytes_compared)
+        return replace(built, files_compared=result.files_compared, files_unchanged=result.files_unchanged)
 
     def _copied(
         self,
@@ -241,5 +241,5 @@ class _CopyTally:
             self.observe(self.done, self.total)
 
 
-def _lists_all(place: Place) -> bool:
-    return place.store.lists_all(place.key)
+def _lists_all(location: Location) -> bool:
+    return location.store.lists_all(location.key)

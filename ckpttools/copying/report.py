@@ -10,7 +10,7 @@ from typing import Literal
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import plural
 from ckpttools.stores.costs import Traffic
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Published
 
 Outcome = Literal["copied", "there already", "to be copied"]
@@ -66,7 +66,7 @@ class CopyReport:
     """
 
     source: str
-    destination: Place
+    destination: Location
     parts: tuple[CopiedPart, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class CopyReport:
     published: Published | None = None
 
     def __repr__(self) -> str:
-        outcomes = Counter(each.outcome for each in self.parts)
+        outcomes = Counter(part.outcome for part in self.parts)
         parts = "".join(f"{count:,} {outcome}, " for outcome, count in outcomes.items())
         copied = f"{plural(self.files, 'file')}, {self.bytes:,} bytes"
         return f"<CopyReport of {self.source} to {self.destination}: {parts}{copied}>"

@@ -11,16 +11,16 @@ from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.copying.part import FileGroup, commits_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import ranges
-from ckpttools.core.wording import option
 from ckpttools.formats.flax.format import numbered_states, state_fault
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import open_all_steps, open_tree
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import begun_at, unfinished_at
+from ckpttools.stores.thread_map import at_once
 
 # Beside steps lie descriptions of the run. What is larger is copied by itself.
 _LARGEST_BESIDE = 16 << 20
@@ -38,18 +38,18 @@ class CopySelection:
     """
 
     parts: Sequence[FileGroup]
-    small: Mapping[str, Place] = field(default_factory=dict)
+    small: Mapping[str, Location] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     steps_at: str | None = None
 
 
-def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None) -> CopySelection:
+def selected(source: Location, steps: Sequence[int] = (), latest: int | None = None) -> CopySelection:
     """What of a source is copied.
 
     Args:
         source: a run, a step, an item or a directory with a checkpoint of another format.
-        steps: of a run, those that are wanted; none for all finished ones.
-        latest: of a run, how many of the latest finished ones are wanted; None for all.
+        steps: of a run, those that are expected; none for all finished ones.
+        latest: of a run, how many of the latest finished ones are expected; None for all.
 
     Raises:
         UsageError: a step is not there, or there are no steps to choose from.
@@ -63,24 +63,24 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
         open_tree(source)  # raises where it is nothing that could be copied with its directory
         raise UsageError(
             "a single file cannot be copied",
-            place=source,
-            wanted="a directory with a checkpoint",
+            location=source,
+            expected="a directory with a checkpoint",
             hint=f"name the directory that it is in: {source.parent}",
         )
-    found = orbax_at(source)
-    if isinstance(found, OrbaxRun) and found.steps:
-        return _RunRoot(source, found).selected(steps, latest)
+    result = orbax_at(source)
+    if isinstance(result, OrbaxRun) and result.steps:
+        return _RunRoot(source, result).selected(steps, latest)
     if (steps or latest is not None) and (states := numbered_states(source)):
         return _chosen_states(source, states, steps, latest)
     if steps or latest is not None:
         asked = option("steps") if steps else option("latest")
         raise UsageError(f"{source} is not a run with steps", hint=f"leave {asked} out")
-    match found:
+    match result:
         case OrbaxItem():
-            reason = ", ".join(found.step.faults([found])) or None
+            reason = ", ".join(result.step.faults([result])) or None
             part = FileGroup(source, commits=commits_of([""]))
         case Step():
-            reason, part = why_no_save(found), _part_of(found, "")
+            reason, part = why_no_save(result), _part_of(result, "")
         case _:
             for tree in open_all_steps(source):
                 refuse_incomplete(tree.arrays.values(), str(source))
@@ -91,7 +91,7 @@ def selected(source: Place, steps: Sequence[int] = (), latest: int | None = None
 
 
 def _chosen_states(
-    source: Place, states: Mapping[int, Place], steps: Sequence[int], latest: int | None
+    source: Location, states: Mapping[int, Location], steps: Sequence[int], latest: int | None
 ) -> CopySelection:
     """Return some of the states that Flax wrote into one directory, and the files next to them.
 
@@ -101,10 +101,12 @@ def _chosen_states(
     """
     for number in steps:
         if number not in states:
-            raise UsageError(f"there is no step {number}", place=source, got=f"step {ranges(sorted(states))}")
+            raise UsageError(
+                f"there is no step {number}", location=source, got=f"step {ranges(sorted(states))}"
+            )
         if reason := state_fault(states[number]):
             raise _unfinished(states[number], reason)
-    chosen = sorted({*steps}) or [each for each in sorted(states) if state_fault(states[each]) is None]
+    chosen = sorted({*steps}) or [state for state in sorted(states) if state_fault(states[state]) is None]
     chosen = chosen if latest is None else chosen[-latest:]
     if not chosen:
         raise _unfinished(source, f"step {ranges(sorted(states))}, none of which can be read")
@@ -115,7 +117,7 @@ def _chosen_states(
 def _part_of(step: Step, name: str) -> FileGroup:
     """A step as it is copied to a name."""
     below = {item.directory.relative_to(step.path) for item in step.items}
-    handlers = step.said.handlers
+    handlers = step.declared.handlers
     if isinstance(handlers, dict):
         there = {entry.name for entry in step.path.entries() if entry.is_dir}
         below |= there & handlers.keys()
@@ -126,39 +128,39 @@ def _part_of(step: Step, name: str) -> FileGroup:
 class _RunRoot:
     """A directory with steps, maybe one below what was named."""
 
-    source: Place
+    source: Location
     run: OrbaxRun
 
     def selected(self, steps: Sequence[int], latest: int | None) -> CopySelection:
-        found = self.run.steps
-        answers = at_once(self.source.store, self._why_unfinished, found.values())
-        reasons = dict(zip(found, answers, strict=True))
+        result = self.run.steps
+        answers = at_once(self.source.store, self._why_unfinished, result.values())
+        reasons = dict(zip(result, answers, strict=True))
         self._check(steps, reasons)
         finished = sorted(number for number, reason in reasons.items() if reason is None)
-        wanted = sorted(set(steps)) if steps else finished
+        expected = sorted(set(steps)) if steps else finished
         if latest is not None:
-            wanted = wanted[-latest:]
-        if not wanted:
+            expected = expected[-latest:]
+        if not expected:
             left = begun_in(self.run.path)
             raise FormatError(
                 "no step is finished",
-                place=self.run.path,
+                location=self.run.path,
                 got=f"step {ranges(reasons)}, none of them whole",
                 hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.run.path))}` says more",
             )
-        chosen = [_part_of(self.run.steps[number], self._name(number)) for number in wanted]
+        chosen = [_part_of(self.run.steps[number], self._name(number)) for number in expected]
         beside = list(self._beside())
-        parts = [FileGroup(place, self._below(place)) for place, reason in beside if reason is None]
+        parts = [FileGroup(location, self._below(location)) for location, reason in beside if reason is None]
         directories = [part for part in parts if part.source.is_dir()]
         small = {part.name: part.source for part in parts if part.source.is_file()}
-        left_out = {self._below(place): reason for place, reason in beside if reason is not None}
+        left_out = {self._below(location): reason for location, reason in beside if reason is not None}
         left_out |= {self._name(number): reason for number, reason in reasons.items() if reason is not None}
         return CopySelection([*directories, *chosen], small, left_out, self._below(self.run.path))
 
     def _why_unfinished(self, step: Step) -> str | None:
         name = step.path.name
         # What is asked of a conversion is several requests: only where its name tells that there may be one.
-        is_asked = any(each != name and each.startswith(name) for each in self._names)
+        is_asked = any(item != name and item.startswith(name) for item in self._names)
         return why_no_save(step, is_asked=is_asked)
 
     @cached_property
@@ -166,22 +168,22 @@ class _RunRoot:
         return [entry.name for entry in self.run.path.entries()]
 
     def _check(self, steps: Sequence[int], reasons: Mapping[int, str | None]) -> None:
-        """Raises where a step that is wanted is not there or not whole, or any has lost something."""
+        """Raises where a step that is expected is not there or not whole, or any has lost something."""
         for number in steps or reasons:
             if number not in reasons:
                 got = f"step {ranges(reasons)}"
-                raise UsageError(f"there is no step {number}", place=self.run.path, got=got)
+                raise UsageError(f"there is no step {number}", location=self.run.path, got=got)
             reason, step = reasons[number], self.run.steps[number]
             if reason is None:
                 continue
             if steps:
                 raise _unfinished(step.path, reason)
             if step.is_damaged and not begun_at(step.path):
-                whole = sorted(each for each, why in reasons.items() if why is None)
-                others = " ".join(option("steps", each) for each in whole[-3:])
+                whole = sorted(item for item, why in reasons.items() if why is None)
+                others = " ".join(option("steps", item) for item in whole[-3:])
                 raise FormatError(
                     f"step {number} was saved completely, but is no longer whole",
-                    place=step.path,
+                    location=step.path,
                     got=reason,
                     hint=f"`ckpt doctor {quote(str(step.path))}` says more; "
                     f"to copy others, name them: {others or 'none is whole'}",
@@ -190,10 +192,10 @@ class _RunRoot:
     def _name(self, number: int) -> str:
         return self._below(self.run.steps[number].path)
 
-    def _below(self, place: Place) -> str:
-        return place.relative_to(self.source)
+    def _below(self, location: Location) -> str:
+        return location.relative_to(self.source)
 
-    def _beside(self) -> Iterator[tuple[Place, str | None]]:
+    def _beside(self) -> Iterator[tuple[Location, str | None]]:
         """What lies beside the steps, and why it is left out; None where it belongs to the run."""
         if self.run.path != self.source:
             inner = self.run.path.name
@@ -204,32 +206,32 @@ class _RunRoot:
         for entry in self.run.path.entries():
             if entry.name in steps:
                 continue
-            place = self.run.path / entry.name
-            yield place, _why_not_beside(place)
+            location = self.run.path / entry.name
+            yield location, _why_not_beside(location)
 
 
-def _why_not_beside(place: Place) -> str | None:
-    if IN_PROGRESS in place.name:
-        return f"its name is still {place.name}"
-    if place.is_file():
-        is_large = place.stat().size > _LARGEST_BESIDE
+def _why_not_beside(location: Location) -> str | None:
+    if IN_PROGRESS in location.name:
+        return f"its name is still {location.name}"
+    if location.is_file():
+        is_large = location.stat().size > _LARGEST_BESIDE
         if is_large:
             return f"it is larger than {_LARGEST_BESIDE >> 20} MiB and not part of a step"
-        return state_fault(place)
-    if place.is_link():
+        return state_fault(location)
+    if location.is_link():
         return "it is a link to a directory, or to nothing"
-    if unfinished_at(place):
+    if unfinished_at(location):
         return "a conversion that was interrupted, or is going on"
-    if Step(place).number is not None:
+    if Step(location).number is not None:
         return "it is named like a step, but does not belong to this run"
-    return None if any(True for _ in place.below()) else "it is empty"
+    return None if any(True for _ in location.below()) else "it is empty"
 
 
-def _unfinished(place: Place, reason: str) -> FormatError:
+def _unfinished(location: Location, reason: str) -> FormatError:
     return FormatError(
         "this is not a finished checkpoint",
-        place=place,
+        location=location,
         got=reason,
-        wanted="a completed save: elsewhere a copy of an unfinished one could look finished",
-        hint=f"`ckpt doctor {quote(str(place))}` says more",
+        expected="a completed save: elsewhere a copy of an unfinished one could look finished",
+        hint=f"`ckpt doctor {quote(str(location))}` says more",
     )

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES, FileRange, digest_of
 from ckpttools.core.errors import SourceChangedError
-from ckpttools.core.wording import again
-from ckpttools.stores.at_once import at_once, in_threads
+from ckpttools.core.message_terms import again
 from ckpttools.stores.evidence import get_stamp_text
+from ckpttools.stores.thread_map import at_once, in_threads
 
 _THREADS = 4
 
@@ -29,7 +29,7 @@ def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, ve
         SourceChangedError: a file was changed or deleted, or a new one exists.
         CheckpointError: a file cannot be read.
     """
-    files = [(part.source / name).open(found) for name, found in part.files.items()]
+    files = [(part.source / name).open(result) for name, result in part.files.items()]
     at_once(part.source.store, lambda file: file.check_unchanged(), files)
     now = part.current_files()
     if now.keys() != part.files.keys():
@@ -37,7 +37,7 @@ def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, ve
         raise SourceChangedError(
             f"{part.source} was changed while it was copied",
             got=f"{name} is {'new' if name in now else 'gone'}",
-            wanted="the files that were there at first",
+            expected="the files that were there at first",
             hint=f"wait until nothing writes to it, then {again()}",
         )
     if part.source.store.scheme == "file":
@@ -56,14 +56,14 @@ def _is_doubtful(part: FileGroup, name: str, text: str, *, verify: bool) -> bool
 def _check_content(part: FileGroup, copied: Iterable[tuple[FileRange, str]], names: Collection[str]) -> None:
     def check(copied_piece: tuple[FileRange, str]) -> None:
         piece, digest = copied_piece
-        place, buffer = part.source / piece.name, memoryview(bytearray(BLOCK_BYTES))
-        with place.open(part.files[piece.name]) as file:
+        location, buffer = part.source / piece.name, memoryview(bytearray(BLOCK_BYTES))
+        with location.open(part.files[piece.name]) as file:
             if digest_of(piece, file.read_into, buffer) != digest:
                 raise SourceChangedError(
-                    f"{place} was changed while it was copied",
+                    f"{location} was changed while it was copied",
                     got=f"other bytes between byte {piece.start:,} and byte {piece.stop:,}",
-                    wanted="the bytes that were copied",
+                    expected="the bytes that were copied",
                     hint=f"wait until nothing writes to it, then {again()}",
                 )
 
-    in_threads(_THREADS, check, [each for each in copied if each[0].name in names])
+    in_threads(_THREADS, check, [item for item in copied if item[0].name in names])

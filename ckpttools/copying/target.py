@@ -11,16 +11,16 @@ from ckpttools.copying.part import FileGroup
 from ckpttools.copying.selection import CopySelection
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import some
-from ckpttools.core.wording import option
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import is_own_file
 from ckpttools.stores.abilities import Puts
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import begun_at
 from ckpttools.stores.sharing import is_of_repository
+from ckpttools.stores.thread_map import at_once
 
 
 @dataclass(frozen=True)
@@ -28,18 +28,18 @@ class CopyTarget:
     """Where a copy comes to lie.
 
     Attributes:
-        place: the destination.
+        location: the destination.
         overwrite: whether what is there and differs may be replaced.
         optimizer_in: the name of the optimizer whose state a checkpoint has; None for none.
     """
 
-    place: Place
+    location: Location
     overwrite: bool
-    optimizer_in: Callable[[Place], str | None]
+    optimizer_in: Callable[[Location], str | None]
 
-    def of(self, part: FileGroup) -> Place:
+    def of(self, part: FileGroup) -> Location:
         """Where a part comes to lie."""
-        return self.place / part.name if part.name else self.place
+        return self.location / part.name if part.name else self.location
 
     def check_replaced(self, part: FileGroup) -> None:
         """Refuses to replace what holds something that would be lost.
@@ -48,20 +48,20 @@ class CopyTarget:
             DestinationExistsError: it is a checkpoint of another kind, such as a run; or there is a file that
                 no checkpoint has, an item that the source lacks, or the state of an optimizer.
         """
-        place = self.of(part)
-        if _check_files(part, place):
-            self._check_optimizer(part.source, place)
+        location = self.of(part)
+        if _check_files(part, location):
+            self._check_optimizer(part.source, location)
 
-    def _check_optimizer(self, source: Place, place: Place) -> None:
-        old = self.optimizer_in(place)
+    def _check_optimizer(self, source: Location, location: Location) -> None:
+        old = self.optimizer_in(location)
         if old and not self.optimizer_in(source):
             raise DestinationExistsError(
-                f"{place} is not replaced: it holds the state of an optimizer ({old})",
-                wanted="no optimizer state where what replaces it has none",
+                f"{location} is not replaced: it holds the state of an optimizer ({old})",
+                expected="no optimizer state where what replaces it has none",
                 hint="choose another destination, or move away what is there",
             )
 
-    def found(self, selection: CopySelection, *, verify: bool) -> Mapping[str, CopyComparison]:
+    def result(self, selection: CopySelection, *, verify: bool) -> Mapping[str, CopyComparison]:
         """What of a copy is there already, by its name.
 
         Args:
@@ -73,116 +73,116 @@ class CopyTarget:
             UsageError: the destination takes no single files, and there are some.
         """
         self._check_small(selection.small)
-        _check_run(self.place, selection)
+        _check_run(self.location, selection)
 
         def look(part: FileGroup) -> CopyComparison | None:
-            place = self.of(part)
+            location = self.of(part)
             # What was begun is gone on with, or refused by who looks into its journal.
-            return None if begun_at(place) else compare_status(part, place, verify=verify)
+            return None if begun_at(location) else compare_status(part, location, verify=verify)
 
-        found: dict[str, CopyComparison] = {}
-        compared_parts = at_once(self.place.store, look, selection.parts)
+        result: dict[str, CopyComparison] = {}
+        compared_parts = at_once(self.location.store, look, selection.parts)
         for part, status in zip(selection.parts, compared_parts, strict=True):
             comparison = status
             if status is not None and status.difference is None:
                 comparison = compare_content(part, self.of(part), status)
             if comparison is not None and comparison.difference is None:
-                found[part.name] = comparison
+                result[part.name] = comparison
             elif comparison is not None and comparison.difference is not None and not self.overwrite:
                 _refuse_begun(self.of(part))
                 # What no option replaces is refused for that: nobody is sent from one refusal to the next.
                 self.check_replaced(part)
                 raise _other_content(self.of(part), comparison.difference)
-        return found
+        return result
 
-    def _check_small(self, small: Mapping[str, Place]) -> None:
+    def _check_small(self, small: Mapping[str, Location]) -> None:
         """The same of single files beside the steps of a run."""
-        if small and not isinstance(self.place.store, Puts):
+        if small and not isinstance(self.location.store, Puts):
             raise UsageError(
-                f"what lies beside the steps of a run cannot be copied to {self.place}",
+                f"what lies beside the steps of a run cannot be copied to {self.location}",
                 got=some(list(small)),
-                wanted="a directory or a bucket as destination",
+                expected="a directory or a bucket as destination",
                 hint="copy a step by its own path",
             )
         for name, source in small.items():
-            place = self.place / name
-            if not self.overwrite and place.exists() and place.read_bytes() != source.read_bytes():
-                raise _other_content(place, "different content")
+            location = self.location / name
+            if not self.overwrite and location.exists() and location.read_bytes() != source.read_bytes():
+                raise _other_content(location, "different content")
 
 
-def _check_run(destination: Place, selection: CopySelection) -> None:
+def _check_run(destination: Location, selection: CopySelection) -> None:
     """Refuses to put steps into a directory that is something else."""
     below = selection.steps_at
     if below is None:
         return
-    place = destination / below if below else destination
-    if not place.is_dir():
+    location = destination / below if below else destination
+    if not location.is_dir():
         return
     names = {(destination / part.name).name for part in selection.parts}
     small = {(destination / name).name for name in selection.small}
     others = [
         entry.name
-        for entry in place.entries()
+        for entry in location.entries()
         if entry.name not in small and not any(entry.name.startswith(name) for name in names)
     ]
-    if others and not OrbaxRun(place).steps:
-        _refuse_begun(place)
+    if others and not OrbaxRun(location).steps:
+        _refuse_begun(location)
         raise DestinationExistsError(
-            f"{place} exists, and is not a run",
+            f"{location} exists, and is not a run",
             got=f"{others[0]} in it, and no steps",
-            wanted="a run, to which steps can be added, or a new name",
+            expected="a run, to which steps can be added, or a new name",
             hint="choose another destination, such as a directory in it",
         )
 
 
-def _refuse_begun(place: Place) -> None:
+def _refuse_begun(location: Location) -> None:
     """Raises DestinationExistsError where another copy to a place was interrupted."""
-    left = begun_at(place) or begun_in(place)
+    left = begun_at(location) or begun_in(location)
     if left is not None:
         raise DestinationExistsError(
-            f"another {left.kind} to {place} was interrupted",
+            f"another {left.kind} to {location} was interrupted",
             got=left.command or None,
-            wanted="that one brought to its end, or a new name",
+            expected="that one brought to its end, or a new name",
             hint=next_step(left),
         )
 
 
-def _other_content(place: Place, difference: str) -> DestinationExistsError:
+def _other_content(location: Location, difference: str) -> DestinationExistsError:
     return DestinationExistsError(
-        f"{place} already exists, and differs from what would be copied",
+        f"{location} already exists, and differs from what would be copied",
         got=difference,
-        wanted="a new name, or the same content",
+        expected="a new name, or the same content",
         hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",
     )
 
 
-def _check_files(part: FileGroup, place: Place) -> bool:
+def _check_files(part: FileGroup, location: Location) -> bool:
     """Whether a part replaces files; refuses to replace those that would be lost."""
-    there = files_below(place) if place.is_dir() else {}
+    there = files_below(location) if location.is_dir() else {}
     known = {*part.files, *part.commits}
-    lost = [name for name in there if name not in known and not is_of_repository(place, name)]
+    lost = [name for name in there if name not in known and not is_of_repository(location, name)]
     if lost:
-        _check_kinds(part.source, place, lost)
+        _check_kinds(part.source, location, lost)
     items = {name.partition("/")[0] for name in part.files if "/" in name}
     for name in lost:
         head, slash, _ = name.partition("/")
         if not is_own_file(name) or (part.step is not None and slash and head not in items):
             raise DestinationExistsError(
-                f"{place} is not replaced: it holds {name}, which is not in what is copied",
-                wanted="a checkpoint with the same items, and nothing else",
+                f"{location} is not replaced: it holds {name}, which is not in what is copied",
+                expected="a checkpoint with the same items, and nothing else",
                 hint="choose another destination, or move away what is there",
             )
     return bool(there)
 
 
-def _check_kinds(source: Place, place: Place, lost: Sequence[str]) -> None:
+def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> None:
     """Refuses to replace a run, or a checkpoint of another kind, or one with others in it."""
-    old, new = kind_of(place), kind_of(source)
-    others = [name for name in others_in(place) if not (source / name).exists()] if old == new else []
+    old, new = kind_of(location), kind_of(source)
+    others = [name for name in others_in(location) if not (source / name).exists()] if old == new else []
     if old != new or others:
         raise DestinationExistsError(
-            f"{place} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
-            got=fault_in(place) or (None if others else f"files that the source lacks: {some(lost)}"),
-            wanted=f"{new} with no other files",
+            f"{location} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
+            got=fault_in(location) or (None if others else f"files that the source lacks: {some(lost)}"),
+            expected=f"{new} with no other files",
             hint="choose another destination, or move away what is there",
         )

@@ -24,14 +24,14 @@ from ckpttools.copying.pieces import (
 from ckpttools.copying.room import CopyRoom
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.run.bindings import BindingSink, new_run_id, select_sound_records
 from ckpttools.run.journaled import JournaledThreads
 from ckpttools.run.threads import WorkerThread, start_some
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.evidence import get_stamp_text
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import DataFiles, Published, Record, Sink, Work
 from ckpttools.stores.sharing import is_of_repository
 
@@ -89,7 +89,7 @@ def transfer(
         CheckpointError: reading or writing fails, or what was written is not what was read.
     """
     last = set(part.last)
-    sizes = {name: found.size for name, found in part.files.items() if name not in last}
+    sizes = {name: result.size for name, result in part.files.items() if name not in last}
     pieces = pieces_of(sizes, None if destination.streams else PIECE_BYTES)
     large = {name: size for name, size in sizes.items() if size > _SMALL}
     # Call this before the files are opened, which creates lost ones again.
@@ -287,15 +287,15 @@ class _TransferState:
         return sum(piece.stop - piece.start for piece in pieces)
 
     def _verify(self, piece: FileRange, buffer: np.ndarray) -> None:
-        place, view = self.work.content / piece.name, buffer.data
+        location, view = self.work.content / piece.name, buffer.data
         digest = self.digests[piece.number]
         if digest == _UNREAD:
             with self._open(piece.name) as source:
                 digest = digest_of(piece, source.read_into, view)
-        with place.open() as written:
+        with location.open() as written:
             if digest_of(piece, written.read_into, view) != digest:
                 raise WrittenWrongError(
-                    f"{place} does not hold what was written to it",
+                    f"{location} does not hold what was written to it",
                     got=f"other bytes between byte {piece.start} and byte {piece.stop}",
                     hint=f"the disk, the network or the store has changed them: {again()}",
                 )
@@ -305,24 +305,24 @@ class WrittenWrongError(StorageError):
     """What is read where it was written is not what was written."""
 
 
-def check_files(part: FileGroup, sizes: Mapping[str, int], place: Place) -> None:
+def check_files(part: FileGroup, sizes: Mapping[str, int], location: Location) -> None:
     """Compare the names and sizes of the files at a place with what was copied there.
 
     Raises:
         WrittenWrongError: a file is missing, has another size, or was not written by this command.
     """
-    for name, found in part.files.items():
-        if sizes.get(name) != found.size:
+    for name, result in part.files.items():
+        if sizes.get(name) != result.size:
             got = f"{sizes[name]} bytes" if name in sizes else "nothing of this name"
             raise WrittenWrongError(
-                f"{place}/{name} is not what was written", got=got, wanted=f"{found.size} bytes"
+                f"{location}/{name} is not what was written", got=got, expected=f"{result.size} bytes"
             )
     extra = sizes.keys() - part.files.keys() - set(part.commits)
-    unknown = sorted(name for name in extra if not is_of_repository(place, name))
+    unknown = sorted(name for name in extra if not is_of_repository(location, name))
     if unknown:
         raise WrittenWrongError(
-            f"{place}/{unknown[0]} was not written by this command",
+            f"{location}/{unknown[0]} was not written by this command",
             got="a file of another process in the copy",
-            wanted="only the files that are copied",
+            expected="only the files that are copied",
             hint=f"move it away; then {again()}",
         )

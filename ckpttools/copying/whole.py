@@ -8,16 +8,16 @@ from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.copying.part import FileGroup
 from ckpttools.core.errors import FormatError
 from ckpttools.core.text import matches_any, plural, some
-from ckpttools.formats.disguises import MAX_POINTER_BYTES, is_pointer, refuse_disguise
 from ckpttools.formats.json_file import read_json
+from ckpttools.formats.lookalikes import MAX_POINTER_BYTES, is_pointer, refuse_disguise
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.hosts import is_part_of_a_host
 from ckpttools.formats.orbax.metadata import TREE_FILE, parse_tree
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar import PATTERNS
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 # Other files that repositories keep in Git LFS.
 _LARGE_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.distcp")
@@ -37,10 +37,10 @@ def check_whole(part: FileGroup) -> tuple[str, ...]:
         StorageError: it cannot be read.
     """
     remarks = [*_check_pointers(part)]
-    found = orbax_at(part.source)
-    if isinstance(found, OrbaxRun):
+    result = orbax_at(part.source)
+    if isinstance(result, OrbaxRun):
         return (*remarks,)  # files next to steps, or a checkpoint that has been opened already
-    for item in (found,) if isinstance(found, OrbaxItem) else found.items:
+    for item in (result,) if isinstance(result, OrbaxItem) else result.items:
         parse_tree(read_json(item.directory / TREE_FILE), str(item.directory / TREE_FILE))
         _check_index(item.directory)
         # One host's part lacks the chunks of the others.
@@ -57,8 +57,8 @@ def _check_pointers(part: FileGroup) -> Iterator[str]:
     """
     small = [
         name
-        for name, found in part.files.items()
-        if 0 < found.size <= MAX_POINTER_BYTES
+        for name, result in part.files.items()
+        if 0 < result.size <= MAX_POINTER_BYTES
         and ("/" not in name or _is_named(name, (*PATTERNS, *_LARGE_FILES)))
     ]
     heads = at_once(part.source.store, lambda name: (part.source / name).read_bytes(), small)
@@ -81,14 +81,14 @@ def _is_named(path: str, patterns: Iterable[str]) -> bool:
     return name[:1].isalpha() and matches_any(name, patterns)
 
 
-def _check_index(item: Place) -> None:
+def _check_index(item: Location) -> None:
     # What is read of an index is refused where it names a file above its directory.
     fault = next(iter(entries_of(item).faults.values()), None)
     if fault is not None:
-        raise FormatError("not all that the index names is there", place=item, got=fault, hint=fault.hint)
+        raise FormatError("not all that the index names is there", location=item, got=fault, hint=fault.hint)
 
 
-def _check_chunks(item: Place) -> Iterator[str]:
+def _check_chunks(item: Location) -> Iterator[str]:
     try:
         tree = open_tree(item)
     except FormatError as error:

@@ -14,8 +14,8 @@ from contextvars import ContextVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MemoryBudgetError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.resident import current_bytes
-from ckpttools.core.wording import option
 
 # What the interpreter, numpy and this package take: 40 MiB are resident after planning (Linux, CPython 3.11,
 # numpy 2.4). The rest is for what the command line and a format's decoders import, and for the allocator.
@@ -74,13 +74,13 @@ def allowing(memory: int) -> Iterator[None]:
         _ALLOWED.reset(token)
 
 
-def require_room(arrays: int, nbytes: int, place: object) -> None:
+def require_room(arrays: int, nbytes: int, location: object) -> None:
     """To be called before a checkpoint's description is read.
 
     Args:
         arrays: how many it has, about.
         nbytes: that reading their description takes beside what any array takes.
-        place: what is opened.
+        location: what is opened.
 
     Raises:
         MemoryBudgetError: what was allowed cannot be enough for any command.
@@ -96,11 +96,11 @@ def require_room(arrays: int, nbytes: int, place: object) -> None:
             f"the names and places of {arrays:,} arrays do not fit into the memory allowed",
             allowed.memory,
             base_bytes() + allowed.needed + at_ease + _WORKER_BYTES,
-            place,
+            location,
         )
 
 
-def check_resident(place: object) -> None:
+def check_resident(location: object) -> None:
     """To be called while a description is read whose values may take far more than its bytes.
 
     Raises:
@@ -110,11 +110,11 @@ def check_resident(place: object) -> None:
     resident = None if allowed is None else current_bytes()
     if allowed is not None and resident is not None and resident > allowed.memory:
         raise does_not_fit(
-            "what the file says does not fit into the memory allowed", allowed.memory, 2 * resident, place
+            "what the file says does not fit into the memory allowed", allowed.memory, 2 * resident, location
         )
 
 
-def does_not_fit(message: str, memory: int, needed: int, place: object = None) -> MemoryBudgetError:
+def does_not_fit(message: str, memory: int, needed: int, location: object = None) -> MemoryBudgetError:
     """The refusal of a budget; with `needed` bytes the same command is not refused."""
     least = f"{-(-needed >> 20)}MiB"
     # A number without its unit; 1000000 is one with it, 1MB.
@@ -122,9 +122,9 @@ def does_not_fit(message: str, memory: int, needed: int, place: object = None) -
     meant = f"; did you mean {option('memory', f'{memory}MiB')}" if is_bare else ""
     return MemoryBudgetError(
         message,
-        place=place,
+        location=location,
         got=option("memory", size_text(memory)),
-        wanted=f"at least {least}, with {option('jobs', 1)}",
+        expected=f"at least {least}, with {option('jobs', 1)}",
         hint=f"try {option('memory', least)}{meant}",
     )
 
@@ -152,8 +152,8 @@ def _parsed(text: str) -> int:
     return int(float(number) * (1024 if binary else 1000) ** power) if letter else int(float(number))
 
 
-def _no_size(said: object) -> UsageError:
-    return UsageError(f"{said!r} is not a size. Write 512MiB, 2GB or a number of bytes.")
+def _no_size(declared: object) -> UsageError:
+    return UsageError(f"{declared!r} is not a size. Write 512MiB, 2GB or a number of bytes.")
 
 
 def size_text(nbytes: int) -> str:

@@ -5,7 +5,8 @@
 
 `inspect(path, sharding="no")` is a UsageError, and no call with `sharding`. What means the same is made the
 same: a dtype of numpy, JAX or torch a `DType`, a number of numpy or JAX one of Python, one where several are
-wanted a list of one. Options that are an object, such as `ckpttools.ToMaxText(scan="no")`, are refused where
+expected a list of one. Options that are an object, such
+as `ckpttools.ToMaxText(scan="no")`, are refused where
 they are made.
 """
 
@@ -69,10 +70,10 @@ def checked(
     """
 
     @wraps(call)
-    def made(*args: P.args, **options: P.kwargs) -> R:
-        kinds = kinds_of(made)
+    def built(*args: P.args, **options: P.kwargs) -> R:
+        kinds = kinds_of(built)
         if unknown := [] if hands_on_any else options.keys() - kinds:
-            _check_names(call, unknown, [*kinds, *(each.name for each in more())])
+            _check_names(call, unknown, [*kinds, *(item.name for item in more())])
         unchecked: Callable[..., R] = call
         return unchecked(
             *(_taken(name, value, kinds) for name, value in _positional(call, args)),
@@ -80,17 +81,17 @@ def checked(
         )
 
     hands_on_any = not groups and any(
-        each.kind is Parameter.VAR_KEYWORD and each.annotation == "Any"
-        for each in signature(call).parameters.values()
+        parameter.kind is Parameter.VAR_KEYWORD and parameter.annotation == "Any"
+        for parameter in signature(call).parameters.values()
     )
-    vars(made)["groups"] = groups
-    return made
+    vars(built)["groups"] = groups
+    return built
 
 
-def checked_options(made: type[T]) -> type[T]:
+def checked_options(built: type[T]) -> type[T]:
     """The same class of options, whose fields are checked as arguments of calls are."""
-    made.__init__ = checked(made.__init__)  # type: ignore[method-assign]
-    return made
+    built.__init__ = checked(built.__init__)  # type: ignore[method-assign]
+    return built
 
 
 @cache
@@ -98,11 +99,11 @@ def kinds_of(call: Callable[..., Any]) -> Mapping[str, Any]:
     """Name -> annotation of each argument of a call, also of those that it hands on as a `TypedDict`."""
     kinds: dict[str, Any] = {}
     names: dict[str, Any] = getattr(unwrap(call), "__globals__", {})
-    for each in signature(call).parameters.values():
-        kind = Any if each.annotation is Parameter.empty else each.annotation
+    for parameter in signature(call).parameters.values():
+        kind = Any if parameter.annotation is Parameter.empty else parameter.annotation
         kind = eval(kind, names) if isinstance(kind, str) else kind
-        if each.kind is not Parameter.VAR_KEYWORD:
-            kinds[each.name] = kind
+        if parameter.kind is not Parameter.VAR_KEYWORD:
+            kinds[parameter.name] = kind
         elif kind is not Any:
             kinds |= get_type_hints(get_args(kind)[0])
     handed_on = (get_type_hints(group) for group in getattr(call, "groups", ()))
@@ -119,10 +120,12 @@ def _check_names(call: Callable[..., Any], names: Iterable[str], known: Sequence
 
 
 def _positional(call: Callable[..., Any], args: Sequence[object]) -> Iterator[tuple[str, object]]:
-    parameters = [each for each in signature(call).parameters.values() if each.kind in _POSITIONAL]
+    parameters = [
+        parameter for parameter in signature(call).parameters.values() if parameter.kind in _POSITIONAL
+    ]
     last = parameters[-1].name if parameters else ""
     # Beyond them there are more of a `*command`; or too many, which the call itself refuses.
-    yield from zip_longest((each.name for each in parameters[: len(args)]), args, fillvalue=last)
+    yield from zip_longest((parameter.name for parameter in parameters[: len(args)]), args, fillvalue=last)
 
 
 def _taken(name: str, value: object, kinds: Mapping[str, Any]) -> Any:
@@ -130,8 +133,8 @@ def _taken(name: str, value: object, kinds: Mapping[str, Any]) -> Any:
         return value
     kind = kinds[name]
     try:
-        found = _fitting(value, kind)
-        return _require(found, name not in _COUNTS or found is None or found > 0)
+        result = _fitting(value, kind)
+        return _require(result, name not in _COUNTS or result is None or result > 0)
     except _UnfitError:
         words = " or ".join(_words(kind))
         refuse(name, value, words.replace("number", "number from 1 on") if name in _COUNTS else words)
@@ -145,8 +148,8 @@ def _fitting(value: Any, kind: Any) -> Any:
     if origin is Literal:
         return _require(value, isinstance(value, str) and value in inner)
     if kind is DType:
-        found = value if isinstance(value, DType) else dtype_like(value)
-        return _require(found, found is not None)
+        result = value if isinstance(value, DType) else dtype_like(value)
+        return _require(result, result is not None)
     if kind in _NUMBERS:
         number = python_number(value)
         is_bool = isinstance(number, bool)
@@ -154,8 +157,8 @@ def _fitting(value: Any, kind: Any) -> Any:
             number, is_bool if kind is bool else isinstance(number, _NUMBERS[kind]) and not is_bool
         )
     if _is_of_any_length(kind):
-        found = _several(value, inner[0])
-        return tuple(found) if origin is tuple else found
+        result = _several(value, inner[0])
+        return tuple(result) if origin is tuple else result
     if origin is tuple:
         return _require(value, isinstance(value, tuple | list) and len(value) == len(inner))
     if origin is Mapping:
@@ -185,13 +188,13 @@ def _several(value: Any, kind: Any) -> Any:
         return (_fitting(value, kind),)
     _require(value, not isinstance(value, bytes | bytearray))
     given = value if isinstance(value, Sequence) else tuple(value)
-    fitting = tuple(_fitting(each, kind) for each in given)
+    fitting = tuple(_fitting(item, kind) for item in given)
     return given if _are_same(given, fitting) else fitting
 
 
 def _mapped(value: Any, key: Any, kind: Any) -> Any:
     _require(value, isinstance(value, Mapping))
-    fitting = {_fitting(name, key): _fitting(each, kind) for name, each in value.items()}
+    fitting = {_fitting(name, key): _fitting(item, kind) for name, item in value.items()}
     return value if _are_same(value.values(), fitting.values()) else fitting
 
 
@@ -214,8 +217,8 @@ def _is_protocol(kind: Any) -> bool:
 @cache
 def _members(protocol: type) -> frozenset[str]:
     """What an object must have to be one."""
-    bases = [each for each in protocol.__mro__ if _is_protocol(each) and each is not Protocol]
-    names = {name for each in bases for name in (*vars(each), *each.__annotations__)}
+    bases = [item for item in protocol.__mro__ if _is_protocol(item) and item is not Protocol]
+    names = {name for base in bases for name in (*vars(base), *base.__annotations__)}
     return frozenset(name for name in names if name == "__call__" or not name.startswith("_"))
 
 
@@ -229,15 +232,15 @@ def _words(kind: Any) -> list[str]:
     """What can be said, in words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return list(dict.fromkeys(word for each in inner for word in _words(each)))
+        return list(dict.fromkeys(word for item in inner for word in _words(item)))
     if origin is Literal:
-        return [f'"{each}"' for each in inner]
+        return [f'"{item}"' for item in inner]
     if _is_of_any_length(kind):
         return [f"a list of {' or '.join(map(_plural, _words(inner[0])))}"]
     if origin is PathLike:
         return ["a path"]
     if origin is Mapping:
-        key, value = (" or ".join(_words(each)) for each in inner)
+        key, value = (" or ".join(_words(item)) for item in inner)
         return [f"a dictionary {{{key}: {value}}}"]
     if origin is Callable or (_is_protocol(kind) and "__call__" in _members(kind)):
         return ["a function"]

@@ -30,24 +30,24 @@ def _made(
         own.discard("__hash__")  # None is there in a class with an __eq__ of its own
     # Two of the functions are for frozen classes, and are left out where no base asks for the same.
     inherits = any(map(dataclasses.is_dataclass, cls.__mro__[1:]))
-    made: type = dataclasses.dataclass(
+    built: type = dataclasses.dataclass(
         cls, init=False, eq=False, repr=False, slots=slots, frozen=frozen and inherits
     )
     # What classes that inherit from this one are asked to be.
-    vars(made)["__dataclass_params__"].frozen = frozen
-    for name, value in _methods(made, frozen, eq, repr, slots).items():
+    vars(built)["__dataclass_params__"].frozen = frozen
+    for name, value in _methods(built, frozen, eq, repr, slots).items():
         if name not in own:
-            setattr(made, name, value)
-    return made
+            setattr(built, name, value)
+    return built
 
 
-def _methods(made: type, frozen: bool, eq: bool, repr: bool, slots: bool) -> dict[str, object]:
+def _methods(built: type, frozen: bool, eq: bool, repr: bool, slots: bool) -> dict[str, object]:
     names = ["__init__", *["__repr__"] * repr, *["__eq__"] * eq, *["__hash__"] * (eq and frozen)]
-    methods: dict[str, object] = {name: _Method(made, name, frozen, slots) for name in names}
+    methods: dict[str, object] = {name: _Method(built, name, frozen, slots) for name in names}
     if eq and not frozen:
         methods["__hash__"] = None
     if frozen:
-        methods |= _refusing(made)
+        methods |= _refusing(built)
     if frozen and slots:
         methods |= {"__getstate__": _state, "__setstate__": _set_state}
     return methods
@@ -66,25 +66,25 @@ class _Method:
 
     def _compiled(self) -> Callable[..., Any]:
         home, name = self.home, self.name
-        made = _init(home, self.frozen, self.slots) if name == "__init__" else _like_theirs(home, name)
-        made.__qualname__ = f"{home.__qualname__}.{name}"
-        return made
+        built = _init(home, self.frozen, self.slots) if name == "__init__" else _like_theirs(home, name)
+        built.__qualname__ = f"{home.__qualname__}.{name}"
+        return built
 
 
 def _init(home: type, frozen: bool, slots: bool) -> Callable[..., None]:
     """What the standard library makes of a frozen class in 0.6 ms, with three functions more, in 0.2."""
     fields = dataclasses.fields(home)
-    passed = sorted((each for each in fields if each.init), key=lambda each: bool(each.kw_only))
+    passed = sorted((field for field in fields if field.init), key=lambda field: bool(field.kw_only))
     names: dict[str, Any] = {"_set": object.__setattr__, "_unmade": _UNMADE}
     head = ["self"]
-    for each in passed:
-        if each.kw_only and "*" not in head:
+    for item in passed:
+        if item.kw_only and "*" not in head:
             head.append("*")
-        head.append(each.name + _default(each, names))
+        head.append(item.name + _default(item, names))
     body = [
-        f'_set(self, "{each.name}", {value})' if frozen else f"self.{each.name} = {value}"
-        for each in fields
-        if (value := _value(each, names, slots))
+        f'_set(self, "{field.name}", {value})' if frozen else f"self.{field.name} = {value}"
+        for field in fields
+        if (value := _value(field, names, slots))
     ]
     if hasattr(home, "__post_init__"):
         body.append("self.__post_init__()")
@@ -95,7 +95,7 @@ def _init(home: type, frozen: bool, slots: bool) -> Callable[..., None]:
     around = getattr(sys.modules.get(home.__module__), "__dict__", {})
     exec("\n".join([*lines, " return __init__"]), around, local)
     init: Callable[..., None] = local["__make__"](**names)
-    init.__annotations__ = {each.name: each.type for each in passed} | {"return": None}
+    init.__annotations__ = {item.name: item.type for item in passed} | {"return": None}
     return init
 
 
@@ -113,8 +113,8 @@ def _value(each: dataclasses.Field[Any], names: dict[str, Any], slots: bool) -> 
     """What a field is set to; "" for one that the class has already, or that nothing is said of."""
     default = _default(each, names)
     if each.default_factory is not dataclasses.MISSING:
-        made = f"_factory_{each.name}()"
-        return f"{made} if {each.name} is _unmade else {each.name}" if each.init else made
+        built = f"_factory_{each.name}()"
+        return f"{built} if {each.name} is _unmade else {each.name}" if each.init else built
     if each.init:
         return each.name
     return default.removeprefix("=") if slots else ""
@@ -133,7 +133,7 @@ _UNMADE = _Unmade()
 def _like_theirs(home: type, name: str) -> Callable[..., Any]:
     """The method that the standard library makes for a class with the same fields."""
     fields = dataclasses.fields(home)
-    members = {"__annotations__": {each.name: object for each in fields}, **dict(map(_member, fields))}
+    members = {"__annotations__": {field.name: object for field in fields}, **dict(map(_member, fields))}
     twin: type = dataclasses.dataclass(
         type(home.__name__, (), {"__doc__": "", **members}),
         init=False,
@@ -148,8 +148,8 @@ def _like_theirs(home: type, name: str) -> Callable[..., Any]:
 def _member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
     """A field for another class: an object of dataclasses belongs to one."""
     options = ("init", "repr", "hash", "compare", "kw_only", "metadata", "default", "default_factory")
-    said = {option: getattr(each, option) for option in options}
-    known = {option: value for option, value in said.items() if value is not dataclasses.MISSING}
+    declared = {option: getattr(each, option) for option in options}
+    known = {option: value for option, value in declared.items() if value is not dataclasses.MISSING}
     return each.name, dataclasses.field(**known)
 
 
@@ -171,9 +171,9 @@ def _refusing(home: type[Any]) -> dict[str, object]:
 
 
 def _state(self: Any) -> list[Any]:
-    return [getattr(self, each.name) for each in dataclasses.fields(self)]
+    return [getattr(self, field.name) for field in dataclasses.fields(self)]
 
 
 def _set_state(self: Any, state: list[Any]) -> None:
-    for each, value in zip(dataclasses.fields(self), state, strict=True):
-        object.__setattr__(self, each.name, value)
+    for item, value in zip(dataclasses.fields(self), state, strict=True):
+        object.__setattr__(self, item.name, value)

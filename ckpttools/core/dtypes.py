@@ -153,8 +153,8 @@ class DType:
         layout = self.layout
         if not (self.is_float and layout and layout.in_order and layout.sign and layout.nan):
             return None
-        most = (1 << self.bits - 1) - 1
-        return most & -1 << layout.mantissa if layout.infinity else most
+        limit = (1 << self.bits - 1) - 1
+        return limit & -1 << layout.mantissa if layout.infinity else limit
 
     @property
     def normal_from(self) -> int:
@@ -175,8 +175,8 @@ class DType:
         """The least magnitude that is rounded to no finite number of a floating-point type."""
         from ml_dtypes import finfo
 
-        most = float(finfo(self.numpy).max)  # type: ignore[no-untyped-call]
-        return most + 2.0 ** (frexp(most)[1] - 2) * self.epsilon
+        limit = float(finfo(self.numpy).max)  # type: ignore[no-untyped-call]
+        return limit + 2.0 ** (frexp(limit)[1] - 2) * self.epsilon
 
     def __str__(self) -> str:
         return self.name
@@ -250,10 +250,10 @@ def parse_dtype(text: str | DType) -> DType:
     near = near_names(written, DTYPES, 1)
     if near and not near[0].startswith(written):
         # "float8" is the beginning of seven names, and not float64 misspelled.
-        near = [each for each in DTYPES if each.startswith(written)] or near
+        near = [dtype for dtype in DTYPES if dtype.startswith(written)] or near
     raise UnknownNameError(
         f"unknown dtype {text!r}",
-        wanted=None if near else ", ".join(DTYPES),
+        expected=None if near else ", ".join(DTYPES),
         hint=f"did you mean {' or '.join(near)}?" if near else "use one of the names above",
     )
 

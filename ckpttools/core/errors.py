@@ -33,9 +33,9 @@ class CheckpointError(Exception):
 
     Args:
         message: one sentence, the finished text.
-        place: file, array or row where it happened.
+        location: file, array or row where it happened.
         got: what was found there.
-        wanted: what should have been there.
+        expected: what should have been there.
         hint: the next step for the user.
     """
 
@@ -45,26 +45,26 @@ class CheckpointError(Exception):
         self,
         message: str,
         *,
-        place: object = None,
+        location: object = None,
         got: object = None,
-        wanted: object = None,
+        expected: object = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.place = None if place is None else str(place)
+        self.location = None if location is None else str(location)
         self.got = None if got is None else str(got)
-        self.wanted = None if wanted is None else str(wanted)
+        self.expected = None if expected is None else str(expected)
         self.hint = hint
 
-    def at(self, place: object = None, *, hint: str | None = None) -> Self:
+    def at(self, location: object = None, *, hint: str | None = None) -> Self:
         """The same error, with another place or next step where these are given."""
         # Not copied: that calls the constructor, and those of some take more than the message.
-        made = type(self).__new__(type(self), *self.args)
-        made.__dict__.update(self.__dict__)
-        made.place = self.place if place is None else str(place)
-        made.hint = self.hint if hint is None else hint
-        return made
+        built = type(self).__new__(type(self), *self.args)
+        built.__dict__.update(self.__dict__)
+        built.location = self.location if location is None else str(location)
+        built.hint = self.hint if hint is None else hint
+        return built
 
     @property
     def line(self) -> str:
@@ -74,15 +74,15 @@ class CheckpointError(Exception):
     def details(self) -> list[tuple[str, str]]:
         """The labelled lines below the message, in reading order."""
         pairs = (
-            ("at", self.place and printable(self.place)),
+            ("at", self.location and printable(self.location)),
+            ("expected", _grouped(self.expected)),
             ("got", _grouped(self.got)),
-            ("wanted", _grouped(self.wanted)),
-            ("next", self.hint),
+            ("hint", self.hint),
         )
         return [(label, text) for label, text in pairs if text is not None]
 
     def __str__(self) -> str:
-        lines = [self.message, *(f"  {label:<7}{text}" for label, text in self.details())]
+        lines = [self.message, *(f"  {label:<9}{text}" for label, text in self.details())]
         return "\n".join(map(printable_text, lines))
 
 
@@ -205,12 +205,12 @@ def first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def listing(items: Sequence[str], most: int = 20, *, folds: bool = True) -> str:
+def listing(items: Sequence[str], limit: int = 20, *, folds: bool = True) -> str:
     """`items` one to a line and indented; those that differ in numbers only are one line if `folds`."""
-    said = folded(map(printable, items)) if folds else [*map(printable, items)]
-    lines = [f"\n    {item}" for item in said[:most]]
-    if len(said) > most:
-        lines.append(f"\n    … and {len(said) - most} more lines")
+    declared = folded(map(printable, items)) if folds else [*map(printable, items)]
+    lines = [f"\n    {item}" for item in declared[:limit]]
+    if len(declared) > limit:
+        lines.append(f"\n    … and {len(declared) - limit} more lines")
     return "".join(lines)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from ckpttools.core.budget import parse_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option as option_text
+from ckpttools.core.message_terms import option as option_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,17 @@ class Option:
             return self._checked(value, isinstance(value, str) and value, "text that is not empty")
         return size_of(self.name, value) if self.type is parse_size else self.type(value)
 
-    def _checked(self, value: Any, is_meant: object, wanted: str) -> Any:
-        return value if is_meant else refuse(self.name, value, wanted)
+    def _checked(self, value: Any, is_meant: object, expected: str) -> Any:
+        return value if is_meant else refuse(self.name, value, expected)
 
     def asks_for_nothing(self, value: object) -> bool:
         """Whether a value is what it is anyway, so that it may be said where nobody has the option."""
         return not value if self.default is None else value == self.default
 
 
-def refuse(name: str, value: object, wanted: str) -> NoReturn:
+def refuse(name: str, value: object, expected: str) -> NoReturn:
     """Raises UsageError: an option cannot be this."""
-    raise UsageError(f"{option_text(name)} cannot be this", got=reprlib.repr(value), wanted=wanted)
+    raise UsageError(f"{option_text(name)} cannot be this", got=reprlib.repr(value), expected=expected)
 
 
 def size_of(name: str, size: int | str) -> int:
@@ -86,13 +86,13 @@ def python_number(value: Any) -> Any:
 
 
 def parsed(
-    options: Iterable[Option], said: Mapping[str, Any], others: Callable[[], Iterable[Option]], what: str
+    options: Iterable[Option], declared: Mapping[str, Any], others: Callable[[], Iterable[Option]], what: str
 ) -> dict[str, Any]:
     """The values of all options, by name: what is said, else their defaults.
 
     Args:
         options: those that there are.
-        said: name -> value.
+        declared: name -> value.
         others: options of others, asked only where a name is unknown: they may be said as long as that asks
             for nothing.
         what: what is not so, for the message.
@@ -100,13 +100,13 @@ def parsed(
     Raises:
         UsageError: one that there is not, or a value that cannot be meant.
     """
-    known = {each.name: each for each in options}
-    if unknown := said.keys() - known.keys():
-        unknown -= {each.name for each in others() if each.asks_for_nothing(said.get(each.name))}
+    known = {option.name: option for option in options}
+    if unknown := declared.keys() - known.keys():
+        unknown -= {other.name for other in others() if other.asks_for_nothing(declared.get(other.name))}
     if unknown:
         raise UsageError(
             f"{what} with these options",
             got=", ".join(sorted(unknown)),
-            wanted=f"none but {', '.join(sorted(known))}" if known else "none",
+            expected=f"none but {', '.join(sorted(known))}" if known else "none",
         )
-    return {name: each.parsed(said.get(name, each.default)) for name, each in known.items()}
+    return {name: item.parsed(declared.get(name, item.default)) for name, item in known.items()}

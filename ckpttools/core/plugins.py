@@ -35,16 +35,16 @@ def _announcements() -> Iterator[bytes | None]:
 
     What may not be entered is passed over, as Python does where it imports.
     """
-    for place in map(Path, sys.path):
+    for location in map(Path, sys.path):
         with suppress(OSError):
-            if place.is_file():
+            if location.is_file():
                 yield None
-            elif place.is_dir():
-                yield from _announced_in(place)
+            elif location.is_dir():
+                yield from _announced_in(location)
 
 
-def _announced_in(place: Path) -> Iterator[bytes]:
-    for entry in os.scandir(place):
+def _announced_in(location: Path) -> Iterator[bytes]:
+    for entry in os.scandir(location):
         if entry.name.endswith(_METADATA):
             with suppress(OSError):
                 yield Path(entry, "entry_points.txt").read_bytes()
@@ -57,7 +57,7 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
         group: entry-point group, such as "ckpttools.families".
         kind: class that every object must have, or None.
     """
-    found: dict[str, T] = {}
+    result: dict[str, T] = {}
     for point in announced(group):
         try:
             loaded = point.load()
@@ -67,8 +67,8 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
         if kind is not None and not isinstance(loaded, kind):
             _warn(point, f"is no {kind.__name__}")
             continue
-        found[point.name] = loaded
-    return found
+        result[point.name] = loaded
+    return result
 
 
 def _warn(point: EntryPoint, what: str) -> None:

@@ -143,8 +143,8 @@ def grid_index(grid: Sequence[int], position: int) -> Shape:
     """The cell index at a position in C order, of a grid of so many cells along each axis."""
     index: Shape = ()
     for length in reversed(grid):
-        position, place = divmod(position, length)
-        index = (place, *index)
+        position, location = divmod(position, length)
+        index = (location, *index)
     return index
 
 
@@ -186,18 +186,18 @@ def _axes_cut(shape: Sequence[int], region: Region) -> int:
     return count
 
 
-def split_to(region: Region, most: int) -> Iterator[Region]:
-    """The region cut along its leading axes into boxes of at most `most` elements (at least one), in C order.
+def split_to(region: Region, limit: int) -> Iterator[Region]:
+    """Cut the region along its leading axes into boxes of 1 to `limit` elements, in C order.
 
     Each box is a read block: single coordinates, then a stretch of one axis, then whole axes.
     """
-    if region.size <= most or region.size == 1:
+    if region.size <= limit or region.size == 1:
         if region.size:
             yield region
         return
     shape = region.shape
     axis = next(k for k, n in enumerate(shape) if n > 1)
     inner = math.prod(shape[axis + 1 :])
-    step = max(1, most // inner)
+    step = max(1, limit // inner)
     for piece in region.pieces(axis, step):
-        yield from split_to(piece, most)
+        yield from split_to(piece, limit)

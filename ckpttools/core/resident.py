@@ -37,14 +37,14 @@ def available_bytes() -> int | None:
 
 def threads() -> int | None:
     """How many threads this process has, those of libraries included."""
-    found = _field(_STATUS, "Threads:")
-    return None if found is None else int(found[0])
+    result = _field(_STATUS, "Threads:")
+    return None if result is None else int(result[0])
 
 
 def _bytes(file: Path, name: str) -> int | None:
     """Bytes that a line of a file in /proc gives in kB."""
-    found = _field(file, name)
-    return None if found is None else int(found[0]) * 1024
+    result = _field(file, name)
+    return None if result is None else int(result[0]) * 1024
 
 
 def _field(file: Path, name: str) -> list[str] | None:

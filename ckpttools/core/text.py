@@ -54,22 +54,22 @@ def agreeing(number: int, noun: str) -> str:
     return f"{'is' if number == 1 else 'are'} {plural(number, noun)}"
 
 
-def some(names: Iterable[str], most: int = 3) -> str:
+def some(names: Iterable[str], limit: int = 3) -> str:
     """The first of the names, those that differ in numbers only as one: "layers_{0..31}, norm, …"."""
     folds = folded(names)
-    return ", ".join([*folds[:most], *["…"] * (len(folds) > most)])
+    return ", ".join([*folds[:limit], *["…"] * (len(folds) > limit)])
 
 
-def first_of(names: Sequence[str], most: int = 1) -> str:
+def first_of(names: Sequence[str], limit: int = 1) -> str:
     """The first of the names as they are, and how many more there are: "a, b and 3 more"; "" for none."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
+    more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
+    return f"{', '.join(names[:limit])}{more}"
 
 
-def first_and_last(numbers: Sequence[int], most: int = 8) -> str:
+def first_and_last(numbers: Sequence[int], limit: int = 8) -> str:
     """Numbers, of many the first and the last: "1, 2, 3, 4, …, 97, 98, 99, 100"."""
-    half = most // 2
-    few = [*numbers[:half], "…", *numbers[-half:]] if len(numbers) > most else numbers
+    half = limit // 2
+    few = [*numbers[:half], "…", *numbers[-half:]] if len(numbers) > limit else numbers
     return ", ".join(map(str, few))
 
 
@@ -105,7 +105,7 @@ def printable_text(text: str) -> str:
     """
     if text.isprintable() or _MARKED.sub("", text).isprintable():
         return text
-    return _KEPT.sub(lambda found: found[1] or printable(found[3]), text)
+    return _KEPT.sub(lambda result: result[1] or printable(result[3]), text)
 
 
 def mark_style(codes: str) -> str:

@@ -147,9 +147,9 @@ class BlockHasher:
         last = stop // BLOCK_BYTES if stop < self.nbytes else block_count(stop)
         if last < first:
             return self._add_fragment(last, start % BLOCK_BYTES, data)
-        places = range(first * BLOCK_BYTES - start, last * BLOCK_BYTES - start, BLOCK_BYTES)
-        self._enter(first, [self._hash(data[place : place + BLOCK_BYTES]) for place in places])
-        before, behind = data[: max(0, places.start)], data[places.stop :]
+        locations = range(first * BLOCK_BYTES - start, last * BLOCK_BYTES - start, BLOCK_BYTES)
+        self._enter(first, [self._hash(data[location : location + BLOCK_BYTES]) for location in locations])
+        before, behind = data[: max(0, locations.start)], data[locations.stop :]
         return (not before or self._add_fragment(first - 1, start % BLOCK_BYTES, before)) and (
             not behind or self._add_fragment(last, 0, behind)
         )

@@ -31,7 +31,7 @@ def parameters_among(arrays: Mapping[str, Typed]) -> frozenset[str]:
 
     Arrays that a MaxText checkpoint carries for the reverse conversion are not its parameters.
     """
-    known = roles_of({(name,): each for name, each in arrays.items()})
+    known = roles_of({(name,): item for name, item in arrays.items()})
     return frozenset(
         name for name in arrays if known.of((name,)) == "parameter" and not name.startswith(CARRIED_PREFIX)
     )
@@ -76,13 +76,13 @@ def with_carried(tree: Tree, layers: bool) -> dict[str, LazyArray]:
 def as_stored(tree: Tree) -> dict[str, LazyArray]:
     """All arrays as they are; otherwise as `per_layer`."""
     known = {home: inner for inner, home in view_of(tree).homes.items()}
-    made: dict[str, LazyArray] = {}
+    built: dict[str, LazyArray] = {}
     for path, array in tree.arrays.items():
         name = keystr(known.get(path, path))
-        if name in made:
-            raise FormatError("two arrays would get one name", place=name)
-        made[name] = array
-    return made
+        if name in built:
+            raise FormatError("two arrays would get one name", location=name)
+        built[name] = array
+    return built
 
 
 def _unstacked(tree: Tree) -> Tree:
@@ -128,9 +128,9 @@ class Selection:
             CheckpointError: as `naming`.
         """
         naming = self.naming or (per_layer if self.layers else as_stored)
-        return self.chosen(naming(tree), tree.metadata.place)
+        return self.chosen(naming(tree), tree.metadata.location)
 
-    def chosen(self, named: Mapping[str, LazyArray], place: str) -> dict[str, LazyArray]:
+    def chosen(self, named: Mapping[str, LazyArray], location: str) -> dict[str, LazyArray]:
         """The selected ones of named arrays, in the order of names.
 
         Raises:
@@ -142,9 +142,9 @@ class Selection:
         if not chosen:
             raise (UsageError if named else FormatError)(
                 "no array is selected",
-                place=place or None,
+                location=location or None,
                 got=f"{len(named)} arrays",
-                wanted=f"{'parameters' if self.parameters else 'names'} that match {self.pattern!r}",
+                expected=f"{'parameters' if self.parameters else 'names'} that match {self.pattern!r}",
                 hint="names are those that ckpt hash prints",
             )
         return chosen

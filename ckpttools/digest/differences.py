@@ -25,7 +25,7 @@ class Difference:
     Attributes:
         name: of the array.
         reason: why it differs.
-        got, wanted: dtype, shape or digest here and in the reference, where these differ.
+        got, expected: dtype, shape or digest here and in the reference, where these differ.
         first: coordinates of the first element that differs, or of the block that has it.
         last: coordinates of the last element of that block; None where `first` is the element itself.
         elements: how many differ; None if only digests were compared.
@@ -35,16 +35,16 @@ class Difference:
     name: str
     reason: Reason
     got: str | None = None
-    wanted: str | None = None
+    expected: str | None = None
     first: Shape | None = None
     last: Shape | None = None
     elements: int | None = None
     file: str | None = None
 
 
-def sorted_by_name(found: Iterable[Difference]) -> tuple[Difference, ...]:
+def sorted_by_name(result: Iterable[Difference]) -> tuple[Difference, ...]:
     """Differences in the natural order of names."""
-    by_name = {each.name: each for each in found}
+    by_name = {item.name: item for item in result}
     return tuple(by_name[name] for name in in_natural_order(by_name))
 
 

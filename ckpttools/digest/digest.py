@@ -47,7 +47,7 @@ def algorithm_named(name: str) -> Hash:
         UnknownNameError: there is none of that name.
     """
     if name not in ALGORITHMS:
-        raise UnknownNameError(f"unknown hash algorithm {name!r}", wanted=" or ".join(ALGORITHMS))
+        raise UnknownNameError(f"unknown hash algorithm {name!r}", expected=" or ".join(ALGORITHMS))
     return ALGORITHMS[name]
 
 
@@ -100,8 +100,8 @@ def block_ends(shape: Shape, itemsize: int, block: int) -> tuple[Shape, Shape]:
 
 def coordinates(shape: Shape, position: int) -> Shape:
     """The coordinates of the element at a position in C order."""
-    found: list[int] = []
+    result: list[int] = []
     for length in reversed(shape):
         position, here = divmod(position, length)
-        found.append(here)
-    return tuple(reversed(found))
+        result.append(here)
+    return tuple(reversed(result))

@@ -68,11 +68,11 @@ class Digester:
             tree: the plan's. The digester's arrays are those of the tree, or parts of them.
         """
         by_array = {id(whole.array): whole for whole in wholes(self._arrays)}
-        found = {path: by_array[id(array)] for path, array in tree.arrays.items() if id(array) in by_array}
+        result = {path: by_array[id(array)] for path, array in tree.arrays.items() if id(array) in by_array}
 
         def watch(path: Path, region: Region, values: np.ndarray) -> None:
-            if path in found:
-                self.add(found[path], region, values)
+            if path in result:
+                self.add(result[path], region, values)
 
         return watch
 
@@ -119,10 +119,10 @@ class Digester:
         largest = {id(whole.array): self._largest(whole) for whole in reads}
         tiles = Tiles()
 
-        def cut(item: Item, most: int) -> Iterator[Region]:
+        def cut(item: Item, limit: int) -> Iterator[Region]:
             # Pieces that are cheap to read may be columns: those of an array are kept until it is whole.
             fits = largest[id(item[0])] <= self._room.nbytes
-            return (tiles if fits else consecutive)(item, most)
+            return (tiles if fits else consecutive)(item, limit)
 
         def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
             self.add(reads[index], region, values[0])

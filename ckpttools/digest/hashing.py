@@ -43,18 +43,18 @@ def hash_tree(
     return Manifest(algorithm, selection, digests, texts=selection.texts(tree))
 
 
-def differences(got: Manifest, wanted: Manifest) -> tuple[Difference, ...]:
+def differences(got: Manifest, expected: Manifest) -> tuple[Difference, ...]:
     """Differences between a checkpoint, hashed as a manifest was, and the manifest, in the order of names.
 
     If the manifest does not record texts, each text of the checkpoint is one.
     """
-    both = Pairing(got.arrays, wanted.arrays)
+    both = Pairing(got.arrays, expected.arrays)
     values = [
         _bad_block(name, mine, theirs, got.algorithm)
         for name, mine, theirs in both.pairs
         if same_kind(mine, theirs) and mine.digest != theirs.digest
     ]
-    return sorted_by_name([*of_kinds(both), *values, *_of_texts(got.texts or {}, wanted.texts or {})])
+    return sorted_by_name([*of_kinds(both), *values, *_of_texts(got.texts or {}, expected.texts or {})])
 
 
 def _of_texts(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Difference]:
@@ -65,7 +65,7 @@ def _of_texts(mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[Di
             yield Difference(name, reason, got, expected)
 
 
-def _bad_block(name: str, got: Digest, wanted: Digest, algorithm: str) -> Difference:
-    block = first_bad_block(got, wanted, algorithm)
+def _bad_block(name: str, got: Digest, expected: Digest, algorithm: str) -> Difference:
+    block = first_bad_block(got, expected, algorithm)
     first, last = block_ends(got.shape, DTYPES[got.dtype].itemsize, block)
-    return Difference(name, "values", got.digest, wanted.digest, first=first, last=last)
+    return Difference(name, "values", got.digest, expected.digest, first=first, last=last)

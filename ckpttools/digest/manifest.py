@@ -16,11 +16,11 @@ from ckpttools.core.errors import (
     StorageError,
     UnknownNameError,
 )
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, tree_digest
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
 FORMAT = "ckpttools-manifest"
 VERSION = 1
@@ -61,13 +61,13 @@ class Manifest:
     def of_parameters(self) -> Manifest:
         """The manifest of the parameters alone."""
         names = parameters_among(self.arrays)
-        arrays = {name: each for name, each in self.arrays.items() if name in names}
+        arrays = {name: item for name, item in self.arrays.items() if name in names}
         return replace(self, selection=replace(self.selection, parameters=True), arrays=arrays, texts={})
 
     def _digest(self, names: Iterable[str]) -> str:
         return tree_digest(self.algorithm, ((name, self.arrays[name].digest) for name in names))
 
-    def write(self, where: Where, *, overwrite: bool = False) -> None:
+    def write(self, where: LocationLike, *, overwrite: bool = False) -> None:
         """Writes the file, which appears only when it is complete; one that says the same is left as it is.
 
         Args:
@@ -101,12 +101,12 @@ class Manifest:
         }
         head |= {} if self.texts is None else {"texts": dict(self.texts)}
         lines = [f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in head.items()]
-        arrays = [f"    {json.dumps(name)}: {json.dumps(asdict(each))}" for name, each in self.arrays.items()]
+        arrays = [f"    {json.dumps(name)}: {json.dumps(asdict(item))}" for name, item in self.arrays.items()]
         listed = "{\n" + ",\n".join(arrays) + "\n  }" if arrays else "{}"
         return "{\n" + "".join(lines) + f'  "arrays": {listed}\n' + "}\n"
 
 
-def check_manifest_name(path: Place, *, overwrite: bool = False) -> None:
+def check_manifest_name(path: Location, *, overwrite: bool = False) -> None:
     """Refuses a name that a manifest cannot have, before the work is done.
 
     Args:
@@ -121,20 +121,20 @@ def check_manifest_name(path: Place, *, overwrite: bool = False) -> None:
     if path.lexists() and overwrite and not _is_manifest(path):
         raise DestinationExistsError(
             f"{path} is not replaced: it is not a manifest",
-            wanted="a new name, or another manifest",
+            expected="a new name, or another manifest",
             hint="choose another name",
         )
     if path.lexists() and not overwrite:
         raise DestinationExistsError(
             f"{path} exists",
-            wanted="a new name for the manifest",
+            expected="a new name for the manifest",
             hint="choose another, or check against this one with ckpt verify PATH --manifest FILE",
         )
     if not path.parent.is_dir():
         raise StorageError(f"cannot write {path}", got="no such directory", hint="make it first")
 
 
-def _is_manifest(path: Place) -> bool:
+def _is_manifest(path: Location) -> bool:
     try:
         read_manifest(path)
     except CheckpointError:
@@ -142,7 +142,7 @@ def _is_manifest(path: Place) -> bool:
     return not path.is_link()
 
 
-def read_manifest(where: Where) -> Manifest:
+def read_manifest(where: LocationLike) -> Manifest:
     """A manifest from its file.
 
     Raises:
@@ -155,12 +155,12 @@ def read_manifest(where: Where) -> Manifest:
     except StorageError as error:
         raise error.at(hint=f"name what {option('manifest')} or ckpt hash wrote") from error
     except (ValueError, RecursionError) as error:
-        raise FormatError("the manifest is not JSON", place=path, got=error) from error
+        raise FormatError("the manifest is not JSON", location=path, got=error) from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(
             "not a manifest",
-            place=path,
-            wanted=f'a JSON object with "format": "{FORMAT}"',
+            location=path,
+            expected=f'a JSON object with "format": "{FORMAT}"',
             hint="`ckpt hash PATH --manifest FILE` writes one",
         )
     _require(document, "version", VERSION, path)
@@ -169,32 +169,32 @@ def read_manifest(where: Where) -> Manifest:
     return _checked(document, path)
 
 
-def _require(document: Mapping[str, Any], key: str, wanted: int, path: Place) -> None:
-    if document.get(key) != wanted:
+def _require(document: Mapping[str, Any], key: str, expected: int, path: Location) -> None:
+    if document.get(key) != expected:
         raise FormatError(
             f"a manifest of another {key}",
-            place=path,
+            location=path,
             got=document.get(key),
-            wanted=wanted,
+            expected=expected,
             hint="use the release of ckpttools that wrote it, or write it again",
         )
 
 
-def _require_algorithm(document: Mapping[str, Any], path: Place) -> None:
+def _require_algorithm(document: Mapping[str, Any], path: Location) -> None:
     """Refuses an unknown algorithm."""
     try:
         algorithm_named(str(document.get("algorithm")))
     except UnknownNameError as error:
         raise FormatError(
-            error.message, place=path, got=document.get("algorithm"), wanted=error.wanted
+            error.message, location=path, got=document.get("algorithm"), expected=error.expected
         ) from error
 
 
-def _checked(document: Mapping[str, Any], path: Place) -> Manifest:
+def _checked(document: Mapping[str, Any], path: Location) -> Manifest:
     """The manifest in a document, if its digests agree with each other."""
     try:
         entries = {
-            name: _digest(name, each, document["algorithm"]) for name, each in document["arrays"].items()
+            name: _digest(name, item, document["algorithm"]) for name, item in document["arrays"].items()
         }
         selection = Selection(
             _typed(document["pattern"], str),
@@ -210,41 +210,41 @@ def _checked(document: Mapping[str, Any], path: Place) -> Manifest:
         strange = next(iter(entries.keys() - set(selection.names(entries))), None)
         if strange is not None:
             raise ValueError(f"{strange} is not among the arrays that it says it is of")
-        for key, made in (("digest", manifest.digest), ("parameters", manifest.parameters)):
-            if document[key] != made:
-                raise ValueError(f"{key} {document[key]} where the arrays' digests make {made}")
+        for key, built in (("digest", manifest.digest), ("parameters", manifest.parameters)):
+            if document[key] != built:
+                raise ValueError(f"{key} {document[key]} where the arrays' digests make {built}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         got = f"no {error}" if isinstance(error, KeyError) else error
         raise FormatError(
-            "the manifest is damaged", place=path, got=got, hint="fetch it again, or write it again"
+            "the manifest is damaged", location=path, got=got, hint="fetch it again, or write it again"
         ) from error
     return manifest
 
 
-def _texts(found: Any) -> Mapping[str, str] | None:
-    if found is None:
+def _texts(result: Any) -> Mapping[str, str] | None:
+    if result is None:
         return None
-    return {name: _typed(text, str) for name, text in _typed(found, dict).items()}
+    return {name: _typed(text, str) for name, text in _typed(result, dict).items()}
 
 
 def _digest(name: str, each: Mapping[str, Any], algorithm: str) -> Digest:
     shape = tuple(_typed(length, int) for length in each["shape"])
-    made = Digest.of(algorithm, _typed(each["dtype"], str), shape, bytes.fromhex(each["blocks"]))
-    if made.digest != each["digest"]:
-        raise ValueError(f"{name}: digest {each['digest']} where its blocks' digests make {made.digest}")
-    return made
+    built = Digest.of(algorithm, _typed(each["dtype"], str), shape, bytes.fromhex(each["blocks"]))
+    if built.digest != each["digest"]:
+        raise ValueError(f"{name}: digest {each['digest']} where its blocks' digests make {built.digest}")
+    return built
 
 
-def _typed(value: Any, wanted: type) -> Any:
-    if type(value) is not wanted:
-        raise TypeError(f"{value!r} where {wanted.__name__} was expected")
+def _typed(value: Any, expected: type) -> Any:
+    if type(value) is not expected:
+        raise TypeError(f"{value!r} where {expected.__name__} was expected")
     return value
 
 
-def first_bad_block(got: Digest, wanted: Digest, algorithm: str) -> int:
+def first_bad_block(got: Digest, expected: Digest, algorithm: str) -> int:
     """The first block in which two arrays of one type differ."""
     size = 2 * len(algorithm_named(algorithm)(b""))
-    pairs = zip(_cut(got.blocks, size), _cut(wanted.blocks, size), strict=True)
+    pairs = zip(_cut(got.blocks, size), _cut(expected.blocks, size), strict=True)
     return next(number for number, (mine, theirs) in enumerate(pairs) if mine != theirs)
 
 

@@ -10,7 +10,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import matches
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import array_count, matches_any
-from ckpttools.maxtext.tying import Head
+from ckpttools.maxtext.tied_embeddings import Head
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.roles.buffers import is_buffer
 from ckpttools.roles.of_tree import Typed
@@ -40,7 +40,7 @@ class NamedArrays(Generic[K]):
         remarks: What was left out, and what else a user should know.
         naming: How the arrays got their names.
         sizes: lengths of axes such as `head_dim`, as far as a configuration defines them.
-        surplus: name -> rows beyond the vocabulary that were cut off the array.
+        extra: name -> rows beyond the vocabulary that were cut off the array.
         head: Names of the output head and the embedding, if the arrays have the names of a model.
         unused: Patterns of arrays that no model of the family uses in computation.
     """
@@ -49,7 +49,7 @@ class NamedArrays(Generic[K]):
     remarks: tuple[str, ...] = ()
     naming: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
-    surplus: Mapping[str, Surplus] = field(default_factory=dict)
+    extra: Mapping[str, Surplus] = field(default_factory=dict)
     head: Head | None = None
     unused: tuple[str, ...] = ()
 
@@ -99,7 +99,7 @@ class Pairing(Generic[K]):
         naming: How names were matched.
         sizes: as `Named.sizes`.
         maxtext: the MaxText side, if the other was a Hugging Face checkpoint and was given MaxText's names.
-        surplus: as `Named.surplus`, of B.
+        extra: as `Named.extra`, of B.
         head: Names of the output head and of the embedding, if one side was converted to the other's names.
         uncompared: Groups of arrays that only one side has. If there are any, the sides differ.
         leaves: Leaves other than arrays, and kinds of arrays, that differ.
@@ -112,7 +112,7 @@ class Pairing(Generic[K]):
     naming: tuple[Remark, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
     maxtext: Side | None = None
-    surplus: Mapping[str, Surplus] = field(default_factory=dict)
+    extra: Mapping[str, Surplus] = field(default_factory=dict)
     head: Head | None = None
     uncompared: tuple[Uncompared, ...] = ()
     leaves: tuple[LeafDifference, ...] = ()
@@ -139,19 +139,19 @@ class Pairing(Generic[K]):
         Args:
             patterns: See `NamedArrays.unused`. Buffers stay, as their values can be checked.
         """
-        found: list[tuple[Side, list[str]]] = [
-            (side, [name for name, each in names.items() if _is_unused(name, each, patterns)])
+        result: list[tuple[Side, list[str]]] = [
+            (side, [name for name, item in names.items() if _is_unused(name, item, patterns)])
             for side, names in zip(_SIDES, (self.only_a, self.only_b), strict=True)
         ]
-        left = {name for _, names in found for name in names}
+        left = {name for _, names in result for name in names}
         if not left:
             return self
         remarks = [
             Remark(f"left out, as no model of the family computes with it: {array_count(names)}", side)
-            for side, names in found
+            for side, names in result
             if names
         ]
-        a, b = ({name: each[name] for name in each if name not in left} for each in (self.a, self.b))
+        a, b = ({name: item[name] for name in item if name not in left} for item in (self.a, self.b))
         return replace(self, a=a, b=b, remarks=(*self.remarks, *remarks))
 
     def matching(self, pattern: str) -> Pairing[K]:
@@ -159,8 +159,8 @@ class Pairing(Generic[K]):
         a, b = (
             {name: arrays[name] for name in arrays if matches(name, pattern)} for arrays in (self.a, self.b)
         )
-        left = [each for each in self.uncompared if any(matches(name, pattern) for name in each.names)]
-        leaves = tuple(each for each in self.leaves if matches(each.name, pattern))
+        left = [item for item in self.uncompared if any(matches(name, pattern) for name in item.names)]
+        leaves = tuple(leaf for leaf in self.leaves if matches(leaf.name, pattern))
         return replace(self, a=a, b=b, uncompared=tuple(left), leaves=leaves)
 
 

@@ -78,27 +78,27 @@ class WholeArray:
 
 def wholes(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
     """`arrays` as parts of the arrays they were taken from, in the order of first parts."""
-    found: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[StackedPart]]] = {}
+    result: dict[tuple[int, frozenset[int]], tuple[LazyArray, list[StackedPart]]] = {}
     for name, array in arrays.items():
         root, fixed = _rooted(array)
-        found.setdefault((id(root), frozenset(fixed)), (root, []))[1].append(StackedPart(name, fixed))
-    made: list[WholeArray] = []
-    for root, parts in found.values():
-        distinct = len({_place(part.fixed) for part in parts}) == len(parts)
-        made += [WholeArray(root, tuple(parts))] if distinct else [alone(p.name, arrays) for p in parts]
-    return made
+        result.setdefault((id(root), frozenset(fixed)), (root, []))[1].append(StackedPart(name, fixed))
+    built: list[WholeArray] = []
+    for root, parts in result.values():
+        distinct = len({_location(part.fixed) for part in parts}) == len(parts)
+        built += [WholeArray(root, tuple(parts))] if distinct else [alone(p.name, arrays) for p in parts]
+    return built
 
 
 def cheapest_reads(arrays: Mapping[str, LazyArray]) -> list[WholeArray]:
     """What to read to get all of `arrays`: a whole if that costs less than its parts one by one."""
-    made: list[WholeArray] = []
+    built: list[WholeArray] = []
     for whole in wholes(arrays):
         apart = sum(_cost(arrays[part.name]) for part in whole.parts)
         if _cost(whole.array) * _WORTH_SPLITTING < apart:
-            made.append(whole)
+            built.append(whole)
         else:
-            made += [alone(part.name, arrays) for part in whole.parts]
-    return made
+            built += [alone(part.name, arrays) for part in whole.parts]
+    return built
 
 
 def alone(name: str, arrays: Mapping[str, LazyArray]) -> WholeArray:
@@ -112,7 +112,7 @@ def _cost(array: LazyArray) -> int:
     return cost.nbytes + cost.reads * _READ
 
 
-def _place(fixed: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+def _location(fixed: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(fixed.items()))
 
 
@@ -132,12 +132,12 @@ def assembled(whole: WholeArray, arrays: Mapping[str, LazyArray]) -> LazyArray:
     Raises:
         ShapeError: they differ in shape or dtype.
     """
-    by_place = {_place(part.fixed): arrays[part.name] for part in whole.parts}
+    by_location = {_location(part.fixed): arrays[part.name] for part in whole.parts}
     axes = sorted(whole.parts[0].fixed)
 
     def along(axes: list[int], chosen: dict[int, int]) -> LazyArray:
         if not axes:
-            return by_place[_place(chosen)]
+            return by_location[_location(chosen)]
         *outer, last = axes
         length = whole.array.shape[last]
         # The last axis is inserted last, so that the others are already where they are in the result.

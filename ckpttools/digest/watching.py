@@ -13,7 +13,7 @@ from ckpttools.digest.digester import Digester
 from ckpttools.digest.manifest import Manifest
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Receipt, Watch
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 class CarriesOut(Protocol):
@@ -27,7 +27,7 @@ def hashing_bytes(tree: Tree) -> int:
     return Digester(Selection().arrays(tree), DEFAULT_ALGORITHM).nbytes
 
 
-def run_hashing(plan: Plan, run: CarriesOut, path: Place, *, overwrite: bool) -> Receipt:
+def run_hashing(plan: Plan, run: CarriesOut, path: Location, *, overwrite: bool) -> Receipt:
     """Executes a plan and writes the manifest of its arrays.
 
     Output is hashed while it is written, in the memory that the plan leaves; the rest (written by an earlier

@@ -46,37 +46,37 @@ def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
     for entry in database.all.values():
         if isinstance(entry, Extent):
             ends[entry.file].append(entry.offset + entry.length)
-    for name, found in ends.items() if database.manifests else ():
+    for name, result in ends.items() if database.manifests else ():
         path = item.path / name
         try:
             size = path.stat().size
         except StorageError as error:
-            what = f"a data file with {len(found)} entries of the index: {error.got or 'not there'}"
+            what = f"a data file with {len(result)} entries of the index: {error.got or 'not there'}"
             yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
             continue
         if not path.may_read():
             do = f"chmod u+r {on_disk(path)}"
             yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, do, command=do)
-        beyond = [end for end in found if end > size]
+        beyond = [end for end in result if end > size]
         if beyond:
-            what = f"{len(beyond)} of {len(found)} entries end beyond its {size} bytes, at {max(beyond)}"
+            what = f"{len(beyond)} of {len(result)} entries end beyond its {size} bytes, at {max(beyond)}"
             yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _COPY)
 
 
 def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[Finding]:
-    place = f"{item.path}: {table.name}" if table.name else str(item.path)
+    location = f"{item.path}: {table.name}" if table.name else str(item.path)
     if table.strays:
         array = table.array
         grid = f"{list(array.grid)} of chunks {list(array.chunk)} for shape {list(array.shape)}"
         what = f"outside the grid {grid} {agreeing(len(table.strays), 'chunk')}, such as {table.strays[0]}"
-        yield Finding(ERROR, place, what, "the metadata is of another array than the chunks", _COPY)
+        yield Finding(ERROR, location, what, "the metadata is of another array than the chunks", _COPY)
     faults: dict[str, list[Shape]] = defaultdict(list)
     for bad in bad_chunks(table, database):
         faults[bad.fault].append(bad.index)
     for fault, indices in faults.items():
         what = f"{len(indices)} of {len(table.chunks)} chunks, such as {table.key(indices[0])}, {fault}"
         do = _PULL if fault == POINTER else _COPY
-        yield Finding(ERROR, place, what, "they cannot be read", do)
+        yield Finding(ERROR, location, what, "they cannot be read", do)
 
 
 def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
@@ -85,20 +85,20 @@ def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding
         return
     lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.array.grid) for t in tables)
     first = tables[0].key(tables[0].first_missing())
-    names = some([each.name for each in tables])
+    names = some([table.name for table in tables])
     what = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"
-    place = str(item.path)
+    location = str(item.path)
     if item.is_part_of_a_host:
         why = "this is what one host kept for itself: the others have the rest"
-        yield Finding(WARNING, place, what, why, where_chunks_may_be(item.path, may_be_old=False))
+        yield Finding(WARNING, location, what, why, where_chunks_may_be(item.path, may_be_old=False))
     elif item.processes and not item.leaves_out:
         why = "they were lost, or other processes of the save kept them elsewhere; some tools read zeros"
-        yield Finding(ERROR, place, what, why, where_chunks_may_be(item.path, may_be_old=False))
+        yield Finding(ERROR, location, what, why, where_chunks_may_be(item.path, may_be_old=False))
     elif not item.leaves_out:
-        yield Finding(ERROR, place, what, "they were lost, and some tools read zeros for them", _FETCH)
+        yield Finding(ERROR, location, what, "they were lost, and some tools read zeros for them", _FETCH)
     else:
         yield Finding(
-            INFO, place, what, "they hold only the fill value and were left out", "nothing need be done"
+            INFO, location, what, "they hold only the fill value and were left out", "nothing need be done"
         )
 
 
@@ -110,17 +110,17 @@ def _names(item: ListedItem) -> Iterator[Finding]:
         leaves = parse_tree(item.metadata, str(item.path))
     except CheckpointError:
         return  # reported by the check of metadata
-    wanted = [dotted(leaf.path) for leaf in leaves if _is_array(leaf)]
-    lost = [name for name in wanted if name not in item.tables.documents]
+    expected = [dotted(leaf.path) for leaf in leaves if _is_array(leaf)]
+    lost = [name for name in expected if name not in item.tables.documents]
     if lost:
-        yield _lost(item, lost, everything=len(lost) == len(wanted))
-    extra = sorted(item.tables.tables.keys() - set(wanted))
+        yield _lost(item, lost, everything=len(lost) == len(expected))
+    extra = sorted(item.tables.tables.keys() - set(expected))
     if extra:
         what = f"arrays that the tree does not name ({len(extra)}): {some(extra)}"
         yield Finding(
             INFO, str(item.path), what, "no loader reads them; they take up space", "nothing need be done"
         )
-    yield from _flavour(item, [name for name in wanted if name in item.tables.documents])
+    yield from _flavour(item, [name for name in expected if name in item.tables.documents])
 
 
 def _is_array(leaf: SavedLeaf) -> bool:

@@ -10,7 +10,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 ERROR, WARNING, INFO = LEVELS = ("error", "warning", "info")
 
@@ -22,7 +22,7 @@ class Finding:
     Attributes:
         level: "error": something cannot be read, or would be read wrongly; "warning": some tool will not find
             or accept it, or space is wasted; "info": worth knowing.
-        place: file or directory.
+        location: file or directory.
         what: what is there.
         why: why that matters.
         do: the next step, with the exact command where there is one.
@@ -32,7 +32,7 @@ class Finding:
     """
 
     level: str
-    place: str
+    location: str
     what: str
     why: str
     do: str
@@ -55,7 +55,7 @@ class Fix:
 
     name: str
     summary: str
-    apply: Callable[[Place, ReadOptions], str]
+    apply: Callable[[Location, ReadOptions], str]
     needs_health: bool = False
 
 
@@ -81,28 +81,28 @@ def mending(inventory: Inventory, fix: str) -> str:
     return f"ckpt doctor {pasted(inventory.path)} --fix {fix}"
 
 
-def pasted(path: Place) -> str:
+def pasted(path: Location) -> str:
     """A path quoted for a command line of `ckpt`."""
     return quote(f"./{path}" if str(path).startswith("-") else str(path))
 
 
-def on_disk(path: Place) -> str:
+def on_disk(path: Location) -> str:
     """A path quoted for a command that works on local files only."""
     return pasted(path) if path.as_local() == str(path) else "LOCAL_COPY"
 
 
-def set_aside(path: Place) -> str:
+def set_aside(path: Location) -> str:
     """The command that renames a file without replacing another."""
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
-    free = next(each for each in names if not each.lexists())
+    free = next(name for name in names if not name.lexists())
     return f"mv -n {on_disk(path)} {on_disk(free)}"
 
 
-def finding_of(error: CheckpointError, place: Place, level: str = ERROR, why: str = "") -> Finding:
+def finding_of(error: CheckpointError, location: Location, level: str = ERROR, why: str = "") -> Finding:
     """An error of the package as a finding."""
-    details = [f"{label} {text}" for label, text in error.details() if label in ("got", "wanted")]
+    details = [f"{label} {text}" for label, text in error.details() if label in ("got", "expected")]
     what = "; ".join([error.line, *details])
     # A hint to run ckpt doctor is no next step here.
     hint = error.hint if error.hint and "ckpt doctor" not in error.hint else None
     do = hint or "fetch it again, or restore it from another copy"
-    return Finding(level, error.place or str(place), what, why or "it cannot be read", do)
+    return Finding(level, error.location or str(location), what, why or "it cannot be read", do)

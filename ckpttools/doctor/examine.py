@@ -12,8 +12,8 @@ from ckpttools.checks.base import ModelCheck
 from ckpttools.checks.registry import checks as library_checks
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import first_of, natural_key
-from ckpttools.core.wording import option
 from ckpttools.doctor import checks as checks_room
 from ckpttools.doctor.base import ERROR, LEVELS, Check, Finding, Fix, finding_of, pasted
 from ckpttools.doctor.checks.checksums import has_checksums
@@ -25,7 +25,7 @@ from ckpttools.formats.interrupted import refuse_empty
 from ckpttools.formats.orbax.steps import Step
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.unanswered import is_unanswered
 
 # The check that opens everything: its findings are reported only if no other check says more.
@@ -37,13 +37,13 @@ class Refusal:
     """A place where a requested fix was not applied.
 
     Attributes:
-        place: file or directory.
+        location: file or directory.
         what: why it was not safe or not possible.
         do: the next step.
         exit_code: of the error.
     """
 
-    place: str
+    location: str
     what: str
     do: str
     exit_code: int
@@ -73,9 +73,12 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         """The verdict, and what was found and done."""
-        lines = [f"fixed: {each}" for each in self.fixed]
-        lines += [f"refused: {each.place}: {each.what}" for each in self.refused]
-        lines += [f"{each.level}: {each.place}: {each.what} [{each.check}]" for each in self.findings]
+        lines = [f"fixed: {item}" for item in self.fixed]
+        lines += [f"refused: {item.location}: {item.what}" for item in self.refused]
+        lines += [
+            f"{finding.level}: {finding.location}: {finding.what} [{finding.check}]"
+            for finding in self.findings
+        ]
         return f"<Diagnosis of {self.path}: {'healthy' if self.healthy else 'not healthy'}{listing(lines)}>"
 
     @property
@@ -88,8 +91,8 @@ class Diagnosis:
 def checks() -> tuple[Check, ...]:
     """All checks, by name."""
     modules = (
-        import_module(f"{checks_room.__name__}.{each.name}")
-        for each in pkgutil.iter_modules(checks_room.__path__)
+        import_module(f"{checks_room.__name__}.{item.name}")
+        for item in pkgutil.iter_modules(checks_room.__path__)
     )
     own = (module.CHECK for module in modules)
     return tuple(sorted((*own, *format_checks(), *_model_checks()), key=lambda check: check.name))
@@ -118,7 +121,9 @@ def fixes() -> dict[str, Fix]:
     return {check.fix.name: check.fix for check in checks() if check.fix is not None}
 
 
-def examine(where: Where, read: ReadOptions | None = None, reading: Observe | None = None) -> Diagnosis:
+def examine(
+    where: LocationLike, read: ReadOptions | None = None, reading: Observe | None = None
+) -> Diagnosis:
     """Examines everything at or below a path; changes nothing.
 
     Args:
@@ -141,23 +146,23 @@ def examine(where: Where, read: ReadOptions | None = None, reading: Observe | No
             raise FormatError(
                 f"the model in {model.location} has no weights",
                 got=f"{CONFIG}{f', {first_of(names, 5)}' if names else ''}",
-                wanted="model.safetensors, or shards and model.safetensors.index.json",
+                expected="model.safetensors, or shards and model.safetensors.index.json",
                 hint=f"fetch them: hf download REPO --include '*.safetensors' --local-dir {pasted(path)}",
             )
         raise foreign_error(path) or FormatError(
             f"{path} is not a checkpoint",
-            wanted="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",
+            expected="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",
             hint="`ckpt formats` lists what can be read",
         )
-    found = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
-    ordered = sorted(_told_once(found), key=_rank)
-    healthy = all(each.level != ERROR for each in ordered)
+    result = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
+    ordered = sorted(_told_once(result), key=_rank)
+    healthy = all(item.level != ERROR for item in ordered)
     compared = (reading is not None) if has_checksums(inventory) else None
     return Diagnosis(str(path), healthy, tuple(_counted(inventory)), tuple(ordered), compared=compared)
 
 
 def _rank(finding: Finding) -> tuple[int, bytes, str]:
-    return LEVELS.index(finding.level), natural_key(finding.place), finding.check
+    return LEVELS.index(finding.level), natural_key(finding.location), finding.check
 
 
 def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
@@ -178,8 +183,8 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
 
 
 def _counted(inventory: Inventory) -> Iterator[str]:
-    found = {place for each in inventory.others.values() for place in each}
-    hierarchies = [each for each in inventory.hierarchies if found.isdisjoint(each.parents)]
+    result = {location for other in inventory.others.values() for location in other}
+    hierarchies = [hierarchy for hierarchy in inventory.hierarchies if result.isdisjoint(hierarchy.parents)]
     counts = [
         (len(inventory.steps), "step", "steps"),
         (len(inventory.items), "item", "items"),
@@ -187,35 +192,35 @@ def _counted(inventory: Inventory) -> Iterator[str]:
         (len(hierarchies), "zarr v3 hierarchy", "zarr v3 hierarchies"),
         (len(inventory.leftovers), "leftover", "leftovers"),
         *(
-            (len(each), f"checkpoint of {name}", f"checkpoints of {name}")
-            for name, each in inventory.others.items()
+            (len(item), f"checkpoint of {name}", f"checkpoints of {name}")
+            for name, item in inventory.others.items()
         ),
     ]
     return (f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
 
 
-def _told_once(found: Iterable[Finding]) -> Iterator[Finding]:
+def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
     """The findings, without those that only say that something cannot be opened if others say why."""
-    places = [each.place for each in found if each.level == ERROR and each.check != LAST_RESORT]
-    for each in found:
-        if each.check != LAST_RESORT or not any(_is_told(each, place) for place in places):
-            yield each
+    locations = [item.location for item in result if item.level == ERROR and item.check != LAST_RESORT]
+    for item in result:
+        if item.check != LAST_RESORT or not any(_is_told(item, location) for location in locations):
+            yield item
 
 
-def _is_told(last: Finding, place: str) -> bool:
+def _is_told(last: Finding, location: str) -> bool:
     """Whether an error at a place is why something cannot be opened; the message may name its directory."""
-    if _is_at(place, last.place) or _is_at(last.place, place):
+    if _is_at(location, last.location) or _is_at(last.location, location):
         return True
-    return place in last.what or f"{parse(place).parent}: " in last.what
+    return location in last.what or f"{parse(location).parent}: " in last.what
 
 
-def _is_at(place: str, top: str) -> bool:
+def _is_at(location: str, top: str) -> bool:
     """Whether a place is `top` or below it."""
-    return place == top or place.startswith((f"{top}/", f"{top}:"))
+    return location == top or location.startswith((f"{top}/", f"{top}:"))
 
 
 def mend(
-    where: Where, *names: str, read: ReadOptions | None = None, reading: Observe | None = None
+    where: LocationLike, *names: str, read: ReadOptions | None = None, reading: Observe | None = None
 ) -> Diagnosis:
     """Applies fixes in turn wherever a finding suggests them, then examines again; a refusal stops nothing.
 
@@ -234,7 +239,7 @@ def mend(
     for name in names:
         if name not in known:
             what = f"there is no fix {name!r}"
-            raise UsageError(what, wanted=" or ".join(known), hint="ckpt doctor --list")
+            raise UsageError(what, expected=" or ".join(known), hint="ckpt doctor --list")
     done: list[str] = []
     refused: dict[str, CheckpointError] = {}
     for name in names:
@@ -243,29 +248,29 @@ def mend(
     if refused and not done:
         raise _together(names, refused)
     after = examine(path, read, reading) if path.lexists() else Diagnosis(str(path), True, (), ())
-    refusals = tuple(_refusal(place, error) for place, error in refused.items())
+    refusals = tuple(_refusal(location, error) for location, error in refused.items())
     return replace(after, fixed=tuple(done), refused=refusals)
 
 
 def _mend_all(
     fix: Fix,
-    found: Sequence[Finding],
+    result: Sequence[Finding],
     read: ReadOptions,
     done: list[str],
     refused: dict[str, CheckpointError],
 ) -> None:
     """Applies a fix in all places, and adds the results to `done` and, by place, to `refused`."""
-    for place in dict.fromkeys(each.place for each in found if each.fix == fix.name):
+    for location in dict.fromkeys(item.location for item in result if item.fix == fix.name):
         try:
-            done.append(_applied(fix, place, found, read))
+            done.append(_applied(fix, location, result, read))
         except CheckpointError as error:
-            refused[place] = error
+            refused[location] = error
 
 
-def _applied(fix: Fix, place: str, found: Iterable[Finding], read: ReadOptions) -> str:
+def _applied(fix: Fix, location: str, result: Iterable[Finding], read: ReadOptions) -> str:
     if fix.needs_health:
-        _refuse_ill(place, found)
-    return fix.apply(parse(place), read)
+        _refuse_ill(location, result)
+    return fix.apply(parse(location), read)
 
 
 def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> CheckpointError:
@@ -273,24 +278,26 @@ def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> C
     first = next(iter(refused.values()))
     if len(refused) == 1:
         return first
-    reasons = listing([f"{place}: {_refusal(place, error).what}" for place, error in refused.items()])
-    said = " ".join(option("fix", name) for name in names)
-    return type(first)(f"{said} could repair nothing{reasons}", hint=first.hint)
+    reasons = listing(
+        [f"{location}: {_refusal(location, error).what}" for location, error in refused.items()]
+    )
+    declared = " ".join(option("fix", name) for name in names)
+    return type(first)(f"{declared} could repair nothing{reasons}", hint=first.hint)
 
 
-def _refusal(place: str, error: CheckpointError) -> Refusal:
-    as_finding = finding_of(error, parse(place))
-    where = f"{as_finding.place}: " if as_finding.place != place else ""
+def _refusal(location: str, error: CheckpointError) -> Refusal:
+    as_finding = finding_of(error, parse(location))
+    where = f"{as_finding.location}: " if as_finding.location != location else ""
     do = error.hint or "resolve that, and run the same command again"
-    return Refusal(place, where + as_finding.what, do, error.exit_code)
+    return Refusal(location, where + as_finding.what, do, error.exit_code)
 
 
-def _refuse_ill(place: str, found: Iterable[Finding]) -> None:
-    for each in found:
-        if each.level == ERROR and _is_at(each.place, place):
+def _refuse_ill(location: str, result: Iterable[Finding]) -> None:
+    for item in result:
+        if item.level == ERROR and _is_at(item.location, location):
             raise FormatError(
                 "this cannot be marked as whole while there are errors in it",
-                place=each.place,
-                got=each.what,
+                location=item.location,
+                got=item.what,
                 hint="repair the errors first",
             )

@@ -1,4 +1,4 @@
-"""A check for each format that looks for faults in its own files: see `formats.base.TellsFaults`."""
+"""A check for each format that looks for faults in its own files: see `formats.base.SupportsFaults`."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterator
 
 from ckpttools.doctor.base import Check, Finding, finding_of
 from ckpttools.doctor.inventory import Inventory
-from ckpttools.formats.base import TellsFaults
+from ckpttools.formats.base import SupportsFaults
 from ckpttools.formats.registry import faults_in, formats
 
 
 def format_checks() -> Iterator[Check]:
     """The checks of all formats that have one."""
     for name, format in formats().items():
-        if isinstance(format, TellsFaults):
+        if isinstance(format, SupportsFaults):
             yield _check(name, format)
 
 
-def _check(name: str, format: TellsFaults) -> Check:
+def _check(name: str, format: SupportsFaults) -> Check:
     def look(inventory: Inventory) -> Iterator[Finding]:
-        for place in inventory.places(name):
-            for error in faults_in(format, place, inventory.read):
-                yield finding_of(error, place, why="none of its tensors can be trusted")
+        for location in inventory.locations(name):
+            for error in faults_in(format, location, inventory.read):
+                yield finding_of(error, location, why="none of its tensors can be trusted")
 
     return Check(name, format.looks_for, look)

@@ -16,7 +16,7 @@ from ckpttools.checks.base import ModelDirectory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.doctor.probing import is_directory
-from ckpttools.formats.base import COMPANIONS, ReadOptions, SupportsStepFiles, TellsPlace
+from ckpttools.formats.base import SIDECARS, ReadOptions, SupportsLocation, SupportsStepFiles
 from ckpttools.formats.interrupted import absent
 from ckpttools.formats.json_file import json_object
 from ckpttools.formats.orbax.entries import Entries, entries_of
@@ -38,7 +38,7 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import unfinished_at
 from ckpttools.stores.unanswered import kept_unless_unanswered
 
@@ -60,7 +60,7 @@ class Directory:
         files, directories: names in it, sorted.
     """
 
-    path: Place
+    path: Location
     files: tuple[str, ...]
     directories: tuple[str, ...]
 
@@ -77,18 +77,18 @@ class ListedItem:
     """
 
     directory: Directory
-    step: Place
+    step: Location
     may_leave_out: bool = False
     read: ReadOptions = field(default_factory=ReadOptions)
 
     @property
-    def path(self) -> Place:
+    def path(self) -> Location:
         return self.directory.path
 
     @property
     def processes(self) -> list[str]:
         """Directories written by single processes of a save."""
-        return [place.name for place in processes_of(self.path)]
+        return [location.name for location in processes_of(self.path)]
 
     @property
     def is_merged(self) -> bool:
@@ -148,7 +148,7 @@ class SafetensorsFiles:
         is_whole: whether these are all files of the directory, rather than a single one that was named.
     """
 
-    folder: Place
+    folder: Location
     files: tuple[str, ...]
     indexes: tuple[str, ...]
     is_whole: bool
@@ -172,45 +172,49 @@ class Inventory:
         reading: what is told the bytes of data that are read, and that will be in all; None where none is.
     """
 
-    path: Place
+    path: Location
     directories: tuple[Directory, ...] = ()
-    denied: Mapping[Place, CheckpointError] = field(default_factory=dict)
+    denied: Mapping[Location, CheckpointError] = field(default_factory=dict)
     items: tuple[ListedItem, ...] = ()
     steps: tuple[Directory, ...] = ()
     weights: tuple[SafetensorsFiles, ...] = ()
-    hierarchies: tuple[Place, ...] = ()
-    leftovers: tuple[Place, ...] = ()
+    hierarchies: tuple[Location, ...] = ()
+    leftovers: tuple[Location, ...] = ()
     read: ReadOptions = field(default_factory=ReadOptions)
-    others: Mapping[str, Sequence[Place]] = field(default_factory=dict)
+    others: Mapping[str, Sequence[Location]] = field(default_factory=dict)
     reading: Observe | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing here is a checkpoint, or the beginning of one."""
-        found = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
-        return not any((*found, *self.others.values()))
+        result = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
+        return not any((*result, *self.others.values()))
 
     @cached_property
     def models(self) -> tuple[ModelDirectory, ...]:
         """The model directories: those with a `config.json` or with safetensors, and those in checkpoints."""
         folders = {weights.folder for weights in self.weights if weights.is_whole}
-        found = (each for each in self.directories if each.path in folders or CONFIG in each.files)
-        return (*(_model(each, self.read) for each in found), *self._carried())
+        result = (
+            directory
+            for directory in self.directories
+            if directory.path in folders or CONFIG in directory.files
+        )
+        return (*(_model(item, self.read) for item in result), *self._carried())
 
     def _carried(self) -> Iterator[ModelDirectory]:
         """The configuration and tokenizer that MaxText checkpoints and zarr hierarchies carry along."""
-        listed = {each.path for each in self.directories}
-        holders = [each for each in self.directories if COMPANIONS in each.directories]
+        listed = {item.path for item in self.directories}
+        holders = [item for item in self.directories if SIDECARS in item.directories]
         # Over a network each file is a request, and all steps of a run carry the same files.
         is_local = self.path.store.scheme == "file"
         for directory in holders if is_local else holders[-1:]:
-            path = directory.path / COMPANIONS
+            path = directory.path / SIDECARS
             with suppress(CheckpointError):
-                files = {each.name: path / each.name for each in path.entries() if each.is_file}
+                files = {entry.name: path / entry.name for entry in path.entries() if entry.is_file}
                 if path not in listed and CONFIG in files:
                     yield ModelDirectory(str(path), files)
 
-    def places(self, format: str) -> Sequence[Place]:
+    def locations(self, format: str) -> Sequence[Location]:
         """The files or directories that are of a format."""
         own = {
             "orbax": [item.path for item in self.items],
@@ -229,7 +233,7 @@ def _model(directory: Directory, read: ReadOptions) -> ModelDirectory:
     return ModelDirectory(str(directory.path), files, tree)
 
 
-def json_or_error(path: Place) -> Mapping[str, Any] | CheckpointError:
+def json_or_error(path: Location) -> Mapping[str, Any] | CheckpointError:
     """The JSON object in a file, or what is wrong with it."""
     hint = "fetch the file again, or restore it from another copy"
     try:
@@ -238,7 +242,7 @@ def json_or_error(path: Place) -> Mapping[str, Any] | CheckpointError:
         return kept_unless_unanswered(error, path)
 
 
-def inventory_of(path: Place, read: ReadOptions | None = None) -> Inventory:
+def inventory_of(path: Location, read: ReadOptions | None = None) -> Inventory:
     """The inventory of a path, which may be a file, or a directory at any level.
 
     Args:
@@ -263,9 +267,9 @@ def inventory_of(path: Place, read: ReadOptions | None = None) -> Inventory:
     return walk.inventory(path)
 
 
-def _one_file(path: Place) -> Iterator[SafetensorsFiles]:
+def _one_file(path: Location) -> Iterator[SafetensorsFiles]:
     if path.name.endswith(INDEX):
-        names = tuple(sorted(each.name for each in path.parent.glob(f"*{SAFETENSORS}")))
+        names = tuple(sorted(item.name for item in path.parent.glob(f"*{SAFETENSORS}")))
         yield SafetensorsFiles(path.parent, names, (path.name,), is_whole=True)
     elif path.name.endswith(SAFETENSORS):
         yield SafetensorsFiles(path.parent, (path.name,), (), is_whole=False)
@@ -277,13 +281,13 @@ class _Walk:
     def __init__(self, read: ReadOptions) -> None:
         self._read = read
         self._seen: set[object] = set()
-        self._directories: dict[Place, Directory] = {}
-        self._denied: dict[Place, CheckpointError] = {}
-        self._items: list[Place] = []
-        self._hierarchies: list[Place] = []
-        self._leftovers: list[Place] = []
+        self._directories: dict[Location, Directory] = {}
+        self._denied: dict[Location, CheckpointError] = {}
+        self._items: list[Location] = []
+        self._hierarchies: list[Location] = []
+        self._leftovers: list[Location] = []
 
-    def visit(self, path: Place, depth: int) -> None:
+    def visit(self, path: Location, depth: int) -> None:
         directory = self._listed(path)
         if directory is None:
             return
@@ -301,7 +305,7 @@ class _Walk:
             for name in directory.directories:
                 self._step_into(path / name, depth)
 
-    def _step_into(self, path: Place, depth: int) -> None:
+    def _step_into(self, path: Location, depth: int) -> None:
         if (
             IN_PROGRESS in path.name
             or path.name == PRUNE_DIRECTORY
@@ -313,7 +317,7 @@ class _Walk:
         elif depth < _DEEPEST and not Step(path).is_being_deleted:
             self.visit(path, depth + 1)
 
-    def _listed(self, path: Place) -> Directory | None:
+    def _listed(self, path: Location) -> Directory | None:
         """A directory's content; None if it was seen before or may not be listed."""
         try:
             identity = path.stat().identity or path
@@ -327,12 +331,14 @@ class _Walk:
         files = tuple(entry.name for entry in entries if not entry.is_dir)
         return Directory(path, files, tuple(entry.name for entry in entries if entry.is_dir))
 
-    def inventory(self, path: Place) -> Inventory:
-        steps = {place: each for place, each in self._directories.items() if CHECKPOINT_FILE in each.files}
+    def inventory(self, path: Location) -> Inventory:
+        steps = {
+            location: entry for location, entry in self._directories.items() if CHECKPOINT_FILE in entry.files
+        }
         items = []
-        for place in self._items:
-            step = step_of(place).path
-            items.append(ListedItem(self._directories[place], step, read=self._read))
+        for location in self._items:
+            step = step_of(location).path
+            items.append(ListedItem(self._directories[location], step, read=self._read))
             if step not in self._directories and has_metadata(step):
                 listed = self._listed(step)
                 steps |= {step: listed} if listed else {}
@@ -343,34 +349,36 @@ class _Walk:
             tuple(self._directories.values()),
             self._denied,
             tuple(items),
-            tuple(each for place, each in sorted(steps.items()) if place not in inner),
-            tuple(_weights(each) for each in self._directories.values() if _has_weights(each)),
+            tuple(entry for location, entry in sorted(steps.items()) if location not in inner),
+            tuple(_weights(directory) for directory in self._directories.values() if _has_weights(directory)),
             tuple(self._hierarchies),
             tuple(self._leftovers),
             self._read,
-            _others(place for place in self._directories if place not in {*inner, *self._hierarchies}),
+            _others(
+                location for location in self._directories if location not in {*inner, *self._hierarchies}
+            ),
         )
 
 
-def _others(places: Iterable[Place]) -> dict[str, list[Place]]:
+def _others(locations: Iterable[Location]) -> dict[str, list[Location]]:
     """Places that formats recognise of which nothing is known here, each once."""
-    found: dict[str, dict[Place, None]] = defaultdict(dict)
+    result: dict[str, dict[Location, None]] = defaultdict(dict)
     others = [(name, format) for name, format in formats().items() if name not in _OWN]
-    for place in places:
+    for location in locations:
         for name, format in others:
             with suppress(CheckpointError):
-                if format.why_not(place) is not None:
+                if format.why_not(location) is not None:
                     continue
-                located = [place]
+                located = [location]
                 if isinstance(format, SupportsStepFiles):
-                    located = [*format.checkpoints_in(place)]
-                elif isinstance(format, TellsPlace):
-                    located = [format.lies_at(place)]
-                if isinstance(format, TellsPlace):
+                    located = [*format.checkpoints_in(location)]
+                elif isinstance(format, SupportsLocation):
+                    located = [format.lies_at(location)]
+                if isinstance(format, SupportsLocation):
                     # Below a checkpoint that was found, directories are its own.
-                    located = [at for at in located if found[name].keys().isdisjoint(at.parents)]
-                found[name] |= dict.fromkeys(located)
-    return {name: [*each] for name, each in found.items()}
+                    located = [at for at in located if result[name].keys().isdisjoint(at.parents)]
+                result[name] |= dict.fromkeys(located)
+    return {name: [*item] for name, item in result.items()}
 
 
 def _has_weights(directory: Directory) -> bool:

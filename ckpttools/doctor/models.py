@@ -12,7 +12,7 @@ from ckpttools.formats.safetensors.faults import header_of
 from ckpttools.formats.safetensors.format import NAMES
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.quantized.scales import Described
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _TEXT = ("thinker_config", "text_config")
 # What a name of a decoder's array begins with, up to its layers or its embedding.
@@ -31,7 +31,7 @@ class StoredModel:
         has_skipped_shards: whether there are shards that the index does not name.
     """
 
-    folder: Place
+    folder: Location
     config: Mapping[str, Any]
     arrays: Mapping[str, Described]
     files: tuple[str, ...] = ()
@@ -44,19 +44,19 @@ class StoredModel:
         if NAMES.missing(self.files) or self.has_skipped_shards:
             return False
         maps = ((self.sidecar(index) or {}).get("weight_map") for index in self.indexes)
-        return all(set(each) <= self.arrays.keys() for each in maps if isinstance(each, Mapping))
+        return all(set(item) <= self.arrays.keys() for item in maps if isinstance(item, Mapping))
 
     @property
     def text(self) -> Mapping[str, Any]:
         """What the configuration says of the text model."""
-        found = self.config
+        result = self.config
         for name in _TEXT:
-            found = found[name] if isinstance(found.get(name), Mapping) else found
-        return found
+            result = result[name] if isinstance(result.get(name), Mapping) else result
+        return result
 
     def of_decoder(self, name: str) -> str | None:
         """A name of the decoder's without what it begins with, such as layers.0.mlp.up_proj.weight."""
-        prefix = next((each for each in _DECODERS if name.startswith(each)), "")
+        prefix = next((decoder for decoder in _DECODERS if name.startswith(decoder)), "")
         rest = name.removeprefix(prefix)
         return rest if rest.startswith(("layers.", "embed_tokens.")) else None
 
@@ -64,14 +64,16 @@ class StoredModel:
         """A JSON file beside the weights; None where there is none, or none that can be read."""
         if not (self.folder / name).is_file():
             return None
-        found = json_or_error(self.folder / name)
-        return None if isinstance(found, CheckpointError) else found
+        result = json_or_error(self.folder / name)
+        return None if isinstance(result, CheckpointError) else result
 
     @property
     def embedding_rows(self) -> int | None:
         """Rows of the embedding; None where there is none of that name."""
-        found = (each for name, each in self.arrays.items() if self.of_decoder(name) == "embed_tokens.weight")
-        return next((each.shape[0] for each in found if each.shape), None)
+        result = (
+            item for name, item in self.arrays.items() if self.of_decoder(name) == "embed_tokens.weight"
+        )
+        return next((item.shape[0] for item in result if item.shape), None)
 
 
 def models_in(inventory: Inventory) -> Iterator[StoredModel]:

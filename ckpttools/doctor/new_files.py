@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from ckpttools.core.errors import FormatError
 from ckpttools.doctor.probing import is_file
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
-def write_new(path: Place, content: bytes) -> None:
+def write_new(path: Location, content: bytes) -> None:
     """Writes a file that appears only once it is complete.
 
     Raises:
@@ -18,12 +18,12 @@ def write_new(path: Place, content: bytes) -> None:
     path.put(content)
 
 
-def refuse_existing(path: Place) -> None:
+def refuse_existing(path: Location) -> None:
     """Raises FormatError if anything has this name, even a broken link."""
     if path.lexists():
         raise FormatError(f"{path} is there already", hint="give it another name, then run the command again")
 
 
-def holds(path: Place, content: bytes) -> bool:
+def holds(path: Location, content: bytes) -> bool:
     """Whether there is a file with these bytes."""
     return is_file(path) and path.read_bytes() == content

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
-def is_file(path: Place) -> bool:
+def is_file(path: Location) -> bool:
     """Whether there is a regular file, or a link to one."""
     try:
         return path.is_file()
@@ -14,7 +14,7 @@ def is_file(path: Place) -> bool:
         return False
 
 
-def is_directory(path: Place) -> bool:
+def is_directory(path: Location) -> bool:
     """Whether there is a directory, or a link to one."""
     try:
         return path.is_dir()

@@ -10,33 +10,33 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.doctor.base import ERROR, INFO, WARNING, Finding, pasted
 from ckpttools.doctor.inventory import Inventory, ListedItem
 from ckpttools.formats.registry import open_tree
-from ckpttools.quantized.readable import shaped_weights_in, weights_in
+from ckpttools.quantized.dequantizable import shaped_weights_in, weights_in
 from ckpttools.quantized.scales import is_narrow
 from ckpttools.quantized.stored_values import value_faults
 from ckpttools.quantized.tree import quantized_in
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _FETCH = "fetch the checkpoint again, or restore it from another copy"
 
 
-def value_findings(tree: Tree, place: str) -> Iterator[Finding]:
+def value_findings(tree: Tree, location: str) -> Iterator[Finding]:
     """Shapes of weights that can be read, and the values of scales that lie on this machine.
 
     Raises:
         CheckpointError: they cannot be read.
     """
     weights = shaped_weights_in(tree)
-    found = value_faults(tree, weights.readable.values())
+    result = value_faults(tree, weights.readable.values())
     # What needs no reading is said already.
-    shapes = [each for each in weights.faults if each not in weights_in(tree).faults]
-    damaged = (*shapes, *found.damaged)
+    shapes = [fault for fault in weights.faults if fault not in weights_in(tree).faults]
+    damaged = (*shapes, *result.damaged)
     if damaged:
         why = "no numbers can be made of the weights; a program that multiplies anyway computes nonsense"
-        yield Finding(ERROR, place, f"quantised weights are damaged: {_some(damaged)}", why, _FETCH)
-    if found.not_positive:
-        what = f"scales are zero or negative: {_some(found.not_positive)}"
+        yield Finding(ERROR, location, f"quantised weights are damaged: {_some(damaged)}", why, _FETCH)
+    if result.not_positive:
+        what = f"scales are zero or negative: {_some(result.not_positive)}"
         why = "the numbers of their blocks vanish, or change their signs; quantisers write positive ones"
-        yield Finding(WARNING, place, what, why, _FETCH)
+        yield Finding(WARNING, location, what, why, _FETCH)
 
 
 def native_findings(inventory: Inventory) -> Iterator[Finding]:
@@ -51,13 +51,13 @@ def native_findings(inventory: Inventory) -> Iterator[Finding]:
 def _may_be_quantised(item: ListedItem) -> bool:
     """Whether an item is worth opening: it has matrices of few bits."""
     arrays = [table.array for table in item.tables.tables.values()] if item.tables else []
-    return any(len(each.shape) > 1 and is_narrow(each.dtype) for each in arrays)
+    return any(len(array.shape) > 1 and is_narrow(array.dtype) for array in arrays)
 
 
 def _native(item: ListedItem, inventory: Inventory) -> Iterator[Finding]:
     tree = open_tree(item.path, inventory.read)
     weights = quantized_in(tree).weights
-    if not any(each.scales for each in weights.values()):
+    if not any(weight.scales for weight in weights.values()):
         return
     read = weights_in(tree)
     if read.faults:
@@ -69,14 +69,14 @@ def _native(item: ListedItem, inventory: Inventory) -> Iterator[Finding]:
     yield from value_findings(tree, str(item.path))
 
 
-def _kept(place: Place, count: int) -> Finding:
+def _kept(location: Location, count: int) -> Finding:
     what = f"{count} weight{'s' * (count != 1)} in FP8, each with its scales"
     why = (
         "MaxText's training multiplies them when it loads them (load_parameters_path); from_pretrained of "
         "0.2.5 (SFT, DPO, distillation, decoding) ignores the scales, without an error"
     )
-    command = f"ckpt cast {pasted(place)} DST --dtype bfloat16"
-    return Finding(INFO, str(place), what, why, f"`{command}` dequantises them", command=command)
+    command = f"ckpt cast {pasted(location)} DST --dtype bfloat16"
+    return Finding(INFO, str(location), what, why, f"`{command}` dequantises them", command=command)
 
 
 def _some(lines: Sequence[str]) -> str:

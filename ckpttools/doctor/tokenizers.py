@@ -11,8 +11,8 @@ def listed_tokens(tokenizer: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
     """Text and id of each token, those that were added last; what is no token is left out."""
     model, added = tokenizer.get("model"), tokenizer.get("added_tokens")
     vocab = model.get("vocab") if isinstance(model, Mapping) else None
-    entries = (each for each in added if isinstance(each, Mapping)) if isinstance(added, list) else ()
-    more = ((each.get("content"), each.get("id")) for each in entries)
+    entries = (item for item in added if isinstance(item, Mapping)) if isinstance(added, list) else ()
+    more = ((entry.get("content"), entry.get("id")) for entry in entries)
     for text, number in chain(_vocabulary(vocab), more):
         if type(number) is int and number >= 0:
             yield str(text), number
@@ -23,7 +23,7 @@ def _vocabulary(vocab: object) -> Iterator[tuple[object, object]]:
         yield from vocab.items()
     elif isinstance(vocab, list):
         # Unigram lists its tokens in their order, each with its score.
-        yield from ((each[0] if isinstance(each, list) and each else "", k) for k, each in enumerate(vocab))
+        yield from ((item[0] if isinstance(item, list) and item else "", k) for k, item in enumerate(vocab))
 
 
 def slow_tokens(settings: Mapping[str, Any], *documents: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -34,9 +34,9 @@ def slow_tokens(settings: Mapping[str, Any], *documents: Mapping[str, Any]) -> I
         documents: of files that map texts to ids.
     """
     added = settings.get("added_tokens_decoder")
-    for number, each in (added if isinstance(added, Mapping) else {}).items():
-        if number.isdecimal() and len(number) < 19 and isinstance(each, Mapping):
-            yield str(each.get("content")), int(number)
+    for number, item in (added if isinstance(added, Mapping) else {}).items():
+        if number.isdecimal() and len(number) < 19 and isinstance(item, Mapping):
+            yield str(item.get("content")), int(number)
     for document in documents:
         yield from ((text, number) for text, number in document.items() if type(number) is int)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.core.message_terms import option, with_options
 from ckpttools.core.text import matches_any, plural
-from ckpttools.core.wording import option, with_options
-from ckpttools.families.silent import silent_fields
+from ckpttools.families.hf_defaults import silent_fields
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.joining import with_parts
 from ckpttools.mapping.keys import Field, Key, parse_key
@@ -43,20 +43,20 @@ class FlagRule:
     remedy: str = ""
     by_arrays: bool = False
 
-    def read(self, config: Mapping[str, Any], place: str, silent: Mapping[str, Any] | None = None) -> Flag:
+    def read(self, config: Mapping[str, Any], location: str, silent: Mapping[str, Any] | None = None) -> Flag:
         """The flag as a configuration sets it, or as transformers does where that is silent.
 
         Args:
             config: the parsed `config.json`.
-            place: of the configuration, for messages.
+            location: of the configuration, for messages.
             silent: the `silent_fields` of the configuration, for whoever reads many flags.
         """
         silent = silent_fields(config) if silent is None else silent
-        name, value, source = first_said(config, self.field, place, silent)
+        name, value, source = first_said(config, self.field, location, silent)
         if name is not None:
             there = value in self.equals if self.equals else bool(value)
-            return self._flag(there, source or f"{place}: {name} is {json.dumps(value)}")
-        return self._flag(self.default, f"{place}: no {self.field[0]}" if self.field else "")
+            return self._flag(there, source or f"{location}: {name} is {json.dumps(value)}")
+        return self._flag(self.default, f"{location}: no {self.field[0]}" if self.field else "")
 
     def _flag(self, value: bool, source: str) -> Flag:
         return Flag(value, source, with_options(self.remedy), by_arrays=self.by_arrays)
@@ -132,8 +132,8 @@ PLAIN = Spelling()
 
 def _exchanged_prefix(text: str, prefixes: Mapping[str, str]) -> str:
     """With another prefix, the first of these that it has."""
-    found = next((each for each in prefixes if text.startswith(each)), None)
-    return text if found is None else prefixes[found] + text.removeprefix(found)
+    result = next((prefix for prefix in prefixes if text.startswith(prefix)), None)
+    return text if result is None else prefixes[result] + text.removeprefix(result)
 
 
 def _exchanged(text: str, words: Mapping[str, str]) -> str:
@@ -190,7 +190,7 @@ def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vis
 
 def within(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
     """Sizes of which the fields stand below one of several prefixes; the first that has one counts."""
-    named = {axis: [each for each in fields if isinstance(each, str)] for axis, fields in sizes.items()}
+    named = {axis: [item for item in fields if isinstance(item, str)] for axis, fields in sizes.items()}
     defaults = {axis: fields[len(named[axis]) :] for axis, fields in sizes.items()}
     return {
         axis: (*(prefix + name for prefix in prefixes for name in names), *defaults[axis])
@@ -269,9 +269,9 @@ class Family:
             lengths: length of each axis of a model.
         """
         fields = [
-            each for group in self.layers if not group.scanned for each in parse_key(group.right).fields
+            item for group in self.layers if not group.scanned for item in parse_key(group.right).fields
         ]
-        return max((lengths.get(axis, 0) for each in fields for axis in each.axes), default=0)
+        return max((lengths.get(axis, 0) for item in fields for axis in item.axes), default=0)
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
@@ -288,7 +288,7 @@ class Family:
     def table(
         self,
         config: Mapping[str, Any] | None,
-        place: str,
+        location: str,
         *,
         scan_axis: int | None = None,
         spelling: Spelling = PLAIN,
@@ -299,7 +299,7 @@ class Family:
 
         Args:
             config: the parsed `config.json`; None where there is none, and the arrays must show it.
-            place: where it lies, for messages.
+            location: where it lies, for messages.
             scan_axis: the axis on which MaxText's layers are stacked; None for layers with numbers.
             spelling: how the Hugging Face files write their keys.
             overrides: flags that the user sets, whatever the configuration says.
@@ -312,14 +312,14 @@ class Family:
         # A rule without fields needs no configuration.
         rules = {name: rule for name, rule in self.flags.items() if config is not None or not rule.field}
         silent = silent_fields(config or {})
-        flags = {name: rule.read(config or {}, place, silent) for name, rule in rules.items()}
+        flags = {name: rule.read(config or {}, location, silent) for name, rule in rules.items()}
         if config is not None:
-            sizes = {**sizes_from_config(config, self.sizes, place, silent), **sizes}
-            sizes = derive(sizes, self.derived, place)
+            sizes = {**sizes_from_config(config, self.sizes, location, silent), **sizes}
+            sizes = derive(sizes, self.derived, location)
         if scan_axis is not None and (rest := self.layers_beyond_cycles(lengths_of(sizes))):
             raise ConfigError(
                 f"MaxText scans complete cycles of layers, and {plural(rest, 'layer')} would be left over",
-                place=place,
+                location=location,
                 got=plural(sizes["layers"].length, "layer"),
                 hint=f"{option('scan', False)} keeps them apart, for scan_layers=false in MaxText",
             )
@@ -331,7 +331,7 @@ class Family:
             derived=self.derived,
             dropped=self.dropped,
             left_out=(*map(parse_key, self.homeless), *self.tower_patterns(without)),
-            place=place,
+            location=location,
             is_configured=config is not None,
             remedies=self.hints,
         )
@@ -342,7 +342,7 @@ class Family:
         Spellings may differ in the names of layers or towers alone: then that which has most of the names.
         """
         anchor = self.rows[0].right.key
-        fitting = [each for each in self.spellings if str(each.key(anchor)) in names]
+        fitting = [item for item in self.spellings if str(item.key(anchor)) in names]
         if len(fitting) < 2:
             return next(iter(fitting), self.spellings[0])
         keys = [row.right.key for row in self.all_rows(None)]
@@ -351,7 +351,9 @@ class Family:
     def tower_patterns(self, towers: Collection[str]) -> tuple[Key, ...]:
         """Patterns of the towers' Hugging Face keys, however files write them."""
         keys = [row.right.key for row in _rows_of(towers, self.all_rows(None))]
-        return tuple(dict.fromkeys(_pattern_of(each.key(key)) for each in self.spellings for key in keys))
+        return tuple(
+            dict.fromkeys(_pattern_of(spelling.key(key)) for spelling in self.spellings for key in keys)
+        )
 
     def towers_in(self, names: Iterable[str]) -> tuple[str, ...]:
         """The towers of which an array is among these names of MaxText's."""
@@ -390,5 +392,5 @@ class Family:
 
     def spelling_for(self, model_type: str | None) -> Spelling:
         """How files of a model of this type are written."""
-        fitting = (each for each in self.spellings if model_type in each.model_types)
+        fitting = (spelling for spelling in self.spellings if model_type in spelling.model_types)
         return next(fitting, self.spellings[0])

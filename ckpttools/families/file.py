@@ -49,7 +49,7 @@ def _content(path: Path) -> str:
     except OSError as error:
         raise StorageError(f"cannot read {path}", got=error.strerror, hint="check the path") from error
     except UnicodeDecodeError as error:
-        raise FormatError("not a text file in UTF-8", place=path, got=error) from error
+        raise FormatError("not a text file in UTF-8", location=path, got=error) from error
 
 
 def _run(path: Path) -> Family:
@@ -61,13 +61,13 @@ def _run(path: Path) -> Family:
             raise
     except (Exception, SystemExit) as error:
         got = f"{type(error).__name__}: {error}"
-        raise FormatError("running the file fails", place=_line(error, path), got=got) from error
-    found = names.get(_NAME)
-    if isinstance(found, Family):
-        return found
+        raise FormatError("running the file fails", location=_line(error, path), got=got) from error
+    result = names.get(_NAME)
+    if isinstance(result, Family):
+        return result
     others = [name for name, value in names.items() if isinstance(value, Family)]
-    got = f"{_NAME} of type {type(found).__name__}" if _NAME in names else ", ".join(others) or "no family"
-    raise MappingError("the file makes no family", place=path, got=got, wanted=f"{_NAME} = Family(...)")
+    got = f"{_NAME} of type {type(result).__name__}" if _NAME in names else ", ".join(others) or "no family"
+    raise MappingError("the file makes no family", location=path, got=got, expected=f"{_NAME} = Family(...)")
 
 
 def _line(error: BaseException, path: Path) -> str:

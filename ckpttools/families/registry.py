@@ -11,8 +11,8 @@ from typing import Any
 
 import ckpttools.families as package
 from ckpttools.core.errors import ConfigError, UnknownNameError, did_you_mean
+from ckpttools.core.message_terms import option
 from ckpttools.core.plugins import load_group
-from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.families.file import family_from_file, names_a_file
 
@@ -25,7 +25,7 @@ def families() -> Mapping[str, Family]:
 
 def _namesake(model_type: str) -> Family | None:
     """The built-in family of a model type that its module is named after, such as `gemma3_text`."""
-    names = [each.name for each in iter_modules(package.__path__) if model_type.startswith(each.name)]
+    names = [module.name for module in iter_modules(package.__path__) if model_type.startswith(module.name)]
     for name in sorted(names, key=lambda name: -len(name)):
         family = getattr(import_module(f"{package.__name__}.{name}"), "FAMILY", None)
         if isinstance(family, Family) and model_type in family.model_types:
@@ -36,9 +36,9 @@ def _namesake(model_type: str) -> Family | None:
 @cache
 def _built_in() -> Mapping[str, Family]:
     """The families of this package: every module with a `FAMILY`."""
-    modules = (import_module(f"{package.__name__}.{each.name}") for each in iter_modules(package.__path__))
-    found = (getattr(module, "FAMILY", None) for module in modules)
-    return {family.name: family for family in found if isinstance(family, Family)}
+    modules = (import_module(f"{package.__name__}.{item.name}") for item in iter_modules(package.__path__))
+    result = (getattr(module, "FAMILY", None) for module in modules)
+    return {family.name: family for family in result if isinstance(family, Family)}
 
 
 def family_called(text: str) -> Family:
@@ -61,7 +61,7 @@ def family_named(name: str) -> Family:
         return known[name]
     raise UnknownNameError(
         f"unknown family {name!r}",
-        wanted="one of " + ", ".join(families()),
+        expected="one of " + ", ".join(families()),
         hint=_of_model(name) or _unfit(name) or did_you_mean(name, families()) or _else(),
     )
 
@@ -69,20 +69,20 @@ def family_named(name: str) -> Family:
 def _of_model(name: str) -> str | None:
     """The families of which `name` is a model or a `model_type`, such as Kimi-K2; None where it is none."""
     word = _letters(name)
-    found = [
+    result = [
         family.name
         for family in families().values()
         if word in map(_letters, (*family.model_types, *family.models))
     ]
-    return f"{name} is of the family {' or '.join(found)}" if found else None
+    return f"{name} is of the family {' or '.join(result)}" if result else None
 
 
 def _letters(name: str) -> str:
     """What names have in common however they are written: letters, digits and points."""
-    return "".join(each for each in name.lower() if each.isalnum() or each == ".")
+    return "".join(item for item in name.lower() if item.isalnum() or item == ".")
 
 
-def family_of(config: Mapping[str, Any], place: str) -> Family:
+def family_of(config: Mapping[str, Any], location: str) -> Family:
     """The family whose `model_type` a configuration states.
 
     Raises:
@@ -92,31 +92,31 @@ def family_of(config: Mapping[str, Any], place: str) -> Family:
     if not isinstance(model_type, str):
         raise ConfigError(
             "the configuration does not say which model it is of",
-            place=place,
+            location=location,
             got=f"model_type {model_type!r}",
-            wanted="a string such as " + ", ".join(sorted(_by_model_type())),
+            expected="a string such as " + ", ".join(sorted(_by_model_type())),
             hint=f"name the family with {option('family')}",
         )
     # All built-in families take 50 ms and looking for plug-ins 30, which most models do not need.
     family = _namesake(model_type) or _of_types(_built_in()).get(model_type)
     family = family or _by_model_type().get(model_type)
     if family is not None:
-        other = (name for name, rule in family.others.items() if rule.read(config, place).value)
+        other = (name for name, rule in family.others.items() if rule.read(config, location).value)
         return next(map(family_named, other), family)
     if (why := _unfit(model_type)) is not None:
         raise ConfigError(
             f"no family has model_type {model_type!r}",
-            place=place,
+            location=location,
             got=why,
-            wanted="a model of one of the families: `ckpt families`",
+            expected="a model of one of the families: `ckpt families`",
             hint=f"your own family goes into a file: {_file()}"
             if model_type in OF_MAXTEXT
             else "no other family fits, and MaxText cannot run it",
         )
     raise ConfigError(
         f"no family has model_type {model_type!r}",
-        place=place,
-        wanted="one of " + ", ".join(sorted(_by_model_type())),
+        location=location,
+        expected="one of " + ", ".join(sorted(_by_model_type())),
         # A name that is near says nothing: the next version of a model mostly has other arrays.
         hint="`ckpt inspect tree` shows which family's names the arrays have, if any: "
         f"{option('family', 'NAME')} uses its rows. {_else()}",

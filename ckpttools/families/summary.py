@@ -69,17 +69,19 @@ class FamilySummary:
 
 def summary(family: Family) -> FamilySummary:
     """The family in short."""
-    groups = tuple(GroupSummary(each.right, each.left, each.scanned, each.stacked) for each in family.layers)
-    said = family.name, family.model_types, family.models
-    return FamilySummary(*said, DIRECTIONS, groups, _values(family), family.never_scanned)
+    groups = tuple(
+        GroupSummary(layer.right, layer.left, layer.scanned, layer.stacked) for layer in family.layers
+    )
+    declared = family.name, family.model_types, family.models
+    return FamilySummary(*declared, DIRECTIONS, groups, _values(family), family.never_scanned)
 
 
 def _values(family: Family) -> tuple[ValueSummary, ...]:
-    found: dict[ValueOp, list[str]] = {}
+    result: dict[ValueOp, list[str]] = {}
     for row in (*family.rows, *(row for group in family.layers for row in group.rows)):
         if row.op is not None:
-            found.setdefault(row.op, []).append(str(row.left.key))
-    return tuple(_value(op, tuple(dict.fromkeys(rows))) for op, rows in found.items())
+            result.setdefault(row.op, []).append(str(row.left.key))
+    return tuple(_value(op, tuple(dict.fromkeys(rows))) for op, rows in result.items())
 
 
 def _value(op: ValueOp, rows: tuple[str, ...]) -> ValueSummary:

@@ -39,12 +39,12 @@ Rows = tuple[Row, ...]
 Sets = Mapping[str, Rows]
 
 
-def family_from_toml(content: str, place: str) -> Family:
+def family_from_toml(content: str, location: str) -> Family:
     """The family that a file describes.
 
     Args:
         content: of the file.
-        place: its name, for messages.
+        location: its name, for messages.
 
     Raises:
         FormatError: not TOML.
@@ -53,11 +53,11 @@ def family_from_toml(content: str, place: str) -> Family:
     try:
         document = tomllib.loads(content)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise FormatError("not a TOML file", place=place, got=error) from error
-    sets = mapping(partial(_rows, {}))(document.get("sets", {}), f"{place}: sets")
-    found = fields(_family_readers(sets), required=("name", "rows"))(document, f"{place}:")
-    found.pop("sets", None)
-    return Family(**{"model_types": (), "models": (), "layers": (), "sizes": {}, **found})
+        raise FormatError("not a TOML file", location=location, got=error) from error
+    sets = mapping(partial(_rows, {}))(document.get("sets", {}), f"{location}: sets")
+    result = fields(_family_readers(sets), required=("name", "rows"))(document, f"{location}:")
+    result.pop("sets", None)
+    return Family(**{"model_types": (), "models": (), "layers": (), "sizes": {}, **result})
 
 
 def _family_readers(sets: Sets) -> dict[str, Reader]:
@@ -87,54 +87,54 @@ def _family_readers(sets: Sets) -> dict[str, Reader]:
     }
 
 
-def _part(value: object, place: str) -> UnsupportedPart:
+def _part(value: object, location: str) -> UnsupportedPart:
     readers: Mapping[str, Reader] = {"keys": list_of(_key), "promise": text_or_texts, "idle": truth}
-    return UnsupportedPart(**fields(readers, required=("keys",))(value, place))
+    return UnsupportedPart(**fields(readers, required=("keys",))(value, location))
 
 
-def _alternatives(value: object, place: str) -> Alternatives:
+def _alternatives(value: object, location: str) -> Alternatives:
     """Configuration fields, at the end perhaps the length where none is there."""
     items = value if isinstance(value, list) else [value]
     default = items[-1] if items and isinstance(items[-1], int) and not isinstance(items[-1], bool) else None
-    names = text_or_texts(items if default is None else items[:-1], place)
+    names = text_or_texts(items if default is None else items[:-1], location)
     if not names or (default is not None and default < 0):
         raise MappingError(
             "this gives no length",
-            place=place,
+            location=location,
             got=value,
-            wanted="names of configuration fields, and at the end perhaps a number for where none is there",
+            expected="names of configuration fields, and at the end perhaps a number for where none is there",
             hint="a length that all models have belongs in [constants]",
         )
     return names if default is None else (*names, default)
 
 
-def _formula(value: object, place: str) -> str:
-    formula = text(value, place)
-    with placed(place):
+def _formula(value: object, location: str) -> str:
+    formula = text(value, location)
+    with placed(location):
         axes_in(formula)
     return formula
 
 
-def _key(value: object, place: str) -> str:
-    template = text(value, place)
-    with placed(place):
+def _key(value: object, location: str) -> str:
+    template = text(value, location)
+    with placed(location):
         parse_key(template)
     return template
 
 
-def _settings(value: object, place: str) -> SettingRules:
-    lines = text(value, place)
-    with placed(place):
+def _settings(value: object, location: str) -> SettingRules:
+    lines = text(value, location)
+    with placed(location):
         return setting_rules(lines)
 
 
-def _op(value: object, place: str) -> ValueOp:
-    described = text(value, place)
-    with placed(place):
+def _op(value: object, location: str) -> ValueOp:
+    described = text(value, location)
+    with placed(location):
         return parse_op(described)
 
 
-def _flag(value: object, place: str) -> FlagRule:
+def _flag(value: object, location: str) -> FlagRule:
     readers: Mapping[str, Reader] = {
         "field": text_or_texts,
         "equals": list_of(scalar),
@@ -142,10 +142,10 @@ def _flag(value: object, place: str) -> FlagRule:
         "remedy": text,
         "by_arrays": truth,
     }
-    return FlagRule(**{"field": (), **fields(readers)(value, place)})
+    return FlagRule(**{"field": (), **fields(readers)(value, location)})
 
 
-def _spelling(value: object, place: str) -> Spelling:
+def _spelling(value: object, location: str) -> Spelling:
     readers: Mapping[str, Reader] = {
         "prefixes": mapping(text),
         "inner": mapping(text),
@@ -155,15 +155,15 @@ def _spelling(value: object, place: str) -> Spelling:
         "without": list_of(text),
         "defaults": mapping(scalar),
     }
-    return Spelling(**fields(readers)(value, place))
+    return Spelling(**fields(readers)(value, location))
 
 
-def _vocabularies(value: object, place: str) -> dict[int, int]:
-    found = mapping(length)(value, place)
-    for key in found:
+def _vocabularies(value: object, location: str) -> dict[int, int]:
+    result = mapping(length)(value, location)
+    for key in result:
         if not key.isdecimal():
-            raise MappingError("not a number of rows", place=place, got=key, wanted="a whole number")
-    return {int(key): rows for key, rows in found.items()}
+            raise MappingError("not a number of rows", location=location, got=key, expected="a whole number")
+    return {int(key): rows for key, rows in result.items()}
 
 
 _ROW: Mapping[str, Reader] = {
@@ -179,45 +179,47 @@ _ROW: Mapping[str, Reader] = {
 _SIDES = ("left", "left_axes", "right", "right_axes")
 
 
-def _rows(sets: Sets, value: object, place: str) -> Rows:
+def _rows(sets: Sets, value: object, location: str) -> Rows:
     """Rows as the lines of a text, or a list of such texts, of tables and of names of sets, in any order."""
     if isinstance(value, str):
-        return _of_text(value, place)
-    found: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, place)
-    return tuple(each for some in found for each in some)
+        return _of_text(value, location)
+    result: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, location)
+    return tuple(item for some in result for item in some)
 
 
-def _of_text(value: str, place: str) -> Rows:
-    with placed(place):
+def _of_text(value: str, location: str) -> Rows:
+    with placed(location):
         return rows(value)
 
 
-def _of_table(value: Mapping[str, object], place: str) -> Rows:
+def _of_table(value: Mapping[str, object], location: str) -> Rows:
     left = value.get("left")
-    named = f"{place} ({left})" if isinstance(left, str) else place
-    said = fields(_ROW, required=_SIDES)(value, named)
+    named = f"{location} ({left})" if isinstance(left, str) else location
+    declared = fields(_ROW, required=_SIDES)(value, named)
     with placed(named):
-        left, right = (parse_side(said.pop(side), said.pop(f"{side}_axes")) for side in ("left", "right"))
-        return (Row(left, right, **said),)
+        left, right = (
+            parse_side(declared.pop(side), declared.pop(f"{side}_axes")) for side in ("left", "right")
+        )
+        return (Row(left, right, **declared),)
 
 
-def _row_or_set(sets: Sets, value: object, place: str) -> Rows:
+def _row_or_set(sets: Sets, value: object, location: str) -> Rows:
     if isinstance(value, dict):
-        return _of_table(value, place)
-    named = text(value, place)
+        return _of_table(value, location)
+    named = text(value, location)
     if named in sets:
         return sets[named]
     if ARROW in named:
-        return _of_text(named, place)
+        return _of_text(named, location)
     raise MappingError(
         f"there is no set of rows {named!r}",
-        place=place,
-        wanted="one of " + ", ".join(sets) if sets else "rows, or a set that [sets] makes",
+        location=location,
+        expected="one of " + ", ".join(sets) if sets else "rows, or a set that [sets] makes",
         hint=did_you_mean(named, sets),
     )
 
 
-def _layers(sets: Sets, value: object, place: str) -> Layers:
+def _layers(sets: Sets, value: object, location: str) -> Layers:
     readers: Mapping[str, Reader] = {
         "right": _key,
         "left": _key,
@@ -227,9 +229,9 @@ def _layers(sets: Sets, value: object, place: str) -> Layers:
         "when": text,
         "unless": text,
     }
-    stated = fields(readers, required=("right", "left", "stacked", "rows"))(value, place)
-    found = Layers(**{"scanned": "", **stated})
+    stated = fields(readers, required=("right", "left", "stacked", "rows"))(value, location)
+    result = Layers(**{"scanned": "", **stated})
     for scan_axis in (None, 1):
-        with placed(place):
-            list(found.all_rows(scan_axis))
-    return found
+        with placed(location):
+            list(result.all_rows(scan_axis))
+    return result

@@ -47,9 +47,14 @@ def family_to_toml(family: Family) -> str:
         *(line for name, rule in family.flags.items() for line in _fields("flags", name, rule)),
         *(line for name, part in family.parts.items() for line in _fields("parts", name, part)),
         *(line for name, rule in family.others.items() for line in _fields("others", name, rule)),
-        *_table("maxtext_vocab", {str(rows): wanted for rows, wanted in family.maxtext_vocab.items()}),
+        *_table("maxtext_vocab", {str(rows): expected for rows, expected in family.maxtext_vocab.items()}),
         *_table("hints", family.hints),
-        *(line for each in family.spellings for line in _spelling(each) if family.spellings != (PLAIN,)),
+        *(
+            line
+            for spelling in family.spellings
+            for line in _spelling(spelling)
+            if family.spellings != (PLAIN,)
+        ),
         *(["", "[sets]"] if sets else []),
         *(line for rows, name in sets.items() for line in _rows(_key(name), rows)),
         *(line for group in family.layers for line in _layers(group, family.layers, sets)),
@@ -60,12 +65,12 @@ def family_to_toml(family: Family) -> str:
 def _shared_rows(layers: Sequence[Layers]) -> dict[Rows, str]:
     """Names for what groups of layers have in common, and for the rest of these groups."""
     runs = [_runs(group, layers) for group in layers]
-    times = [rows for each in runs for rows in set(each)]
+    times = [rows for run in runs for rows in set(run)]
     sets: dict[Rows, str] = {}
-    for group, each in zip(layers, runs, strict=True):
-        if not any(times.count(rows) > 1 for rows in each):
+    for group, item in zip(layers, runs, strict=True):
+        if not any(times.count(rows) > 1 for rows in item):
             continue
-        for rows in each:
+        for rows in item:
             stem = "shared" if times.count(rows) > 1 else _stem(group)
             sets.setdefault(rows, _free(stem, set(sets.values())))
     return sets
@@ -119,7 +124,7 @@ def _settings(rules: SettingRules) -> Iterator[str]:
 
 def _fields(table: str, name: str, rule: FlagRule | UnsupportedPart) -> Iterator[str]:
     yield from ("", f"[{table}.{_key(name)}]")
-    yield from _entries({each.name: getattr(rule, each.name) for each in fields(rule)})
+    yield from _entries({field.name: getattr(rule, field.name) for field in fields(rule)})
 
 
 def _spelling(spelling: Spelling) -> Iterator[str]:

@@ -13,12 +13,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.families.family import PLAIN, Family, Spelling
 from ckpttools.family_check.definition import Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, FamilyFinding, findings_of, hints_of
-from ckpttools.family_check.made_up import MadeUpModel, Sizes, made_up
 from ckpttools.family_check.round_trip import Bind, RoundTrip, round_trip
+from ckpttools.family_check.synthetic_models import MadeUpModel, Sizes, made_up
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar_files import CONFIG
@@ -29,11 +29,13 @@ from ckpttools.mapping.table import Table
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import view_of
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
 
-def check_family(family: Family, against: Where | None = None, config: Where | None = None) -> FamilyCheck:
+def check_family(
+    family: Family, against: LocationLike | None = None, config: LocationLike | None = None
+) -> FamilyCheck:
     """Checks a family without reading any array.
 
     Args:
@@ -54,13 +56,13 @@ def check_family(family: Family, against: Where | None = None, config: Where | N
     return check_alone(family) if parsed is None else check_on_config(family, parsed, str(file))
 
 
-def _config_file(place: Place) -> Place:
+def _config_file(location: Location) -> Location:
     """A configuration by its own name or by that of its directory."""
-    if not place.is_dir():
-        return place
-    if not (place / CONFIG).exists():
-        raise ConfigError("there is no config.json", place=place, hint=f"{option('config')} names it")
-    return place / CONFIG
+    if not location.is_dir():
+        return location
+    if not (location / CONFIG).exists():
+        raise ConfigError("there is no config.json", location=location, hint=f"{option('config')} names it")
+    return location / CONFIG
 
 
 def check_alone(family: Family) -> FamilyCheck:
@@ -80,27 +82,29 @@ def check_alone(family: Family) -> FamilyCheck:
     largest = max(trips, key=lambda trip: (len(trip.layouts), trip.num_arrays))
     return FamilyCheck(
         family.name,
-        models=tuple(model.said for model in models),
+        models=tuple(model.declared for model in models),
         num_arrays=largest.num_arrays,
         layouts=largest.layouts,
-        findings=tuple(dict.fromkeys([*own, *wrong, *(each for trip in trips for each in trip.findings)])),
+        findings=tuple(
+            dict.fromkeys([*own, *wrong, *(finding for trip in trips for finding in trip.findings)])
+        ),
     )
 
 
-def check_on_config(family: Family, config: Mapping[str, Any], place: str) -> FamilyCheck:
+def check_on_config(family: Family, config: Mapping[str, Any], location: str) -> FamilyCheck:
     """Tries the rows on the sizes of a configuration; what it does not say is made up."""
     definition = Definition(family)
-    said = FamilyCheck(family.name, config=place, findings=definition.findings())
-    if any(map(is_fatal, said.findings)):
-        return said
+    declared = FamilyCheck(family.name, config=location, findings=definition.findings())
+    if any(map(is_fatal, declared.findings)):
+        return declared
     model_type = config.get("model_type")
     spelling = family.spelling_for(model_type if isinstance(model_type, str) else None)
     model = MadeUpModel("", config, Sizes.of(definition).lengths, definition.unruled)
-    return _concluded(said, _trip(family, model, spelling))
+    return _concluded(declared, _trip(family, model, spelling))
 
 
 def check_against(
-    family: Family, tree: Tree, config: Mapping[str, Any] | None = None, place: str = CONFIG
+    family: Family, tree: Tree, config: Mapping[str, Any] | None = None, location: str = CONFIG
 ) -> FamilyCheck:
     """Compares the rows with a checkpoint of either side, of which no array is read.
 
@@ -108,27 +112,27 @@ def check_against(
         family: whose rows to prove.
         tree: the checkpoint.
         config: the model's configuration; None where there is none, and the arrays must show it.
-        place: where that lies, for messages.
+        location: where that lies, for messages.
     """
-    said = FamilyCheck(
+    declared = FamilyCheck(
         family.name,
-        against=tree.metadata.place,
-        config=None if config is None else place,
+        against=tree.metadata.location,
+        config=None if config is None else location,
         findings=Definition(family).findings(),
     )
-    if any(map(is_fatal, said.findings)):
-        return said
+    if any(map(is_fatal, declared.findings)):
+        return declared
     try:
         fits = _fits(family, tree, config)
     except CheckpointError as error:
-        return _failed(said, error)
+        return _failed(declared, error)
     share = max(fit.share for fit in fits)
     outcomes = [(fit, fit.mapped()) for fit in fits if fit.share == share]
-    fit, mapped = min(outcomes, key=lambda each: _trouble(each[1]))
-    said = replace(said, side=fit.side, hints=fit.hints())
+    fit, mapped = min(outcomes, key=lambda outcome: _trouble(outcome[1]))
+    declared = replace(declared, side=fit.side, hints=fit.hints())
     if isinstance(mapped, CheckpointError):
-        return _failed(said, mapped)
-    return _concluded(said, _there_and_back(family, fit, mapped, config))
+        return _failed(declared, mapped)
+    return _concluded(declared, _there_and_back(family, fit, mapped, config))
 
 
 def _trouble(mapped: Mapped | CheckpointError) -> int:
@@ -136,20 +140,22 @@ def _trouble(mapped: Mapped | CheckpointError) -> int:
     return len(list(findings_of(mapped))) if isinstance(mapped, CheckpointError) else 0
 
 
-def _failed(said: FamilyCheck, error: CheckpointError) -> FamilyCheck:
+def _failed(declared: FamilyCheck, error: CheckpointError) -> FamilyCheck:
     return replace(
-        said, findings=(*said.findings, *findings_of(error)), hints=(*said.hints, *hints_of(error))
+        declared,
+        findings=(*declared.findings, *findings_of(error)),
+        hints=(*declared.hints, *hints_of(error)),
     )
 
 
-def _concluded(said: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
+def _concluded(declared: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
     """With what a round trip came to."""
     return replace(
-        said,
+        declared,
         num_arrays=trip.num_arrays,
         layouts=trip.layouts,
-        findings=said.findings + trip.findings,
-        hints=said.hints + trip.hints,
+        findings=declared.findings + trip.findings,
+        hints=declared.hints + trip.hints,
     )
 
 
@@ -194,8 +200,8 @@ class _BoundRows:
         """What is the same of models in one spelling for which all comes out the same."""
         table = self.bind(None)
         rows = tuple(map(table.has, table.rows))
-        said = frozenset(lengths_of(table.sizes).items())
-        return rows, said, frozenset(self.lengths.items())
+        declared = frozenset(lengths_of(table.sizes).items())
+        return rows, declared, frozenset(self.lengths.items())
 
 
 def _rows_on(family: Family, model: MadeUpModel, spelling: Spelling) -> _BoundRows | RoundTrip:
@@ -208,9 +214,9 @@ def _rows_on(family: Family, model: MadeUpModel, spelling: Spelling) -> _BoundRo
         )
 
     try:
-        said = bind(None).sizes
-        made = {axis: Size(n, "made up") for axis, n in model.lengths.items() if axis not in family.derived}
-        sizes = derive({**made, **said}, family.derived, CONFIG)
+        declared = bind(None).sizes
+        built = {axis: Size(n, "made up") for axis, n in model.lengths.items() if axis not in family.derived}
+        sizes = derive({**built, **declared}, family.derived, CONFIG)
     except CheckpointError as error:
         return RoundTrip(tuple(findings_of(error)))
     return _BoundRows(bind, lengths_of(sizes))
@@ -237,7 +243,7 @@ class _SideReading:
     @classmethod
     def of(cls, side: str, arrays: Mapping[str, LazyArray], table: Table) -> _SideReading:
         sides = [(row, row.right if side == "huggingface" else row.left) for row in table.rows]
-        names = {each.key.first() for _, each in sides}
+        names = {item.key.first() for _, item in sides}
         undecided = {name for row in table.rows for name in row.flags} - table.flags.keys()
         told = inferred_flags(sorted(undecided), sides, arrays)
         flags = {**table.flags, **{name: replace(flag, open_key=None) for name, flag in told.items()}}
@@ -273,7 +279,7 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
         lefts = [*(stored.table(config, CONFIG, scan_axis=axis) for axis in (1, 0)), *lefts]
     return [
         _SideReading.of("huggingface", names, right),
-        *(_SideReading.of("maxtext", inner, each) for each in lefts),
+        *(_SideReading.of("maxtext", inner, left) for left in lefts),
     ]
 
 

@@ -66,10 +66,10 @@ class Definition:
     @cached_property
     def labelled(self) -> dict[str, list[Field]]:
         """The fields that write an axis as words, by axis."""
-        found: dict[str, list[Field]] = {}
+        result: dict[str, list[Field]] = {}
         for field in dict.fromkeys(field for side in self.sides for field in side.key.fields if field.labels):
-            found.setdefault(field.axes[0], []).append(field)
-        return found
+            result.setdefault(field.axes[0], []).append(field)
+        return result
 
     @cached_property
     def axes(self) -> frozenset[str]:
@@ -89,7 +89,7 @@ class Definition:
         texts = tuple(self._texts())
         if texts:
             return texts
-        found = (
+        result = (
             *self._by_layout[1],
             *self._rows(),
             *self._labels(),
@@ -97,7 +97,7 @@ class Definition:
             *self._formulas(),
             *self._spellings(),
         )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(result))
 
     def _texts(self) -> Iterator[FamilyFinding]:
         """Where there is a text instead of a tuple of texts: Python goes through its letters."""
@@ -109,10 +109,10 @@ class Definition:
         tuples |= {f"parts[{name!r}].keys": part.keys for name, part in family.parts.items()}
         tuples |= {f"flags[{name!r}].field": rule.field for name, rule in family.flags.items()}
         tuples |= {f"layers[{k}].stacked": group.stacked for k, group in enumerate(family.layers)}
-        for place, each in tuples.items():
-            if isinstance(each, str):
+        for location, item in tuples.items():
+            if isinstance(item, str):
                 yield FamilyFinding(
-                    "row", place, f"a string where a tuple of strings belongs: write ({each!r},)"
+                    "row", location, f"a string where a tuple of strings belongs: write ({item!r},)"
                 )
         for axis, names in family.sizes.items():
             if not names or not isinstance(names[0], str):
@@ -151,7 +151,7 @@ class Definition:
                 yield FamilyFinding(
                     "flag", flag, f"no rule sets it, but {row.left.key} asks for it{near(flag, rules)}"
                 )
-        for flag in (*rules, *(each for each in self.family.towers if each not in rules)):
+        for flag in (*rules, *(tower for tower in self.family.towers if tower not in rules)):
             if flag not in asking:
                 yield FamilyFinding("flag", flag, f"no row asks for it{near(flag, asking)}")
 
@@ -177,14 +177,14 @@ class Definition:
 
     def _followed(self, axis: str) -> frozenset[str]:
         """The axes that the length of one follows from, where no configuration says any."""
-        said = self.family.sizes.keys() | self.family.constants.keys()
-        found: set[str] = set()
+        declared = self.family.sizes.keys() | self.family.constants.keys()
+        result: set[str] = set()
         rest = {axis}
         while rest:
-            names = _names(self.family.derived.get(rest.pop())) - said - found
-            found |= names
+            names = _names(self.family.derived.get(rest.pop())) - declared - result
+            result |= names
             rest |= names
-        return frozenset(found)
+        return frozenset(result)
 
     def _spellings(self) -> Iterator[FamilyFinding]:
         family = self.family
@@ -193,23 +193,23 @@ class Definition:
         keys = {str(row.right.key) for row in self.rows}
         written: dict[tuple[str, ...], str] = {}
         names: set[str] = set()
-        for each in family.spellings:
-            if each.name in names:
-                yield FamilyFinding("spelling", each.name, "two spellings have this name")
-            names.add(each.name)
-            for prefix in each.prefixes:
+        for spelling in family.spellings:
+            if spelling.name in names:
+                yield FamilyFinding("spelling", spelling.name, "two spellings have this name")
+            names.add(spelling.name)
+            for prefix in spelling.prefixes:
                 if not any(key.startswith(prefix) for key in keys):
-                    yield FamilyFinding("spelling", each.name, f"no row's key begins with {prefix!r}")
+                    yield FamilyFinding("spelling", spelling.name, f"no row's key begins with {prefix!r}")
             # A text model with an architecture of its own is of another family, whatever its names are.
-            for model_type in () if each.architecture else each.model_types:
+            for model_type in () if spelling.architecture else spelling.model_types:
                 if model_type not in family.model_types:
                     text = f"the family has no model_type {model_type}{near(model_type, family.model_types)}"
-                    yield FamilyFinding("spelling", each.name, text)
-            own = tuple(str(each.key(row.right.key)) for row in self.rows) or (each.name,)
-            if own in written and not each.architecture:
+                    yield FamilyFinding("spelling", spelling.name, text)
+            own = tuple(str(spelling.key(row.right.key)) for row in self.rows) or (spelling.name,)
+            if own in written and not spelling.architecture:
                 text = f"its files have {own[0]}, as those of {written[own]}: nothing tells them apart"
-                yield FamilyFinding("spelling", each.name, text)
-            written.setdefault(own, each.name)
+                yield FamilyFinding("spelling", spelling.name, text)
+            written.setdefault(own, spelling.name)
 
 
 def _names(formula: str | None) -> frozenset[str]:

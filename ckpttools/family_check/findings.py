@@ -19,12 +19,12 @@ class FamilyFinding:
     Attributes:
         kind: "row", "key", "axis", "flag", "size", "formula", "label", "spelling" or "op" where it is the
             family's own; "missing", "not expected" or "shape" where arrays do not fit it.
-        place: the row, key, axis or array.
+        location: the row, key, axis or array.
         text: what is wrong with it.
     """
 
     kind: str
-    place: str
+    location: str
     text: str
 
 
@@ -69,7 +69,7 @@ class FamilyCheck:
 
     def __repr__(self) -> str:
         """The verdict, and what is wrong."""
-        lines = [f"{each.kind}: {each.place}: {each.text}" for each in self.findings]
+        lines = [f"{finding.kind}: {finding.location}: {finding.text}" for finding in self.findings]
         return f"<FamilyCheck of {self.family}: {'sound' if self.sound else 'not sound'}{listing(lines)}>"
 
     @property
@@ -83,8 +83,10 @@ def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
         yield from _uncovered(error.coverage)
         return
     kind = "size" if isinstance(error, ShapeError | ConfigError) else "row"
-    details = [f"{label} {text}" for label, text in (("got", error.got), ("wanted", error.wanted)) if text]
-    yield FamilyFinding(kind, error.place or "", "; ".join([error.message, *details]))
+    details = [
+        f"{label} {text}" for label, text in (("got", error.got), ("expected", error.expected)) if text
+    ]
+    yield FamilyFinding(kind, error.location or "", "; ".join([error.message, *details]))
 
 
 def _uncovered(coverage: Coverage) -> Iterator[FamilyFinding]:
@@ -94,9 +96,9 @@ def _uncovered(coverage: Coverage) -> Iterator[FamilyFinding]:
         yield FamilyFinding("missing", key, f"an array of shape {list(shape)}{there}")
     for key in coverage.extra:
         yield FamilyFinding("not expected", key, "no row has this key")
-    for each in coverage.misshapen:
+    for item in coverage.misshapen:
         yield FamilyFinding(
-            "shape", each.key, f"got {list(each.got)}, wanted {list(each.wanted)} ({each.why})"
+            "shape", item.key, f"got {list(item.got)}, expected {list(item.expected)} ({item.why})"
         )
 
 

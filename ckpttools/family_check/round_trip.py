@@ -65,15 +65,15 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
             continue
         rows = present_rows(table, lengths)
         left = _shapes([row.left for row in rows], lengths)
-        found = list(_made_twice([(row.left, row.right) for row in rows], lengths))
-        if not (found or ambiguous):
+        result = list(_made_twice([(row.left, row.right) for row in rows], lengths))
+        if not (result or ambiguous):
             try:
-                found += _there_and_back(table, right, left)
+                result += _there_and_back(table, right, left)
             except CheckpointError as error:
-                found += findings_of(error)
+                result += findings_of(error)
                 hints += hints_of(error)
-        findings += found
-        if not (found or ambiguous):
+        findings += result
+        if not (result or ambiguous):
             layouts.append(TriedLayout(name, len(left)))
     return RoundTrip(tuple(dict.fromkeys(findings)), tuple(dict.fromkeys(hints)), len(right), tuple(layouts))
 
@@ -119,11 +119,11 @@ def _there_and_back(table: Table, right: Shapes, left: Shapes) -> Iterator[Famil
     yield from _differing(table.to_right(there.arrays).arrays, kept)
 
 
-def _differing(arrays: Mapping[str, LazyArray], wanted: Shapes) -> Iterator[FamilyFinding]:
-    yield from (FamilyFinding("missing", key, "no row makes it") for key in wanted if key not in arrays)
+def _differing(arrays: Mapping[str, LazyArray], expected: Shapes) -> Iterator[FamilyFinding]:
+    yield from (FamilyFinding("missing", key, "no row makes it") for key in expected if key not in arrays)
     for key, array in arrays.items():
-        if key not in wanted:
+        if key not in expected:
             yield FamilyFinding("not expected", key, "no row has this key")
-        elif array.shape != wanted[key] or (array.dtype.is_float and array.dtype != _F32):
-            made = f"{array.dtype}{list(array.shape)}"
-            yield FamilyFinding("shape", key, f"got {made}, wanted {_F32}{list(wanted[key])}")
+        elif array.shape != expected[key] or (array.dtype.is_float and array.dtype != _F32):
+            built = f"{array.dtype}{list(array.shape)}"
+            yield FamilyFinding("shape", key, f"got {built}, expected {_F32}{list(expected[key])}")

@@ -1,4 +1,4 @@
-"""Adapters, such as a LoRA, without their base model: recognised, and refused where a model is wanted."""
+"""Adapters, such as a LoRA, without their base model: recognised, and refused where a model is expected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.json_file import read_json
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 ADAPTER = "adapter_config.json"
@@ -31,15 +31,15 @@ _AS_IT_IS = "ckpt inspect, diff and hash take it as it is"
 
 def refuse_adapter(tree: Tree) -> None:
     """Raises FormatError if a tree is an adapter, such as a LoRA, without its base model."""
-    place = parse(tree.metadata.place)
-    folder = place.folder()
+    location = parse(tree.metadata.location)
+    folder = location.folder()
     alone = tree.metadata.config is None and (folder / ADAPTER).is_file()
     if tree.metadata.format in _FORMATS and (alone or is_adapter(tree)):
         raise FormatError(
             f"this is {adapter_in(folder)}, not a whole model",
-            place=place,
-            wanted="a whole model",
-            hint=merging(place),
+            location=location,
+            expected="a whole model",
+            hint=merging(location),
         )
 
 
@@ -68,11 +68,11 @@ def wrapped_weights(tree: Tree) -> list[str]:
     names = list(map(dotted, tree.arrays))
     modules = {name.partition(_FACTOR)[0] for name in names if _FACTOR in name}
     wrapped = {name: name.partition(_WRAPPED)[0] for name in names if _WRAPPED in name and _PART not in name}
-    found = {name: module for name, module in wrapped.items() if module in modules}
-    return [*found] if any(module.rpartition(".")[2] not in _SAVED_TOO for module in found.values()) else []
+    result = {name: module for name, module in wrapped.items() if module in modules}
+    return [*result] if any(module.rpartition(".")[2] not in _SAVED_TOO for module in result.values()) else []
 
 
-def is_adapter_alone(folder: Place) -> bool:
+def is_adapter_alone(folder: Location) -> bool:
     """Whether a directory has an adapter configuration, and no weights other than those of an adapter."""
     if not (folder / ADAPTER).is_file():
         return False
@@ -80,31 +80,31 @@ def is_adapter_alone(folder: Place) -> bool:
     return all(name.startswith(WEIGHTS_STEM) for name in weights)
 
 
-def adapter_in(folder: Place) -> str:
+def adapter_in(folder: Location) -> str:
     """What an adapter's configuration says of it: `a LoRA adapter of Qwen/Qwen3-0.6B`."""
-    said = _said(folder)
-    base, kind = said.get(BASE_NAME), _kind(said)
+    declared = _said(folder)
+    base, kind = declared.get(BASE_NAME), _kind(declared)
     name = "LoRA adapter" if kind == LORA else f"PEFT adapter ({kind})"
     return f"a {name} of {base}" if base else f"a {name}"
 
 
-def _kind(said: Mapping[str, Any]) -> str:
+def _kind(declared: Mapping[str, Any]) -> str:
     """Which kind of PEFT's adapters a configuration says that it is; LoRA where it says nothing."""
-    return str(said.get("peft_type") or LORA)
+    return str(declared.get("peft_type") or LORA)
 
 
-def is_lora(adapter: Place) -> bool:
+def is_lora(adapter: Location) -> bool:
     """Whether an adapter is one that is read, as far as its configuration says."""
     return _kind(_said(adapter.folder())) == LORA
 
 
-def merge_command(adapter: Place) -> str | None:
+def merge_command(adapter: Location) -> str | None:
     """What merges an adapter into its base model; None where that is left to PEFT."""
     return f"ckpt adapter merge BASE {quote(str(adapter))} MODEL" if is_lora(adapter) else None
 
 
-def merging(adapter: Place) -> str:
-    """What to do with an adapter where a whole model is wanted."""
+def merging(adapter: Location) -> str:
+    """What to do with an adapter where a whole model is expected."""
     command = merge_command(adapter)
     if command is None:
         return f"merge it into its base model first, {MERGE_WITH_PEFT}; {_AS_IT_IS}"
@@ -112,7 +112,7 @@ def merging(adapter: Place) -> str:
     return f"merge it into its base model first: {command}; {alone}"
 
 
-def _said(folder: Place) -> Mapping[str, Any]:
+def _said(folder: Location) -> Mapping[str, Any]:
     try:
         return read_json(folder / ADAPTER)
     except CheckpointError:

@@ -26,9 +26,9 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
-COMPANIONS = "hf"
+SIDECARS = "hf"
 """Directory inside an Orbax item for what belongs to the model besides its arrays: see `formats.sidecar`."""
 
 RECORD = "ckpttools.json"
@@ -78,10 +78,10 @@ class Format(Protocol):
     def name(self) -> str:
         """The name users see."""
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         """None if `path` is of this format, else the reason in a few words. Reads a few bytes at most."""
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         """The tree at `path`, without reading any array.
 
         Raises:
@@ -90,7 +90,7 @@ class Format(Protocol):
 
 
 @runtime_checkable
-class TellsShardings(Protocol):
+class SupportsShardings(Protocol):
     """A format that keeps how arrays lay on devices when they were saved."""
 
     def shardings(self, tree: Tree) -> Mapping[TreePath, Sharding]:
@@ -102,7 +102,7 @@ class TellsShardings(Protocol):
 
 
 @runtime_checkable
-class TellsSteps(Protocol):
+class SupportsSteps(Protocol):
     """A format that keeps several steps of a run beside each other."""
 
     def other_steps(self, tree: Tree) -> OtherSteps:
@@ -114,10 +114,10 @@ class TellsSteps(Protocol):
 
 
 @runtime_checkable
-class TellsPlace(Protocol):
+class SupportsLocation(Protocol):
     """A format whose checkpoints are directories and all below them, which directories above open, too."""
 
-    def lies_at(self, path: Place) -> Place:
+    def lies_at(self, path: Location) -> Location:
         """The directory of the checkpoint that is opened at a place: of a run that of a step."""
 
 
@@ -125,7 +125,7 @@ class TellsPlace(Protocol):
 class SupportsStepFiles(Protocol):
     """A format whose directories hold several checkpoints, of which opening the directory reads one."""
 
-    def checkpoints_in(self, path: Place) -> Sequence[Place]:
+    def checkpoints_in(self, path: Location) -> Sequence[Location]:
         """Return all checkpoints at a path, also damaged ones; the path alone if it is one checkpoint.
 
         Raises:
@@ -134,7 +134,7 @@ class SupportsStepFiles(Protocol):
 
 
 @runtime_checkable
-class TellsStorage(Protocol):
+class SupportsStorage(Protocol):
     """A format that knows more of how its arrays lie in files than the arrays themselves tell."""
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
@@ -146,14 +146,14 @@ class TellsStorage(Protocol):
 
 
 @runtime_checkable
-class TellsFaults(Protocol):
+class SupportsFaults(Protocol):
     """A format that can say what is wrong with a checkpoint: `ckpt doctor` asks it."""
 
     @property
     def looks_for(self) -> str:
         """What that is, in a line."""
 
-    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
+    def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
         """What is wrong with a file or directory of this format, whole or damaged; reads no array.
 
         Raises:
@@ -162,20 +162,20 @@ class TellsFaults(Protocol):
 
 
 @runtime_checkable
-class TellsChecksums(Protocol):
+class SupportsChecksums(Protocol):
     """A format whose files have checksums of data that are not looked at when arrays are read."""
 
-    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
         """What has one, in a file or directory of this format, whole or damaged; reads no array.
 
         Raises:
-            CheckpointError: nothing further can be looked at; `TellsFaults.faults` says why, unless a store
+            CheckpointError: nothing else can be examined; `SupportsFaults.faults` says why, unless a store
                 behind a network does not answer.
         """
 
 
 @runtime_checkable
-class PrefersRanks(Protocol):
+class SupportsRankPreference(Protocol):
     """A format with files of each process: `ReadOptions.prefer_rank` says whose numbers are taken."""
 
     @property
@@ -184,13 +184,13 @@ class PrefersRanks(Protocol):
 
 
 @runtime_checkable
-class TellsFiles(Protocol):
+class SupportsFiles(Protocol):
     """A format that knows which files are its own; without it no checkpoint of it is ever replaced."""
 
     def owns(self, name: str) -> bool:
         """Whether a path, relative to a checkpoint, is one that its files have, or would be taken for one."""
 
-    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
+    def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
         """What lies in a directory and is not part of the one checkpoint that the writer puts there.
 
         Args:
@@ -203,10 +203,10 @@ class TellsFiles(Protocol):
 
 
 @runtime_checkable
-class TellsCompanions(Protocol):
+class SupportsSidecarLookup(Protocol):
     """A format in which configuration, tokenizer and so on have a place: see `formats.sidecar`."""
 
-    def companions(self, tree: Tree) -> Place:
+    def sidecars(self, tree: Tree) -> Location:
         """The directory where they lie, or would, of a tree that this format opened."""
 
 
@@ -253,9 +253,9 @@ class Layout:
         """For each of `links` the parts (start, stop) that chunks refer to, in order; none overlap."""
         spans: dict[str, list[tuple[int, int]]] = {name: [] for name in self.links}
         for home in self.referenced:
-            for each in home.ranges:
-                spans[each.file].append((each.offset, each.offset + each.nbytes))
-        return {name: tuple(_joined(sorted(each))) for name, each in spans.items()}
+            for span in home.ranges:
+                spans[span.file].append((span.offset, span.offset + span.nbytes))
+        return {name: tuple(_joined(sorted(item))) for name, item in spans.items()}
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -282,18 +282,18 @@ class Writer(Protocol):
     def name(self) -> str:
         """The format's name."""
 
-    def layout(self, tree: Tree, most: int) -> Layout:
+    def layout(self, tree: Tree, limit: int) -> Layout:
         """Places every array of the tree.
 
         Args:
             tree: what will be written.
-            most: bytes that a chunk may have at most, where chunks must be made whole.
+            limit: bytes that a chunk may have at most, where chunks must be made whole.
 
         Raises:
             FormatError: the format cannot hold an array or a leaf; names it and what would do.
         """
 
-    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """Writes everything but the data files: index, metadata. What makes readers take it for a checkpoint
         is written last, in one file or two.
 
@@ -306,10 +306,10 @@ class Writer(Protocol):
 
 
 @runtime_checkable
-class HoldsCompanions(Protocol):
+class SupportsSidecars(Protocol):
     """A writer with a place for configuration, tokenizer and so on; others leave them out, which is said."""
 
-    def companions_at(self, tree: Tree, is_model: bool) -> str:
+    def sidecars_at(self, tree: Tree, is_model: bool) -> str:
         """The directory where they go, relative to the root; empty for the root itself.
 
         Args:
@@ -319,11 +319,11 @@ class HoldsCompanions(Protocol):
 
 
 @runtime_checkable
-class TellsStrangers(Protocol):
+class SupportsUnownedFiles(Protocol):
     """A writer that knows better than its format what lies at a destination and is not what it puts there."""
 
-    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
-        """As `TellsFiles.strangers`."""
+    def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
+        """As `SupportsFiles.unowned_files`."""
 
 
 @runtime_checkable
@@ -347,15 +347,15 @@ class Target:
             command is about the tree rather than about how it is stored.
         least_share: the part of a file that must be used for it to be shared where the user says nothing;
             0 for as little as `ckpttools.formats.references.LEAST_SHARE`.
-        said: names of the options that the user gave a value.
+        declared: names of the options that the user gave a value.
     """
 
     tree: Tree
-    destination: Place | None = None
+    destination: Location | None = None
     keeps_names: bool = True
     shares: bool = False
     least_share: float = 0.0
-    said: frozenset[str] = frozenset()
+    declared: frozenset[str] = frozenset()
 
 
 @runtime_checkable

@@ -42,11 +42,11 @@ class Chunks:
         """Bytes of one chunk's elements."""
         return prod(self.chunk) * self.blocks.itemsize
 
-    def places(self) -> Iterator[Stretch]:
+    def locations(self) -> Iterator[Stretch]:
         """Where each chunk is, in C order of the grid."""
         plain, nbytes = self.blocks.chain.is_plain, self.nbytes
         for block, start in sums([shifts_of(atom, piece) for atom, piece in self._atoms]):
-            source, offset, stored = self.blocks.place(block, start)
+            source, offset, stored = self.blocks.location(block, start)
             yield source, offset, nbytes if plain else stored
 
     @property
@@ -84,7 +84,7 @@ def _pieces(blocks: Blocks, largest: int) -> list[list[int]]:
         return pieces
     numbered = [(atom, axis, k) for axis, atoms in enumerate(blocks.axes) for k, atom in enumerate(atoms)]
     run, slowest = 1, None
-    for atom, axis, k in sorted((each for each in numbered if each[0].cell > 1), key=_by_stride):
+    for atom, axis, k in sorted((item for item in numbered if item[0].cell > 1), key=_by_stride):
         if atom.stride == run:
             run, slowest = run * atom.cell, (axis, k)
         else:

@@ -22,9 +22,9 @@ class Finder:
             case Chunked(part=Grid() as grid):
                 return blocks_of_grid(grid)
             case Stack(parts=parts):
-                found = [self.blocks(part) for part in parts]
-                alike = [each for each in found if each is not None]
-                return stacked(alike, array.axis) if len(alike) == len(found) else None
+                result = [self.blocks(part) for part in parts]
+                alike = [item for item in result if item is not None]
+                return stacked(alike, array.axis) if len(alike) == len(result) else None
             case Take() | Relayout() | Window():
                 return self._moved(array, self._shared(array.source))
             case _:

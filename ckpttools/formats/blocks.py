@@ -50,7 +50,7 @@ class Blocks:
 
     Attributes:
         axes: the atoms of each axis, outermost first; those of one coordinate are left out.
-        places: where each block is.
+        locations: where each block is.
         itemsize: bytes of an element.
         chain: what makes the bytes of a block.
         is_grid: whether the blocks were chunks all along; else they are ranges that any grid may cut.
@@ -60,7 +60,7 @@ class Blocks:
     """
 
     axes: tuple[Axis, ...]
-    places: Sequence[Stretch]
+    locations: Sequence[Stretch]
     itemsize: int
     chain: Chain
     is_grid: bool
@@ -118,26 +118,26 @@ class Blocks:
         return replace(self, axes=tuple(map(tuple, merged)))
 
     def listed(self) -> Blocks:
-        """The same with `places` in C order of the atoms, and nothing else among them."""
-        places = self.places
-        if len(places) > 1 or self.start:
+        """The same with `locations` in C order of the atoms, and nothing else among them."""
+        locations = self.locations
+        if len(locations) > 1 or self.start:
             shifts = sums([shifts_of(atom, atom.cell) for axis in self.axes for atom in axis])
-            places = [self.place(block, start) for block, start in shifts]
+            locations = [self.location(block, start) for block, start in shifts]
         counts = [[ceil_div(atom.length, atom.cell) for atom in axis] for axis in self.axes]
         left = prod(map(prod, counts))
         axes: list[Axis] = []
         for axis, numbers in zip(self.axes, counts, strict=True):
-            made: list[Atom] = []
+            built: list[Atom] = []
             for atom, count in zip(axis, numbers, strict=True):
                 left //= count
                 stride, step = atom.stride if atom.cell > 1 else 0, left if count > 1 else 0
-                made.append(Atom(atom.length, atom.cell, stride, step))
-            axes.append(tuple(made))
-        return replace(self, axes=tuple(axes), places=places, first=0, start=0)
+                built.append(Atom(atom.length, atom.cell, stride, step))
+            axes.append(tuple(built))
+        return replace(self, axes=tuple(axes), locations=locations, first=0, start=0)
 
-    def place(self, block: int, start: int) -> Stretch:
+    def location(self, block: int, start: int) -> Stretch:
         """Where a block is, and the element that lies so far from the first one in it."""
-        source, offset, nbytes = self.places[self.first + block]
+        source, offset, nbytes = self.locations[self.first + block]
         # Blocks that are coded whole have no start inside of them.
         return source, offset + (self.start + start) * self.itemsize, nbytes
 
@@ -146,11 +146,11 @@ def blocks_of_stored(array: Stored) -> Blocks | None:
     """A range of a file; None where elements share bytes, or there are none."""
     if (array.dtype.packed and not array.whole_bytes) or not array.size:
         return None
-    place = (array.source, array.offset, array.nbytes)
+    location = (array.source, array.offset, array.nbytes)
     chain = Chain(tuple(range(len(array.shape))))
     steps = [0] * len(array.shape)
     axes = _axes(array.shape, array.shape, chain.order, steps)
-    return Blocks(axes, [place], array.dtype.itemsize, chain, False, False)
+    return Blocks(axes, [location], array.dtype.itemsize, chain, False, False)
 
 
 def blocks_of_grid(grid: Grid) -> Blocks | None:
@@ -158,15 +158,15 @@ def blocks_of_grid(grid: Grid) -> Blocks | None:
     document = grid.document
     if document.chain is None or 0 in document.shape:
         return None
-    places = grid.places()
-    if places is None:
+    locations = grid.locations()
+    if locations is None:
         return None
     counts = [ceil_div(n, c) for n, c in zip(document.shape, document.chunk, strict=True)]
     steps = [prod(counts[axis + 1 :]) for axis in range(len(counts))]
     order = document.chain.order
     axes = _axes(document.shape, document.chunk, order, steps)
     is_transposed = order != tuple(range(len(order)))
-    return Blocks(axes, places, document.dtype.itemsize, document.chain, True, is_transposed)
+    return Blocks(axes, locations, document.dtype.itemsize, document.chain, True, is_transposed)
 
 
 def _axes(shape: Shape, cells: Shape, order: Shape, steps: Sequence[int]) -> tuple[Axis, ...]:
@@ -183,16 +183,16 @@ def stacked(parts: Sequence[Blocks], axis: int) -> Blocks | None:
     """Arrays side by side along a new axis; None where their blocks are not alike."""
     listed = [part.listed() for part in parts]
     model = listed[0]
-    if any((each.axes, each.chain.kind) != (model.axes, model.chain.kind) for each in listed):
+    if any((item.axes, item.chain.kind) != (model.axes, model.chain.kind) for item in listed):
         return None
-    places = [place for each in listed for place in each.places]
-    new = (Atom(len(parts), 1, 0, len(model.places)),) if len(parts) > 1 else ()
+    locations = [location for item in listed for location in item.locations]
+    new = (Atom(len(parts), 1, 0, len(model.locations)),) if len(parts) > 1 else ()
     return replace(
         model,
         axes=(*model.axes[:axis], new, *model.axes[axis:]),
-        places=places,
-        is_grid=all(each.is_grid for each in listed),
-        is_transposed=any(each.is_transposed for each in listed),
+        locations=locations,
+        is_grid=all(item.is_grid for item in listed),
+        is_transposed=any(item.is_transposed for item in listed),
     )
 
 

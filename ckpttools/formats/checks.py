@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Set
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.message_terms import option, step
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option, step
 from ckpttools.formats.json_file import DEEPEST
 
 # What Linux file systems take.
@@ -43,8 +43,8 @@ def check_paths(tree: Tree, name_of: Callable[[Path], str], what: str) -> None:
         remap = step("ckpttools.remap(src, dst, map=rules)", "ckpt remap SRC DST --map RULES")
         raise FormatError(
             f"{what} cannot hold these names:" + listing([ascii(_shortened(name)) for name in wrong]),
-            place=tree.metadata.place or None,
-            wanted=f"Unicode text of at most {LONGEST_PATH:,} characters and {DEEPEST} keys",
+            location=tree.metadata.location or None,
+            expected=f"Unicode text of at most {LONGEST_PATH:,} characters and {DEEPEST} keys",
             hint=f"rename them with {remap}",
         )
 
@@ -72,7 +72,7 @@ def check_plain(tree: Tree, what: str) -> None:
         raise FormatError(
             f"{what} holds nothing but arrays:"
             + listing([keystr(path) for path in tree if path not in tree.arrays]),
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             hint=f"leave them out with {option('drop', 'PATTERN')}, or choose another format",
         )
 
@@ -98,7 +98,7 @@ def check_dtypes(
     raise FormatError(
         f"{what} has no {' and no '.join(dtypes)}:"
         + listing([f"{keystr(path)}: {array.dtype}" for path, array in wrong.items()]),
-        place=tree.metadata.place or None,
+        location=tree.metadata.location or None,
         got=array_count(wrong),
         hint="; ".join(_remedies({array.dtype for array in wrong.values()}, cast)),
     )

@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, counted_listing, listing
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.json_file import DEEPEST, parse_json
 
 # The key under which the text lies among a format's own metadata.
@@ -42,7 +42,7 @@ def names(tree: Tree, separator: str) -> dict[Path, str]:
         raise FormatError(
             f"different paths become the same name when their keys are joined with {separator!r}:"
             + listing(twice),
-            place=tree.metadata.place,
+            location=tree.metadata.location,
             hint=f"join them with another {option('separator')}, or rename them",
         )
     return named
@@ -85,7 +85,7 @@ def _check_custom(tree: Tree) -> None:
         except (TypeError, ValueError) as error:
             raise FormatError(
                 f"custom metadata {key!r} cannot be written as JSON",
-                place=tree.metadata.place,
+                location=tree.metadata.location,
                 got=error,
                 hint="leave it out, or turn it into numbers, strings, lists and dictionaries",
             ) from error
@@ -99,7 +99,7 @@ def _check_texts(tree: Tree) -> None:
         except UnicodeEncodeError as error:
             raise FormatError(
                 f"{json.dumps(path)} holds something that is not Unicode text",
-                place=tree.metadata.place,
+                location=tree.metadata.location,
                 got=error,
                 hint="rename it, or replace the text",
             ) from error
@@ -130,15 +130,15 @@ def restored(flat: Tree, text: str) -> Tree:
     Raises:
         FormatError: the text cannot be used, or it and `flat` do not name the same arrays.
     """
-    place = f"{flat.metadata.place}: {ENTRY} in the metadata"
-    saved = _parsed(text, place)
-    _check_same(saved, flat, place)
-    leaves = {each.path: each.leaf or flat[(flat_name(each.path, saved.separator),)] for each in saved.leaves}
+    location = f"{flat.metadata.location}: {ENTRY} in the metadata"
+    saved = _parsed(text, location)
+    _check_same(saved, flat, location)
+    leaves = {item.path: item.leaf or flat[(flat_name(item.path, saved.separator),)] for item in saved.leaves}
     return Tree(leaves, flat.metadata).with_metadata(
         custom=saved.custom,
         step=saved.step,
-        scalars=frozenset(each.path for each in saved.leaves if each.kind == "scalar"),
-        key_impls={each.path: each.value for each in saved.leaves if each.kind == "key"},
+        scalars=frozenset(item.path for item in saved.leaves if item.kind == "scalar"),
+        key_impls={item.path: item.value for item in saved.leaves if item.kind == "key"},
     )
 
 
@@ -170,7 +170,7 @@ class _Saved:
     leaves: tuple[_DescribedLeaf, ...]
 
 
-def _parsed(text: str, place: str) -> _Saved:
+def _parsed(text: str, location: str) -> _Saved:
     try:
         document = parse_json(text)
         version = document["version"]
@@ -179,15 +179,15 @@ def _parsed(text: str, place: str) -> _Saved:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise FormatError(
             "the description of the tree is damaged",
-            place=place,
+            location=location,
             got=f"{type(error).__name__}: {error}",
             hint=_WITHOUT,
         ) from error
     raise FormatError(
         "the tree is described in a way that is not known here",
-        place=place,
+        location=location,
         got=f"version {version}",
-        wanted=f"version {_VERSION}",
+        expected=f"version {_VERSION}",
         hint="update ckpttools",
     )
 
@@ -209,19 +209,19 @@ def _described_leaf(keys: list[object], kind: str, value: str = "") -> _Describe
     return _DescribedLeaf(path, kind, value)  # type: ignore[arg-type]
 
 
-def _check_same(saved: _Saved, flat: Tree, place: str) -> None:
-    paths = Counter(each.path for each in saved.leaves)
+def _check_same(saved: _Saved, flat: Tree, location: str) -> None:
+    paths = Counter(item.path for item in saved.leaves)
     twice = [_keys(path) for path, count in paths.items() if count > 1]
-    said = {flat_name(each.path, saved.separator) for each in saved.leaves if each.leaf is None}
+    declared = {flat_name(item.path, saved.separator) for item in saved.leaves if item.leaf is None}
     there = {str(name) for (name,) in flat}
-    if not twice and said == there:
+    if not twice and declared == there:
         return
     raise FormatError(
         "the description of the tree contradicts the arrays that are there"
-        + counted_listing("described, not there", sorted(said - there))
-        + counted_listing("there, not described", sorted(there - said))
+        + counted_listing("described, not there", sorted(declared - there))
+        + counted_listing("there, not described", sorted(there - declared))
         + counted_listing("described twice", sorted(twice)),
-        place=place,
-        wanted="every array described once",
+        location=location,
+        expected="every array described once",
         hint=f"another program changed the arrays and kept this entry: {_WITHOUT}",
     )

@@ -11,7 +11,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.text import matches_any, plural, some
 from ckpttools.formats.adapters import ADAPTER, adapter_in, merging
 from ckpttools.formats.json_file import read_json
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _PIPELINE = "model_index.json"
 # Of accelerate and transformers' Trainer, beside the directory of a checkpoint: no weights of anybody.
@@ -31,11 +31,11 @@ class _ForeignFiles:
 
     names: Sequence[str]
     what: str
-    way: Callable[[Place, Place], str]
+    way: Callable[[Location, Location], str]
     parts: Sequence[str] = ()
 
 
-def _fetched(path: Place, file: Place) -> str:
+def _fetched(path: Location, file: Location) -> str:
     named = path.as_local()
     fresh = quote(f"{named.removesuffix(path.suffix) if path == file else named}-safetensors")
     # Patterns in place of names: all of --include but the first are taken for names, and it is then ignored.
@@ -43,24 +43,24 @@ def _fetched(path: Place, file: Place) -> str:
     return f"fetch the model's own weights: {command}"
 
 
-def _begun(path: Place, file: Place) -> str:
+def _begun(path: Location, file: Location) -> str:
     return (
         "copy .metadata, too: torch writes it last; where there is none, the save has not ended: take another"
     )
 
 
-def _unpacked(path: Place, file: Place) -> str:
+def _unpacked(path: Location, file: Location) -> str:
     into = quote(file.as_local().removesuffix(".nemo"))
     unpack = f"mkdir {into} && tar -xf {quote(file.as_local())} -C {into}"
     return f"unpack it: {unpack}; then name model_weights in it"
 
 
-def _from_keras(path: Place, file: Place) -> str:
+def _from_keras(path: Location, file: Location) -> str:
     arrays = "{w.path: keras.ops.convert_to_numpy(w) for w in model.weights}"
     return f"save the weights from Keras: safetensors.numpy.save_file({arrays}, FILE)"
 
 
-def _from_keras_shards(path: Place, file: Place) -> str:
+def _from_keras_shards(path: Location, file: Location) -> str:
     shards = _shards_of_keras(file)
     lost = [name for name in shards if not (file.parent / name).is_file()]
     if lost:
@@ -69,17 +69,17 @@ def _from_keras_shards(path: Place, file: Place) -> str:
     return f"load them in Keras, which reads all shards: {load}; then {_from_keras(path, file)}"
 
 
-def _shards_of_keras(index: Place) -> list[str]:
+def _shards_of_keras(index: Location) -> list[str]:
     """Names of the files that an index of Keras lists; none if it is damaged."""
     try:
         files = read_json(index).get("weight_map", {}).values()
-        names = {name for each in files for name in ([each] if isinstance(each, str) else each)}
+        names = {name for file in files for name in ([file] if isinstance(file, str) else file)}
         return sorted(name for name in names if isinstance(name, str) and name and "/" not in name)
     except (CheckpointError, AttributeError, TypeError):
         return []
 
 
-def _from_tensorflow(path: Place, file: Place) -> str:
+def _from_tensorflow(path: Location, file: Location) -> str:
     arrays = "{name: reader.get_tensor(name) for name in reader.get_variable_to_shape_map()}"
     return (
         "save the variables from TensorFlow: reader = tf.train.load_checkpoint(DIR); "
@@ -87,14 +87,14 @@ def _from_tensorflow(path: Place, file: Place) -> str:
     )
 
 
-def _trusted(path: Place, file: Place) -> str:
+def _trusted(path: Location, file: Location) -> str:
     return (
         "a pickle is a program, and nothing of it is executed here; where you trust who wrote it, load it "
         "there and save its arrays: orbax.checkpoint.StandardCheckpointer().save(DIR, tree)"
     )
 
 
-def _with_numpy(path: Place, file: Place) -> str:
+def _with_numpy(path: Location, file: Location) -> str:
     return "save it as safetensors: safetensors.numpy.save_file(dict(numpy.load(FILE)), OTHER)"
 
 
@@ -125,13 +125,13 @@ def foreign_kinds(names: Iterable[str]) -> list[tuple[str, str]]:
 def _found(names: Sequence[str]) -> Iterator[tuple[_ForeignFiles, str]]:
     rest = list(names)
     for kind in _KINDS:
-        mine = [each for each in rest if matches_any(each, kind.names)]
+        mine = [item for item in rest if matches_any(item, kind.names)]
         if mine:
             yield kind, mine[0]
-            rest = [each for each in rest if not matches_any(each, (*kind.names, *kind.parts))]
+            rest = [item for item in rest if not matches_any(item, (*kind.names, *kind.parts))]
 
 
-def foreign_error(path: Place) -> FormatError | None:
+def foreign_error(path: Location) -> FormatError | None:
     """The error that says what a directory or a file is; None where that is not known.
 
     Args:
@@ -141,42 +141,44 @@ def foreign_error(path: Place) -> FormatError | None:
     if _PIPELINE in names:
         return _pipeline(folder)
     if path.is_dir() and ADAPTER in names:
-        return FormatError(f"this is {adapter_in(folder)}, not a whole model", place=path, hint=merging(path))
-    found = list(_found(names))
-    if not found:
+        return FormatError(
+            f"this is {adapter_in(folder)}, not a whole model", location=path, hint=merging(path)
+        )
+    result = list(_found(names))
+    if not result:
         return None
-    (kind, name), *others = found
+    (kind, name), *others = result
     return FormatError(
-        f"these are {' and '.join(each.what for each, _ in found)}, which are not read here",
-        place=path,
+        f"these are {' and '.join(item.what for item, _ in result)}, which are not read here",
+        location=path,
         got=", ".join([name, *(other for _, other in others)]),
-        wanted="a format that `ckpt formats` lists",
+        expected="a format that `ckpt formats` lists",
         hint=kind.way(path, folder / name),
     )
 
 
-def _names(path: Place) -> tuple[Place, list[str]]:
+def _names(path: Location) -> tuple[Location, list[str]]:
     """A directory and the names in it; of a file its own."""
     if not path.is_dir():
         return path.parent, [path.name]
     try:
-        return path, [each.name for each in path.entries() if not fnmatchcase(each.name, _RANDOM_STATES)]
+        return path, [entry.name for entry in path.entries() if not fnmatchcase(entry.name, _RANDOM_STATES)]
     except StorageError:
         return path, []
 
 
-def _pipeline(folder: Place) -> FormatError:
+def _pipeline(folder: Location) -> FormatError:
     """A pipeline's parts are models, each of which can be looked at."""
     try:
-        said = read_json(folder / _PIPELINE)
+        declared = read_json(folder / _PIPELINE)
     except CheckpointError:
-        said = {}
-    parts = [name for name in said if any((folder / name).glob("*.safetensors"))]
+        declared = {}
+    parts = [name for name in declared if any((folder / name).glob("*.safetensors"))]
     looked = f": ckpt inspect tree {quote(str(folder / parts[0]))}" if parts else ""
     return FormatError(
-        f"this is a pipeline of diffusers ({said.get('_class_name', 'of unknown class')}), not one model",
-        place=folder,
+        f"this is a pipeline of diffusers ({declared.get('_class_name', 'of unknown class')}), not one model",
+        location=folder,
         got=", ".join(parts) or None,
-        wanted="one checkpoint",
+        expected="one checkpoint",
         hint=f"name one of its parts{looked}; of these only language models can be converted to MaxText",
     )

@@ -3,48 +3,48 @@
 from __future__ import annotations
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import SUFFIX, Unfinished, begun_at, unfinished_at
 from ckpttools.stores.registry import parse
 
 
-def absent(place: Place) -> CheckpointError:
+def absent(location: Location) -> CheckpointError:
     """The error of a place at which there is nothing."""
-    known = place.store.why_absent(place.key)
+    known = location.store.why_absent(location.key)
     if known is not None:
         return known
-    left = begun_at(place)
-    hint = f"check the spelling of the path{_fetched(place)}" if left is None else next_step(left)
-    return StorageError(f"{place} is not there", hint=hint)
+    left = begun_at(location)
+    hint = f"check the spelling of the path{_fetched(location)}" if left is None else next_step(left)
+    return StorageError(f"{location} is not there", hint=hint)
 
 
-def _fetched(place: Place) -> str:
+def _fetched(location: Location) -> str:
     """What to do where a path looks like the name of a model on the hub, OWNER/NAME."""
-    is_relative = str(place) == "/".join(place.parts)
-    if not is_relative or len(place.parts) != 2 or place.parts[0] == ".." or place.parent.exists():
+    is_relative = str(location) == "/".join(location.parts)
+    if not is_relative or len(location.parts) != 2 or location.parts[0] == ".." or location.parent.exists():
         return ""
-    return f"; a model on the Hugging Face Hub is named hf://{place}"
+    return f"; a model on the Hugging Face Hub is named hf://{location}"
 
 
-def refuse_empty(place: Place) -> None:
-    """Raises FormatError if `place` is a directory without anything in it."""
-    if place.is_dir() and not any(place.iterdir()):
-        raise FormatError(f"{place} is an empty directory", hint="name one with a checkpoint in it")
+def refuse_empty(location: Location) -> None:
+    """Raises FormatError if `location` is a directory without anything in it."""
+    if location.is_dir() and not any(location.iterdir()):
+        raise FormatError(f"{location} is an empty directory", hint="name one with a checkpoint in it")
 
 
-def refuse_interrupted(place: Place) -> None:
-    """Raises FormatError if `place` is a directory in which a conversion grows, whatever lies in it."""
-    left = unfinished_at(place)
+def refuse_interrupted(location: Location) -> None:
+    """Raises FormatError if `location` is a directory in which a conversion grows, whatever lies in it."""
+    left = unfinished_at(location)
     if left is not None:
         what = "what is being written" if left.writer else f"an interrupted {left.kind}"
-        raise FormatError(f"{what} is not a checkpoint yet", place=place, hint=next_step(left))
+        raise FormatError(f"{what} is not a checkpoint yet", location=location, hint=next_step(left))
 
 
-def begun_in(directory: Place) -> Unfinished | None:
+def begun_in(directory: Location) -> Unfinished | None:
     """What an interrupted copy of a run has left among its steps, in a directory or one level below."""
     for above in (directory, directory / "checkpoints"):
-        for each in above.directories() if above.is_dir() else ():
-            if each.name.endswith(SUFFIX) and (left := unfinished_at(each)) is not None:
+        for item in above.directories() if above.is_dir() else ():
+            if item.name.endswith(SUFFIX) and (left := unfinished_at(item)) is not None:
                 return left
     return None
 
@@ -54,8 +54,8 @@ def next_step(left: Unfinished) -> str:
     if left.replaced is not None:
         return f"{left.replaced} holds what it was before it was to be replaced: move it back"
     if left.writer:
-        return f"{left.place} is the work of {left.writer}: {left.wait}"
-    return f"{left.place} is an interrupted {left.kind}: {going_on(left)}, and it goes on"
+        return f"{left.location} is the work of {left.writer}: {left.wait}"
+    return f"{left.location} is an interrupted {left.kind}: {going_on(left)}, and it goes on"
 
 
 def going_on(left: Unfinished) -> str:

@@ -11,8 +11,8 @@ from itertools import chain
 from typing import Any
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.formats.disguises import refuse_pointer
-from ckpttools.stores.place import Place
+from ckpttools.formats.lookalikes import refuse_pointer
+from ckpttools.stores.location import Location
 
 # Whatever walks through a document by calling itself, as Python's own writer of JSON does, gets so far.
 DEEPEST = 200
@@ -58,14 +58,14 @@ def is_deep(value: object) -> bool:
     """Whether a value is nested deeper than `DEEPEST` levels."""
     level: list[dict[Any, Any] | list[Any]] = [[value]]
     for _ in range(DEEPEST + 1):
-        inside = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
-        level = [each for each in inside if isinstance(each, _CONTAINERS)]
+        inside = chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level)
+        level = [item for item in inside if isinstance(item, _CONTAINERS)]
         if not level:
             return False
     return True
 
 
-def read_json(path: Place, *, is_walked: bool = True) -> dict[str, Any]:
+def read_json(path: Location, *, is_walked: bool = True) -> dict[str, Any]:
     """A JSON object from a file; `is_walked` as of `parse_json`.
 
     Raises:
@@ -77,9 +77,9 @@ def read_json(path: Place, *, is_walked: bool = True) -> dict[str, Any]:
         document = parse_json(text, is_walked=is_walked)
     except ValueError as error:
         refuse_pointer(text, str(path), FormatError)
-        raise FormatError("not a JSON file", place=path, got=error) from error
+        raise FormatError("not a JSON file", location=path, got=error) from error
     if not isinstance(document, dict):
-        raise FormatError("not a JSON object", place=path, got=type(document).__name__)
+        raise FormatError("not a JSON object", location=path, got=type(document).__name__)
     return document
 
 
@@ -89,16 +89,16 @@ class _UnusableError(ValueError):
 
 def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """What `json_object` makes of an object by default; refuses one that names a key twice."""
-    made = dict(pairs)
-    if len(made) == len(pairs):
-        return made
+    built = dict(pairs)
+    if len(built) == len(pairs):
+        return built
     twice = [repr(key) for key, count in Counter(key for key, _ in pairs).items() if count > 1]
     raise _UnusableError(f"duplicate key {', '.join(twice[:5])}")
 
 
 def json_object(
     raw: bytes | bytearray,
-    place: str,
+    location: str,
     kind: type[CheckpointError],
     hint: str,
     make: Callable[[list[tuple[str, Any]]], Any] | None = without_duplicates,
@@ -107,7 +107,7 @@ def json_object(
 
     Args:
         raw: UTF-8 text.
-        place: what `raw` is; line and column are added in messages.
+        location: what `raw` is; line and column are added in messages.
         kind: the error to raise.
         hint: the next step in it.
         make: what to make of the keys and values of an object; None for a dictionary, equal keys or not.
@@ -129,8 +129,8 @@ def json_object(
         if isinstance(value, dict):
             return value
         where, message, got = ":1:1", "JSON, but not an object", reprlib.repr(value)
-    refuse_pointer(raw, place, kind)
-    raise kind(message, place=place + where, got=got, wanted="a JSON object in UTF-8", hint=hint)
+    refuse_pointer(raw, location, kind)
+    raise kind(message, location=location + where, got=got, expected="a JSON object in UTF-8", hint=hint)
 
 
 def _line_and_column(raw: bytes | bytearray, position: int) -> str:

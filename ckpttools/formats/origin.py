@@ -15,15 +15,15 @@ SOURCE = "ckpttools_source"
 """Key in the metadata: `hf://org/name@commit`, with the path in the repository where there is one."""
 
 
-def with_origin(made: Tree, read: Tree) -> Tree:
+def with_origin(built: Tree, read: Tree) -> Tree:
     """A tree that says what it was made of.
 
     Args:
-        made: what is written.
+        built: what is written.
         read: the checkpoint as it was opened; of one that has no pinned name nothing is said.
     """
-    place = parse(read.metadata.place) if read.metadata.place else None
-    if place is None or not isinstance(place.store, Pins):
-        return made
-    pinned = place.store.pinned(place.key)
-    return made.with_metadata(custom={**made.metadata.custom, SOURCE: pinned}) if pinned else made
+    location = parse(read.metadata.location) if read.metadata.location else None
+    if location is None or not isinstance(location.store, Pins):
+        return built
+    pinned = location.store.pinned(location.key)
+    return built.with_metadata(custom={**built.metadata.custom, SOURCE: pinned}) if pinned else built

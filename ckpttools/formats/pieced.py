@@ -37,7 +37,7 @@ def pieced(shape: Shape, dtype: DType, pieces: Sequence[Piece]) -> LazyArray:
     """
     if not prod(shape):
         return Constant(shape, dtype, bytes(dtype.itemsize))
-    boxes = {each.box: each.array for each in pieces if each.box.size}
+    boxes = {piece.box: piece.array for piece in pieces if piece.box.size}
     if len(boxes) == 1 and Region.whole(shape) in boxes:
         return boxes[Region.whole(shape)]
     if any(box.stop[axis] > length for box in boxes for axis, length in enumerate(shape)):

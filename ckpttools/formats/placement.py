@@ -47,7 +47,7 @@ class DataFile:
     offset: int = 0
     per_file: int | None = None
 
-    def place(self, position: int, chunk_nbytes: int) -> tuple[str, int]:
+    def location(self, position: int, chunk_nbytes: int) -> tuple[str, int]:
         """File and offset of the chunk that is at this position in the sequence."""
         if self.per_file is None:
             return self.file, self.offset + position * chunk_nbytes
@@ -86,11 +86,11 @@ class Appended:
 
     Attributes:
         file: name of the files, each with a number appended.
-        most: bytes after which the next file is begun.
+        limit: bytes after which the next file is begun.
     """
 
     file: str
-    most: int
+    limit: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Referenced:
     lengths: array[int]
     inline: Mapping[int, bytes]
 
-    def place(self, position: int) -> Range | bytes:
+    def location(self, position: int) -> Range | bytes:
         """A chunk by its place in the C order of the grid."""
         number = self.numbers[position]
         if number < 0:
@@ -235,7 +235,7 @@ class Placement:
             raise TypeError("a referenced chunk is not written")
         if isinstance(self.home, Appended):
             raise TypeError("an appended chunk has no place before it is made")
-        file, offset = self.home.place(self.position(index), self.chunk_nbytes)
+        file, offset = self.home.location(self.position(index), self.chunk_nbytes)
         return Range(file, offset, self.chunk_nbytes)
 
     def cells(self, region: Region) -> Iterator[Shape]:
@@ -314,7 +314,7 @@ def _touch(first: ByteRun, second: ByteRun) -> bool:
 
 
 def _common_runs(
-    in_file: Iterator[tuple[int, int]], in_buffer: Iterator[tuple[int, int]], place: Range, itemsize: int
+    in_file: Iterator[tuple[int, int]], in_buffer: Iterator[tuple[int, int]], location: Range, itemsize: int
 ) -> Iterator[ByteRun]:
     """Two walks over the same elements, cut where either of them jumps."""
     there, left = 0, 0
@@ -327,6 +327,6 @@ def _common_runs(
         count = min(left, rest)
         if count == 0:
             return
-        yield ByteRun(place.file, place.offset + there * itemsize, here * itemsize, count * itemsize)
+        yield ByteRun(location.file, location.offset + there * itemsize, here * itemsize, count * itemsize)
         there, left = there + count, left - count
         here, rest = here + count, rest - count

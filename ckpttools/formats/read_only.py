@@ -10,22 +10,22 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.sidecar_files import sidecar_directory
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 class ReadOnlyFormat:
     """A format of which whatever keeps a checkpoint from being opened is its fault."""
 
     @abstractmethod
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         """As `ckpttools.formats.base.Format.open`."""
 
-    def companions(self, tree: Tree) -> Place:
-        """As `ckpttools.formats.base.TellsCompanions.companions`."""
+    def sidecars(self, tree: Tree) -> Location:
+        """As `ckpttools.formats.base.SupportsSidecarLookup.sidecars`."""
         return sidecar_directory(tree)
 
-    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
-        """As `ckpttools.formats.base.TellsFaults.faults`."""
+    def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
+        """As `ckpttools.formats.base.SupportsFaults.faults`."""
         try:
             self.open(path, replace(options, with_optimizer=True))
         except CheckpointError as error:

@@ -19,7 +19,7 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.block_chunks import Chunks, chunks_of
 from ckpttools.formats.block_finder import Finder
 from ckpttools.formats.blocks import Stretch
@@ -28,8 +28,8 @@ from ckpttools.formats.placement import Placement, Referenced
 from ckpttools.formats.zarr.chunking import LARGEST
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import File
+from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
-from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 
 # What loading takes under a `transpose` codec, beside plain C order: tensorstore reads a whole array of
@@ -86,7 +86,7 @@ class References:
     """
 
     mode: ReferenceMode = ReferenceMode.NONE
-    destination: Place | None = field(default=None, repr=False)
+    destination: Location | None = field(default=None, repr=False)
     least: float = LEAST_SHARE
 
 
@@ -126,10 +126,10 @@ def find(tree: Tree, references: References, directory: str) -> SharedArrays:
         # What JAX wants to know of its keys' chunks is written with them; bytes of booleans are looked at.
         if path not in tree.metadata.key_impls and leaf.dtype.kind != "bool":
             search.look_at(path, leaf)
-    return search.found()
+    return search.result()
 
 
-def _trials(destination: Place) -> LinkTrials | None:
+def _trials(destination: Location) -> LinkTrials | None:
     """What tries links to a destination; None where its store has none."""
     store = destination.store
     return store.trials(destination.key) if isinstance(store, Links) else None
@@ -153,26 +153,26 @@ class _ReferenceSearch:
         self.links: dict[str, ByteSource] = {}
 
     def look_at(self, path: Path, leaf: LazyArray) -> None:
-        """References an array if that is possible and wanted."""
+        """References an array if that is possible and expected."""
         blocks = self._finder.blocks(leaf)
         chunks = None if blocks is None else chunks_of(blocks, LARGEST)
-        if chunks is None or not self._is_wanted(leaf, chunks):
+        if chunks is None or not self._is_expected(leaf, chunks):
             return
-        places = list(chunks.places())
-        if not all(_is_sharable(place, chunks.blocks.is_grid) for place in places):
+        locations = list(chunks.locations())
+        if not all(_is_sharable(location, chunks.blocks.is_grid) for location in locations):
             return
-        reasons = {self._refusal(source) for source, _, _ in places} - {None}
+        reasons = {self._refusal(source) for source, _, _ in locations} - {None}
         if reasons:
             self._refused[", ".join(sorted(map(str, reasons)))] += leaf.nbytes
             return
-        home = self._home(chunks, places)
+        home = self._home(chunks, locations)
         self.placements[path] = Placement(leaf.shape, leaf.dtype.itemsize, chunks.chunk, home)
         if not chunks.is_in_order:
             self._transposed.append(leaf.nbytes)
         if chunks.nbytes >= _GIANT:
             self._giants[path] = chunks.nbytes
 
-    def _is_wanted(self, leaf: LazyArray, chunks: Chunks) -> bool:
+    def _is_expected(self, leaf: LazyArray, chunks: Chunks) -> bool:
         blocks = chunks.blocks
         is_kept = blocks.is_grid and (chunks.is_in_order or blocks.is_transposed)
         if self._mode is ReferenceMode.SAME_ORDER and not is_kept:
@@ -189,11 +189,11 @@ class _ReferenceSearch:
             self._refusals[source.path] = why
         return self._refusals[source.path]
 
-    def _home(self, chunks: Chunks, places: Sequence[Stretch]) -> Referenced:
+    def _home(self, chunks: Chunks, locations: Sequence[Stretch]) -> Referenced:
         numbers, starts, lengths = array("l"), array("q"), array("q")
         files: dict[str, int] = {}
         inline: dict[int, bytes] = {}
-        for position, (source, start, length) in enumerate(places):
+        for position, (source, start, length) in enumerate(locations):
             if isinstance(source, Bytes):
                 inline[position] = source.data[start : start + length]
                 numbers.append(-1)
@@ -213,16 +213,16 @@ class _ReferenceSearch:
             self.links[name] = source
         return self._names[source.path]
 
-    def found(self) -> SharedArrays:
+    def result(self) -> SharedArrays:
         """What is worth a link: a scalar step is not, if nothing else keeps a file of weights on the disk."""
         used = {path: _used_of(placement) for path, placement in self.placements.items()}
         links, kept = dict(self.links), dict(used)
         while True:
             total: Counter[str] = Counter()
-            for each in kept.values():
-                total.update(each)
-            links = {name: each for name, each in links.items() if total[name] >= self._least * each.size > 0}
-            still = {path: each for path, each in kept.items() if each.keys() <= links.keys()}
+            for item in kept.values():
+                total.update(item)
+            links = {name: item for name, item in links.items() if total[name] >= self._least * item.size > 0}
+            still = {path: item for path, item in kept.items() if item.keys() <= links.keys()}
             if len(still) == len(kept):
                 break
             kept = still  # what an array that is not shared has used of other files does not count there
@@ -252,14 +252,14 @@ def _used_of(placement: Placement) -> Counter[str]:
     """Names of files -> how many of their bytes an array has."""
     used: Counter[str] = Counter()
     if isinstance(placement.home, Referenced):
-        for each in placement.home.ranges:
-            used[each.file] += each.nbytes
+        for span in placement.home.ranges:
+            used[span.file] += span.nbytes
     return used
 
 
-def _is_sharable(place: Stretch, is_grid: bool) -> bool:
+def _is_sharable(location: Stretch, is_grid: bool) -> bool:
     """Whether a chunk is in a file that can be linked, or inline in an index."""
-    source, _, nbytes = place
+    source, _, nbytes = location
     if isinstance(source, Bytes):
         return is_grid and nbytes <= MAX_INLINE_VALUE
     return isinstance(source, File)

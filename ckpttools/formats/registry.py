@@ -15,26 +15,26 @@ from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option, parsed
 from ckpttools.core.plugins import load_group
 from ckpttools.core.text import first_of
-from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import (
     Format,
     OtherSteps,
-    PrefersRanks,
     ReadOptions,
+    SupportsFaults,
+    SupportsFiles,
+    SupportsRankPreference,
+    SupportsShardings,
+    SupportsSidecarLookup,
     SupportsStepFiles,
+    SupportsSteps,
+    SupportsStorage,
+    SupportsUnownedFiles,
     Target,
-    TellsCompanions,
-    TellsFaults,
-    TellsFiles,
-    TellsShardings,
-    TellsSteps,
-    TellsStorage,
-    TellsStrangers,
     Writable,
     Writer,
 )
@@ -42,8 +42,8 @@ from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_empty, refuse_interrupted
 from ckpttools.formats.several import other_kinds
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
 _MOST_TRIED, _MOST_NAMED = 100, 5
 # Files that are opened by their own names: a directory of such may hold anything.
@@ -52,14 +52,14 @@ _SAVED_BY_TORCH = (".pth", ".pt", ".ckpt")
 _BUILT_IN = (
     *("orbax.format", "safetensors.format", "zarr.read"),
     *("torch.format", "torch.dcp", "torch.ranks", "torch.zero", "torch.universal"),
-    *("flax.format", "zarr.bare"),
+    *("flax.format", "zarr.untyped_arrays"),
 )
 
 
 @cache
 def formats() -> Mapping[str, Format]:
     """All formats by name, built-in ones first."""
-    return {**{each.name: each for each in _built_in()}, **load_group("ckpttools.formats")}
+    return {**{item.name: item for item in _built_in()}, **load_group("ckpttools.formats")}
 
 
 def _built_in() -> Iterator[Format]:
@@ -69,19 +69,19 @@ def _built_in() -> Iterator[Format]:
 
 @cache
 def _loaded(name: str) -> Format:
-    found: Format = import_module(f"{package.__name__}.{name}").FORMAT
-    return found
+    result: Format = import_module(f"{package.__name__}.{name}").FORMAT
+    return result
 
 
 def _in_turn() -> Iterator[Format]:
     """All formats in the order in which they are tried."""
     yield from _built_in()
     # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
-    built_in = {each.name for each in _built_in()}
-    yield from (each for name, each in formats().items() if name not in built_in)
+    built_in = {item.name for item in _built_in()}
+    yield from (item for name, item in formats().items() if name not in built_in)
 
 
-def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
+def open_tree(where: LocationLike, options: ReadOptions | None = None) -> Tree:
     """The checkpoint at a place, whatever its format, without reading any array.
 
     Raises:
@@ -93,90 +93,90 @@ def open_tree(where: Where, options: ReadOptions | None = None) -> Tree:
         raise absent(path)
     refuse_interrupted(path)
     reasons: dict[str, str] = {}
-    for each in _in_turn():
-        reason = each.why_not(path)
+    for item in _in_turn():
+        reason = item.why_not(path)
         if reason is None:
-            tree = _with_step(each.open(path, options or ReadOptions()), options)
-            return _with_notes(tree, other_kinds(path, each.name))
-        reasons[each.name] = f"{each.name}: {reason}"
+            tree = _with_step(item.open(path, options or ReadOptions()), options)
+            return _with_notes(tree, other_kinds(path, item.name))
+        reasons[item.name] = f"{item.name}: {reason}"
     refuse_empty(path)
     if left := begun_in(path):
         raise FormatError(f"{path} is not a checkpoint yet", hint=next_step(left))
     if error := foreign_error(path):
         raise error
-    if len(below := _found_below(path)) > 1 and len({each.name.rstrip(digits) for each in below}) == 1:
+    if len(below := _found_below(path)) > 1 and len({item.name.rstrip(digits) for item in below}) == 1:
         what = f"{path} is a directory of {len(below):,} steps, which are opened by their own paths"
-        raise FormatError(what, wanted="the path of one of them", hint=_instead(path))
+        raise FormatError(what, expected="the path of one of them", hint=_instead(path))
     raise FormatError(
         f"{path} is not a checkpoint of a known format{listing(list(reasons.values()))}", hint=_instead(path)
     )
 
 
-def require_ranks(options: ReadOptions, *places: Place) -> None:
+def require_ranks(options: ReadOptions, *locations: Location) -> None:
     """Refuses a preferred process where no checkpoint is of a format that has files of processes.
 
     Args:
         options: how all of them are opened.
-        places: where they lie; what is no checkpoint does not count.
+        locations: where they lie; what is no checkpoint does not count.
 
     Raises:
         UsageError: none has.
     """
     if not options.prefer_rank:
         return
-    found = [_format_at(each) for each in places]
-    if any(isinstance(each, PrefersRanks) for each in found):
+    result = [_format_at(location) for location in locations]
+    if any(isinstance(item, SupportsRankPreference) for item in result):
         return
-    takers = [each.rank_files for each in formats().values() if isinstance(each, PrefersRanks)]
+    takers = [fmt.rank_files for fmt in formats().values() if isinstance(fmt, SupportsRankPreference)]
     raise UsageError(
         f"{option('prefer_rank', options.prefer_rank[0])} is of checkpoints with files of each process",
-        place=places[0],
-        got=" and ".join(f"the format {each.name}" for each in found if each) or None,
-        wanted=f"files {'; '.join(takers)}",
+        location=locations[0],
+        got=" and ".join(f"the format {item.name}" for item in result if item) or None,
+        expected=f"files {'; '.join(takers)}",
         hint=f"leave {option('prefer_rank')} out",
     )
 
 
-def _format_at(path: Place) -> Format | None:
+def _format_at(path: Location) -> Format | None:
     """The format that opens what is at a path."""
-    return next((each for each in _in_turn() if each.why_not(path) is None), None) if path.exists() else None
+    return next((item for item in _in_turn() if item.why_not(path) is None), None) if path.exists() else None
 
 
 def stored_shardings(tree: Tree) -> Mapping[TreePath, Sharding]:
-    """How the arrays of a tree lay on devices, as its format tells: see `TellsShardings`; else empty."""
+    """How the arrays of a tree lay on devices, as its format tells: see `SupportsShardings`; else empty."""
     format = _format_of(tree)
-    return format.shardings(tree) if isinstance(format, TellsShardings) else {}
+    return format.shardings(tree) if isinstance(format, SupportsShardings) else {}
 
 
 def other_steps(tree: Tree) -> OtherSteps:
-    """Steps beside a tree's that cannot be read, as its format tells: see `TellsSteps`; else none."""
+    """Steps beside a tree's that cannot be read, as its format tells: see `SupportsSteps`; else none."""
     format = _format_of(tree)
-    return format.other_steps(tree) if isinstance(format, TellsSteps) else OtherSteps({}, {})
+    return format.other_steps(tree) if isinstance(format, SupportsSteps) else OtherSteps({}, {})
 
 
 def storage_of(tree: Tree, options: ReadOptions | None = None) -> Storage:
-    """The files of a checkpoint and what they hold, as its format tells: see `TellsStorage`; else its arrays.
+    """Return the files of a checkpoint and their content: see `SupportsStorage`; else its arrays.
 
     Raises:
         FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
     """
     format = _format_of(tree)
-    if isinstance(format, TellsStorage):
+    if isinstance(format, SupportsStorage):
         return format.storage(tree, options or ReadOptions())
     from ckpttools.formats.survey import plain_storage
 
     return plain_storage(tree)
 
 
-def faults_in(format: TellsFaults, path: Place, options: ReadOptions) -> Iterator[CheckpointError]:
-    """What a format finds wrong with a file or directory: see `TellsFaults`."""
+def faults_in(format: SupportsFaults, path: Location, options: ReadOptions) -> Iterator[CheckpointError]:
+    """What a format finds wrong with a file or directory: see `SupportsFaults`."""
     try:
         yield from format.faults(path, options)
     except CheckpointError as error:
         yield error
 
 
-def open_all_steps(path: Place) -> tuple[Tree, ...]:
+def open_all_steps(path: Location) -> tuple[Tree, ...]:
     """Open a path, and the other checkpoints that its format finds there: see `SupportsStepFiles`.
 
     Raises:
@@ -186,54 +186,54 @@ def open_all_steps(path: Place) -> tuple[Tree, ...]:
     format = _format_of(tree)
     if not isinstance(format, SupportsStepFiles):
         return (tree,)
-    others = [place for place in format.checkpoints_in(path) if str(place) != tree.metadata.place]
-    return (tree, *(format.open(place, ReadOptions()) for place in others if place != path))
+    others = [location for location in format.checkpoints_in(path) if str(location) != tree.metadata.location]
+    return (tree, *(format.open(location, ReadOptions()) for location in others if location != path))
 
 
-def companions_at(tree: Tree) -> Place | None:
-    """Where what belongs to a model lies beside a tree, if its format tells: see `TellsCompanions`."""
+def sidecars_at(tree: Tree) -> Location | None:
+    """Where what belongs to a model lies beside a tree, if its format tells: see `SupportsSidecarLookup`."""
     format = _format_of(tree)
-    return format.companions(tree) if isinstance(format, TellsCompanions) else None
+    return format.sidecars(tree) if isinstance(format, SupportsSidecarLookup) else None
 
 
-def strangers_in(directory: Place, tree: Tree, writer: Writer | None = None) -> set[str]:
-    """What lies in a directory and is not part of the tree that was opened there: see `TellsFiles`; else all.
+def strangers_in(directory: Location, tree: Tree, writer: Writer | None = None) -> set[str]:
+    """Return the files in a directory that are not part of the opened tree: see `SupportsFiles`; else all.
 
     Args:
         directory: where.
         tree: what was opened there.
-        writer: what will be written in its place; may know better: see `TellsStrangers`.
+        writer: what will be written in its place; may know better: see `SupportsUnownedFiles`.
 
     Raises:
         StorageError: it cannot be listed.
     """
-    if isinstance(writer, TellsStrangers):
-        return set(writer.strangers(directory, tree))
+    if isinstance(writer, SupportsUnownedFiles):
+        return set(writer.unowned_files(directory, tree))
     format = _format_of(tree)
-    if isinstance(format, TellsFiles):
-        return set(format.strangers(directory, tree))
+    if isinstance(format, SupportsFiles):
+        return set(format.unowned_files(directory, tree))
     return {entry.name for entry in directory.entries()}
 
 
 def is_own_file(name: str) -> bool:
     """Whether a path within a checkpoint is one that files of some format have."""
-    return any(each.owns(name) for each in formats().values() if isinstance(each, TellsFiles))
+    return any(fmt.owns(name) for fmt in formats().values() if isinstance(fmt, SupportsFiles))
 
 
 def writable() -> Mapping[str, Writable]:
     """The formats that can be written, by name."""
-    return {name: each for name, each in formats().items() if isinstance(each, Writable)}
+    return {name: item for name, item in formats().items() if isinstance(item, Writable)}
 
 
 def format_named(name: str) -> Format | None:
     """A format by its name; None where there is none."""
-    return next((each for each in _built_in() if each.name == name), None) or formats().get(name)
+    return next((item for item in _built_in() if item.name == name), None) or formats().get(name)
 
 
 def writer_for(
     tree: Tree,
     format: str | None = None,
-    destination: Place | None = None,
+    destination: Location | None = None,
     *,
     keeps_names: bool = True,
     shares: bool = False,
@@ -254,61 +254,61 @@ def writer_for(
             cannot be meant.
     """
     name = format or tree.metadata.format
-    found = None if name is None else format_named(name)
-    if not isinstance(found, Writable):
-        cannot = f"{name} cannot be written" if found is None else f"{name} can be read, but not written"
+    result = None if name is None else format_named(name)
+    if not isinstance(result, Writable):
+        cannot = f"{name} cannot be written" if result is None else f"{name} can be read, but not written"
         raise UsageError(
             cannot if name else "it is not said in which format to write",
-            place=tree.metadata.place or None,
-            wanted=", ".join(writable()),
+            location=tree.metadata.location or None,
+            expected=", ".join(writable()),
             hint=f"choose another, as {option('format', 'safetensors')} does",
         )
-    said = {key: value for key, value in options.items() if value is not None}
-    values = parsed(found.options, said, writer_options, f"{name} is not stored")
-    target = Target(tree, destination, keeps_names, shares, least_share, frozenset(said))
-    return found.writer(target, **values)
+    declared = {key: value for key, value in options.items() if value is not None}
+    values = parsed(result.options, declared, writer_options, f"{name} is not stored")
+    target = Target(tree, destination, keeps_names, shares, least_share, frozenset(declared))
+    return result.writer(target, **values)
 
 
 def writer_options() -> list[Option]:
     """All that any format lets a user say of how it is written."""
-    return [option for each in writable().values() for option in each.options]
+    return [option for item in writable().values() for option in item.options]
 
 
 def _format_of(tree: Tree) -> Format | None:
     """The format that opened a tree; None for a tree that was made."""
     name = tree.metadata.format
-    return None if name is None or not tree.metadata.place else format_named(name)
+    return None if name is None or not tree.metadata.location else format_named(name)
 
 
-def is_checkpoint(path: Place) -> bool:
+def is_checkpoint(path: Location) -> bool:
     """Whether a built-in format takes what is there for its own; StorageError if it cannot be looked at."""
-    return any(each.why_not(path) is None for each in _built_in())
+    return any(item.why_not(path) is None for item in _built_in())
 
 
-def _instead(path: Place) -> str:
+def _instead(path: Location) -> str:
     """What to name instead: what lies in the directory and may be opened."""
-    found = _found_below(path)
-    if not found:
+    result = _found_below(path)
+    if not result:
         return _nothing_below(path)
-    return f"name what lies in it: {first_of([quote(str(each)) for each in found], _MOST_NAMED)}"
+    return f"name what lies in it: {first_of([quote(str(item)) for item in result], _MOST_NAMED)}"
 
 
-def _found_below(path: Place) -> list[Place]:
+def _found_below(path: Location) -> list[Location]:
     """Checkpoints in a directory, else files of torch.save in it, else checkpoints in its directories."""
     try:
         inside = sorted(path.iterdir()) if path.is_dir() else []
-        folders = [each for each in inside if each.is_dir()][:_MOST_TRIED]
-        if found := [each for each in folders if is_checkpoint(each)]:
-            return found
-        if files := [each for each in inside if each.suffix in _SAVED_BY_TORCH]:
+        folders = [item for item in inside if item.is_dir()][:_MOST_TRIED]
+        if result := [folder for folder in folders if is_checkpoint(folder)]:
+            return result
+        if files := [item for item in inside if item.suffix in _SAVED_BY_TORCH]:
             return files
-        further = [each for above in folders for each in sorted(above.iterdir()) if each.is_dir()]
-        return [each for each in further[:_MOST_TRIED] if is_checkpoint(each)]
+        further = [item for above in folders for item in sorted(above.iterdir()) if item.is_dir()]
+        return [item for item in further[:_MOST_TRIED] if is_checkpoint(item)]
     except CheckpointError:
         return []
 
 
-def _nothing_below(path: Place) -> str:
+def _nothing_below(path: Location) -> str:
     """What to do where nothing can be opened."""
     if (path / CONFIG).is_file() and is_checkpoint(path.parent):
         return f"its weights lie in the directory above: name {quote(str(path.parent))}"
@@ -334,11 +334,11 @@ def _with_notes(tree: Tree, more: Notes) -> Tree:
 
 def _with_step(tree: Tree, options: ReadOptions | None) -> Tree:
     """The tree, if it is of the step that was asked for."""
-    require_step(options or ReadOptions(), tree.metadata.step, tree.metadata.place)
+    require_step(options or ReadOptions(), tree.metadata.step, tree.metadata.location)
     return tree
 
 
-def require_step(options: ReadOptions, step: int | None, place: Place | str) -> None:
+def require_step(options: ReadOptions, step: int | None, location: Location | str) -> None:
     """Refuses a step that was asked for where another one is opened, or none.
 
     Raises:
@@ -348,7 +348,7 @@ def require_step(options: ReadOptions, step: int | None, place: Place | str) -> 
         without = f"leave {option('step')} out"
         raise UsageError(
             f"there is no step {options.step}",
-            place=place,
+            location=location,
             got="no steps" if step is None else f"step {step}",
             hint=without if step is None else f"give the directory of the run, or {without}",
         )

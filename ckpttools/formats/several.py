@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import matches_any
 from ckpttools.formats.foreign import foreign_kinds
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 # Names that files of a format have, of those that trainers and the hub put beside one another.
 _NAMES = {
@@ -22,7 +22,7 @@ _NAMES = {
 _NOT_WEIGHTS = ("adapter_model.safetensors", "*.distcp", "*.npy", "*.npz", "*.pkl", "*.pickle", "*.joblib")
 
 
-def other_kinds(path: Place, format: str) -> Notes:
+def other_kinds(path: Location, format: str) -> Notes:
     """What is said of a directory in which a format was opened, and other kinds of weights lie, too."""
     if not path.is_dir():
         return Notes()
@@ -38,10 +38,10 @@ def other_kinds(path: Place, format: str) -> Notes:
     others += [f"{name} ({what})" for what, name in foreign_kinds(names)]
     if not others:
         return Notes()
-    found = ", ".join(others)
-    return Notes(remarks=(f"several kinds of weights lie here: those of {format} are read, not {found}",))
+    result = ", ".join(others)
+    return Notes(remarks=(f"several kinds of weights lie here: those of {format} are read, not {result}",))
 
 
-def has_weights(path: Place) -> bool:
+def has_weights(path: Location) -> bool:
     """Whether weights of any kind that is read lie in a directory."""
-    return any(matches_any(each.name, patterns) for patterns in _NAMES.values() for each in path.entries())
+    return any(matches_any(entry.name, patterns) for patterns in _NAMES.values() for entry in path.entries())

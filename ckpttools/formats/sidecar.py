@@ -15,12 +15,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, SourceChangedError
-from ckpttools.core.wording import again
-from ckpttools.formats.base import COMPANIONS, Extents, Layout, Writer, WritesSteps
+from ckpttools.core.message_terms import again
+from ckpttools.formats.base import SIDECARS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 from ckpttools.stores.unchanged import check_unchanged
 
@@ -45,7 +45,7 @@ _HASHED_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Companions:
+class Sidecars:
     """What goes along.
 
     Attributes:
@@ -77,16 +77,16 @@ class Companions:
         return bool(self.files or self.arrays)
 
 
-def files_of_model(directory: Place) -> dict[str, File]:
+def files_of_model(directory: Location) -> dict[str, File]:
     """Name -> file of the configuration and tokenizer in a directory.
 
     Raises:
         StorageError: one cannot be accessed.
     """
-    found = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
+    result = {path.name: path for pattern in PATTERNS for path in directory.glob(pattern)}
     files = {
         name: path.open()
-        for name, path in sorted(found.items())
+        for name, path in sorted(result.items())
         if path.is_file() and not name.startswith(".")
     }
     return {name: file for name, file in files.items() if file.size <= _LARGEST}
@@ -98,15 +98,15 @@ class WithSidecars:
 
     Attributes:
         writer: writes the checkpoint.
-        companions: what goes along.
+        sidecars: what goes along.
         directory: where they go, relative to the root; empty for the root itself.
-        made: name -> content of further files.
+        built: name -> content of further files.
     """
 
     writer: Writer
-    companions: Companions
+    sidecars: Sidecars
     directory: str = ""
-    made: Mapping[str, bytes] = field(default_factory=dict)
+    built: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -117,32 +117,34 @@ class WithSidecars:
         """As `WritesSteps.step_said`."""
         return self.writer.step_said if isinstance(self.writer, WritesSteps) else None
 
-    def with_companions(self, tree: Tree) -> Tree:
+    def with_sidecars(self, tree: Tree) -> Tree:
         """The tree to plan: what the writer writes, and the arrays that go along.
 
         Raises:
             FormatError: an array of the tree has the path of one that goes along.
         """
-        carried = {(*_PREFIX, name): array for name, array in self.companions.arrays.items()}
+        carried = {(*_PREFIX, name): array for name, array in self.sidecars.arrays.items()}
         for path in carried.keys() & tree.leaves.keys():
             raise FormatError(
                 "an array has the name of one that is carried along with the model",
-                place=keystr(path),
-                wanted=f"other names than those below {keystr(_PREFIX)}",
+                location=keystr(path),
+                expected=f"other names than those below {keystr(_PREFIX)}",
                 hint="rename it: ckpt remap SRC DST --map RULES",
             )
         return Tree({**tree.leaves, **carried}, tree.metadata)
 
-    def layout(self, tree: Tree, most: int) -> Layout:
-        """As `Writer.layout`, for a tree of `with_companions`."""
+    def layout(self, tree: Tree, limit: int) -> Layout:
+        """As `Writer.layout`, for a tree of `with_sidecars`."""
         own, carried = self._apart(tree)
-        layout = self.writer.layout(own, most)
+        layout = self.writer.layout(own, limit)
         if not carried:
             return layout
-        extra = _WRITER.layout(carried, most)
-        files = {self._place(name): size for name, size in extra.files.items()}
-        heads = {self._place(name): head for name, head in extra.heads.items()}
-        placements = {(*_PREFIX, *path): self._placed(place) for path, place in extra.placements.items()}
+        extra = _WRITER.layout(carried, limit)
+        files = {self._location(name): size for name, size in extra.files.items()}
+        heads = {self._location(name): head for name, head in extra.heads.items()}
+        placements = {
+            (*_PREFIX, *path): self._placed(location) for path, location in extra.placements.items()
+        }
         return replace(
             layout,
             placements={**layout.placements, **placements},
@@ -152,19 +154,19 @@ class WithSidecars:
 
     def _apart(self, tree: Tree) -> tuple[Tree, Tree]:
         """The tree itself, and the companions' arrays by their names; others may have paths like theirs."""
-        carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.companions.arrays}
-        own = {path: leaf for path, leaf in tree.items() if not self._is_companion(path)}
-        return Tree(own, tree.metadata), Tree(carried, Metadata(place=tree.metadata.place))
+        carried: dict[Path, Leaf] = {(name,): tree[(*_PREFIX, name)] for name in self.sidecars.arrays}
+        own = {path: leaf for path, leaf in tree.items() if not self._is_sidecar(path)}
+        return Tree(own, tree.metadata), Tree(carried, Metadata(location=tree.metadata.location))
 
-    def _is_companion(self, path: Path) -> bool:
-        return len(path) == 3 and path[:2] == _PREFIX and path[2] in self.companions.arrays
+    def _is_sidecar(self, path: Path) -> bool:
+        return len(path) == 3 and path[:2] == _PREFIX and path[2] in self.sidecars.arrays
 
-    def _without_companions(self, layout: Layout) -> Layout:
+    def _without_sidecars(self, layout: Layout) -> Layout:
         placements = layout.placements.items()
-        kept = {path: place for path, place in placements if not self._is_companion(path)}
+        kept = {path: location for path, location in placements if not self._is_sidecar(path)}
         return replace(layout, placements=kept)
 
-    def _place(self, name: str) -> str:
+    def _location(self, name: str) -> str:
         return f"{self.directory}/{name}" if self.directory else name
 
     def _placed(self, placement: Placement) -> Placement:
@@ -172,9 +174,9 @@ class WithSidecars:
         home = placement.home
         if not isinstance(home, DataFile):
             raise TypeError(f"{home} is not a part of a data file")
-        return replace(placement, home=replace(home, file=self._place(home.file)))
+        return replace(placement, home=replace(home, file=self._location(home.file)))
 
-    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`; files are copied before the writer says that all is there.
 
         Raises:
@@ -182,21 +184,21 @@ class WithSidecars:
             StorageError: it cannot be read.
         """
         own, _ = self._apart(tree)
-        place = directory / self.directory
-        for name, file in self.companions.files.items():
+        location = directory / self.directory
+        for name, file in self.sidecars.files.items():
             content = read_file(file)
-            if _is_local(file) and _digest([content]) != self.companions.versions[name]:
+            if _is_local(file) and _digest([content]) != self.sidecars.versions[name]:
                 raise SourceChangedError(
                     f"{file.path} was changed after the conversion was planned", hint=again()
                 )
-            (place / name).write_bytes(content)
-        for name, content in self.made.items():
-            (place / name).write_bytes(content)
-        self.writer.finish(directory, own, self._without_companions(layout), extents)
+            (location / name).write_bytes(content)
+        for name, content in self.built.items():
+            (location / name).write_bytes(content)
+        self.writer.finish(directory, own, self._without_sidecars(layout), extents)
 
 
 def sidecar_versions(writer: Writer, planned: Callable[[str], str] = str) -> dict[str, str]:
-    """Return the version of each sidecar of a writer, by name; see `Companions.versions`.
+    """Return the version of each sidecar of a writer, by name; see `Sidecars.versions`.
 
     Args:
         writer: the writer.
@@ -207,9 +209,9 @@ def sidecar_versions(writer: Writer, planned: Callable[[str], str] = str) -> dic
     """
     versions: dict[str, str] = {}
     while isinstance(writer, WithSidecars):
-        made = writer.made.items()
-        versions |= writer.companions.versions
-        versions |= {name: _digest([planned(repr(content)).encode()]) for name, content in made}
+        built = writer.built.items()
+        versions |= writer.sidecars.versions
+        versions |= {name: _digest([planned(repr(content)).encode()]) for name, content in built}
         writer = writer.writer
     return versions
 
@@ -232,7 +234,7 @@ def _digest(chunks: Iterable[bytes]) -> str:
     return f"sha256 {digest.hexdigest()}"
 
 
-_PREFIX: Path = (COMPANIONS, CARRIED)
+_PREFIX: Path = (SIDECARS, CARRIED)
 _WRITER = SafetensorsWriter(max_shard_bytes=None, stem=CARRIED)
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, ConfigError, StorageError
 from ckpttools.formats.adapters import ADAPTER, is_adapter
-from ckpttools.formats.base import COMPANIONS
-from ckpttools.formats.disguises import refuse_disguise
+from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.json_file import json_object, without_duplicates
-from ckpttools.stores.place import Place
+from ckpttools.formats.lookalikes import refuse_disguise
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 CONFIG = "config.json"
@@ -18,7 +18,7 @@ CONFIG = "config.json"
 WEIGHTS_FIELD = "transformers_weights"
 
 
-def is_file(path: Place) -> bool:
+def is_file(path: Location) -> bool:
     """Whether a file of this name is there."""
     try:
         return path.is_file()
@@ -29,7 +29,9 @@ def is_file(path: Place) -> bool:
         return False
 
 
-def sidecar_json(path: Place, kind: type[CheckpointError], hint: str, unique: bool = True) -> dict[str, Any]:
+def sidecar_json(
+    path: Location, kind: type[CheckpointError], hint: str, unique: bool = True
+) -> dict[str, Any]:
     """The JSON object in a file that a download may have left as something else.
 
     Args:
@@ -48,7 +50,7 @@ def sidecar_json(path: Place, kind: type[CheckpointError], hint: str, unique: bo
     return json_object(raw, str(path), kind, hint, without_duplicates if unique else None)
 
 
-def sidecar_config(folder: Place) -> dict[str, Any] | None:
+def sidecar_config(folder: Location) -> dict[str, Any] | None:
     """The model's configuration beside the weights, or None where there is none.
 
     Raises:
@@ -61,13 +63,13 @@ def sidecar_config(folder: Place) -> dict[str, Any] | None:
     hint = "correct the file, fetch it again, or move it away to do without"
     if path.is_link() and not is_file(path):
         raise ConfigError(
-            "the configuration is a link to nothing", place=path, got=path.readlink(), hint=hint
+            "the configuration is a link to nothing", location=path, got=path.readlink(), hint=hint
         )
     # Duplicate keys pass, as they do in transformers.
     return sidecar_json(path, ConfigError, hint, unique=False)
 
 
-def weights_in_config(folder: Place) -> object:
+def weights_in_config(folder: Location) -> object:
     """Return the value of `transformers_weights` in the configuration beside the weights; None without one.
 
     Raises:
@@ -87,15 +89,15 @@ def weights_in_config(folder: Place) -> object:
 
 def is_saved_by_peft(tree: Tree) -> bool:
     """Whether a tree is an adapter with its configuration, beside it or carried along."""
-    return bool(tree.metadata.place) and is_adapter(tree) and is_file(sidecar_directory(tree) / ADAPTER)
+    return bool(tree.metadata.location) and is_adapter(tree) and is_file(sidecar_directory(tree) / ADAPTER)
 
 
-def sidecar_directory(tree: Tree) -> Place:
+def sidecar_directory(tree: Tree) -> Location:
     """The directory of a model's other files: that of its weights; of other trees one of their own below.
 
     Adapters that PEFT saved are such models.
     """
-    place = parse(tree.metadata.place)
-    folder = place.folder()
+    location = parse(tree.metadata.location)
+    folder = location.folder()
     is_beside = tree.metadata.config is not None or (is_adapter(tree) and is_file(folder / ADAPTER))
-    return folder if is_beside else folder / COMPANIONS
+    return folder if is_beside else folder / SIDECARS

@@ -17,7 +17,7 @@ from ckpttools.formats.orbax.entries import entries_of, files_below
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Extent, length_of
 from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
 from ckpttools.stores.base import Status
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 
@@ -66,25 +66,25 @@ def zarr_storage(tree: Tree, max_index_bytes: int = MAX_INDEX_BYTES) -> Storage:
     Raises:
         FormatError, StorageError: an index or the metadata of an array is damaged or cannot be read.
     """
-    database = entries_of(parse(tree.metadata.place), max_index_bytes=max_index_bytes)
+    database = entries_of(parse(tree.metadata.location), max_index_bytes=max_index_bytes)
     uses: dict[str, _Use] = defaultdict(_Use)
     for node in database.nodes:
         uses[node.file].index.append((node.offset, node.offset + node.length))
-    found = chunk_tables(database)
-    for error in found.faults.values():
+    result = chunk_tables(database)
+    for error in result.faults.values():
         raise error
-    for name, documents in found.documents.items():
+    for name, documents in result.documents.items():
         for document in documents:
             entry = database.all[key_below(name, document)]
             if isinstance(entry, Extent):
                 uses[entry.file].index.append((entry.offset, entry.offset + entry.length))
-    for name, table in found.tables.items():
+    for name, table in result.tables.items():
         for entry in table.chunks.values():
             if isinstance(entry, Extent):
                 uses[entry.file].add(entry, name)
     names = {dotted(path): keystr(path) for path in tree.arrays}
     order = {name: position for position, name in enumerate(names)}
-    tables = sorted(found.tables.values(), key=lambda table: order.get(table.name, len(order)))
+    tables = sorted(result.tables.values(), key=lambda table: order.get(table.name, len(order)))
     files = [
         uses.pop(name, _Use()).file(name, status, may_be_unused=_is_data(name))
         for name, status in files_below(database.directory)
@@ -119,8 +119,8 @@ def _stored_array(table: ChunkTable, path: str) -> StoredArray:
 
 def plain_storage(tree: Tree) -> Storage:
     """Of a checkpoint whose arrays say themselves where they are."""
-    place = parse(tree.metadata.place)
-    root = place.folder()
+    location = parse(tree.metadata.location)
+    root = location.folder()
     uses: dict[str, _Use] = defaultdict(_Use)
     for path, array in tree.arrays.items():
         if isinstance(array, Stored):
@@ -132,22 +132,22 @@ def plain_storage(tree: Tree) -> Storage:
     suffixes = {(root / name).suffix for name in uses}
     files = tuple(
         uses[name].file(name, status, may_be_unused=(root / name).suffix in suffixes)
-        for name, status in _beside(place, uses)
+        for name, status in _beside(location, uses)
     )
     arrays = tuple(_described(keystr(path), array) for path, array in tree.arrays.items())
     return Storage(str(root), (), files, arrays)
 
 
-def _below(root: Place, file: str) -> str:
+def _below(root: Location, file: str) -> str:
     """The name of a file from a directory on, or all of it where it lies elsewhere."""
-    place = parse(file)
-    return place.relative_to(root) if root in place.parents else file
+    location = parse(file)
+    return location.relative_to(root) if root in location.parents else file
 
 
-def _beside(place: Place, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
+def _beside(location: Location, uses: Mapping[str, object]) -> Iterator[tuple[str, Status]]:
     """The files in use, and those beside them if a directory was opened."""
-    root = place.folder()
-    beside = {entry.name for entry in root.entries() if entry.is_file} if place.is_dir() else set()
+    root = location.folder()
+    beside = {entry.name for entry in root.entries() if entry.is_file} if location.is_dir() else set()
     for name in sorted({*beside, *uses}):
         yield name, (root / name).stat()
 

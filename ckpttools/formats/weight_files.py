@@ -19,7 +19,7 @@ from ckpttools.core.text import first_of
 from ckpttools.formats.sidecar_files import CONFIG, WEIGHTS_FIELD, is_file, weights_in_config
 from ckpttools.formats.weight_index import WeightsLocation, normalized, refuse_missing, visible_files
 from ckpttools.stores.base import is_inside
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _INDEX = ".index.json"
 # Of torch's distributed checkpoints in safetensors: a process writes no file of which it has nothing.
@@ -58,7 +58,7 @@ class WeightNames:
             rf"(?P<stem>.*)-(?P<number>\d+)-of-(?P<count>\d+){re.escape(self.suffix)}", re.DOTALL
         )
 
-    def find(self, path: Place) -> WeightsLocation:
+    def find(self, path: Location) -> WeightsLocation:
         """What of these lies at a path.
 
         Raises:
@@ -74,11 +74,11 @@ class WeightNames:
             return WeightsLocation(path.parent, (path.name,))
         raise FormatError(
             f"the name ends neither in {self.suffix} nor in {self.suffix}{_INDEX}",
-            place=path,
+            location=path,
             hint=f"name a {self.suffix} file, its index or the directory that holds them",
         )
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         """Why there are none of these at a path; None if there are. Raises StorageError as `reason`."""
         try:
             self.find(path)
@@ -88,7 +88,7 @@ class WeightNames:
             return reason(error, path)
         return None
 
-    def chosen(self, folder: Place) -> WeightsLocation | None:
+    def chosen(self, folder: Location) -> WeightsLocation | None:
         """Find the weights that `transformers_weights` in `config.json` names; None if it names none.
 
         transformers reads that file, or the index and the files that it names, and no other.
@@ -101,24 +101,24 @@ class WeightNames:
         if name is None:
             return None
         if self.suffix != _SAFETENSORS:
-            raise FormatError(f"{CONFIG} names other weights: {WEIGHTS_FIELD} is {name!r}", place=folder)
+            raise FormatError(f"{CONFIG} names other weights: {WEIGHTS_FIELD} is {name!r}", location=folder)
         if isinstance(name, str) and is_inside(name) and is_file(folder / normalized(name)):
             if name.endswith(self.suffix + _INDEX):
                 return WeightsLocation(folder, index=normalized(name), is_chosen=True)
             if name.endswith(self.suffix):
                 return WeightsLocation(folder, (normalized(name),), is_chosen=True)
-        visible = [each for each in visible_files(folder) if each.endswith(self.suffix)]
+        visible = [file for file in visible_files(folder) if file.endswith(self.suffix)]
         kind = UnusableChoiceError if visible else FormatError
         instead = f"; to read another file, pass it: {quote(str(folder / visible[0]))}" if visible else ""
         raise kind(
             f"{CONFIG} names weights that transformers cannot load: {WEIGHTS_FIELD} is {name!r}",
-            place=folder / CONFIG,
+            location=folder / CONFIG,
             got=first_of(visible, _MOST_NAMED) if visible else "no such file",
-            wanted=f"the name of a {self.suffix} file here, or of an index of such files",
+            expected=f"the name of a {self.suffix} file here, or of an index of such files",
             hint=f"fetch that file, or remove {WEIGHTS_FIELD} from {CONFIG}{instead}",
         )
 
-    def _find_in(self, folder: Place) -> WeightsLocation:
+    def _find_in(self, folder: Location) -> WeightsLocation:
         if (chosen := self.chosen(folder)) is not None:
             return chosen
         # transformers takes model.safetensors where there is one and looks at no index beside it
@@ -135,20 +135,20 @@ class WeightNames:
         if not files:
             raise FormatError(
                 f"no {self.suffix} file in the directory",
-                place=folder,
+                location=folder,
                 hint="name the directory of the weights",
             )
         if missing := self.missing(files):
             refuse_missing(missing, folder, "all files that the others' names count")
         return WeightsLocation(folder, tuple(files))
 
-    def read_in(self, folder: Place) -> set[str]:
+    def read_in(self, folder: Location) -> set[str]:
         """Names of the one series of weights that is read in a directory, and of its index."""
-        found = self._find_in(folder)
-        if found.index is not None:
-            return {found.index, *(found.named or {}).values()}
+        result = self._find_in(folder)
+        if result.index is not None:
+            return {result.index, *(result.named or {}).values()}
         # Without an index all files are read; another series than the first may still be another model's.
-        return {name for name in found.files if self._series(name) == self._series(found.files[0])}
+        return {name for name in result.files if self._series(name) == self._series(result.files[0])}
 
     def _series(self, name: str) -> tuple[str, str]:
         """The stem of a file and how many it says that there are."""
@@ -157,7 +157,7 @@ class WeightNames:
             (_stem_of_all(match["stem"]), match["count"]) if match else (name.removesuffix(self.suffix), "")
         )
 
-    def is_one_of_several(self, path: Place) -> bool:
+    def is_one_of_several(self, path: Location) -> bool:
         """Whether a path is one file of a numbered series."""
         match = self.numbered.fullmatch(path.name)
         return match is not None and path.is_file() and int(match["count"]) > 1
@@ -184,19 +184,19 @@ def _stem_of_all(stem: str) -> str:
     return _PROCESS.sub("shard-…-", stem)
 
 
-def _only(indexes: Sequence[str], folder: Place) -> str:
+def _only(indexes: Sequence[str], folder: Location) -> str:
     if len(indexes) == 1:
         return indexes[0]
     raise FormatError(
         "more than one index in the directory",
-        place=folder,
+        location=folder,
         got=", ".join(indexes),
-        wanted="one",
+        expected="one",
         hint=f"name the one you mean: {folder / indexes[0]}",
     )
 
 
-def reason(error: CheckpointError, path: Place) -> str:
+def reason(error: CheckpointError, path: Location) -> str:
     """What an error says of a path; raises it where nobody has told what is there."""
     if isinstance(error, StorageError) and path.exists():
         raise error

@@ -15,9 +15,9 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, counted_listing, listing
 from ckpttools.core.text import first_of, plural, some
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import is_inside
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 _INDEX_HINT = "fetch the index again, or remove it: the files themselves say which tensors they hold"
 _FETCH_BOTH = "fetch the index and its files again"
@@ -35,7 +35,7 @@ class WeightsLocation:
         is_chosen: Whether `transformers_weights` in `config.json` names the file or the index.
     """
 
-    folder: Place
+    folder: Location
     files: tuple[str, ...] = ()
     index: str | None = None
     is_chosen: bool = False
@@ -89,8 +89,8 @@ class WeightsLocation:
             if self.unnamed:
                 raise FormatError(
                     f"the index names no tensor of a file of the same series:{listing(self.unnamed)}",
-                    place=self.folder / self.index,
-                    wanted="all files that are numbered alike",
+                    location=self.folder / self.index,
+                    expected="all files that are numbered alike",
                     hint=f"move these files away, or: {_INDEX_HINT}",
                 )
             _check_index(self.named, dict(tensors), self.folder / self.index)
@@ -125,7 +125,7 @@ class WeightsLocation:
         repeated = {tensor: names for tensor, names in files.items() if len(names) > 1}
         _refuse_ambiguous(self.named, repeated, index)
         held = {name: frozenset(tensors_in(name)) for name in self.unnamed}
-        every = [*last, *(tensor for each in held.values() for tensor in each)]
+        every = [*last, *(tensor for item in held.values() for tensor in item)]
         is_unique = not repeated and len(every) == len({*every})
         hint = _set_aside(index) if is_unique and self._is_one_series() else _FETCH_BOTH
         _refuse_lost(self.named, last, held, index, hint, lambda: self._tensors_elsewhere(tensors_in))
@@ -135,13 +135,13 @@ class WeightsLocation:
 
     def _tensors_elsewhere(self, tensors_in: Callable[[str], Iterable[str]]) -> dict[str, str]:
         """Return the tensors in files that the index does not name, each with its file."""
-        found: dict[str, str] = {}
+        result: dict[str, str] = {}
         for name in _other_weights(self.folder, self.names):
             try:
-                found |= dict.fromkeys(tensors_in(name), name)
+                result |= dict.fromkeys(tensors_in(name), name)
             except CheckpointError:
                 continue  # only readable files count
-        return found
+        return result
 
     def _is_one_series(self) -> bool:
         """Whether the files of weights here are one complete series, of which an index can be written."""
@@ -182,22 +182,22 @@ def _refuse_lost(
     named: Mapping[str, str],
     there: Mapping[str, str],
     held: Mapping[str, Collection[str]],
-    index: Place,
+    index: Location,
     hint: str,
     elsewhere: Callable[[], Mapping[str, str]],
 ) -> None:
     """Refuse an index that names tensors which its files lack, or no file of some tensors."""
-    lost = {name: sorted(each for each in held[name] if each not in there) for name in held}
+    lost = {name: sorted(item for item in held[name] if item not in there) for name in held}
     lost = {name: tensors for name, tensors in lost.items() if tensors}
     absent = {tensor: file for tensor, file in named.items() if tensor not in there}
     if lost:
-        lines = [f"{name}: {plural(len(each), 'tensor')}, {some(each)}" for name, each in lost.items()]
+        lines = [f"{name}: {plural(len(item), 'tensor')}, {some(item)}" for name, item in lost.items()]
         raise FormatError(
             "the index is stale: it does not name files that have tensors which no other file has:"
             + listing(lines),
-            place=index,
+            location=index,
             got=f"{plural(len({*named.values()}), 'file')} in the index",
-            wanted="every file that has tensors of the model; transformers would skip these",
+            expected="every file that has tensors of the model; transformers would skip these",
             hint=hint,
         )
     if absent:
@@ -211,9 +211,9 @@ def _refuse_lost(
             "the index and its files do not hold the same tensors"
             + _differing("named by the index, not in the file", absent.items())
             + _differing("in the file, not named by the index", _unlisted(named, there)),
-            place=index,
+            location=index,
             got=got,
-            wanted="every tensor of the index in a file",
+            expected="every tensor of the index in a file",
             hint=hint if hint == _FETCH_BOTH else f"{_FETCH_BOTH}; or, if the files are right, {hint}",
         )
 
@@ -222,19 +222,19 @@ def _unlisted(named: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[
     return [(tensor, file) for tensor, file in there.items() if tensor not in named]
 
 
-def _set_aside(index: Place) -> str:
+def _set_aside(index: Location) -> str:
     """The commands that replace an index by one of all files next to it."""
     names = (index.with_name(f"{index.name}.aside{number or ''}") for number in itertools.count())
     aside = quote(str(next(name for name in names if not name.lexists())))
     return f"mv -n {quote(str(index))} {aside} && ckpt doctor {quote(str(index.parent))} --fix index"
 
 
-def visible_files(folder: Place) -> list[str]:
+def visible_files(folder: Location) -> list[str]:
     """Names of what may be files of ours, sorted; hidden ones are other programs' (`._model.safetensors`)."""
     return [entry.name for entry in folder.entries() if entry.name[0] != "." and not entry.is_dir]
 
 
-def _other_weights(folder: Place, names: Collection[str]) -> list[str]:
+def _other_weights(folder: Location, names: Collection[str]) -> list[str]:
     """Return the names of weight files that are not among `names`; none where a listing is a request."""
     if folder.store.scheme != "file":
         return []
@@ -242,40 +242,44 @@ def _other_weights(folder: Place, names: Collection[str]) -> list[str]:
     return [name for name in visible_files(folder) if name.endswith(endings) and name not in names]
 
 
-def refuse_missing(missing: Sequence[str], place: Place, wanted: str, others: Sequence[str] = ()) -> NoReturn:
+def refuse_missing(
+    missing: Sequence[str], location: Location, expected: str, others: Sequence[str] = ()
+) -> NoReturn:
     """Refuses weights of which some files are missing.
 
     Args:
         missing: their names.
-        place: what names or counts them.
-        wanted: in words.
+        location: what names or counts them.
+        expected: in words.
         others: Names of weight files that may have the tensors of the missing ones.
     """
     renamed = f"; or, if their tensors are in {some(others)}, fetch the index again" if others else ""
     raise FormatError(
         f"{len(missing):,} of the weight files {'is' if len(missing) == 1 else 'are'} missing:"
         f"{listing(missing)}",
-        place=place,
-        wanted=wanted,
+        location=location,
+        expected=expected,
         hint=f"the download is not complete: fetch these files into the directory{renamed}",
     )
 
 
-def _weight_map(path: Place) -> dict[str, str]:
+def _weight_map(path: Location) -> dict[str, str]:
     """Tensor name to file name, of an index. Its `metadata.total_size` is often wrong and not looked at.
 
     Raises:
         FormatError: it is damaged, or names no files.
     """
-    found = sidecar_json(path, FormatError, _INDEX_HINT).get("weight_map")
-    if isinstance(found, dict) and found and all(type(name) is str for name in found.values()):
+    result = sidecar_json(path, FormatError, _INDEX_HINT).get("weight_map")
+    if isinstance(result, dict) and result and all(type(name) is str for name in result.values()):
         # Few files have many tensors.
-        return {tensor: sys.intern(name) for tensor, name in found.items()}
+        return {tensor: sys.intern(name) for tensor, name in result.items()}
     raise FormatError(
         "the index has no usable weight_map",
-        place=path,
-        got="none" if found is None else f"{type(found).__name__}, empty or with values that are not strings",
-        wanted='{"weight_map": {tensor: file, …}, …}',
+        location=path,
+        got="none"
+        if result is None
+        else f"{type(result).__name__}, empty or with values that are not strings",
+        expected='{"weight_map": {tensor: file, …}, …}',
         hint=_INDEX_HINT,
     )
 
@@ -298,7 +302,7 @@ def in_reading_order(names: Iterable[str]) -> list[str]:
     return sorted(last, key=last.__getitem__)
 
 
-def _files_of_index(folder: Place, index: Place, named: Sequence[str]) -> tuple[str, ...]:
+def _files_of_index(folder: Location, index: Location, named: Sequence[str]) -> tuple[str, ...]:
     """Return the files that an index names, if all of them exist.
 
     Raises:
@@ -315,16 +319,16 @@ def _files_of_index(folder: Place, index: Place, named: Sequence[str]) -> tuple[
     return names
 
 
-def _refuse_stale(folder: Place, index: Place, names: Sequence[str], missing: Sequence[str]) -> None:
+def _refuse_stale(folder: Location, index: Location, names: Sequence[str], missing: Sequence[str]) -> None:
     """Refuse an index of missing files next to another, complete series of the same stem.
 
     A download that is not complete lacks files and has no others.
     """
-    wanted = {match["stem"] for name in missing if (match := _NUMBERED.fullmatch(name))}
+    expected = {match["stem"] for name in missing if (match := _NUMBERED.fullmatch(name))}
     series: dict[tuple[str, str], list[str]] = {}
     for name in {*visible_files(folder)} - {*names}:
         kind = _series_of(name)
-        if kind is not None and kind[0] in wanted:
+        if kind is not None and kind[0] in expected:
             series.setdefault(kind, []).append(name)
     for (_, rest), files in series.items():
         if len(files) == int(rest.partition(".")[0]):
@@ -333,9 +337,9 @@ def _refuse_stale(folder: Place, index: Place, names: Sequence[str], missing: Se
             raise FormatError(
                 f"the index names {plural(len(missing), 'file')} that do not exist, next to others that are "
                 f"complete and that it does not name: the index is stale:{listing(sorted(missing))}",
-                place=index,
+                location=index,
                 got=f"{plural(len(files), 'file')}: {some(sorted(files))}",
-                wanted="the names of the files that are there",
+                expected="the names of the files that are there",
                 hint=f"{_set_aside(index) if is_replaceable else 'fetch the index again'}; {fetched}",
             )
 
@@ -346,19 +350,19 @@ def _series_of(name: str) -> tuple[str, str] | None:
     return (match["stem"], match["rest"]) if match else None
 
 
-def _check_inside(name: str, index: Place) -> None:
+def _check_inside(name: str, index: Location) -> None:
     if is_inside(name):
         return
     raise FormatError(
         f"the index names a file outside of its directory: {name!r}",
-        place=index,
+        location=index,
         got=repr(name),
-        wanted="the name of a file beside the index",
+        expected="the name of a file beside the index",
         hint="do not trust this index; fetch the checkpoint from its source again",
     )
 
 
-def _check_once(tensors: Sequence[tuple[str, str]], folder: Place) -> None:
+def _check_once(tensors: Sequence[tuple[str, str]], folder: Location) -> None:
     """Checks that no tensor is in two files: (tensor, file) for all.
 
     Raises:
@@ -366,23 +370,25 @@ def _check_once(tensors: Sequence[tuple[str, str]], folder: Place) -> None:
     """
     if len({tensor for tensor, _ in tensors}) == len(tensors):
         return
-    places: dict[str, list[str]] = {}
+    locations: dict[str, list[str]] = {}
     for tensor, file in tensors:
-        places.setdefault(tensor, []).append(file)
+        locations.setdefault(tensor, []).append(file)
     together: dict[tuple[str, ...], list[str]] = {}
-    for tensor, files in places.items():
+    for tensor, files in locations.items():
         if len(files) > 1:
             together.setdefault(tuple(files), []).append(tensor)
     twice = [f"{some(tensors)}: in {first_of(files, 4)}" for files, tensors in together.items()]
     raise FormatError(
         "the same tensors in several files:" + listing(twice),
-        place=folder,
-        wanted="each tensor in one file",
+        location=folder,
+        expected="each tensor in one file",
         hint="move files of another checkpoint out of the directory, or name one file",
     )
 
 
-def _refuse_ambiguous(named: Mapping[str, str], repeated: Mapping[str, Sequence[str]], index: Place) -> None:
+def _refuse_ambiguous(
+    named: Mapping[str, str], repeated: Mapping[str, Sequence[str]], index: Location
+) -> None:
     """Refuse repeated tensors for which the index does not name the last file."""
     unclear = {name: files for name, files in repeated.items() if named.get(name) in files[:-1]}
     if not unclear:
@@ -391,14 +397,14 @@ def _refuse_ambiguous(named: Mapping[str, str], repeated: Mapping[str, Sequence[
     first, files = next(iter(unclear.items()))
     raise FormatError(
         "several files have the same tensors, and the index does not name the last file:" + listing(lines),
-        place=index,
+        location=index,
         got=f"{first} in {named[first]}",
-        wanted=f"{files[-1]}, which transformers uses regardless of the index",
+        expected=f"{files[-1]}, which transformers uses regardless of the index",
         hint="fetch the shards and the index again: they belong to different saves",
     )
 
 
-def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Place) -> None:
+def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Location) -> None:
     """Checks that an index and its files name the same tensors, in the same files.
 
     Raises:
@@ -410,8 +416,8 @@ def _check_index(named: Mapping[str, str], there: Mapping[str, str], index: Plac
         "the index and its files do not hold the same tensors"
         + _differing("named by the index, not in the file", named.items() - there.items())
         + _differing("in the file, not named by the index", there.items() - named.items()),
-        place=index,
-        wanted="every tensor of the files in the index, with its file, and no other",
+        location=index,
+        expected="every tensor of the files in the index, with its file, and no other",
         hint=_INDEX_HINT,
     )
 

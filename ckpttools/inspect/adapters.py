@@ -18,12 +18,12 @@ def against_base(adapter: Adapter, base: Base) -> Comparison:
     # Of another number of experts all are missing.
     with suppress(FormatError):
         adapter = as_saved(base, adapter)
-    shapes = {each.name: each.shape for each in adapter.factors}
+    shapes = {factor.name: factor.shape for factor in adapter.factors}
     shapes |= {name: array.shape for name, array in adapter.replaced.items()}
     names = {name: base.named(name) for name in shapes}
-    extra = [ArraySpec(name, shapes[name], None) for name, found in names.items() if found is None]
+    extra = [ArraySpec(name, shapes[name], None) for name, result in names.items() if result is None]
     return Comparison(
-        against=base.tree.metadata.place,
+        against=base.tree.metadata.location,
         num_compared=len(shapes),
         extra=tuple(extra),
         different=tuple(_different(adapter, base)),
@@ -36,10 +36,10 @@ def _different(adapter: Adapter, base: Base) -> Iterator[Different]:
         name = base.named(factor.name)
         if name is not None and not factor.fits(base.weights[name].shape):
             why = f"A {list(factor.a.shape)}, B {list(factor.b.shape)}"
-            wanted = ArraySpec(name, base.weights[name].shape, None)
-            yield Different(factor.name, ArraySpec(factor.name, factor.shape, None), wanted, why)
+            expected = ArraySpec(name, base.weights[name].shape, None)
+            yield Different(factor.name, ArraySpec(factor.name, factor.shape, None), expected, why)
     for own, array in adapter.replaced.items():
         name = base.named(own)
         if name is not None and base.weights[name].shape != array.shape:
-            wanted = ArraySpec(name, base.weights[name].shape, None)
-            yield Different(own, ArraySpec(own, array.shape, None), wanted)
+            expected = ArraySpec(name, base.weights[name].shape, None)
+            yield Different(own, ArraySpec(own, array.shape, None), expected)

@@ -30,22 +30,22 @@ Rule = Callable[[ChunksReport], Iterator[Advice]]
 
 def advice(report: ChunksReport) -> tuple[Advice, ...]:
     """All advice on a report, the costliest first."""
-    return tuple(each for rule in RULES for each in rule(report))
+    return tuple(item for rule in RULES for item in rule(report))
 
 
-def _about(subject: str, found: Sequence[ArrayChunks], text: str, command: str | None) -> Iterator[Advice]:
-    if found:
-        yield Advice(subject, tuple(each.path for each in found), text, command)
+def _about(subject: str, result: Sequence[ArrayChunks], text: str, command: str | None) -> Iterator[Advice]:
+    if result:
+        yield Advice(subject, tuple(item.path for item in result), text, command)
 
 
 def _cut_so(report: ChunksReport, rule: Callable[[int, int], bool]) -> list[ArrayChunks]:
     """Arrays fetched in parts whose number and size match a rule."""
     return [
-        each
-        for each in report.arrays
-        if each.piece_shape is not None
-        and each.piece_nbytes
-        and rule(prod(grid_shape(each.shape, each.piece_shape)), each.piece_nbytes)
+        array
+        for array in report.arrays
+        if array.piece_shape is not None
+        and array.piece_nbytes
+        and rule(prod(grid_shape(array.shape, array.piece_shape)), array.piece_nbytes)
     ]
 
 
@@ -59,18 +59,18 @@ def _for_mesh(loading: LoadCost | None) -> str:
 
 
 def _missing(report: ChunksReport) -> Iterator[Advice]:
-    found = [each for each in report.arrays if each.missing_chunks]
+    result = [array for array in report.arrays if array.missing_chunks]
     text = (
         "they read as the fill value where the metadata allows that, and are an error elsewhere; "
         "a host's part of a local checkpoint has only its own"
     )
-    yield from _about("missing chunks", found, text, f"ckpt doctor {quote(report.path)}")
+    yield from _about("missing chunks", result, text, f"ckpt doctor {quote(report.path)}")
 
 
 def _lost(report: ChunksReport) -> Iterator[Advice]:
-    found = [each for each in report.files if each.lost]
-    if found:
-        first, more = found[0], f" and {len(found) - 1} more" if len(found) > 1 else ""
+    result = [file for file in report.files if file.lost]
+    if result:
+        first, more = result[0], f" and {len(result) - 1} more" if len(result) > 1 else ""
         state = "is not there" if first.kind == "missing" else f"has only {first.nbytes:,} bytes"
         text = f"{first.name}{more} {state}, and the index looks for data behind that: the copy is not whole"
         yield Advice("missing data", (), text, f"ckpt doctor {quote(report.path)}")
@@ -83,34 +83,34 @@ def _unmerged(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _giant(report: ChunksReport) -> Iterator[Advice]:
-    found = _cut_so(report, is_giant)
+    result = _cut_so(report, is_giant)
     text = (
         "each is one chunk, which every device fetches whole, however it is sharded: 0.5 GB/s against "
         "1.5 to 1.6 from one chunk for each layer, cut by 16"
     )
-    yield from _about("giant chunks", found, text, _for_mesh(report.loading))
+    yield from _about("giant chunks", result, text, _for_mesh(report.loading))
 
 
 def _over_read(report: ChunksReport) -> Iterator[Advice]:
     loading = report.loading
     if loading is None or loading.over_read < _OVER_READ:
         return
-    found = [
-        each
-        for each in report.arrays
-        if each.reads and each.reads.over_read >= _OVER_READ and each.piece_nbytes > _RECUT
+    result = [
+        array
+        for array in report.arrays
+        if array.reads and array.reads.over_read >= _OVER_READ and array.piece_nbytes > _RECUT
     ]
     text = (
         f"with this sharding {loading.over_read:.1f} bytes are fetched for each one that is needed: "
         "shards are smaller than chunks, or lie across them"
     )
-    yield from _about("over-read", found, text, _for_mesh(loading))
+    yield from _about("over-read", result, text, _for_mesh(loading))
 
 
 def _uneven(report: ChunksReport) -> Iterator[Advice]:
-    found = [each for each in report.arrays if each.reads and each.reads.uneven]
+    result = [array for array in report.arrays if array.reads and array.reads.uneven]
     text = "an axis of these cannot be cut into equal shards, as JAX demands, so every device gets all of it"
-    yield from _about("does not divide", found, text, None)
+    yield from _about("does not divide", result, text, None)
 
 
 def _uncut(report: ChunksReport) -> Iterator[Advice]:
@@ -120,45 +120,45 @@ def _uncut(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _short_runs(report: ChunksReport) -> Iterator[Advice]:
-    found = [
-        each
-        for each in report.arrays
-        if each.piece_shape is None
-        and each.reads
-        and each.reads.reads > 1
-        and each.reads.needed // each.reads.reads < 16 * 1024
-        and each.reads.needed >= _MIB
+    result = [
+        array
+        for array in report.arrays
+        if array.piece_shape is None
+        and array.reads
+        and array.reads.reads > 1
+        and array.reads.needed // array.reads.reads < 16 * 1024
+        and array.reads.needed >= _MIB
     ]
     text = "shards of these are many short runs of bytes; sharded on the first axis each would be one"
-    yield from _about("short runs", found, text, None)
+    yield from _about("short runs", result, text, None)
 
 
 def _fine(report: ChunksReport) -> Iterator[Advice]:
-    found = _cut_so(report, is_fine)
+    result = _cut_so(report, is_fine)
     text = (
         f"thousands of chunks of less than {FINE >> 10} KiB cost more in requests and index than in bytes; "
         "4 to 64 MiB serve best"
     )
-    yield from _about("over-fine chunks", found, text, _REWRITE)
+    yield from _about("over-fine chunks", result, text, _REWRITE)
 
 
 def _compressed(report: ChunksReport) -> Iterator[Advice]:
-    found = [each for each in report.arrays if each.compressed]
-    stored = sum(each.stored_nbytes for each in found)
-    nbytes = sum(each.nbytes for each in found)
+    result = [array for array in report.arrays if array.compressed]
+    stored = sum(item.stored_nbytes for item in result)
+    nbytes = sum(item.nbytes for item in result)
     if stored < _LARGE:
         return
     saved = f"{100 - 100 * stored / nbytes:.0f} %"
     text = f"compression saves {saved} here; raw chunks load 2 to 3 times faster (1.4 to 1.7, not 0.6 GB/s)"
-    yield from _about("compressed chunks", found, text, f"{_REWRITE} --compression none")
+    yield from _about("compressed chunks", result, text, f"{_REWRITE} --compression none")
 
 
 def _transposed(report: ChunksReport) -> Iterator[Advice]:
-    found = [each for each in report.arrays if each.transposed]
-    if sum(each.stored_nbytes for each in found) < _LARGE:
+    result = [array for array in report.arrays if array.transposed]
+    if sum(item.stored_nbytes for item in result) < _LARGE:
         return
     text = "whoever loads these must transpose them: 0.4 GB/s against 1.4 from plain C order"
-    yield from _about("transposed chunks", found, text, _REWRITE)
+    yield from _about("transposed chunks", result, text, _REWRITE)
 
 
 def _many_files(report: ChunksReport) -> Iterator[Advice]:

@@ -43,11 +43,11 @@ def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
     chosen = frozenset(filtered({**both.a, **both.b}, str, pattern))
     pairs = ((_spec(name, a), _spec(name, b)) for name, a, b in both.pairs)
     return Comparison(
-        against=other.metadata.place,
+        against=other.metadata.location,
         num_compared=len(both.a.keys() & chosen),
         missing=tuple(_spec(name, array) for name, array in both.only_b.items()),
         extra=tuple(_spec(name, array) for name, array in both.only_a.items()),
-        different=tuple(Different(got.path, got, wanted) for got, wanted in pairs if got != wanted),
+        different=tuple(Different(got.path, got, expected) for got, expected in pairs if got != expected),
     ).of(chosen)
 
 
@@ -63,7 +63,7 @@ def against_family(
     tree: Tree,
     family: Family,
     config: Mapping[str, Any] | None = None,
-    place: str = "",
+    location: str = "",
     pattern: str = "*",
 ) -> Comparison:
     """Whether a tree has the parameters of a model of a family.
@@ -76,19 +76,19 @@ def against_family(
         family: its rows say what should be there.
         config: the model's configuration; without one sizes and flags follow from the tree's own shapes and
             names, as far as possible.
-        place: location of the configuration.
+        location: location of the configuration.
         pattern: shell pattern of the paths to compare, as they are or would be in the tree.
 
     Raises:
         ConfigError: the configuration is not one.
         UsageError: no path matches, or only names can be compared, of which some stand for many.
     """
-    check = _FamilyComparison(tree, family, config, place)
-    found = check.with_configuration() if config is not None else check.without()
+    check = _FamilyComparison(tree, family, config, location)
+    result = check.with_configuration() if config is not None else check.without()
     if pattern != "*":
-        found = check.narrowed(found, pattern)
+        result = check.narrowed(result, pattern)
     unknown = () if config is not None else check.unknown_layers()
-    return replace(found, reasons=(*found.reasons, *unknown))
+    return replace(result, reasons=(*result.reasons, *unknown))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class _FamilyComparison:
     tree: Tree
     family: Family
     config: Mapping[str, Any] | None
-    place: str
+    location: str
 
     @property
     def view(self) -> MaxTextView:
@@ -108,21 +108,21 @@ class _FamilyComparison:
     def arrays(self) -> Mapping[str, LazyArray]:
         return self.view.named
 
-    def narrowed(self, found: Comparison, pattern: str) -> Comparison:
+    def narrowed(self, result: Comparison, pattern: str) -> Comparison:
         """What was found, of the names that match a pattern."""
-        if not found.shapes_compared:
+        if not result.shapes_compared:
             raise UsageError(
                 "only names could be compared, and some stand for all layers: no pattern chooses among them",
                 got=pattern,
                 hint="compare with the model's config.json, or leave the pattern out",
             )
-        names = dict.fromkeys((*self.arrays, *(each.path for each in found.missing)))
+        names = dict.fromkeys((*self.arrays, *(item.path for item in result.missing)))
         chosen = frozenset(filtered(names, self._in_tree, pattern))
-        left = found.of(chosen)
+        left = result.of(chosen)
         return replace(
             left,
             num_compared=len(chosen & self.arrays.keys()),
-            reasons=() if left.is_same else found.reasons,
+            reasons=() if left.is_same else result.reasons,
         )
 
     def _in_tree(self, name: str) -> str:
@@ -134,17 +134,17 @@ class _FamilyComparison:
         return any(len(path) > 1 for path in self.view.parameters)
 
     def with_configuration(self) -> Comparison:
-        said = f"family {self.family.name} with {self.place}"
+        declared = f"family {self.family.name} with {self.location}"
         try:
             self._map()
         except NotCoveredError as error:
-            return self._listed(said, error.coverage)
-        return Comparison(said, len(self.arrays))
+            return self._listed(declared, error.coverage)
+        return Comparison(declared, len(self.arrays))
 
     def without(self) -> Comparison:
         """Compares shapes, or only names if shapes and numbers in names leave sizes open."""
-        said = f"family {self.family.name}"
-        fit = min(family_fits(self.tree, [self.family]), key=lambda each: each.badness)
+        declared = f"family {self.family.name}"
+        fit = min(family_fits(self.tree, [self.family]), key=lambda item: item.badness)
         others = {name for names in fit.others.values() for name in names}
         try:
             self._map()
@@ -153,13 +153,13 @@ class _FamilyComparison:
             # Layers that the rows have, but in numbers that only a configuration tells, are not too much.
             known = replace(lists, extra=tuple(key for key in lists.extra if key in others))
             if known.missing or known.misshapen or known.extra == lists.extra:
-                return self._listed(said, known)
+                return self._listed(declared, known)
         except CheckpointError:
             pass
         else:
-            return Comparison(said, len(self.arrays))
+            return Comparison(declared, len(self.arrays))
         return Comparison(
-            said,
+            declared,
             len(self.arrays),
             missing=tuple(
                 ArraySpec(name, None, None) for name in (*fit.missing, *_gaps(self.arrays, fit.keys))
@@ -171,16 +171,16 @@ class _FamilyComparison:
 
     def unknown_layers(self) -> tuple[str, ...]:
         """That there may be more layers than those that were found."""
-        counts = {each.path: each.length for each in self.view.layers}
+        counts = {layer.path: layer.length for layer in self.view.layers}
         for before, numbers in _layers(self.arrays).items() if not counts else ():
             counts[before.rstrip("._")] = len(numbers)
-        found = " and ".join(f"{number:,} in {place}" for place, number in counts.items())
-        text = f"Layers found: {found}. Only the model's config.json tells whether more belong there."
+        result = " and ".join(f"{number:,} in {location}" for location, number in counts.items())
+        text = f"Layers found: {result}. Only the model's config.json tells whether more belong there."
         return (text,) if counts else ()
 
-    def _listed(self, said: str, coverage: Coverage) -> Comparison:
+    def _listed(self, declared: str, coverage: Coverage) -> Comparison:
         return Comparison(
-            against=said,
+            against=declared,
             num_compared=len(self.arrays),
             missing=tuple(ArraySpec(key, shape, None) for key, shape in coverage.missing.items()),
             extra=tuple(_spec(key, self.arrays[key]) for key in coverage.extra),
@@ -189,40 +189,42 @@ class _FamilyComparison:
         )
 
     def _misfit(self, each: Misfit) -> Different:
-        got, wanted = _spec(each.key, self.arrays[each.key]), ArraySpec(each.key, each.wanted, None)
-        return Different(each.key, got, wanted, each.why)
+        got, expected = _spec(each.key, self.arrays[each.key]), ArraySpec(each.key, each.expected, None)
+        return Different(each.key, got, expected, each.why)
 
     def _map(self) -> None:
         """Maps the arrays to the other side, for the errors that this reveals."""
         axis = (self.view.scan_axis or 0) if self.view.is_stacked else None
         overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
-        place = self.place or self.tree.metadata.place
+        location = self.location or self.tree.metadata.location
         if self.view.is_maxtext:
             without = self.family.towers_not_in(self.arrays)
             stored = family_as_stored(self.family, self.arrays)
-            table = stored.table(self.config, place, scan_axis=axis, overrides=overrides, without=without)
+            table = stored.table(self.config, location, scan_axis=axis, overrides=overrides, without=without)
             table.to_right(self.arrays)
         else:
             spelling = self.family.spelling_of(self.arrays)
-            self.family.table(self.config, place, spelling=spelling, overrides=overrides).to_left(self.arrays)
+            self.family.table(self.config, location, spelling=spelling, overrides=overrides).to_left(
+                self.arrays
+            )
 
 
 def _layers(names: Iterable[str]) -> dict[str, set[int]]:
     """The layer numbers in names, by the text before them."""
     numbers: dict[str, set[int]] = defaultdict(set)
     for name in names:
-        if found := numbered_layer(name):
-            before, number = found
+        if result := numbered_layer(name):
+            before, number = result
             numbers[before].add(number)
     return numbers
 
 
 def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
     """Layers without arrays before layers that have some: `model.layers.2.*`."""
-    for before, found in _layers(names).items():
-        first = min(keys.first_numbers(before), default=min(found))
-        last = max((number for number in found if number < most_telling(len(names))), default=0)
-        yield from (f"{before}{number}.*" for number in range(first, last) if number not in found)
+    for before, result in _layers(names).items():
+        first = min(keys.first_numbers(before), default=min(result))
+        last = max((number for number in result if number < most_telling(len(names))), default=0)
+        yield from (f"{before}{number}.*" for number in range(first, last) if number not in result)
 
 
 def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:

@@ -146,7 +146,7 @@ class ChunksReport:
     def __repr__(self) -> str:
         """Sizes and numbers, and what could be better."""
         held = f"{self.num_arrays:,} arrays, {self.num_chunks:,} chunks, {len(self.files):,} files"
-        lines = [each.subject for each in self.advice]
+        lines = [item.subject for item in self.advice]
         return f"<ChunksReport of {self.path}: {held}, {self.stored_nbytes:,} bytes{listing(lines)}>"
 
 
@@ -169,19 +169,19 @@ def inspect_chunks(
         UsageError: there are arrays, and none matches the pattern.
     """
     arrays = tuple(
-        _array(each, mesh, None if spec is None else spec.of(each.path), layer_axis(tree, each.path))
-        for each in filtered(storage.arrays, attrgetter("path"), pattern)
+        _array(item, mesh, None if spec is None else spec.of(item.path), layer_axis(tree, item.path))
+        for item in filtered(storage.arrays, attrgetter("path"), pattern)
     )
     return ChunksReport(
-        path=tree.metadata.place,
+        path=tree.metadata.location,
         format=tree.metadata.format,
         indexes=storage.indexes,
         num_arrays=len(arrays),
-        num_chunks=sum(each.num_chunks for each in arrays),
-        missing_chunks=sum(each.missing_chunks for each in arrays),
-        nbytes=sum(each.nbytes for each in arrays),
-        stored_nbytes=sum(each.stored_nbytes for each in arrays),
-        dead_nbytes=sum(each.dead for each in storage.files),
+        num_chunks=sum(array.num_chunks for array in arrays),
+        missing_chunks=sum(array.missing_chunks for array in arrays),
+        nbytes=sum(array.nbytes for array in arrays),
+        stored_nbytes=sum(array.stored_nbytes for array in arrays),
+        dead_nbytes=sum(file.dead for file in storage.files),
         loading=_loading(arrays, mesh, spec),
         arrays=arrays,
         files=tuple(map(_file, storage.files)),
@@ -200,7 +200,7 @@ def _is_stacked(path: str) -> bool:
 
 
 def _file(file: StoredFile) -> FileChunks:
-    return FileChunks(*(getattr(file, each.name) for each in fields(FileChunks)))
+    return FileChunks(*(getattr(file, field.name) for field in fields(FileChunks)))
 
 
 def _array(
@@ -230,7 +230,7 @@ def _array(
 def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs | None) -> LoadCost | None:
     if mesh is None or spec is None:
         return None
-    reads = [each.reads for each in arrays if each.reads is not None]
+    reads = [array.reads for array in arrays if array.reads is not None]
     total = together(reads)
     meant = mesh.size > 1 and bool(spec.cuts and reads)
     return LoadCost(
@@ -242,7 +242,7 @@ def _loading(arrays: Sequence[ArrayChunks], mesh: MeshShape | None, spec: Specs 
         total_needed=total.total_needed,
         total_fetched=total.total_fetched,
         over_read=total.over_read,
-        cuts_nothing=meant and not any(each.uneven or prod(each.cut) > 1 for each in reads),
+        cuts_nothing=meant and not any(read.uneven or prod(read.cut) > 1 for read in reads),
     )
 
 
@@ -292,26 +292,26 @@ def predict(
         mesh, spec: how its readers share it.
         layer_axis: on which its layers are stacked; None if they are not.
     """
-    wanted = spec.pieces(len(array.shape), layer_axis, mesh)
-    cut = tuple(k if n % k == 0 else 1 for n, k in zip(array.shape, wanted, strict=True))
+    expected = spec.pieces(len(array.shape), layer_axis, mesh)
+    cut = tuple(k if n % k == 0 else 1 for n, k in zip(array.shape, expected, strict=True))
     shard = tuple(n // k for n, k in zip(array.shape, cut, strict=True))
     needed = prod(shard) * array.dtype.itemsize
     if array.piece is None:
         region = Region((0,) * len(shard), shard)
         runs, total = count_runs(array.shape, region), needed * mesh.size
         fetched = array.nbytes * prod(shard) // max(1, prod(array.shape))
-        return PredictedReads(cut, cut != wanted, runs, needed, fetched, total, total)
-    return _by_pieces(array, array.piece, mesh.size, cut, wanted, shard)
+        return PredictedReads(cut, cut != expected, runs, needed, fetched, total, total)
+    return _by_pieces(array, array.piece, mesh.size, cut, expected, shard)
 
 
 def _by_pieces(
-    array: StoredArray, piece: Shape, devices: int, cut: Shape, wanted: Shape, shard: Shape
+    array: StoredArray, piece: Shape, devices: int, cut: Shape, expected: Shape, shard: Shape
 ) -> PredictedReads:
     itemsize = array.dtype.itemsize
     piece_bytes = prod(piece) * itemsize
     axes = list(zip(shard, cut, piece, strict=True))
     met = [[_cells(k * length, (k + 1) * length, size) for k in range(count)] for length, count, size in axes]
-    most, everywhere = prod(map(max, met)), prod(map(sum, met))
+    limit, everywhere = prod(map(max, met)), prod(map(sum, met))
     in_all = prod(ceil_div(n, size) for n, size in zip(array.shape, piece, strict=True))
     # The size of a piece on disk, averaged over those that are stored.
     there = max(1, in_all * (array.chunks - array.missing) // max(1, array.chunks))
@@ -319,10 +319,10 @@ def _by_pieces(
     needed = prod(shard) * itemsize
     return PredictedReads(
         cut=cut,
-        uneven=cut != wanted,
-        reads=most + _index_reads(array, piece, shard, cut),
+        uneven=cut != expected,
+        reads=limit + _index_reads(array, piece, shard, cut),
         needed=needed,
-        fetched=most * array.nbytes // there,
+        fetched=limit * array.nbytes // there,
         total_needed=needed * devices,
         total_fetched=everywhere * copies * piece_bytes,
     )

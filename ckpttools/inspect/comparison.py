@@ -27,7 +27,7 @@ class Different:
 
     path: str
     got: ArraySpec
-    wanted: ArraySpec
+    expected: ArraySpec
     why: str | None = None
 
 
@@ -61,9 +61,9 @@ class Comparison:
         """What it says of these names; `num_compared` and `reasons` are left as they are."""
         return replace(
             self,
-            missing=tuple(each for each in self.missing if each.path in names),
-            extra=tuple(each for each in self.extra if each.path in names),
-            different=tuple(each for each in self.different if each.path in names),
+            missing=tuple(item for item in self.missing if item.path in names),
+            extra=tuple(item for item in self.extra if item.path in names),
+            different=tuple(item for item in self.different if item.path in names),
         )
 
 
@@ -81,7 +81,7 @@ def arranged(comparison: Comparison, by: str) -> Comparison:
         comparison,
         missing=tuple(sorted(comparison.missing, key=key)),
         extra=tuple(sorted(comparison.extra, key=key)),
-        different=tuple(sorted(comparison.different, key=lambda each: key(each.got))),
+        different=tuple(sorted(comparison.different, key=lambda item: key(item.got))),
     )
 
 

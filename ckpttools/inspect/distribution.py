@@ -114,29 +114,29 @@ def summed(counts: Iterable[Counts]) -> Counts | None:
     rest = iter(counts)
     first = next(rest, None)
     total: np.ndarray | None = None
-    for each in rest:
+    for item in rest:
         if total is None and first is not None:
             total = np.zeros(_PATTERNS, np.int64)
             total[first.patterns] = first.times
         if total is not None:
-            total[each.patterns] += each.times
+            total[item.patterns] += item.times
     if total is None:
         return first
     patterns = np.flatnonzero(total)
     return Counts(patterns, total[patterns])
 
 
-def distribution(counts: Counts, found: Moments, dtype: DType) -> Distribution | None:
+def distribution(counts: Counts, result: Moments, dtype: DType) -> Distribution | None:
     """What the counts of an array with these moments say.
 
     None where nothing is finite, or a magnitude is larger than float64 can hold: none of its patterns are.
     """
-    if found.min is None or found.max is None or not isfinite(found.max):
+    if result.min is None or result.max is None or not isfinite(result.max):
         return None
     held = _values(dtype)[counts.patterns]
     finite = np.isfinite(held)
     held, times = held[finite], counts.times[finite]
-    quantiles = {share: min(max(each, found.min), found.max) + 0 for share, each in _quantiles(held, times)}
+    quantiles = {share: min(max(item, result.min), result.max) + 0 for share, item in _quantiles(held, times)}
     zeros = int(times[held == 0].sum())
     return Distribution(zeros, _least(dtype), _bins(held, times), quantiles, dtype.bits <= 16)
 
@@ -181,9 +181,9 @@ def _bins(values: np.ndarray, times: np.ndarray) -> tuple[Bin, ...]:
     used = values != 0
     exponents, negative, times = np.frexp(values[used])[1] - 1, values[used] < 0, times[used]
     return tuple(
-        Bin(int(each), int(times[at & negative].sum()), int(times[at & ~negative].sum()))
-        for each in np.unique(exponents)
-        for at in [exponents == each]
+        Bin(int(item), int(times[at & negative].sum()), int(times[at & ~negative].sum()))
+        for item in np.unique(exponents)
+        for at in [exponents == item]
     )
 
 

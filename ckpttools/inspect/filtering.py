@@ -26,12 +26,12 @@ def filtered(
         UsageError: there are items and none matches: "no NaN in 0 arrays" would be a false all-clear.
     """
     every = tuple(items)
-    found = tuple(each for each in every if matches(name(each), pattern))
-    if every and not (found or or_none):
+    result = tuple(item for item in every if matches(name(item), pattern))
+    if every and not (result or or_none):
         raise UsageError(
             "no array has a path that matches",
             got=pattern,
-            wanted=f"a pattern of whole paths, such as {name(every[0])}",
+            expected=f"a pattern of whole paths, such as {name(every[0])}",
             hint="put a * before and behind a part of a name; `ckpt inspect tree PATH --flat` shows all",
         )
-    return found
+    return result

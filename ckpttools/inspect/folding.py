@@ -59,10 +59,10 @@ def fold(
     """
     listed = list(arrays)
     # Formats without a tree have flat names, whose dots are meant as one.
-    joint = "/" if any("/" in each.path for each in listed) else "."
+    joint = "/" if any("/" in item.path for item in listed) else "."
     root = _Node()
     for array in listed:
-        root.place(array.path.split(joint, _DEEPEST), array)
+        root.location(array.path.split(joint, _DEEPEST), array)
     root.sign({})
     return _cut(_Folding(joint, root.nbytes, largest_first).branches(root, repeated=1), depth)
 
@@ -70,13 +70,13 @@ def fold(
 def _cut(branches: tuple[Branch, ...], depth: int | None) -> tuple[Branch, ...]:
     if depth is None or not branches:
         return branches
-    kept = [() if depth == 1 else _cut(each.children, depth - 1) for each in branches]
-    return tuple(replace(each, children=below) for each, below in zip(branches, kept, strict=True))
+    kept = [() if depth == 1 else _cut(branch.children, depth - 1) for branch in branches]
+    return tuple(replace(item, children=below) for item, below in zip(branches, kept, strict=True))
 
 
 def sort_arrays(arrays: Iterable[ArrayReport], by: str) -> tuple[ArrayReport, ...]:
     """The arrays sorted by "size", largest first, or by "name", in natural order."""
-    return tuple(sorted(arrays, key=lambda each: (-each.nbytes * (by == "size"), natural_key(each.path))))
+    return tuple(sorted(arrays, key=lambda array: (-array.nbytes * (by == "size"), natural_key(array.path))))
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class _Node:
     num_elements: int = 0
     nbytes: int = 0
 
-    def place(self, keys: Iterable[str], array: ArrayReport) -> None:
+    def location(self, keys: Iterable[str], array: ArrayReport) -> None:
         node = self
         for key in keys:
             below = node.children.get(key)
@@ -126,11 +126,11 @@ class _Folding:
 
     def branches(self, node: _Node, repeated: int) -> tuple[Branch, ...]:
         """The folded children of a node which itself stands for `repeated` ones."""
-        made = (
+        built = (
             self._branch(name, node.children[members[0]], repeated * len(members))
             for name, members in _folded(node.children)
         )
-        return tuple(sorted(made, key=lambda each: -each.nbytes) if self.largest_first else made)
+        return tuple(sorted(built, key=lambda item: -item.nbytes) if self.largest_first else built)
 
     def _branch(self, name: str, first: _Node, times: int) -> Branch:
         """One line for `times` nodes like `first`; keys on a way without a fork are joined."""
@@ -153,7 +153,7 @@ def _folded(children: Mapping[str, _Node]) -> list[tuple[str, list[str]]]:
         if len(members) > 1:
             numbers = sorted(members, key=int)
             left.difference_update(members.values())
-            lines.append((f"{prefix}{{{_ranges(numbers)}}}{suffix}", [members[each] for each in numbers]))
+            lines.append((f"{prefix}{{{_ranges(numbers)}}}{suffix}", [members[item] for item in numbers]))
     lines += [(name, [name]) for name in left]
     return sorted(lines, key=lambda line: natural_key(line[1][0]))
 

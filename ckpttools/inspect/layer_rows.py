@@ -46,14 +46,14 @@ class LayerRow:
             region: of the array.
             shape: of the array.
         """
-        found = {0: region}
+        result = {0: region}
         for axis in self.axes:
-            found = {
-                place * shape[axis] + k: box.replaced(axis, k, k + 1)
-                for place, box in found.items()
+            result = {
+                location * shape[axis] + k: box.replaced(axis, k, k + 1)
+                for location, box in result.items()
                 for k in range(region.start[axis], region.stop[axis])
             }
-        return {self.numbers[place]: box for place, box in found.items()}
+        return {self.numbers[location]: box for location, box in result.items()}
 
 
 def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
@@ -65,21 +65,23 @@ def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
     except CheckpointError:
         # A layout that contradicts itself; `ckpt inspect tree` says so.
         stacks = {}
-    found = {path: _row(path, array.shape, stacks, axis) for path, array in tree.arrays.items()}
-    return {path: row for path, row in found.items() if row is not None}
+    result = {path: _row(path, array.shape, stacks, axis) for path, array in tree.arrays.items()}
+    return {path: row for path, row in result.items() if row is not None}
 
 
 def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int) -> LayerRow | None:
-    if stacks and (place := key_of_layers(path, stacks)):
-        stack = stacks[path[place]]
+    if stacks and (location := key_of_layers(path, stacks)):
+        stack = stacks[path[location]]
         axes = tuple(range(axis, axis + len(stack.shape)))
         if shape[axis : axis + len(axes)] != stack.shape:
             return None
-        return LayerRow(keystr((*path[: place.start], stack.name, *path[place.stop :])), axes, stack.numbers)
-    found = numbered_layer(keystr(path))
-    if found is None:
+        return LayerRow(
+            keystr((*path[: location.start], stack.name, *path[location.stop :])), axes, stack.numbers
+        )
+    result = numbered_layer(keystr(path))
+    if result is None:
         return None
-    before, number = found
+    before, number = result
     after = keystr(path)[len(before) :].lstrip("0123456789")
     return LayerRow(f"{before}*{after}", (), (number,))
 

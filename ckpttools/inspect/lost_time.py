@@ -32,29 +32,29 @@ def lost_time_svg(tiers: Sequence[Tier]) -> str:
         tiers: at least one.
     """
     least = min(tier.best_seconds for tier in tiers) / _REACH
-    most = max(tier.best_seconds for tier in tiers) * _REACH
+    limit = max(tier.best_seconds for tier in tiers) * _REACH
     top = min(1.0, 4 * max(tier.lost(tier.best_seconds) for tier in tiers))
 
     def at(seconds: float, lost: float) -> tuple[float, float]:
-        along = (log10(seconds) - log10(least)) / (log10(most) - log10(least))
+        along = (log10(seconds) - log10(least)) / (log10(limit) - log10(least))
         up = min(lost / top, 1.0)
         return _LEFT + along * (_RIGHT - _LEFT), _BOTTOM - up * (_BOTTOM - _TOP)
 
     parts = [
         *_frame(top),
-        *(_tick(at(seconds, 0)[0], text) for seconds, text in _TICKS if least < seconds < most),
+        *(_tick(at(seconds, 0)[0], text) for seconds, text in _TICKS if least < seconds < limit),
     ]
     for number, (tier, colour) in enumerate(zip(tiers, _COLOURS, strict=False)):
-        times = [least * (most / least) ** (k / _POINTS) for k in range(_POINTS + 1)]
+        times = [least * (limit / least) ** (k / _POINTS) for k in range(_POINTS + 1)]
         shown = [time for time in times if tier.lost(time) <= top]
         points = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(time, tier.lost(time)) for time in shown))
         x, y = at(tier.best_seconds, tier.lost(tier.best_seconds))
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
-        said = f"{tier.name}: {tier.best_seconds:.0f} s, {100 * tier.lost(tier.best_seconds):.2g} % lost"
+        declared = f"{tier.name}: {tier.best_seconds:.0f} s, {100 * tier.lost(tier.best_seconds):.2g} % lost"
         # Above the frame, where no curve is.
         line = _TOP - 12 - 16 * (len(tiers) - 1 - number)
-        parts.append(f'<text x="{_RIGHT}" y="{line}" text-anchor="end" fill="{colour}">{said}</text>')
+        parts.append(f'<text x="{_RIGHT}" y="{line}" text-anchor="end" fill="{colour}">{declared}</text>')
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="{FONTS}" '
         'font-size="12">'

@@ -49,13 +49,13 @@ class PartitionSpec:
 
     def entries(self, rank: int, layer_axis: int | None) -> Spec:
         """The same for an array of so many axes as JAX has it."""
-        found: list[tuple[str, ...]] = [()] * rank
+        result: list[tuple[str, ...]] = [()] * rank
         if rank >= self.most_axes:
             for axis, names in self.parts:
-                place = layer_axis if axis is None else axis
-                if place is not None and -rank <= place < rank:
-                    found[place] += names
-        return tuple(found)
+                location = layer_axis if axis is None else axis
+                if location is not None and -rank <= location < rank:
+                    result[location] += names
+        return tuple(result)
 
     def pieces(self, rank: int, layer_axis: int | None, mesh: MeshShape) -> tuple[int, ...]:
         """Into how many shards each axis of an array is divided."""
@@ -110,10 +110,10 @@ def parse_spec(text: str, mesh: MeshShape) -> PartitionSpec:
 
 
 def _part(word: str, mesh: MeshShape, text: str) -> tuple[int | None, tuple[str, ...]]:
-    left, equals, right = (each.strip() for each in word.partition("="))
+    left, equals, right = (item.strip() for item in word.partition("="))
     match = re.fullmatch(r"axis(-?[0-9]{1,2})", left)
     if match is None and left != "layer":
-        raise UsageError(f"{text!r} is no partition spec", got=left, wanted=_SPEC)
+        raise UsageError(f"{text!r} is no partition spec", got=left, expected=_SPEC)
     return int(match[1]) if match else None, tuple(right.split("+")) if equals else tuple(mesh.axes)
 
 
@@ -121,9 +121,9 @@ def _parsed(call: str, text: str) -> Sequence[tuple[str, ...]]:
     try:
         return parse_call(call)
     except UsageError as error:
-        if error.wanted is None:
+        if error.expected is None:
             raise
-        raise UsageError(f"{text!r} is no partition spec", wanted=_SPEC) from None
+        raise UsageError(f"{text!r} is no partition spec", expected=_SPEC) from None
 
 
 def _check(spec: PartitionSpec, mesh: MeshShape) -> None:
@@ -131,6 +131,6 @@ def _check(spec: PartitionSpec, mesh: MeshShape) -> None:
     unknown = [name for name in used if name not in mesh.axes]
     if unknown:
         axes = ", ".join(mesh.axes)
-        raise UsageError(f"the mesh has no axis {unknown[0]!r}", got=spec.text, wanted=f"one of {axes}")
+        raise UsageError(f"the mesh has no axis {unknown[0]!r}", got=spec.text, expected=f"one of {axes}")
     if len(set(used)) != len(used):
         raise UsageError("a mesh axis can cut only one axis of an array", got=spec.text)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ckpttools.array.elements import wide, widen, widened_in_any_order, widens_in_place
+from ckpttools.array.elements import wide, widen, widened_in_any_order, widens_in_location
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.array.views import subview
 from ckpttools.core.dataclass import dataclass
@@ -101,30 +101,30 @@ def moments(values: np.ndarray, region: Region, part: Region, dtype: DType, scra
         dtype: of the elements.
         scratch: has `SCRATCH_BYTES`.
     """
-    found, inside, room = Moments(), subview(values, part.relative_to(region)), _ROOM // wide(dtype).itemsize
+    result, inside, room = Moments(), subview(values, part.relative_to(region)), _ROOM // wide(dtype).itemsize
     # NaN and what overflows are results here.
     with np.errstate(invalid="ignore", over="ignore"), scratch.take((room,), wide(dtype)) as numbers:
-        for start, block in in_blocks(inside, 2 * room if widens_in_place(inside, dtype) else room):
+        for start, block in in_blocks(inside, 2 * room if widens_in_location(inside, dtype) else room):
             seen = extremes(block, dtype)
             if seen is None:
                 other = _of_any(block, dtype, numbers, scratch)
-                found += replace(other, first=_within(part, start, other.first))
+                result += replace(other, first=_within(part, start, other.first))
                 continue
             near = near_zero(block, dtype, seen, scratch)
-            found += _finite(
+            result += _finite(
                 widened_in_any_order(block, dtype, numbers), (seen.low, seen.high), near, scratch
             )
-    return found
+    return result
 
 
-def in_blocks(values: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]:
-    """Blocks of at most `most` elements, in C order: how many come before it, and the block."""
+def in_blocks(values: np.ndarray, limit: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Blocks of at most `limit` elements, in C order: how many come before it, and the block."""
     if values.flags.c_contiguous:
         flat = values.reshape(-1)
-        yield from ((start, flat[start : start + most]) for start in range(0, flat.size, most))
+        yield from ((start, flat[start : start + limit]) for start in range(0, flat.size, limit))
         return
     start = 0
-    for block in split_to(Region.whole(values.shape), most):
+    for block in split_to(Region.whole(values.shape), limit):
         yield start, subview(values, block)
         start += block.size
 
@@ -139,15 +139,15 @@ def _within(part: Region, start: int, first: Shape | None) -> Shape | None:
 
 def _of_any(block: np.ndarray, dtype: DType, numbers: np.ndarray, scratch: Scratch) -> Moments:
     """Of elements of any dtype and of any kind; `first` counts among them."""
-    found = Moments()
+    result = Moments()
     for start, some in in_blocks(block, numbers.size):
         x = numbers[: some.size]
         widen(some, dtype, x.reshape(some.shape))
         other = _with_integers(_of_numbers(x, dtype, scratch), some, dtype)
         if dtype.bits == 128 and other.first is not None:
             other = _without_overflow(other, some.view(dtype.numpy), scratch)
-        found += replace(other, first=(start + other.first[0],)) if other.first else other
-    return found
+        result += replace(other, first=(start + other.first[0],)) if other.first else other
+    return result
 
 
 def _of_numbers(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
@@ -170,13 +170,13 @@ def _of_numbers(x: np.ndarray, dtype: DType, scratch: Scratch) -> Moments:
 
 def _near_zero(x: np.ndarray, normal: float, scratch: Scratch) -> tuple[int, int]:
     """How many zeros and how many subnormals; NaN is neither."""
-    with scratch.take(x.shape, np.dtype(bool)) as found:
-        zeros = int(np.count_nonzero(np.equal(x, 0, out=found)))
+    with scratch.take(x.shape, np.dtype(bool)) as result:
+        zeros = int(np.count_nonzero(np.equal(x, 0, out=result)))
         if not normal:
             return zeros, 0
         with scratch.take(x.shape, x.dtype) as magnitudes:
-            np.less(np.absolute(x, out=magnitudes), normal, out=found)
-        return zeros, int(np.count_nonzero(found)) - zeros
+            np.less(np.absolute(x, out=magnitudes), normal, out=result)
+        return zeros, int(np.count_nonzero(result)) - zeros
 
 
 def _finite(xs: sums.Numbers, ends: tuple[float, float], near: tuple[int, int], scratch: Scratch) -> Moments:
@@ -185,24 +185,24 @@ def _finite(xs: sums.Numbers, ends: tuple[float, float], near: tuple[int, int], 
     return Moments(size, size, *ends, mean, spread, *near)
 
 
-def _with_integers(found: Moments, block: np.ndarray, dtype: DType) -> Moments:
+def _with_integers(result: Moments, block: np.ndarray, dtype: DType) -> Moments:
     """Integers have integer extremes, which float64 rounds from 2**53 on."""
-    if not dtype.is_whole or found.min is None or found.max is None:
-        return found
+    if not dtype.is_whole or result.min is None or result.max is None:
+        return result
     if dtype.bits < 64:
-        return replace(found, min=int(found.min), max=int(found.max))
+        return replace(result, min=int(result.min), max=int(result.max))
     whole = block.view(dtype.numpy)
-    return replace(found, min=int(whole.min()), max=int(whole.max()))
+    return replace(result, min=int(whole.min()), max=int(whole.max()))
 
 
-def _without_overflow(found: Moments, parts: np.ndarray, scratch: Scratch) -> Moments:
+def _without_overflow(result: Moments, parts: np.ndarray, scratch: Scratch) -> Moments:
     """Complex numbers of finite parts are finite, even if their magnitude is too large for float64."""
     with scratch.take((parts.size,), np.dtype(bool)) as finite:
         np.isfinite(parts, out=finite.reshape(parts.shape))
-        large = found.nan + found.inf - (parts.size - int(np.count_nonzero(finite)))
+        large = result.nan + result.inf - (parts.size - int(np.count_nonzero(finite)))
         first = None if finite.all() else (int(finite.argmin()),)
-    rest = replace(found, elements=found.elements - large, inf=found.inf - large)
-    return replace(rest + Moments(large, large, inf, inf, inf, inf), first=first) if large else found
+    rest = replace(result, elements=result.elements - large, inf=result.inf - large)
+    return replace(rest + Moments(large, large, inf, inf, inf, inf), first=first) if large else result
 
 
 # Extremes of floating-point numbers, told from their bit patterns without making numbers of them.
@@ -248,7 +248,7 @@ def extremes(carriers: np.ndarray, dtype: DType) -> Extremes | None:
     negative_ends = int(_least(signed, axis=None)) + sign, int(_most(carriers, axis=None)) - sign
     positive = ends if ends[0] < sign else None
     negative = negative_ends if negative_ends[1] >= 0 else None
-    sides = [each for each in (positive, negative) if each is not None]
+    sides = [item for item in (positive, negative) if item is not None]
     if any(far >= not_finite for _, far in sides):
         return None
     # A side alone has both extremes.
@@ -273,10 +273,10 @@ def near_zero(carriers: np.ndarray, dtype: DType, seen: Extremes, scratch: Scrat
         return 0, 0
     with scratch.take((carriers.size,), dtype.carrier) as room:
         suspect = _suspect(carriers, dtype, room)
-        with scratch.take(suspect.shape, np.dtype(bool)) as found:
+        with scratch.take(suspect.shape, np.dtype(bool)) as result:
             np.bitwise_and(suspect, (1 << (dtype.bits - 1)) - 1, out=suspect)
-            zeros = int(np.count_nonzero(np.equal(suspect, 0, out=found)))
-            nearer = np.less(suspect, dtype.normal_from, out=found)
+            zeros = int(np.count_nonzero(np.equal(suspect, 0, out=result)))
+            nearer = np.less(suspect, dtype.normal_from, out=result)
             return zeros, int(np.count_nonzero(nearer)) - zeros
 
 
@@ -292,9 +292,9 @@ def _suspect(carriers: np.ndarray, dtype: DType, room: np.ndarray) -> np.ndarray
     signed = rows.view(_SIGNED[dtype.itemsize])
     near = _least(rows, axis=1) < dtype.normal_from
     near |= _least(signed, axis=1) < np.iinfo(signed.dtype).min + dtype.normal_from
-    places = np.flatnonzero(near)
-    end = places.size * _ROW
-    np.take(rows, places, axis=0, out=room[:end].reshape(-1, _ROW), mode="clip")
+    locations = np.flatnonzero(near)
+    end = locations.size * _ROW
+    np.take(rows, locations, axis=0, out=room[:end].reshape(-1, _ROW), mode="clip")
     room[end : end + flat.size - whole] = flat[whole:]
     return room[: end + flat.size - whole]
 

@@ -19,7 +19,7 @@ def require_png() -> None:
     if find_spec("resvg_py") is None:
         raise UsageError(
             "PNG images are drawn by the package resvg-py, which is not installed",
-            wanted="this package with its extra `plot`, or a name that ends in .svg",
+            expected="this package with its extra `plot`, or a name that ends in .svg",
             hint="pip install 'ckpttools[plot]'",
         )
 
@@ -41,7 +41,7 @@ def png_of(svg: str, fonts: str) -> bytes:
     if resvg_py.svg_to_bytes(_WORD.format(fonts, "x")) == resvg_py.svg_to_bytes(_WORD.format(fonts, "")):
         raise StorageError(
             "there is no font for the words of the image",
-            wanted=f"one of {fonts}",
+            expected=f"one of {fonts}",
             hint="install one, such as fonts-dejavu-core; or choose a name that ends in .svg",
         )
     return bytes(resvg_py.svg_to_bytes(svg, zoom=_ZOOM))

@@ -31,22 +31,23 @@ class Quantization:
 
 def quantization_of(tree: Tree) -> Quantization | None:
     """What is quantised in a tree; None if nothing is and the configuration does not mention it."""
-    said, weights = says_quantized(tree.metadata.config), list(quantized_in(tree).weights.values())
-    if not (said or weights):
+    declared, weights = says_quantized(tree.metadata.config), list(quantized_in(tree).weights.values())
+    if not (declared or weights):
         return None
-    method = (said or {}).get("quant_method") or (said or {}).get("quant_algo")
+    method = (declared or {}).get("quant_method") or (declared or {}).get("quant_algo")
     return Quantization(
         method=str(method) if method else None,
-        scheme=scheme(said) or _stored(weights),
-        modules=len({split_name(each.name)[0] for each in weights}),
+        scheme=scheme(declared) or _stored(weights),
+        modules=len({split_name(weight.name)[0] for weight in weights}),
         weights=len(weights),
-        without_scales=sum(each.is_bare for each in weights),
+        without_scales=sum(weight.is_bare for weight in weights),
     )
 
 
 def _stored(weights: list[Quantized]) -> str:
     """`int32 with scales, qzeros, g_idx`: the same for many weights."""
     kinds = (
-        f"{each.dtype} with {last_keys(each.sides)}" if each.sides else str(each.dtype) for each in weights
+        f"{weight.dtype} with {last_keys(weight.sides)}" if weight.sides else str(weight.dtype)
+        for weight in weights
     )
     return "; ".join(dict.fromkeys(kinds))

@@ -104,7 +104,7 @@ class StatsReport:
     def __repr__(self) -> str:
         """What was read, and the arrays with elements that are not finite."""
         held = f"{self.num_arrays:,} arrays, {self.nbytes:,} bytes, {self.nan:,} NaN, {self.inf:,} infinite"
-        lines = [each.path for each in self.arrays if each.statistics.nan or each.statistics.inf]
+        lines = [array.path for array in self.arrays if array.statistics.nan or array.statistics.inf]
         return f"<StatsReport of {self.path}: {held}{listing(lines)}>"
 
 
@@ -153,29 +153,29 @@ def inspect_stats(
         observe=observe,
         name=names.__getitem__,
     )
-    pieces = groupby(seen, key=lambda each: each.index)
-    found = {index: look.joined(index, (each.result for each in group)) for index, group in pieces}
+    pieces = groupby(seen, key=lambda item: item.index)
+    result = {index: look.joined(index, (item.result for item in group)) for index, group in pieces}
     known = roles(tree)
     arrays = tuple(
-        _stats(path, array, known.of(path), found.get(index, _ArraySummary({}, None)))
+        _stats(path, array, known.of(path), result.get(index, _ArraySummary({}, None)))
         for index, (path, array) in enumerate(chosen.items())
     )
     return StatsReport(
-        path=tree.metadata.place,
+        path=tree.metadata.location,
         format=tree.metadata.format,
         step=tree.metadata.step,
         num_arrays=len(arrays),
-        nbytes=sum(each.nbytes for each in arrays),
-        nan=sum(each.statistics.nan for each in arrays),
-        inf=sum(each.statistics.inf for each in arrays),
+        nbytes=sum(item.nbytes for item in arrays),
+        nan=sum(item.statistics.nan for item in arrays),
+        inf=sum(item.statistics.inf for item in arrays),
         arrays=arrays,
     )
 
 
-def _largest(arrays: Iterable[LazyArray], most: int | None) -> frozenset[int]:
+def _largest(arrays: Iterable[LazyArray], limit: int | None) -> frozenset[int]:
     """The indices of so many arrays at most, those of the most bytes."""
     sizes = [array.nbytes for array in arrays]
-    return frozenset(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:most])
+    return frozenset(sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)[:limit])
 
 
 def matching(tree: Tree, pattern: str) -> dict[Path, LazyArray]:
@@ -244,16 +244,16 @@ class _Look:
 
         def counts() -> Iterator[Counts]:
             for piece in pieces:
-                for layer, found in piece.layers.items():
-                    layers[layer] = layers[layer] + found if layer in layers else found
+                for layer, result in piece.layers.items():
+                    layers[layer] = layers[layer] + result if layer in layers else result
                 if piece.counts is not None:
                     yield piece.counts
 
         # Pieces pass once, and what they counted is added up as they come.
         total = summed(counts())
-        found = sum(layers.values(), Moments())
+        result = sum(layers.values(), Moments())
         dtype = self.arrays[index].dtype
-        return _ArraySummary(layers, distributions.distribution(total, found, dtype) if total else None)
+        return _ArraySummary(layers, distributions.distribution(total, result, dtype) if total else None)
 
 
 def _stacked(tree: Tree, chosen: Mapping[Path, LazyArray]) -> dict[int, LayerRow]:
@@ -264,7 +264,7 @@ def _stacked(tree: Tree, chosen: Mapping[Path, LazyArray]) -> dict[int, LayerRow
 
 def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> ArrayStats:
     total = sum(whole.layers.values(), Moments())
-    layers = {layer: statistics_of(found) for layer, found in whole.layers.items() if layer is not None}
+    layers = {layer: statistics_of(result) for layer, result in whole.layers.items() if layer is not None}
     return ArrayStats(
         path=keystr(path),
         shape=array.shape,
@@ -278,21 +278,21 @@ def _stats(path: Path, array: LazyArray, role: Role, whole: _ArraySummary) -> Ar
     )
 
 
-def statistics_of(found: Moments) -> Statistics:
+def statistics_of(result: Moments) -> Statistics:
     """Moments as statistics."""
-    extremes = [abs(each) for each in (found.min, found.max) if each is not None]
+    extremes = [abs(item) for item in (result.min, result.max) if item is not None]
     return Statistics(
-        elements=found.elements,
-        min=_held(found.min),
-        max=_held(found.max),
-        mean=_held(found.mean if found.finite else None),
-        std=_held(found.deviation),
-        norm=_held(found.norm),
+        elements=result.elements,
+        min=_held(result.min),
+        max=_held(result.max),
+        mean=_held(result.mean if result.finite else None),
+        std=_held(result.deviation),
+        norm=_held(result.norm),
         max_abs=_held(max(extremes, default=None)),
-        zeros=found.zeros,
-        subnormals=found.subnormals,
-        nan=found.nan,
-        inf=found.inf,
+        zeros=result.zeros,
+        subnormals=result.subnormals,
+        nan=result.nan,
+        inf=result.inf,
     )
 
 

@@ -47,19 +47,19 @@ def spread(xs: Numbers, ends: tuple[float, float], scratch: Scratch) -> Spread:
     low, high = ends
     if low == high:
         return sum(x.size for x in xs), low, 0.0
-    most, least_square, most_square = max(-low, high), *_SQUARED[xs[0].dtype]
-    if least_square <= most <= most_square:
+    limit, least_square, most_square = max(-low, high), *_SQUARED[xs[0].dtype]
+    if least_square <= limit <= most_square:
         return _spread(xs, scratch)
     # Brought near to 1, by a power of two, which costs no digits.
-    exponent = frexp(most)[1]
-    found: Spread = (0, 0.0, 0.0)
+    exponent = frexp(limit)[1]
+    result: Spread = (0, 0.0, 0.0)
     with scratch.take((_PART,), np.dtype(np.float64)) as wider:
         for x in xs:
             for start in range(0, x.size, _PART):
                 part = wider[: min(_PART, x.size - start)]
                 part[...] = x[start : start + _PART]
-                found = combined(found, _spread((np.ldexp(part, -exponent, out=part),), scratch))
-    size, mean, root = found
+                result = combined(result, _spread((np.ldexp(part, -exponent, out=part),), scratch))
+    size, mean, root = result
     return size, float(np.ldexp(mean, exponent)), float(np.ldexp(root, exponent))
 
 

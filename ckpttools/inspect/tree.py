@@ -32,8 +32,8 @@ from ckpttools.maxtext.stacked_on import remarks_about_axis
 from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import view_of
-from ckpttools.quantized.logical import Logical, logical
-from ckpttools.quantized.readable import has_doubtful_shapes, shaped_weights_in, weights_in
+from ckpttools.quantized.dequantizable import has_doubtful_shapes, shaped_weights_in, weights_in
+from ckpttools.quantized.dequantized_tree import Logical, logical
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.weights import is_scale
 from ckpttools.roles.of_tree import Role
@@ -106,7 +106,7 @@ class TreeReport:
         roles: role -> total of the arrays of that role; roles without arrays are left out.
         parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
         warnings: what to know before loading; of all arrays, whatever the pattern.
-        companions: files and arrays of the model beside the weights or carried along, such as its
+        sidecars: files and arrays of the model beside the weights or carried along, such as its
             configuration and tokenizer; relative to the directory.
         quantization: how weights are quantised; None if they are not.
         scales: scales and whatever else belongs to quantised weights, as far as those are among `arrays`;
@@ -137,7 +137,7 @@ class TreeReport:
     parameter_dtypes: Mapping[str, Total]
     warnings: tuple[TreeWarning, ...]
     maxtext: tuple[str, ...] = ()
-    companions: tuple[str, ...] = ()
+    sidecars: tuple[str, ...] = ()
     quantization: Quantization | None = None
     scales: Total | None = None
     comparison: Comparison | None = None
@@ -150,7 +150,7 @@ class TreeReport:
         """What it is, and its arrays; those whose names differ only in numbers share a line."""
         what = " ".join(filter(None, (self.format, self.kind, self.path)))
         held = f"{self.num_arrays:,} arrays, {self.num_parameters:,} parameters, {self.nbytes:,} bytes"
-        lines = [f"{each.path}: {each.dtype}[{', '.join(map(str, each.shape))}]" for each in self.arrays]
+        lines = [f"{array.path}: {array.dtype}[{', '.join(map(str, array.shape))}]" for array in self.arrays]
         against = "" if self.comparison is None else f", {_verdict(self.comparison)}"
         return f"<TreeReport of {what}: {held}{against}{listing(lines)}>"
 
@@ -168,7 +168,7 @@ def inspect_tree(
     damaged: Mapping[str, str] = MappingProxyType({}),
     families: Iterable[Family] = (),
     or_none: bool = False,
-    companions: Sequence[str] = (),
+    sidecars: Sequence[str] = (),
 ) -> TreeReport:
     """Describes a tree without reading any array.
 
@@ -180,28 +180,28 @@ def inspect_tree(
         damaged: later steps that finished and have lost something since.
         families: candidates for its family.
         or_none: whether the pattern may match nothing.
-        companions: names of what lies beside the arrays.
+        sidecars: names of what lies beside the arrays.
 
     Raises:
         UsageError: there are arrays, and none matches the pattern.
     """
     shown = _logical(tree)
     arrays = filtered(_reports(shown, shardings), attrgetter("path"), pattern, or_none=or_none)
-    scales = _scales(tree, shown, {each.path for each in arrays})
-    parameters = [each for each in arrays if each.role == "parameter"]
+    scales = _scales(tree, shown, {array.path for array in arrays})
+    parameters = [array for array in arrays if array.role == "parameter"]
     view, metadata = view_of(tree), tree.metadata
     guesses = guess_families(_without_scales(shown.tree), families)
-    written = versions_of(view, [each.name for each in guesses])
+    written = versions_of(view, [guess.name for guess in guesses])
     return TreeReport(
-        path=metadata.place,
+        path=metadata.location,
         format=metadata.format,
         kind=view.kind,
         flavour=view.flavour.name if view.is_maxtext else None,
         scan_axis=view.scan_axis,
         step=metadata.step,
         num_arrays=len(arrays),
-        num_parameters=sum(prod(each.shape) for each in parameters),
-        nbytes=sum(each.nbytes for each in arrays) + (scales.nbytes if scales else 0),
+        num_parameters=sum(prod(parameter.shape) for parameter in parameters),
+        nbytes=sum(array.nbytes for array in arrays) + (scales.nbytes if scales else 0),
         custom_metadata=dict(metadata.custom),
         arrays=arrays,
         layers=view.layers,
@@ -209,10 +209,12 @@ def inspect_tree(
         random_states=view.random_states if view.is_maxtext else 0,
         families=guesses,
         maxtext=written if len(written) < len(VERSIONS) else (),
-        roles=_totals((each.role, each) for each in arrays),
-        parameter_dtypes=_totals((each.quantized or each.dtype, each) for each in parameters),
+        roles=_totals((array.role, array) for array in arrays),
+        parameter_dtypes=_totals(
+            (parameter.quantized or parameter.dtype, parameter) for parameter in parameters
+        ),
         warnings=warnings_of(tree, unfinished, damaged),
-        companions=tuple(companions),
+        sidecars=tuple(sidecars),
         quantization=quantization_of(tree),
         scales=scales,
         adapter=_adapter(tree),
@@ -238,17 +240,17 @@ def _adapter(tree: Tree) -> AdapterReport | None:
 
 def _logical(tree: Tree) -> Logical:
     """The tree with quantised weights as one array each, where all of them are of a scheme that is read."""
-    found = weights_in(tree)
-    if has_doubtful_shapes(found):
-        found = shaped_weights_in(tree)
-    readable = found.readable and not found.faults
-    return logical(tree, weights=found) if readable else Logical(tree, Notes(), {})
+    result = weights_in(tree)
+    if has_doubtful_shapes(result):
+        result = shaped_weights_in(tree)
+    readable = result.readable and not result.faults
+    return logical(tree, weights=result) if readable else Logical(tree, Notes(), {})
 
 
 def _without_scales(tree: Tree) -> Tree:
     """A tree whose names tell the family, also where weights are shown as they are stored."""
     weights = quantized_in(tree).weights.values()
-    beside = {name for each in weights if each.dtype.is_float for name in each.sides}
+    beside = {name for weight in weights if weight.dtype.is_float for name in weight.sides}
     if not beside:
         return tree
     leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in beside}
@@ -257,12 +259,12 @@ def _without_scales(tree: Tree) -> Tree:
 
 def _scales(tree: Tree, shown: Logical, names: Collection[str]) -> Total | None:
     """What belongs to the quantised weights of these names."""
-    weights = [each for path, each in shown.weights.items() if keystr(path) in names]
-    beside = {name for each in weights for name in each.stored if name != each.codes}
+    weights = [item for path, item in shown.weights.items() if keystr(path) in names]
+    beside = {name for weight in weights for name in weight.stored if name != weight.codes}
     arrays = [array for path, array in tree.arrays.items() if dotted(path) in beside]
     if not arrays:
         return None
-    return Total(len(arrays), sum(each.size for each in arrays), sum(each.nbytes for each in arrays))
+    return Total(len(arrays), sum(item.size for item in arrays), sum(item.nbytes for item in arrays))
 
 
 def _reports(shown: Logical, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
@@ -282,7 +284,9 @@ def _totals(arrays: Iterable[tuple[str, ArrayReport]]) -> dict[str, Total]:
     for word, array in arrays:
         groups.setdefault(word, []).append(array)
     totals = {
-        word: Total(len(group), sum(prod(each.shape) for each in group), sum(each.nbytes for each in group))
+        word: Total(
+            len(group), sum(prod(entry.shape) for entry in group), sum(entry.nbytes for entry in group)
+        )
         for word, group in groups.items()
     }
     return dict(sorted(totals.items(), key=lambda item: -item[1].nbytes))
@@ -335,7 +339,7 @@ def warnings_of(
 def _missing_chunks(tree: Tree) -> Iterator[TreeWarning]:
     lacking = incomplete(tree.arrays.values())
     if lacking is not None:
-        names = tuple(each.array for each in lacking.arrays)
+        names = tuple(array.array for array in lacking.arrays)
         yield TreeWarning("missing-chunks", f"{lacking.summary}: {lacking.hint}", names)
 
 
@@ -353,24 +357,24 @@ def _no_scan_layers(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    found = _cut_so(tree, is_giant)
-    if found:
-        largest = max(found, key=lambda path: found[path].nbytes)
-        are = "1 array is one chunk" if len(found) == 1 else f"{len(found):,} arrays are one chunk each"
-        size = f"{found[largest].nbytes / 1e9:.1f} GB"
+    result = _cut_so(tree, is_giant)
+    if result:
+        largest = max(result, key=lambda path: result[path].nbytes)
+        are = "1 array is one chunk" if len(result) == 1 else f"{len(result):,} arrays are one chunk each"
+        size = f"{result[largest].nbytes / 1e9:.1f} GB"
         text = f"{are}, {keystr(largest)} {size}: who loads a part of it reads all of it"
-        yield TreeWarning("giant-chunk", text, tuple(map(keystr, found)))
+        yield TreeWarning("giant-chunk", text, tuple(map(keystr, result)))
 
 
 def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    found = _cut_so(tree, is_fine)
-    if found:
-        counts = {path: _chunks(array) for path, array in found.items()}
-        most = max(counts, key=lambda path: counts[path])
-        size = f"{found[most].nbytes / counts[most] / 1e3:.1f} kB"
-        are = "1 array is" if len(found) == 1 else f"{len(found):,} arrays are"
-        text = f"{are} cut very finely, {keystr(most)} into {counts[most]:,} chunks of {size}: slow to load"
-        yield TreeWarning("fine-chunks", text, tuple(map(keystr, found)))
+    result = _cut_so(tree, is_fine)
+    if result:
+        counts = {path: _chunks(array) for path, array in result.items()}
+        limit = max(counts, key=lambda path: counts[path])
+        size = f"{result[limit].nbytes / counts[limit] / 1e3:.1f} kB"
+        are = "1 array is" if len(result) == 1 else f"{len(result):,} arrays are"
+        text = f"{are} cut very finely, {keystr(limit)} into {counts[limit]:,} chunks of {size}: slow to load"
+        yield TreeWarning("fine-chunks", text, tuple(map(keystr, result)))
 
 
 def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
@@ -381,7 +385,7 @@ def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]
 def _grids(tree: Tree) -> list[tuple[Path, Chunked, int, int]]:
     """The arrays stored in a grid of chunks: how many each has, and the bytes of one."""
     stored = ((path, array) for path, array in tree.arrays.items() if isinstance(array, Chunked))
-    return [(path, each, _chunks(each), prod(each.chunk) * each.dtype.itemsize) for path, each in stored]
+    return [(path, item, _chunks(item), prod(item.chunk) * item.dtype.itemsize) for path, item in stored]
 
 
 def _chunks(array: Chunked) -> int:
@@ -411,8 +415,10 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
 
     Codes of quantised weights and their scales are of other dtypes than the rest in any such model.
     """
-    found = quantized_in(tree)
-    scaled = {found.paths[name] for each in found.weights.values() for name in (each.name, *each.sides)}
+    result = quantized_in(tree)
+    scaled = {
+        result.paths[name] for weight in result.weights.values() for name in (weight.name, *weight.sides)
+    }
     by_dtype: dict[str, list[Path]] = {}
     for path in view_of(tree).of_role("parameter"):
         array = tree.arrays.get(path)
@@ -428,14 +434,14 @@ def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
 
 def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
     """Quantised weights that are shown as they are stored, as no numbers can be made of some."""
-    found = weights_in(tree)
-    if not found.faults:
+    result = weights_in(tree)
+    if not result.faults:
         return
-    more = f", and {len(found.faults) - 1} more" if len(found.faults) > 1 else ""
+    more = f", and {len(result.faults) - 1} more" if len(result.faults) > 1 else ""
     why = (
         "conversions refuse this scheme, and what is counted here is codes"
-        if found.is_whole
-        else f"{found.faults[0]}{more}"
+        if result.is_whole
+        else f"{result.faults[0]}{more}"
     )
     text = f"the quantised weights cannot be dequantised: {why}; `ckpt doctor` says what to do"
     yield TreeWarning("quantized", text)

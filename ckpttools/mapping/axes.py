@@ -116,17 +116,17 @@ def parse_side(key: str, axes: str) -> Side:
         parse_key(key), tuple(tuple(a.removeprefix("+") for a in g) for g in written), _join(written, axes)
     )
     if not side.key.parts:
-        raise MappingError("a key is empty", place=f": {axes}")
+        raise MappingError("a key is empty", location=f": {axes}")
     for axis in side.axes:
         if side.axes.count(axis) > 1:
-            raise MappingError("an axis occurs twice on one side", place=side, got=axis)
+            raise MappingError("an axis occurs twice on one side", location=side, got=axis)
     return side
 
 
 def _join(groups: Sequence[AxisGroup], text: str) -> Join | None:
     marked = [(at, depth) for at, group in enumerate(groups) for depth, a in enumerate(group) if a[0] == "+"]
     if len(marked) > 1:
-        raise MappingError("an array has parts on one axis only", place=text, got=groups[marked[1][0]])
+        raise MappingError("an array has parts on one axis only", location=text, got=groups[marked[1][0]])
     return Join(*marked[0]) if marked else None
 
 
@@ -143,7 +143,7 @@ def parse_groups(text: str) -> tuple[AxisGroup, ...]:
             plus, _, rest = rest.partition("(")
             inside, closed, rest = rest.partition(")")
             if not closed:
-                raise MappingError("a bracket is not closed", place=text, got="(" + inside)
+                raise MappingError("a bracket is not closed", location=text, got="(" + inside)
             groups.append(tuple((plus + inside).split()))
         else:
             name, _, rest = rest.partition(" ")
@@ -151,5 +151,5 @@ def parse_groups(text: str) -> tuple[AxisGroup, ...]:
         rest = rest.strip()
     for axis in (axis for group in groups for axis in group):
         if not axis.removeprefix("+").isidentifier():
-            raise MappingError("an axis name must be a word", place=text, got=axis)
+            raise MappingError("an axis name must be a word", location=text, got=axis)
     return tuple(groups)

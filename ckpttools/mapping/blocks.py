@@ -118,8 +118,8 @@ def merged_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
         MappingError: an axis has another number of blocks in one than in another.
     """
     merged: dict[str, int] = {}
-    for each in counts:
-        for axis, count in each.items():
+    for item in counts:
+        for axis, count in item.items():
             if merged.setdefault(axis, count) != count:
                 raise MappingError(
                     "parts of one array lie in different blocks",

@@ -24,35 +24,35 @@ from ckpttools.mapping.whole_numbers import Whole
 def build(settled: Settled, exact: bool) -> Mapped:
     """Every target array, once all is accounted for."""
     sizes, arrays = lengths_of(settled.sizes), settled.arrays
-    made = _MadeArrays(sizes)
+    built = _MadeArrays(sizes)
     notes: list[ValueNote] = []
     changed: set[str] = set()
     altered: set[str] = set()
     whole: set[str] = set()
     filled: dict[str, tuple[LazyArray, float]] = {}
     factors = _factors(settled.directions)
-    for each in settled.directions:
-        if isinstance(each.row.op, Factor) and each.inverse:
-            notes.append(_product_note(each, arrays[next(each.source.keys(sizes))].dtype))
+    for direction in settled.directions:
+        if isinstance(direction.row.op, Factor) and direction.inverse:
+            notes.append(_product_note(direction, arrays[next(direction.source.keys(sizes))].dtype))
             continue
-        if isinstance(each.row.op, Fill) and each.inverse:
-            filled |= {key: (arrays[key], each.row.op.number) for key in each.source.keys(sizes)}
+        if isinstance(direction.row.op, Fill) and direction.inverse:
+            filled |= {key: (arrays[key], direction.row.op.number) for key in direction.source.keys(sizes)}
             continue
-        parts = each.parts(arrays, sizes)
-        if factor := factors.get(str(each.target.key)):
-            parts = multiplied(each.source, factor.source, parts, arrays, sizes)
-        conversion = each.conversion(sizes, each.dtypes(sizes, parts) if exact else ())
+        parts = direction.parts(arrays, sizes)
+        if factor := factors.get(str(direction.target.key)):
+            parts = multiplied(direction.source, factor.source, parts, arrays, sizes)
+        conversion = direction.conversion(sizes, direction.dtypes(sizes, parts) if exact else ())
         own = _own(conversion, parts)
-        made.add(each.target, own)
+        built.add(direction.target, own)
         if conversion.op:
             changed |= own.keys()
-            altered |= set(each.source.keys(sizes))
-            whole |= own.keys() if isinstance(each.row.op, Whole) else set()
-            for dtype in each.dtypes(sizes, arrays):
+            altered |= set(direction.source.keys(sizes))
+            whole |= own.keys() if isinstance(direction.row.op, Whole) else set()
+            for dtype in direction.dtypes(sizes, arrays):
                 exactness = conversion.op.exactness(dtype)
-                notes.append(ValueNote(str(each.target.key), exactness.exact, exactness.reason, dtype))
+                notes.append(ValueNote(str(direction.target.key), exactness.exact, exactness.reason, dtype))
     return Mapped(
-        made.arrays,
+        built.arrays,
         sizes,
         tuple(notes),
         settled.dropped,
@@ -66,33 +66,40 @@ def build(settled: Settled, exact: bool) -> Mapped:
 def build_partly(settled: Settled, exact: bool) -> Mapped:
     """Every target array whose sources are all there."""
     sizes = lengths_of(settled.sizes)
-    arrays, made, used = filled_up(settled).arrays, _MadeArrays(sizes), set[str]()
-    for each in settled.directions:
-        if not {*each.source.axes, *each.source.key.needs, *each.target.key.needs} <= sizes.keys():
+    arrays, built, used = filled_up(settled).arrays, _MadeArrays(sizes), set[str]()
+    for direction in settled.directions:
+        if (
+            not {*direction.source.axes, *direction.source.key.needs, *direction.target.key.needs}
+            <= sizes.keys()
+        ):
             continue
-        for index in each.target.indices(sizes):
-            keys = list(RowConversion(each.source, each.target, sizes).source_keys(index))
+        for index in direction.target.indices(sizes):
+            keys = list(RowConversion(direction.source, direction.target, sizes).source_keys(index))
             shapes = {arrays[key].shape if key in arrays else None for key in keys}
-            own = _own_sizes(each.source, shapes.pop(), sizes) if len(shapes) == 1 else None
+            own = _own_sizes(direction.source, shapes.pop(), sizes) if len(shapes) == 1 else None
             if own is not None:
-                parts = each.parts(arrays, own)
+                parts = direction.parts(arrays, own)
                 dtype = parts[keys[0]].dtype
-                conversion = each.conversion(own, [dtype] if exact and dtype.bits == 16 else ())
-                made.add(each.target, {each.target.key.format(index, sizes): conversion.at(index, parts)})
+                conversion = direction.conversion(own, [dtype] if exact and dtype.bits == 16 else ())
+                built.add(
+                    direction.target, {direction.target.key.format(index, sizes): conversion.at(index, parts)}
+                )
                 used.update(keys)
     unused = tuple(key for key in settled.arrays if key not in used)
-    return Mapped(made.arrays, sizes, (), settled.dropped, unused=unused)
+    return Mapped(built.arrays, sizes, (), settled.dropped, unused=unused)
 
 
 def filled_up(settled: Settled) -> Settled:
     """With the right arrays that are in no file, where they are what is mapped and their shape is known."""
     sizes = lengths_of(settled.sizes)
-    made: dict[str, LazyArray] = {}
-    for each in settled.directions:
-        known = {*each.source.axes, *each.source.key.needs} <= sizes.keys()
-        if each.fills and known and isinstance(each.row.op, Fill):
-            made |= dict.fromkeys(each.source.keys(sizes), each.row.op.array(each.source.shape(sizes)))
-    return replace(settled, arrays={**made, **settled.arrays})
+    built: dict[str, LazyArray] = {}
+    for direction in settled.directions:
+        known = {*direction.source.axes, *direction.source.key.needs} <= sizes.keys()
+        if direction.fills and known and isinstance(direction.row.op, Fill):
+            built |= dict.fromkeys(
+                direction.source.keys(sizes), direction.row.op.array(direction.source.shape(sizes))
+            )
+    return replace(settled, arrays={**built, **settled.arrays})
 
 
 class _MadeArrays:
@@ -121,16 +128,16 @@ def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
         MappingError: no row makes such an array.
     """
     directions = list(directions)
-    found = {
-        product_of(str(each.target.key)): each
-        for each in directions
-        if isinstance(each.row.op, Factor) and each.inverse
+    result = {
+        product_of(str(direction.target.key)): direction
+        for direction in directions
+        if isinstance(direction.row.op, Factor) and direction.inverse
     }
-    if lost := found.keys() - {str(each.target.key) for each in directions}:
+    if lost := result.keys() - {str(direction.target.key) for direction in directions}:
         raise MappingError(
             "no row makes the array that a factor is multiplied into", got=", ".join(sorted(lost))
         )
-    return found
+    return result
 
 
 def _product_note(factor: Direction, dtype: DType) -> ValueNote:
@@ -148,7 +155,7 @@ def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str
             for index in conversion.target.indices(sizes)
         }
     except ShapeError as error:
-        raise error if error.place else error.at(str(key)) from error
+        raise error if error.location else error.at(str(key)) from error
 
 
 def _own_sizes(side: Side, shape: Shape | None, sizes: Mapping[str, int]) -> Mapping[str, int] | None:

@@ -33,7 +33,7 @@ def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) 
     Raises:
         MappingError: there are none, or so small ones that scales would be as large as the weight.
     """
-    found: tuple[dict[str, int], str] | None = None
+    result: tuple[dict[str, int], str] | None = None
     failed: MappingError | None = None
     for counts in cells_within(row.right, sizes, block):
         try:
@@ -44,11 +44,11 @@ def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) 
         misfit = fits(row, sizes, grid)
         if not misfit:
             return counts, ""
-        found = found or (counts, misfit)
-    if found is None:
+        result = result or (counts, misfit)
+    if result is None:
         block_counts(row.right, sizes, block)
         raise failed or MappingError("blocks reach over the edges of axes", got=f"blocks of {block[0]}")
-    return found
+    return result
 
 
 def times_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int], block: Block) -> Block:
@@ -82,10 +82,10 @@ def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator
     if len(side.groups) < 2:
         raise MappingError("only matrices have blocks", got=f"{len(side.groups)} axes")
     first, second = (_cells(group, sizes, size) for group, size in zip(side.groups[-2:], block, strict=True))
-    most = prod(min(length, size) for length, size in zip(side.shape(sizes)[-2:], block, strict=True))
+    limit = prod(min(length, size) for length, size in zip(side.shape(sizes)[-2:], block, strict=True))
     pairs = sorted(((a, b) for a in first for b in second), key=lambda pair: -pair[0] * pair[1])
     for a, b in pairs:
-        if a * b * _MOST_CELLS >= most:
+        if a * b * _MOST_CELLS >= limit:
             yield {**first[a], **second[b]}
 
 
@@ -93,8 +93,8 @@ def _cells(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[int, d
     """Neighbours in a cell -> how many cells each axis has, for all that lie within a block and an axis."""
     length = prod(sizes[axis] for axis in group)
     largest = length if length <= size else gcd(length, size)
-    found = {cell: cell_counts(group, sizes, cell) for cell in range(1, largest + 1) if largest % cell == 0}
-    return {cell: counts for cell, counts in found.items() if counts is not None}
+    result = {cell: cell_counts(group, sizes, cell) for cell in range(1, largest + 1) if largest % cell == 0}
+    return {cell: counts for cell, counts in result.items() if counts is not None}
 
 
 def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -> dict[str, int]:
@@ -107,13 +107,13 @@ def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -
     lengths = side.shape(sizes)
     if len(grid) != len(lengths):
         raise MappingError(
-            "the grid of scales has other axes", got=list(grid), wanted=f"those of {list(lengths)}"
+            "the grid of scales has other axes", got=list(grid), expected=f"those of {list(lengths)}"
         )
     for group, length, count in zip(side.groups, lengths, grid, strict=True):
-        found = cell_counts(group, sizes, length // count) if count and length % count == 0 else None
-        if found is None:
+        result = cell_counts(group, sizes, length // count) if count and length % count == 0 else None
+        if result is None:
             raise MappingError("scales do not fit", got=f"{count} for {axes_text(group, sizes)}")
-        counts |= found
+        counts |= result
     return counts
 
 

@@ -10,9 +10,9 @@ from math import prod
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, MappingError, listing, near_names
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
 from ckpttools.core.text import folded, plural
-from ckpttools.core.wording import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.quantized.weights import is_scale, quantized
@@ -30,17 +30,17 @@ class Misfit:
 
     Attributes:
         key: of the array.
-        got, wanted: the two shapes.
+        got, expected: the two shapes.
         why: what gave the axes that differ their lengths.
     """
 
     key: str
     got: Shape
-    wanted: Shape
+    expected: Shape
     why: str
 
     def __str__(self) -> str:
-        return f"{self.key}: got {list(self.got)}, wanted {list(self.wanted)} ({self.why})"
+        return f"{self.key}: got {list(self.got)}, expected {list(self.expected)} ({self.why})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Coverage:
         missing: key that is not there -> shape it should have.
         extra: keys that no row has.
         misshapen: arrays of another shape.
-        reasons: sentences that say why some of them are wanted or not.
+        reasons: sentences that say why some of them are expected or not.
     """
 
     missing: Mapping[str, Shape]
@@ -59,15 +59,17 @@ class Coverage:
     misshapen: tuple[Misfit, ...]
     reasons: tuple[str, ...]
 
-    def summary(self, most: int = 3) -> str:
+    def summary(self, limit: int = 3) -> str:
         """What is wrong in few lines: how many arrays, and the first of them."""
-        found = {
+        result = {
             "missing": list(self.missing),
             "not expected": list(self.extra),
             "of another shape": list(map(str, self.misshapen)),
         }
         parts = (
-            f"\n  {_are(len(lines))} {what}:{listing(lines, most)}" for what, lines in found.items() if lines
+            f"\n  {_are(len(lines))} {what}:{listing(lines, limit)}"
+            for what, lines in result.items()
+            if lines
         )
         return "".join(parts)
 
@@ -81,28 +83,28 @@ class NotCoveredError(CoverageError):
     """
 
     def __init__(
-        self, message: str, coverage: Coverage, *, place: str, hint: str, is_unsupported: bool = False
+        self, message: str, coverage: Coverage, *, location: str, hint: str, is_unsupported: bool = False
     ) -> None:
-        super().__init__(message, place=place, hint=hint)
+        super().__init__(message, location=location, hint=hint)
         self.coverage, self.is_unsupported = coverage, is_unsupported
 
     def folded(self, patterns: Sequence[str], hint: str) -> NotCoveredError:
         """The same with one line for all arrays not expected that a glob names, and another next step."""
-        found, place = self.coverage, self.place or ""
-        globs = (next((p for p in patterns if fnmatchcase(key, p)), key) for key in found.extra)
+        result, location = self.coverage, self.location or ""
+        globs = (next((p for p in patterns if fnmatchcase(key, p)), key) for key in result.extra)
         lines = [
-            glob if glob in found.extra else f"{glob}: {plural(count, 'array')}"
+            glob if glob in result.extra else f"{glob}: {plural(count, 'array')}"
             for glob, count in Counter(globs).items()
         ]
-        return NotCoveredError(_MESSAGE + _listed(found, lines), found, place=place, hint=hint)
+        return NotCoveredError(_MESSAGE + _listed(result, lines), result, location=location, hint=hint)
 
 
 def check_coverage(
     arrays: Mapping[str, LazyArray],
-    wanted: Sequence[Expected],
-    unwanted: Sequence[Expected],
+    expected: Sequence[ExpectedArray],
+    unwanted: Sequence[ExpectedArray],
     sizes: Mapping[str, Size],
-    place: str,
+    location: str,
     dropped: Collection[str] = (),
     remedies: Mapping[str, str] | None = None,
     leave_out: str = "",
@@ -111,9 +113,9 @@ def check_coverage(
 
     Args:
         arrays: what is there.
-        wanted, unwanted: the sides whose arrays must be there, and those whose must not.
+        expected, unwanted: the sides whose arrays must be there, and those whose must not.
         sizes: length of every axis.
-        place: for messages.
+        location: for messages.
         dropped: keys that are left out on purpose.
         remedies: pattern of keys that no row takes -> what to do about such.
         leave_out: how a user leaves arrays out, where no option does.
@@ -122,13 +124,13 @@ def check_coverage(
         NotCoveredError: with every missing, left-over and misshapen array.
     """
     lengths = lengths_of(sizes)
-    require_countable((each.side for each in wanted), sizes, place)
+    require_countable((item.side for item in expected), sizes, location)
     sides: dict[str, Side] = {}
     shapes: dict[str, Shape] = {}
-    for each in wanted:
-        keys = [*each.side.keys(lengths)]
-        sides |= dict.fromkeys(keys, each.side)
-        shapes |= dict.fromkeys(keys, each.side.shape(lengths) if keys else ())
+    for item in expected:
+        keys = [*item.side.keys(lengths)]
+        sides |= dict.fromkeys(keys, item.side)
+        shapes |= dict.fromkeys(keys, item.side.shape(lengths) if keys else ())
     missing = [key for key in sides if key not in arrays]
     extra = [key for key in arrays if key not in sides]
     misshapen = [
@@ -138,19 +140,19 @@ def check_coverage(
     ]
     if not (missing or extra or misshapen):
         return
-    wrong = Wrong(tuple(missing), tuple(extra), tuple(each.key for each in misshapen))
-    why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, wanted, unwanted, sizes, dropped)]
+    wrong = Wrong(tuple(missing), tuple(extra), tuple(item.key for item in misshapen))
+    why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, expected, unwanted, sizes, dropped)]
     told = [*why, *left_over(arrays, sides, extra, leave_out, is_told=bool(why))]
-    found = Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why))
+    result = Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why))
     raise NotCoveredError(
-        _MESSAGE + _listed(found, extra),
-        found,
-        place=place,
+        _MESSAGE + _listed(result, extra),
+        result,
+        location=location,
         hint="; ".join((*told, *next_step(wrong, dropped, told if why else ()))) or CHECK,
     )
 
 
-def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], place: str) -> None:
+def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], location: str) -> None:
     """Refuses a configuration whose numbers ask for more names than can be listed.
 
     Raises:
@@ -162,21 +164,21 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], place: s
             size = max((sizes[axis] for axis in axes), key=lambda size: size.length)
             raise MappingError(
                 "no model has so many arrays",
-                place=place,
+                location=location,
                 got=f"{size.length} by {size.source}",
-                wanted=f"at most {MOST_KEYS} arrays of one kind",
+                expected=f"at most {MOST_KEYS} arrays of one kind",
                 hint=f"check {size.source}",
             )
 
 
-def _listed(found: Coverage, extra: Sequence[str]) -> str:
+def _listed(result: Coverage, extra: Sequence[str]) -> str:
     """All that is wrong, with these lines for what is not expected."""
-    missing = [*found.missing]
-    lines = [_with_near(key, found.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
+    missing = [*result.missing]
+    lines = [_with_near(key, result.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
     parts = {
         "missing": (len(lines), lines),
-        "not expected": (len(found.extra), extra),
-        "of another shape": (len(found.misshapen), list(map(str, found.misshapen))),
+        "not expected": (len(result.extra), extra),
+        "of another shape": (len(result.misshapen), list(map(str, result.misshapen))),
     }
     return "".join(_section(what, count, lines) for what, (count, lines) in parts.items())
 
@@ -195,17 +197,21 @@ def _with_near(key: str, extra: Sequence[str]) -> str:
 
 
 def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) -> Misfit:
-    wanted = side.shape(lengths_of(sizes))
-    why = "it looks transposed" if shape == wanted[::-1] else "; ".join(_doubtful(shape, wanted, side, sizes))
-    return Misfit(key, shape, wanted, why)
+    expected = side.shape(lengths_of(sizes))
+    why = (
+        "it looks transposed"
+        if shape == expected[::-1]
+        else "; ".join(_doubtful(shape, expected, side, sizes))
+    )
+    return Misfit(key, shape, expected, why)
 
 
-def _doubtful(shape: Shape, wanted: Shape, side: Side, sizes: Mapping[str, Size]) -> Iterator[str]:
-    """The axes on which got and wanted differ, with who said their length."""
-    if len(shape) != len(wanted):
-        yield f"{len(wanted)} axes: {side}"
+def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Size]) -> Iterator[str]:
+    """The axes on which got and expected differ, with who said their length."""
+    if len(shape) != len(expected):
+        yield f"{len(expected)} axes: {side}"
         return
-    for at, (group, got, length) in enumerate(zip(side.groups, shape, wanted, strict=True)):
+    for at, (group, got, length) in enumerate(zip(side.groups, shape, expected, strict=True)):
         if got != length:
             others = side.parts if side.join is not None and side.join.at == at else ()
             axes = dict.fromkeys((*group, *(axis for part in others for axis in part)))
@@ -221,7 +227,7 @@ _BUFFERS = ("rotary", "inv_freq", "mask")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedArray:
     """A side whose arrays must be there, or must not be.
 
     Attributes:
@@ -247,21 +253,21 @@ class Wrong:
 def reasons(
     wrong: Wrong,
     arrays: Collection[str],
-    wanted: Sequence[Expected],
-    unwanted: Sequence[Expected],
+    expected: Sequence[ExpectedArray],
+    unwanted: Sequence[ExpectedArray],
     sizes: Mapping[str, Size],
     dropped: Collection[str],
 ) -> Iterator[str]:
-    """Sentences that say why arrays are wanted or not; arguments as of `check_coverage`, `arrays` by name."""
+    """Explain why arrays are expected or not; arguments as in `check_coverage`, `arrays` by name."""
     lengths = lengths_of(sizes)
     lost = [key for key in wrong.missing if key in dropped]
     yield from (f"{key} is missing because it was dropped" for key in folded(lost))
-    alternatives = {key for each in unwanted for key in _keys(each, lengths)}
-    yield from _flag_hints({*wrong.missing} - alternatives, wanted, lengths, "wanted")
+    alternatives = {key for item in unwanted for key in _keys(item, lengths)}
+    yield from _flag_hints({*wrong.missing} - alternatives, expected, lengths, "expected")
     yield from _flag_hints({*wrong.extra}, unwanted, lengths, "not expected")
-    yield from _beyond_hints(wrong.extra, wanted, sizes)
-    yield from _short_hints(arrays, wanted, sizes)
-    yield from _choices(wrong, (*wanted, *unwanted), lengths)
+    yield from _beyond_hints(wrong.extra, expected, sizes)
+    yield from _short_hints(arrays, expected, sizes)
+    yield from _choices(wrong, (*expected, *unwanted), lengths)
 
 
 def left_over(
@@ -277,7 +283,7 @@ def left_over(
         is_told: whether something else is said already of what is wrong.
     """
     packed = quantized(arrays)
-    needed = {side for each in packed.values() for side in each.sides}
+    needed = {side for item in packed.values() for side in item.sides}
     scaled = next((key for key in extra if is_scale(key) or key in packed or key in needed), None)
     if scaled:
         yield f"{scaled} belongs to a quantised weight, whose numbers mean nothing without its scales"
@@ -295,7 +301,7 @@ def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
         return False
     module = key.rpartition(".")[0]
     around = {module, module.rpartition(".")[0]} - {""}
-    return any(each.startswith(f"{head}.") for head in around for each in sides)
+    return any(side.startswith(f"{head}.") for head in around for side in sides)
 
 
 def _not_to_drop(key: str) -> str:
@@ -320,15 +326,15 @@ def remedies_for(extra: Sequence[str], remedies: Mapping[str, str]) -> Iterator[
 
 
 def _flag_hints(
-    keys: Collection[str], expected: Sequence[Expected], lengths: Mapping[str, int], verdict: str
+    keys: Collection[str], expected: Sequence[ExpectedArray], lengths: Mapping[str, int], verdict: str
 ) -> Iterator[str]:
     """Says which flag decides about keys of the list, once for each flag."""
-    found: dict[str, list[str]] = {}
-    for each in expected:
-        hit = next((key for key in _keys(each, lengths) if key in keys), None) if each.why else None
-        if hit and hit not in found.setdefault(each.why, []):
-            found[each.why].append(hit)
-    for why, (first, *others) in found.items():
+    result: dict[str, list[str]] = {}
+    for item in expected:
+        hit = next((key for key in _keys(item, lengths) if key in keys), None) if item.why else None
+        if hit and hit not in result.setdefault(item.why, []):
+            result[item.why].append(hit)
+    for why, (first, *others) in result.items():
         subject = f"{first} and others are" if others else f"{first} is"
         yield f"{subject} {verdict} because of {why}"
 
@@ -343,10 +349,10 @@ def next_step(wrong: Wrong, dropped: Collection[str], told: Collection[str]) -> 
         yield CHECK
 
 
-def _choices(wrong: Wrong, expected: Sequence[Expected], lengths: Mapping[str, int]) -> Iterator[str]:
+def _choices(wrong: Wrong, expected: Sequence[ExpectedArray], lengths: Mapping[str, int]) -> Iterator[str]:
     """What a user can choose, where that would mend all; where more is wrong it would only hide that."""
-    open_to_choice = [each for each in expected if each.remedy]
-    keys = {key: each.remedy for each in open_to_choice for key in _keys(each, lengths)}
+    open_to_choice = [item for item in expected if item.remedy]
+    keys = {key: item.remedy for item in open_to_choice for key in _keys(item, lengths)}
     every = {*wrong.missing, *wrong.extra, *wrong.misshapen}
     hits = [key for key in keys if key in every]
     if len(hits) < len(every):
@@ -354,14 +360,14 @@ def _choices(wrong: Wrong, expected: Sequence[Expected], lengths: Mapping[str, i
             yield CHECK if wrong.extra or wrong.misshapen else FETCH
         return
     # An array that is lost or damaged must not be replaced by another one without a thought.
-    for key in (each for each in hits if each not in wrong.extra):
+    for key in (hit for hit in hits if hit not in wrong.extra):
         unless = ", unless the model never had it" if wrong.missing else ""
         yield f"fetch the file that holds {key} again{unless}"
     if not wrong.misshapen:
         yield from dict.fromkeys(keys[key] for key in hits)
 
 
-def _keys(expected: Expected, lengths: Mapping[str, int]) -> Iterator[str]:
+def _keys(expected: ExpectedArray, lengths: Mapping[str, int]) -> Iterator[str]:
     """The keys of a side, none where the length of an axis in its key is not known, or too many to list."""
     axes = expected.side.key.axes
     if set(axes) <= set(lengths) and prod(lengths[axis] for axis in axes) <= MOST_KEYS:
@@ -369,32 +375,32 @@ def _keys(expected: Expected, lengths: Mapping[str, int]) -> Iterator[str]:
 
 
 def _beyond_hints(
-    extra: Sequence[str], wanted: Sequence[Expected], sizes: Mapping[str, Size]
+    extra: Sequence[str], expected: Sequence[ExpectedArray], sizes: Mapping[str, Size]
 ) -> Iterator[str]:
     """Says which size is too small for the keys that are there."""
-    keys = [each.side.key for each in wanted]
+    keys = [item.side.key for item in expected]
     for axis in dict.fromkeys(axis for key in keys for axis in key.axes):
-        others = {each: length for each, length in lengths_of(sizes).items() if each != axis}
+        others = {item: length for item, length in lengths_of(sizes).items() if item != axis}
         telling = (key for key in keys if key.is_open_on(axis))
-        found = ((key.match(name, others), name) for key in telling for name in extra)
-        hits = [(index[axis], name) for index, name in found if index]
+        result = ((key.match(name, others), name) for key in telling for name in extra)
+        hits = [(index[axis], name) for index, name in result if index]
         if hits:
             yield f"{min(hits)[1]} is beyond the {sizes[axis].length} that {sizes[axis].source} says"
 
 
 def _short_hints(
-    arrays: Collection[str], wanted: Sequence[Expected], sizes: Mapping[str, Size]
+    arrays: Collection[str], expected: Sequence[ExpectedArray], sizes: Mapping[str, Size]
 ) -> Iterator[str]:
     """Says which size is too large for the keys that are there, or which nobody states."""
     lengths = lengths_of(sizes)
     told: set[str] = set()
-    for side in (each.side for each in wanted):
+    for side in (item.side for item in expected):
         lacking = next((key for key in side.keys(lengths) if key not in arrays), None)
         for axis in side.axes if lacking else ():
             short = sizes[axis].is_assumed or _lacks_the_last(side, axis, lengths, arrays)
             if short and axis not in told:
                 told.add(axis)
-                yield f"{lacking} is wanted with {axis} {lengths[axis]} from {sizes[axis].source}"
+                yield f"{lacking} is expected with {axis} {lengths[axis]} from {sizes[axis].source}"
 
 
 def _lacks_the_last(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> bool:

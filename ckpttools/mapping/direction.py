@@ -9,7 +9,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.flags import Flag
@@ -96,14 +96,16 @@ def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> Boun
         UsageError: neither is, for values of one of these dtypes.
     """
     candidates = (op, op.widened())
-    found = next((each for each in candidates if all(each.exactness(d).exact for d in dtypes)), None)
-    if found is not None:
-        return found
+    result = next(
+        (candidate for candidate in candidates if all(candidate.exactness(d).exact for d in dtypes)), None
+    )
+    if result is not None:
+        return result
     lossy = next(dtype for dtype in dtypes if not op.widened().exactness(dtype).exact)
     raise UsageError(
         "these values cannot be stored so that the way back is exact",
-        place=str(direction.target.key),
+        location=str(direction.target.key),
         got=f"{lossy}, {op.exactness(lossy).reason}",
-        wanted="values of 16 bits or fewer",
+        expected="values of 16 bits or fewer",
         hint=f"leave {option('exact', True)} out",
     )

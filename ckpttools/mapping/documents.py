@@ -31,33 +31,33 @@ def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Rea
         required: those that there must be.
     """
 
-    def read(value: object, place: str) -> dict[str, Any]:
+    def read(value: object, location: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise _of_another_kind(value, "a table", place.removesuffix(":"))
+            raise _of_another_kind(value, "a table", location.removesuffix(":"))
         for key in value:
             if key not in readers:
-                raise _unknown(key, readers, place.removesuffix(":"))
+                raise _unknown(key, readers, location.removesuffix(":"))
         for key in required:
             if key not in value:
-                wanted = ", ".join(required)
+                expected = ", ".join(required)
                 raise MappingError(
-                    f"the key {key!r} is missing", place=place.removesuffix(":"), wanted=wanted
+                    f"the key {key!r} is missing", location=location.removesuffix(":"), expected=expected
                 )
-        return {key: readers[key](each, place_of_key(place, key)) for key, each in value.items()}
+        return {key: readers[key](item, location_of_key(location, key)) for key, item in value.items()}
 
     return read
 
 
-def place_of_key(place: str, key: str) -> str:
+def location_of_key(location: str, key: str) -> str:
     """The place of a key: `my.toml: sizes` in a file, `my.toml: sizes.layer` in a table."""
-    return f"{place}{' ' if place.endswith(':') else '.'}{key}"
+    return f"{location}{' ' if location.endswith(':') else '.'}{key}"
 
 
-def _unknown(key: str, known: Mapping[str, Reader], place: str) -> MappingError:
+def _unknown(key: str, known: Mapping[str, Reader], location: str) -> MappingError:
     return MappingError(
         f"unknown key {key!r}",
-        place=place,
-        wanted="one of " + ", ".join(known),
+        location=location,
+        expected="one of " + ", ".join(known),
         hint=did_you_mean(key, known),
     )
 
@@ -65,10 +65,10 @@ def _unknown(key: str, known: Mapping[str, Reader], place: str) -> MappingError:
 def mapping(reader: Reader) -> Reader:
     """A reader of tables whose keys are free."""
 
-    def read(value: object, place: str) -> dict[str, Any]:
+    def read(value: object, location: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise _of_another_kind(value, "a table", place)
-        return {key: reader(each, place_of_key(place, key)) for key, each in value.items()}
+            raise _of_another_kind(value, "a table", location)
+        return {key: reader(item, location_of_key(location, key)) for key, item in value.items()}
 
     return read
 
@@ -76,62 +76,62 @@ def mapping(reader: Reader) -> Reader:
 def list_of(reader: Reader) -> Reader:
     """A reader of lists, which become tuples."""
 
-    def read(value: object, place: str) -> tuple[Any, ...]:
+    def read(value: object, location: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise _of_another_kind(value, "a list", place)
-        return tuple(reader(each, f"{place}[{number}]") for number, each in enumerate(value))
+            raise _of_another_kind(value, "a list", location)
+        return tuple(reader(item, f"{location}[{number}]") for number, item in enumerate(value))
 
     return read
 
 
-def text(value: object, place: str) -> str:
+def text(value: object, location: str) -> str:
     if not isinstance(value, str):
-        raise _of_another_kind(value, "a text", place)
+        raise _of_another_kind(value, "a text", location)
     return value
 
 
-def text_or_texts(value: object, place: str) -> tuple[str, ...]:
+def text_or_texts(value: object, location: str) -> tuple[str, ...]:
     """One text is as good as a list of one."""
-    found: tuple[str, ...] = list_of(text)([value] if isinstance(value, str) else value, place)
-    return found
+    result: tuple[str, ...] = list_of(text)([value] if isinstance(value, str) else value, location)
+    return result
 
 
-def truth(value: object, place: str) -> bool:
+def truth(value: object, location: str) -> bool:
     if not isinstance(value, bool):
-        raise _of_another_kind(value, "true or false", place)
+        raise _of_another_kind(value, "true or false", location)
     return value
 
 
-def length(value: object, place: str) -> int:
+def length(value: object, location: str) -> int:
     """A whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _of_another_kind(value, "a whole number", place)
+        raise _of_another_kind(value, "a whole number", location)
     if value < 1:
-        raise MappingError("not a length", place=place, got=value, wanted="at least 1")
+        raise MappingError("not a length", location=location, got=value, expected="at least 1")
     return value
 
 
-def scalar(value: object, place: str) -> object:
+def scalar(value: object, location: str) -> object:
     if not isinstance(value, bool | int | float | str):
-        raise _of_another_kind(value, "a text, a number, true or false", place)
+        raise _of_another_kind(value, "a text, a number, true or false", location)
     return value
 
 
-def _of_another_kind(value: object, wanted: str, place: str) -> MappingError:
+def _of_another_kind(value: object, expected: str, location: str) -> MappingError:
     kind = _KINDS.get(type(value), "a date or time")
     shown = kind if isinstance(value, list | dict) else f"{kind}, {value!r}"
-    return MappingError("a value of the wrong type", place=place, got=shown, wanted=wanted)
+    return MappingError("a value of the wrong type", location=location, got=shown, expected=expected)
 
 
 @contextmanager
-def placed(place: str) -> Iterator[None]:
+def placed(location: str) -> Iterator[None]:
     """Within it, a `MappingError` says where in the file it is; its own place is what was got."""
     try:
         yield
     except MappingError as error:
-        got = ", ".join(each for each in (error.place, error.got) if each) or None
+        got = ", ".join(item for item in (error.location, error.got) if item) or None
         raise MappingError(
-            error.message, place=place, got=got, wanted=error.wanted, hint=error.hint
+            error.message, location=location, got=got, expected=error.expected, hint=error.hint
         ) from None
 
 

@@ -49,8 +49,8 @@ class Multiplied(Filled):
         return self
 
     def exactness(self, dtype: DType) -> Exactness:
-        said = "where it was trained, multiplied into the array behind it on the way back"
-        return Exactness(True, f"full of {self.number:g}; {said}")
+        declared = "where it was trained, multiplied into the array behind it on the way back"
+        return Exactness(True, f"full of {self.number:g}; {declared}")
 
 
 def product_of(key: str) -> str:
@@ -78,19 +78,19 @@ def multiplied(
     if not (set(factor.groups) <= set(side.groups) and set(factor.key.axes) <= set(side.key.axes)):
         raise MappingError(
             "a factor has axes that what it is multiplied into has not",
-            place=str(factor.key),
+            location=str(factor.key),
             got=str(factor),
-            wanted=f"axes of {side}",
+            expected=f"axes of {side}",
         )
-    made: dict[str, LazyArray] = {}
+    built: dict[str, LazyArray] = {}
     for index in side.indices(sizes):
         key = side.key.format(index, sizes)
         lengths = [
             n if group in factor.groups else 1
             for group, n in zip(side.groups, arrays[key].shape, strict=True)
         ]
-        made[key] = times(arrays[key], reshaped(by[factor.key.format(index, sizes)], tuple(lengths)))
-    return made
+        built[key] = times(arrays[key], reshaped(by[factor.key.format(index, sizes)], tuple(lengths)))
+    return built
 
 
 def times(array: LazyArray, factor: LazyArray) -> Dequantized:

@@ -8,7 +8,7 @@ from itertools import islice
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.row import Row
 
@@ -66,9 +66,9 @@ def _inferred(
     if common and not (having ^ lacking) & set(keys):
         return Flag(False, "", open_key=common[0])
     for candidates, there in ((having - lacking, True), (lacking - having, False)):
-        found = sorted(candidates & set(keys))
-        if found:
-            return Flag(there, f"{found[0]}, which is there")
+        result = sorted(candidates & set(keys))
+        if result:
+            return Flag(there, f"{result[0]}, which is there")
     return Flag(not having, f"{sorted(having or lacking)[0]}, which is not there")
 
 
@@ -86,9 +86,9 @@ def seen_flags(
         arrays: what is there.
         sizes: axis -> length, of those that are known.
     """
-    found = inferred_flags(names, sides, arrays, sizes)
-    shown = {name: flag for name, flag in found.items() if flag.open_key is None}
-    return {**shown, **_by_shapes(found.keys() - shown.keys(), sides, arrays, sizes)}
+    result = inferred_flags(names, sides, arrays, sizes)
+    shown = {name: flag for name, flag in result.items() if flag.open_key is None}
+    return {**shown, **_by_shapes(result.keys() - shown.keys(), sides, arrays, sizes)}
 
 
 def _by_shapes(
@@ -116,7 +116,7 @@ def _fits(side: Side, array: LazyArray, sizes: Mapping[str, int]) -> bool:
     return set(side.axes) <= known and side.shape(sizes) == array.shape
 
 
-def refuse_open(flags: Mapping[str, Flag], place: str) -> None:
+def refuse_open(flags: Mapping[str, Flag], location: str) -> None:
     """Refuses a model of which a flag is open.
 
     Raises:
@@ -127,9 +127,9 @@ def refuse_open(flags: Mapping[str, Flag], place: str) -> None:
             like = option("like", "HF_DIR")
             raise ConfigError(
                 f"the arrays do not show whether {_WORDS.get(name, f'the model is {name}')}",
-                place=place,
+                location=location,
                 got=f"{flag.open_key}, which is there either way",
-                wanted="the model's config.json",
+                expected="the model's config.json",
                 hint=f"name the directory of the model it came from, which has it: {like}{_or_say(name)}",
             )
 

@@ -62,8 +62,8 @@ def joined(parts: Sequence[tuple[Side, LazyArray]], sizes: Mapping[str, int]) ->
     assert side.join is not None
     at = side.join.at
     apart = []
-    for each, array in sorted(parts, key=_number):
-        own = _lengths(each, sizes)[_number((each, array))]
+    for item, array in sorted(parts, key=_number):
+        own = _lengths(item, sizes)[_number((item, array))]
         apart.append(_split(array, at, (array.shape[at] // own, own)))
     return _merged(concat(apart, at + 1), at, 2)
 

@@ -58,7 +58,7 @@ class Field:
     def indices(self, number: int, sizes: Mapping[str, int]) -> Iterator[Coordinates]:
         """Every coordinate at which `number` is written; an axis of unknown length may have any."""
         steps = zip(self._steps(sizes), self.axes, strict=True)
-        terms = [(step, axis, sizes.get(axis)) for step, axis in sorted(steps, key=lambda each: -each[0])]
+        terms = [(step, axis, sizes.get(axis)) for step, axis in sorted(steps, key=lambda item: -item[0])]
         return _indices(number - sum(map(sizes.__getitem__, self.counts)), terms)
 
     def _steps(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
@@ -75,22 +75,22 @@ class Field:
             return self.labels[number]
         raise MappingError(
             "there are more coordinates than labels",
-            place=self,
+            location=self,
             got=f"coordinate {number}",
-            wanted=f"at most {len(self.labels) - 1}, the one of {self.labels[-1]!r}",
+            expected=f"at most {len(self.labels) - 1}, the one of {self.labels[-1]!r}",
         )
 
     def readings(self, name: str, start: int, after: str | Field) -> Iterator[tuple[int, int]]:
         """Where the field may end that begins at `start` and has `after` behind it, and its number."""
         if self.labels:
-            for word in sorted(self.labels, key=lambda each: -len(each)):
+            for word in sorted(self.labels, key=lambda label: -len(label)):
                 if name.startswith(word, start):
                     yield start + len(word), self.labels.index(word)
             return
         # 07 would not come back as it was: nothing follows a 0.
-        most = 1 if name.startswith("0", start) else _MOST_DIGITS
+        limit = 1 if name.startswith("0", start) else _MOST_DIGITS
         end = start
-        while end < len(name) and name[end] in _DIGITS and end < start + most:
+        while end < len(name) and name[end] in _DIGITS and end < start + limit:
             end += 1
         # What begins with no digit stands behind all of them.
         is_apart = isinstance(after, str) and after[:1] not in _DIGITS
@@ -112,15 +112,15 @@ class Field:
 def _indices(number: int, terms: Sequence[tuple[int, str, int | None]]) -> Iterator[Coordinates]:
     """Coordinates of which the multiples add up to `number`; of each term its step, axis, and length."""
     (step, axis, length), *rest = terms
-    if number < 0 or number % gcd(*(each for each, _, _ in terms)):
+    if number < 0 or number % gcd(*(item for item, _, _ in terms)):
         return
-    most = number // step if length is None else min(number // step, length - 1)
+    limit = number // step if length is None else min(number // step, length - 1)
     if not rest:
-        yield from [{axis: most}] if most * step == number else ()
+        yield from [{axis: limit}] if limit * step == number else ()
         return
-    lengths = [(each, size) for each, _, size in rest if size is not None]
-    reach = sum(each * (size - 1) for each, size in lengths) if len(lengths) == len(rest) else number
-    for coordinate in range(most, max(0, -((reach - number) // step)) - 1, -1):
+    lengths = [(item, size) for item, _, size in rest if size is not None]
+    reach = sum(item * (size - 1) for item, size in lengths) if len(lengths) == len(rest) else number
+    for coordinate in range(limit, max(0, -((reach - number) // step)) - 1, -1):
         for inner in _indices(number - coordinate * step, rest):
             yield {axis: coordinate, **inner}
 
@@ -146,9 +146,9 @@ class Key:
 
     def is_open_on(self, axis: str) -> bool:
         """Whether its names give the coordinate of an axis without the axis's length."""
-        places = [field for field in self.fields if axis in field.axes and not field.labels]
+        locations = [field for field in self.fields if axis in field.axes and not field.labels]
         inner = any(axis in (*field.counts, *(field.axes[1:] * (not field.strides))) for field in self.fields)
-        return bool(places) and not inner
+        return bool(locations) and not inner
 
     def format(self, index: Mapping[str, int], sizes: Mapping[str, int]) -> str:
         """The key at one coordinate of each of its axes.
@@ -221,9 +221,9 @@ def _agreeing(
         yield index
         return
     (field, number), *rest = fields
-    for found in field.indices(number, sizes):
-        if all(index.get(axis, at) == at for axis, at in found.items()):
-            yield from _agreeing(rest, index | found, sizes)
+    for result in field.indices(number, sizes):
+        if all(index.get(axis, at) == at for axis, at in result.items()):
+            yield from _agreeing(rest, index | result, sizes)
 
 
 def key_of(parts: Iterable[str | Field]) -> Key:
@@ -240,7 +240,7 @@ def key_of(parts: Iterable[str | Field]) -> Key:
 
 def longest_stride(keys: Iterable[Key]) -> int:
     """The largest step in which a number in these keys grows with a coordinate; 1 where all count on."""
-    return max((stride for key in keys for each in key.fields for stride in each.strides), default=1)
+    return max((stride for key in keys for field in key.fields for stride in field.strides), default=1)
 
 
 def parse_key(text: str) -> Key:
@@ -254,13 +254,13 @@ def parse_key(text: str) -> Key:
     while rest:
         literal, brace, rest = rest.partition("{")
         if "}" in literal:
-            raise MappingError("a brace is not opened", place=text, got=literal)
+            raise MappingError("a brace is not opened", location=text, got=literal)
         if literal:
             parts.append(literal)
         if brace:
             inside, closed, rest = rest.partition("}")
             if not closed:
-                raise MappingError("a brace is not closed", place=text, got="{" + inside)
+                raise MappingError("a brace is not closed", location=text, got="{" + inside)
             parts.append(_parse_field(inside, text))
     return Key(tuple(parts))
 
@@ -270,19 +270,19 @@ def _parse_field(inside: str, text: str) -> Field:
     field = _parse_sum(names, text) if {"+", "*"} & set(names) else Field(tuple(names.split()))
     named = all(axis.isidentifier() for axis in (*field.axes, *field.counts))
     if not (field.axes and named and all(field.strides)):
-        raise MappingError("a field must hold axis names", place=text, got="{" + inside + "}")
+        raise MappingError("a field must hold axis names", location=text, got="{" + inside + "}")
     if not colon:
         return field
     labels = tuple(words.split(","))
     if len(field.axes) != 1 or field.strides or not all(labels):
-        raise MappingError("labels are for one plain axis", place=text, got="{" + inside + "}")
+        raise MappingError("labels are for one plain axis", location=text, got="{" + inside + "}")
     twice = [label for label in labels if labels.count(label) > 1]
     if twice:
         raise MappingError(
             "a field has one word for two coordinates",
-            place=text,
+            location=text,
             got=f"{twice[0]} twice in {{{inside}}}",
-            wanted="each word once",
+            expected="each word once",
         )
     return Field(field.axes, labels=labels)
 
@@ -299,7 +299,7 @@ def _parse_sum(names: str, text: str) -> Field:
         elif term.startswith("#"):
             counts.append(term[1:])
         elif times and not factor.strip().isdecimal():
-            raise MappingError("a field must hold axis names", place=text, got="{" + names + "}")
+            raise MappingError("a field must hold axis names", location=text, got="{" + names + "}")
         else:
             strides[axis.strip()] = int(factor) if times else 1
     return Field(tuple(strides), tuple(strides.values()), offset, tuple(counts))

@@ -43,12 +43,12 @@ class Layers:
         above = parse_key(self.right)
         left = parse_key(self.left if scan_axis is None else self.scanned)
         stacked = () if scan_axis is None else self.stacked
-        for each in self.rows:
+        for row in self.rows:
             yield replace(
-                each,
-                left=each.left.below(left, stacked, scan_axis or 0),
-                right=each.right.below(above),
-                when=f"{self.when} {each.when}".strip(),
-                unless=f"{self.unless} {each.unless}".strip(),
+                row,
+                left=row.left.below(left, stacked, scan_axis or 0),
+                right=row.right.below(above),
+                when=f"{self.when} {row.when}".strip(),
+                unless=f"{self.unless} {row.unless}".strip(),
                 above="",
             )

@@ -30,9 +30,9 @@ class ValueNote:
 
 def notes_of(values: Iterable[ValueNote]) -> Notes:
     """The same for the plan and the receipt: what will not come back bit by bit, and what will."""
-    found = [(each.exact, Note(each.key, each.reason)) for each in values]
-    inexact = tuple(note for exact, note in found if not exact)
-    return Notes(inexact, tuple(note for exact, note in found if exact))
+    result = [(item.exact, Note(item.key, item.reason)) for item in values]
+    inexact = tuple(note for exact, note in result if not exact)
+    return Notes(inexact, tuple(note for exact, note in result if exact))
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Mapped:
         changed: target keys whose values were changed.
         altered: source keys from which they were made.
         cut: for each axis that was longer in the source than in the model, both lengths.
-        surplus: source key -> the axis on which it was longer.
+        extra: source key -> the axis on which it was longer.
         unused: source keys that made nothing, where only what could be made was asked for.
         whole: target keys of whole numbers, by their rows.
         filled: source key -> array that the target side has none of, and the number it should be full of.
@@ -60,7 +60,7 @@ class Mapped:
     changed: frozenset[str] = frozenset()
     altered: frozenset[str] = frozenset()
     cut: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    surplus: Mapping[str, int] = field(default_factory=dict)
+    extra: Mapping[str, int] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     whole: frozenset[str] = frozenset()
     filled: Mapping[str, tuple[LazyArray, float]] = field(default_factory=dict)

@@ -24,7 +24,7 @@ def observed(
     arrays: Mapping[str, LazyArray], sides: Iterable[Side], sizes: Mapping[str, Size]
 ) -> list[Observation]:
     """The first array of each side: coordinate 0 of every axis."""
-    found: list[Observation] = []
+    result: list[Observation] = []
     known = lengths_of(sizes)
     for side in sides:
         axes = side.key.axes
@@ -32,8 +32,8 @@ def observed(
         if side.key.needs <= lengths.keys():
             key = side.key.format(dict.fromkeys(axes, 0), lengths)
             if key in arrays:
-                found.append(_observation(key, side, arrays[key].shape))
-    return found
+                result.append(_observation(key, side, arrays[key].shape))
+    return result
 
 
 def _observation(key: str, side: Side, shape: Shape) -> Observation:

@@ -36,7 +36,7 @@ def parse_op(text: str) -> ValueOp:
             return Factor()
         case ["whole", left, right]:
             return Whole(_whole_type(left, text), _whole_type(right, text))
-    raise MappingError("not a value op", got=repr(text), wanted=_FORMS)
+    raise MappingError("not a value op", got=repr(text), expected=_FORMS)
 
 
 def op_text(op: ValueOp) -> str:
@@ -58,7 +58,7 @@ def op_text(op: ValueOp) -> str:
             return f"fill {_number_text(number)}"
         case Whole(left=left, right=right):
             return f"whole {left} {right}"
-    raise MappingError("this value op cannot be written as text", got=repr(op), wanted=_FORMS)
+    raise MappingError("this value op cannot be written as text", got=repr(op), expected=_FORMS)
 
 
 def op_said(op: ValueOp) -> str:
@@ -100,7 +100,7 @@ def _number(word: str, text: str) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise MappingError("not a number", place=text, got=word, wanted=_FORMS)
+        raise MappingError("not a number", location=text, got=word, expected=_FORMS)
     return number
 
 
@@ -116,4 +116,4 @@ def _whole_type(name: str, text: str) -> str:
 def _one_of(known: Sequence[str], name: str, text: str, message: str) -> str:
     if name in known:
         return name
-    raise MappingError(message, place=text, got=name, wanted=_FORMS, hint=did_you_mean(name, known))
+    raise MappingError(message, location=text, got=name, expected=_FORMS, hint=did_you_mean(name, known))

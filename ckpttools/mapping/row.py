@@ -58,7 +58,7 @@ class Row:
         if odd != set(self.above.split()):
             raise MappingError(
                 "the two sides of a row name different axes",
-                place=self,
+                location=self,
                 got=", ".join(sorted(odd)),
                 hint="every axis occurs once on each side, in the key or in the array",
             )
@@ -74,11 +74,11 @@ class Row:
 
     def __str__(self) -> str:
         """The text that `row` makes it from, where its names and its op have one."""
-        said = [f"{self.left} {ARROW} {self.right}"]
+        declared = [f"{self.left} {ARROW} {self.right}"]
         if self.op is not None:
-            said.append(op_said(self.op))
+            declared.append(op_said(self.op))
         flags = {"when": self.when, "unless": self.unless, "above": self.above}
-        return ", ".join([*said, *(f"{word} {names}" for word, names in flags.items() if names)])
+        return ", ".join([*declared, *(f"{word} {names}" for word, names in flags.items() if names)])
 
 
 def row(text: str, *, op: ValueOp | None = None) -> Row:
@@ -91,10 +91,10 @@ def row(text: str, *, op: ValueOp | None = None) -> Row:
     Raises:
         MappingError: the text is not in the language, or the sides name different axes.
     """
-    left, right, said = read_row(text)
-    if op is not None and "op" in said:
-        raise MappingError("the text of a row has an op already", place=text, got=repr(op))
-    return Row(left, right, **{"op": op, **said})
+    left, right, declared = read_row(text)
+    if op is not None and "op" in declared:
+        raise MappingError("the text of a row has an op already", location=text, got=repr(op))
+    return Row(left, right, **{"op": op, **declared})
 
 
 def rows(text: str) -> tuple[Row, ...]:
@@ -109,21 +109,21 @@ def rows(text: str) -> tuple[Row, ...]:
         MappingError: as of `row`, the first that is none.
     """
     common: Mapping[str, Any] = {}
-    found: list[Row] = []
-    for each in split_rows(text):
-        if is_heading(each):
-            common = read_heading(each)
+    result: list[Row] = []
+    for item in split_rows(text):
+        if is_heading(item):
+            common = read_heading(item)
         else:
-            found.append(_row(*read_row(each), **common))
-    return tuple(found)
+            result.append(_row(*read_row(item), **common))
+    return tuple(result)
 
 
 def _row(
-    left: Side, right: Side, said: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
+    left: Side, right: Side, declared: Mapping[str, Any], below: tuple[Key, Key] = NOWHERE, **flags: str
 ) -> Row:
     """A row as it and its heading say."""
-    names = {word: single_spaced(names, said.get(word, "")) for word, names in flags.items()}
-    return Row(left.below(below[0]), right.below(below[1]), **{**said, **names})
+    names = {word: single_spaced(names, declared.get(word, "")) for word, names in flags.items()}
+    return Row(left.below(below[0]), right.below(below[1]), **{**declared, **names})
 
 
 def rows_text(rows: Iterable[Row], width: int) -> str:
@@ -131,6 +131,6 @@ def rows_text(rows: Iterable[Row], width: int) -> str:
     texts = list(map(str, rows))
     short = [text for text in texts if len(text) <= width]
     tables = (aligned_texts(short, 3), aligned_texts(short, 2), short)
-    table = next(each for each in tables if max(map(len, each), default=0) <= width)
+    table = next(item for item in tables if max(map(len, item), default=0) <= width)
     lines = dict(zip(short, table, strict=True))
     return "\n".join(lines.get(text) or text.replace(f" {ARROW} ", f"\n    {ARROW} ") for text in texts)

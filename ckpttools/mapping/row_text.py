@@ -39,9 +39,9 @@ class _Excerpt:
     def masked(self) -> str:
         """The text with fields blotted out: the colons, commas and blanks in them separate nothing."""
         first, *rest = self.text.split("{")
-        for each in rest:
-            inside, closed, after = each.partition("}")
-            first += "_" * (len(inside) + 2) + after if closed else "{" + each
+        for item in rest:
+            inside, closed, after = item.partition("}")
+            first += "_" * (len(inside) + 2) + after if closed else "{" + item
         return first
 
     def cut(self, start: int, end: int | None = None) -> _Excerpt:
@@ -59,15 +59,15 @@ class _Excerpt:
     def wrong(self, error: MappingError) -> MappingError:
         """The error, with the column of what was got; that of this piece where it has none."""
         # An axis that occurs twice is wrong where it occurs again.
-        last = max(_places(error.got, self.text), default=0) if error.got else 0
+        last = max(_locations(error.got, self.text), default=0) if error.got else 0
         return error.at(f"column {self.start + last + 1} of {self.whole!r}")
 
 
-def _places(words: str, text: str) -> Iterator[int]:
+def _locations(words: str, text: str) -> Iterator[int]:
     """Where a text has these words, not as parts of longer ones."""
     for at in range(len(text)):
         around = text[at - 1 : at] + text[at + len(words) :][:1]
-        within = words.isidentifier() and any(each.isalnum() or each == "_" for each in around)
+        within = words.isidentifier() and any(item.isalnum() or item == "_" for item in around)
         if text.startswith(words, at) and not within:
             yield at
 
@@ -79,22 +79,22 @@ def single_spaced(*names: str) -> str:
 
 def split_rows(text: str) -> list[str]:
     """The texts of rows that stand one on each line, as `ckpttools.mapping.row.rows` says."""
-    found: list[str] = []
+    result: list[str] = []
     for line in text.split("\n"):
         words = line.split()
         if words and words[0] == ARROW:
-            found[-1:] = [single_spaced(*found[-1:], line)]
+            result[-1:] = [single_spaced(*result[-1:], line)]
         elif words and words[0] != "#":
-            found.append(single_spaced(line))
-    return found
+            result.append(single_spaced(line))
+    return result
 
 
 def aligned_texts(texts: Sequence[str], columns: int) -> list[str]:
     """Texts of rows with their first columns below each other: of name, axes, the other name."""
     cells = [_cells(text) for text in texts]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)][:columns]
-    padded = [[*map(str.ljust, each, widths), *each[len(widths) :]] for each in cells]
-    return [" ".join(filter(None, each)).rstrip() for each in padded]
+    padded = [[*map(str.ljust, cell, widths), *cell[len(widths) :]] for cell in cells]
+    return [" ".join(filter(None, item)).rstrip() for item in padded]
 
 
 def _cells(text: str) -> tuple[str, str, str, str]:
@@ -119,7 +119,7 @@ def _columns(text: str) -> tuple[_Excerpt, _Excerpt, _Excerpt, _Excerpt]:
     sides = list(_Excerpt(whole, 0, len(whole)).parts(f" {ARROW} "))
     if len(sides) != 2:
         number = "one side" if len(sides) == 1 else f"{len(sides)} sides"
-        raise sides[-1].wrong(MappingError("a row has two sides", got=number, wanted=_SIDES))
+        raise sides[-1].wrong(MappingError("a row has two sides", got=number, expected=_SIDES))
     return (*_name(sides[0]), *_name(sides[1]))
 
 
@@ -127,17 +127,17 @@ def _name(side: _Excerpt) -> tuple[_Excerpt, _Excerpt]:
     """The name that a side begins with, and what follows its colon."""
     colon = _colon(side.masked)
     if colon is None:
-        raise side.wrong(MappingError("a name has no colon after it", got=side.text, wanted=_SIDES))
+        raise side.wrong(MappingError("a name has no colon after it", got=side.text, expected=_SIDES))
     name = side.cut(0, colon)
     if " " in name.masked:
-        raise name.wrong(MappingError("a name has a blank in it", got=name.text, wanted=_SIDES))
+        raise name.wrong(MappingError("a name has a blank in it", got=name.text, expected=_SIDES))
     return name, side.cut(colon + 1)
 
 
 def _colon(text: str) -> int | None:
     """The colon with a blank after it, or with a scalar's comma or end; others belong to the name."""
     ends = (
-        at for at, each in enumerate(text) if each == ":" and not text[at + 1 :].removeprefix(",")[:1].strip()
+        at for at, item in enumerate(text) if item == ":" and not text[at + 1 :].removeprefix(",")[:1].strip()
     )
     return next(ends, None)
 
@@ -162,24 +162,24 @@ def read_heading(text: str) -> dict[str, Any]:
 
 
 def _clauses(clauses: Iterable[_Excerpt], known: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    said: set[str] = set()
-    for each in clauses:
-        word = each.text.partition(" ")[0]
+    declared: set[str] = set()
+    for clause in clauses:
+        word = clause.text.partition(" ")[0]
         if word not in known:
-            raise each.wrong(_unknown(word, known))
+            raise clause.wrong(_unknown(word, known))
         kind = "op" if word in OPS else word
-        if kind in said:
-            raise each.wrong(MappingError(f"`{kind}` is given twice", got=each.text))
-        said.add(kind)
+        if kind in declared:
+            raise clause.wrong(MappingError(f"`{kind}` is given twice", got=clause.text))
+        declared.add(kind)
         reader = {"op": _op, "below": _prefixes}.get(kind, _names)
-        yield kind, reader(each)
+        yield kind, reader(clause)
 
 
 def _unknown(word: str, known: Sequence[str]) -> MappingError:
     return MappingError(
         "not a keyword of rows",
         got=word,
-        wanted="one of " + ", ".join(known),
+        expected="one of " + ", ".join(known),
         hint=did_you_mean(word, known),
     )
 
@@ -192,10 +192,10 @@ def _op(clause: _Excerpt) -> ValueOp:
 def _prefixes(clause: _Excerpt) -> tuple[Key, Key]:
     sides = clause.cut(len("below")).parts(ARROW)
     prefixes = list(sides)
-    if len(prefixes) != 2 or any(" " in each.masked for each in prefixes):
-        raise clause.wrong(MappingError("`below` takes two prefixes", got=clause.text, wanted=_PREFIXES))
+    if len(prefixes) != 2 or any(" " in prefix.masked for prefix in prefixes):
+        raise clause.wrong(MappingError("`below` takes two prefixes", got=clause.text, expected=_PREFIXES))
     with _placed(clause):
-        left, right = (parse_key(each.text) for each in prefixes)
+        left, right = (parse_key(prefix.text) for prefix in prefixes)
     return left, right
 
 

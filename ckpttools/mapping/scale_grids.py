@@ -94,7 +94,7 @@ def scale_grids(
     sizes, flags = table.known_of(arrays, left=inverse, cut=cut)
     known = {name for name, value in flags.items() if value}
     problems: dict[str, None] = {}
-    found: list[_Scaled] = []
+    result: list[_Scaled] = []
     way = _Way(sizes, scales, block, fits, sounds or {}, inverse=inverse)
     for row in (row for row in table.rows if row.applies(known) and _is_known(row, sizes)):
         try:
@@ -102,18 +102,18 @@ def scale_grids(
         except MappingError as error:
             problems[_line(row, error)] = None
         else:
-            found += [] if scaled is None else [scaled]
-    made = _MadeScales(found, way)
+            result += [] if scaled is None else [scaled]
+    built = _MadeScales(result, way)
     values: list[ValueNote] = []
-    for scaled in found:
+    for scaled in result:
         try:
-            values += made.add(scaled)
+            values += built.add(scaled)
         except MappingError as error:
             problems[_line(scaled.row, error)] = None
-    plain = {id(each.row): replace(each.row, op=None) for each in found}
+    plain = {id(item.row): replace(item.row, op=None) for item in result}
     without = replace(table, rows=tuple(plain.get(id(row), row) for row in table.rows))
-    misfits = dict.fromkeys(f"{each.row.left.key}: {each.misfit}" for each in found if each.misfit)
-    return ScaleGrids(without, made.arrays, tuple(values), tuple(problems), tuple(misfits), made.cells)
+    misfits = dict.fromkeys(f"{item.row.left.key}: {item.misfit}" for item in result if item.misfit)
+    return ScaleGrids(without, built.arrays, tuple(values), tuple(problems), tuple(misfits), built.cells)
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,9 @@ class _MadeScales:
         self._sounds = way.sounds
         self._parts: defaultdict[str, list[tuple[Side, LazyArray]]] = defaultdict(list)
         self._counts: defaultdict[object, list[Mapping[str, int]]] = defaultdict(list)
-        for each in rows:
-            for side in (each.source, each.target):
-                self._counts[side is each.source, side.key].append(each.counts)
+        for row in rows:
+            for side in (row.source, row.target):
+                self._counts[side is row.source, side.key].append(row.counts)
 
     def add(self, scaled: _Scaled) -> list[ValueNote]:
         """Adds the scales of a row's weights, and says what happens to them.
@@ -216,7 +216,7 @@ class _MadeScales:
         op = self._op(scaled)
         sources = {key: self._source(key, scaled, cut, op) for key in keys}
         dtype = sources[keys[0]].dtype
-        sources = {key: part_of(scaled.source, each, cut) for key, each in sources.items()}
+        sources = {key: part_of(scaled.source, item, cut) for key, item in sources.items()}
         conversion = replace(conversion, op=op)
         for index in scaled.indices:
             self._add(scaled, scaled.target.key.format(index, cut), conversion.at(index, sources), cut)
@@ -232,21 +232,21 @@ class _MadeScales:
         Raises:
             MappingError: they are of another shape.
         """
-        wanted, times = scaled.source.shape(cut), (1, 1) if self._inverse else scaled.times
-        blocks = (*wanted[:-2], *map(ceil_div, wanted[-2:], times)) if scaled.counts else wanted
-        made = _of_shape(key, self._scales[key], blocks, single=not scaled.counts)
+        expected, times = scaled.source.shape(cut), (1, 1) if self._inverse else scaled.times
+        blocks = (*expected[:-2], *map(ceil_div, expected[-2:], times)) if scaled.counts else expected
+        built = _of_shape(key, self._scales[key], blocks, single=not scaled.counts)
         if key in self._sounds:
-            made = elementwise(made, replace(self._sounds[key], then=op))
-        for axis, each in zip((-2, -1), times, strict=True):
-            if each > 1:
-                made = repeated(made, len(wanted) + axis, each, wanted[axis])
-        return made
+            built = elementwise(built, replace(self._sounds[key], then=op))
+        for axis, item in zip((-2, -1), times, strict=True):
+            if item > 1:
+                built = repeated(built, len(expected) + axis, item, expected[axis])
+        return built
 
     def _blocks(self, scaled: _Scaled) -> Mapping[str, int]:
         """The blocks of a row's axes, and of the other parts of its arrays."""
         sides = [(True, scaled.source), (False, scaled.target)]
         others = (
-            each for is_source, side in sides if side.join for each in self._counts[is_source, side.key]
+            count for is_source, side in sides if side.join for count in self._counts[is_source, side.key]
         )
         return merged_counts((scaled.counts, *others))
 
@@ -259,35 +259,35 @@ class _MadeScales:
             raise MappingError("its values are not only multiplied on the way", got=repr(op))
         return op if scaled.source.key == scaled.row.right.key else op.inverse()
 
-    def _add(self, scaled: _Scaled, key: str, made: LazyArray, cut: Mapping[str, int]) -> None:
+    def _add(self, scaled: _Scaled, key: str, built: LazyArray, cut: Mapping[str, int]) -> None:
         target = scaled.target
         if self._inverse and scaled.times != (1, 1):
-            self.cells[key] = made, scaled.times
-            made = of_blocks(made, scaled.times)
+            self.cells[key] = built, scaled.times
+            built = of_blocks(built, scaled.times)
         if target.join is None:
-            self.arrays[key] = made
+            self.arrays[key] = built
             return
-        self._parts[key].append((target, made))
+        self._parts[key].append((target, built))
         if len(self._parts[key]) == len(target.parts):
             self.arrays[key] = joined(self._parts[key], cut)
 
 
-def _of_shape(key: str, scales: LazyArray, wanted: Shape, *, single: bool) -> LazyArray:
+def _of_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -> LazyArray:
     """The scales of a weight.
 
     Raises:
         MappingError: they are of another shape.
     """
-    if single and not wanted and scales.size == 1:
+    if single and not expected and scales.size == 1:
         for _ in scales.shape:
             scales = take(scales, 0, 0)
-    if scales.shape != wanted:
-        raise MappingError(f"other scales beside {key}", got=list(scales.shape), wanted=list(wanted))
+    if scales.shape != expected:
+        raise MappingError(f"other scales beside {key}", got=list(scales.shape), expected=list(expected))
     return scales
 
 
 def _line(row: Row, error: MappingError) -> str:
     """What is wrong with a row, in a line."""
     got = f": {error.got}" if error.got else ""
-    wanted = f", wanted {error.wanted}" if error.wanted else ""
-    return f"{row.left.key}: {error.message}{got}{wanted}"
+    expected = f", expected {error.expected}" if error.expected else ""
+    return f"{row.left.key}: {error.message}{got}{expected}"

@@ -57,16 +57,16 @@ class Term:
             return facts.flags.get(self.name, False)
         if self.kind == "formula":
             return _length(self.name, facts.lengths)
-        found = facts.field(self.name)
-        if self.words is None or found is None:
-            return found
-        if isinstance(found, list):
-            return [self._word(each) for each in found]
-        return self._word(found)
+        result = facts.field(self.name)
+        if self.words is None or result is None:
+            return result
+        if isinstance(result, list):
+            return [self._word(item) for item in result]
+        return self._word(result)
 
-    def _word(self, said: Any) -> Any:
+    def _word(self, declared: Any) -> Any:
         assert self.words is not None
-        return self.words[said if isinstance(said, str) else json.dumps(said)]
+        return self.words[declared if isinstance(declared, str) else json.dumps(declared)]
 
     def __str__(self) -> str:
         if self.kind == "value":

@@ -47,7 +47,7 @@ class Setting:
 
     def applies(self, facts: Facts) -> bool:
         """Whether it is set for one model."""
-        return all(each.holds(facts) for each in self.conditions)
+        return all(condition.holds(facts) for condition in self.conditions)
 
     def __str__(self) -> str:
         return f"{self.name}: {' | '.join(map(str, self.terms))}{_where(self.conditions)}"
@@ -58,23 +58,23 @@ class Limit:
     """What must be so of a model, because the framework can do nothing else.
 
     Attributes:
-        wanted: what must be; of what the configuration does not say it is taken to be so.
+        expected: what must be; of what the configuration does not say it is taken to be so.
         conditions: where it must.
         reason: what the framework does.
     """
 
-    wanted: Condition
+    expected: Condition
     conditions: tuple[Condition, ...]
     reason: str
 
     def holds(self, facts: Facts) -> bool:
         """Whether a model keeps it."""
-        if not all(each.holds(facts) for each in self.conditions):
+        if not all(condition.holds(facts) for condition in self.conditions):
             return True
-        return self.wanted.left.of(facts) is None or self.wanted.holds(facts)
+        return self.expected.left.of(facts) is None or self.expected.holds(facts)
 
     def __str__(self) -> str:
-        return f"{_MUST}{self.wanted}{_where(self.conditions)}{_REASON}{self.reason}"
+        return f"{_MUST}{self.expected}{_where(self.conditions)}{_REASON}{self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SettingNote:
 
     def applies(self, facts: Facts) -> bool:
         """Whether it is to be said of one model."""
-        return all(each.holds(facts) for each in self.conditions)
+        return all(condition.holds(facts) for condition in self.conditions)
 
     def __str__(self) -> str:
         return f"{_NOTE}{' and '.join(map(str, self.conditions))}{_REASON}{self.text}"
@@ -174,25 +174,25 @@ class SettingRules:
         """All terms of all lines."""
         for setting in self.settings:
             yield from setting.terms
-        conditions = [each.wanted for each in self.limits]
-        conditions += chain(*(each.conditions for each in self.settings))
-        conditions += chain(*(each.conditions for each in self.limits))
-        conditions += chain(*(each.conditions for each in self.notes))
+        conditions = [limit.expected for limit in self.limits]
+        conditions += chain(*(item.conditions for item in self.settings))
+        conditions += chain(*(limit.conditions for limit in self.limits))
+        conditions += chain(*(note.conditions for note in self.notes))
         for condition in conditions:
             yield from (condition.left, condition.right)
 
     def chosen(self, facts: Facts) -> Mapping[str, Setting]:
         """The settings that one model has: of each name the first that applies."""
-        found: dict[str, Setting] = {}
-        for each in self.settings:
-            if each.name not in found and each.applies(facts):
-                found[each.name] = each
-        return found
+        result: dict[str, Setting] = {}
+        for setting in self.settings:
+            if setting.name not in result and setting.applies(facts):
+                result[setting.name] = setting
+        return result
 
     def mentions(self, flag: str) -> bool:
         """Whether a line is for models of a flag alone."""
-        found = (each.left for setting in self.settings for each in setting.conditions)
-        return any(each.kind == "flag" and each.name == flag for each in found)
+        result = (condition.left for setting in self.settings for condition in setting.conditions)
+        return any(item.kind == "flag" and item.name == flag for item in result)
 
     def __str__(self) -> str:
         return "\n".join(map(_folded, map(str, (*self.settings, *self.limits, *self.idle, *self.notes))))
@@ -254,37 +254,37 @@ def _setting(line: str) -> Setting:
     name, colon, rest = line.partition(":")
     if not colon or not name.replace("_", "").replace(".", "").isalnum():
         raise _wrong(line, "NAME: TERM, such as `base_emb_dim: embed`")
-    said, conditions = _conditions(rest, line)
-    return Setting(name, tuple(_term(part, line) for part in _split(said, " | ")), conditions)
+    declared, conditions = _conditions(rest, line)
+    return Setting(name, tuple(_term(part, line) for part in _split(declared, " | ")), conditions)
 
 
 def _limit(line: str) -> Limit:
-    said, dashes, reason = line.removeprefix(_MUST).partition(_REASON)
+    declared, dashes, reason = line.removeprefix(_MUST).partition(_REASON)
     if not dashes:
         raise _wrong(line, "must TERM is TERM -- REASON")
-    wanted, conditions = _conditions(said, line)
-    return Limit(_condition(wanted, line), conditions, reason.strip())
+    expected, conditions = _conditions(declared, line)
+    return Limit(_condition(expected, line), conditions, reason.strip())
 
 
 def _idle(line: str) -> Idle:
-    said, dashes, reason = line.removeprefix(_IDLE).partition(_REASON)
-    fields = tuple(each.strip() for each in said.split(","))
+    declared, dashes, reason = line.removeprefix(_IDLE).partition(_REASON)
+    fields = tuple(item.strip() for item in declared.split(","))
     if not dashes or not all(fields):
         raise _wrong(line, "idle FIELD, FIELD -- REASON")
     return Idle(fields, reason.strip())
 
 
 def _note(line: str) -> SettingNote:
-    said, dashes, text = line.removeprefix(_NOTE).partition(_REASON)
+    declared, dashes, text = line.removeprefix(_NOTE).partition(_REASON)
     if not dashes:
         raise _wrong(line, "note if CONDITION -- TEXT")
     text = text.replace(_REASON, " ").strip()
-    return SettingNote(tuple(_condition(each, line) for each in _split(said, " and ")), text)
+    return SettingNote(tuple(_condition(item, line) for item in _split(declared, " and ")), text)
 
 
 def _conditions(text: str, line: str) -> tuple[str, tuple[Condition, ...]]:
-    said, *others = _split(text, ", if ")
-    return said, tuple(_condition(each, line) for other in others for each in _split(other, " and "))
+    declared, *others = _split(text, ", if ")
+    return declared, tuple(_condition(item, line) for other in others for item in _split(other, " and "))
 
 
 def _condition(text: str, line: str) -> Condition:
@@ -320,8 +320,8 @@ def _json(text: str, line: str) -> Any:
         raise _wrong(line, f"JSON after `as`: {error}") from None
 
 
-def _wrong(line: str, wanted: str) -> MappingError:
-    return MappingError("not a rule for a setting", got=line, wanted=wanted)
+def _wrong(line: str, expected: str) -> MappingError:
+    return MappingError("not a rule for a setting", got=line, expected=expected)
 
 
 def _split(text: str, separator: str) -> list[str]:

@@ -26,14 +26,14 @@ def right_shapes(table: Table) -> dict[str, Shape]:
     rows = [row for row in rows if not isinstance(row.op, Fill)]
     there = [row.right for row in rows if all(known[a].length for a in row.right.axes if a in known)]
     sizes = require(
-        known, {axis for side in there for axis in (*side.axes, *side.key.needs)}, (), table.place
+        known, {axis for side in there for axis in (*side.axes, *side.key.needs)}, (), table.location
     )
     names = sum(prod(sizes[axis] for axis in side.key.axes) for side in there)
     if names > _MOST_NAMES:
         raise ShapeError(
             "these sizes make more arrays than any model has",
-            place=table.place,
+            location=table.location,
             got=f"{names:,} arrays",
-            wanted=f"{_MOST_NAMES:,} or fewer: as many layers and experts as the model has",
+            expected=f"{_MOST_NAMES:,} or fewer: as many layers and experts as the model has",
         )
     return {key: side.shape(sizes) for side in there for key in side.keys(sizes)}

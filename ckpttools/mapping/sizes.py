@@ -72,14 +72,14 @@ def states(config: Mapping[str, Any], name: str) -> bool:
 
 
 def first_said(
-    config: Mapping[str, Any], names: Iterable[str], place: str, silent: Mapping[str, Any]
+    config: Mapping[str, Any], names: Iterable[str], location: str, silent: Mapping[str, Any]
 ) -> tuple[str | None, Any, str]:
     """The first of these fields that a configuration states, or that a model of its type has all the same.
 
     Args:
         config: the parsed `config.json`.
         names: of fields.
-        place: of the configuration, for messages.
+        location: of the configuration, for messages.
         silent: what a model of its type has where it is silent, as it would state that.
 
     Returns:
@@ -89,14 +89,14 @@ def first_said(
         if (value := nested(config, name)) is not None:
             return name, value, ""
         if (value := nested(silent, name)) is not None:
-            return name, value, f"{place}: no {name}, which means {json.dumps(value)} to transformers"
+            return name, value, f"{location}: no {name}, which means {json.dumps(value)} to transformers"
     return None, None, ""
 
 
 def sizes_from_config(
     config: Mapping[str, Any],
     fields: Mapping[str, Alternatives],
-    place: str,
+    location: str,
     silent: Mapping[str, Any] | None = None,
 ) -> dict[str, Size]:
     """The axis lengths that a configuration states; axes that nothing is known of are left out.
@@ -104,7 +104,7 @@ def sizes_from_config(
     Args:
         config: the parsed `config.json`.
         fields: axis -> where it is stated.
-        place: of the configuration, for messages.
+        location: of the configuration, for messages.
         silent: what a model of its type has where it is silent, as it would state that.
 
     Raises:
@@ -112,55 +112,55 @@ def sizes_from_config(
     """
     sizes: dict[str, Size] = {}
     for axis, alternatives in fields.items():
-        names = [each for each in alternatives if isinstance(each, str)]
-        default = next((each for each in alternatives if isinstance(each, int)), None)
-        name, value, source = first_said(config, names, place, silent or {})
+        names = [alternative for alternative in alternatives if isinstance(alternative, str)]
+        default = next((alternative for alternative in alternatives if isinstance(alternative, int)), None)
+        name, value, source = first_said(config, names, location, silent or {})
         if name is not None:
-            length = _length(value, name, place, 1 if default != 0 else 0)
-            sizes[axis] = Size(length, source or f"{place}: {name}", is_assumed=bool(source))
+            length = _length(value, name, location, 1 if default != 0 else 0)
+            sizes[axis] = Size(length, source or f"{location}: {name}", is_assumed=bool(source))
         elif default is not None:
-            sizes[axis] = Size(default, f"{place}: no {names[0]}")
+            sizes[axis] = Size(default, f"{location}: no {names[0]}")
     return sizes
 
 
-def _length(value: object, name: str, place: str, least: int) -> int:
+def _length(value: object, name: str, location: str, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(
             f"{name} is not a size",
-            place=place,
+            location=location,
             got=repr(value),
-            wanted=f"a whole number of at least {least}",
+            expected=f"a whole number of at least {least}",
         )
     return value
 
 
-def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], place: str) -> dict[str, Size]:
+def derive(sizes: Mapping[str, Size], formulas: Mapping[str, str], location: str) -> dict[str, Size]:
     """`sizes`, completed by the formulas whose axes are all known.
 
     Raises:
         ConfigError: a division that must come out even does not, or a length would be negative.
     """
-    found = dict(sizes)
+    result = dict(sizes)
     for _ in formulas:
-        lengths = lengths_of(found)
+        lengths = lengths_of(result)
         for axis, formula in formulas.items():
-            if axis in found or not axes_in(formula) <= set(lengths):
+            if axis in result or not axes_in(formula) <= set(lengths):
                 continue
-            sources = "; ".join(sorted({found[name].source for name in axes_in(formula)}))
+            sources = "; ".join(sorted({result[name].source for name in axes_in(formula)}))
             try:
                 length = value(formula, lengths)
             except DoesNotDivideError as error:
                 raise ConfigError(
                     f"the layers do not fit the groups that they must form: {error}",
-                    place=place,
+                    location=location,
                     got=sources,
-                    wanted=f"{axis} = {formula} without remainder",
+                    expected=f"{axis} = {formula} without remainder",
                 ) from error
             if length < 0:
-                raise ConfigError(f"{axis} = {formula} would be {length}", place=place, got=sources)
-            is_assumed = any(found[name].is_assumed for name in axes_in(formula))
-            found[axis] = Size(length, f"{formula} ({sources})", is_assumed)
-    return found
+                raise ConfigError(f"{axis} = {formula} would be {length}", location=location, got=sources)
+            is_assumed = any(result[name].is_assumed for name in axes_in(formula))
+            result[axis] = Size(length, f"{formula} ({sources})", is_assumed)
+    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,17 +179,17 @@ def unify(known: Mapping[str, Size], seen: Iterable[Observation]) -> dict[str, S
     is found.
     """
     sizes = dict(known)
-    observations = [each for each in seen if len(each.groups) == len(each.shape)]
-    found = True
-    while found:
-        found = False
-        for each in observations:
-            for group, length in zip(each.groups, each.shape, strict=True):
+    observations = [item for item in seen if len(item.groups) == len(item.shape)]
+    result = True
+    while result:
+        result = False
+        for observation in observations:
+            for group, length in zip(observation.groups, observation.shape, strict=True):
                 unknown = [axis for axis in group if axis not in sizes]
                 rest = prod(sizes[axis].length for axis in group if axis in sizes)
                 if len(unknown) == 1 and length > 0 and rest > 0 and length % rest == 0:
-                    sizes[unknown[0]] = Size(length // rest, f"{each.key} {list(each.shape)}")
-                    found = True
+                    sizes[unknown[0]] = Size(length // rest, f"{observation.key} {list(observation.shape)}")
+                    result = True
     return sizes
 
 
@@ -199,9 +199,9 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
     Only names that are keys of a side as a whole tell anything, and no number does that is far beyond the
     number of names: all that would be missing before it could not even be listed.
     """
-    found = dict(sizes)
+    result = dict(sizes)
     names = list(keys)
-    most = most_telling(len(names))
+    limit = most_telling(len(names))
     lengths = lengths_of(sizes)
     for side in sides:
         telling = {k: field for k, field in enumerate(side.key.fields) if _is_telling(field, lengths)}
@@ -209,9 +209,9 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
             numbers = side.key.numbers(name) or ()
             for k, field in telling.items() if numbers else ():
                 for axis, coordinate in next(field.indices(numbers[k], lengths), {}).items():
-                    if coordinate < most and (axis not in found or coordinate >= found[axis].length):
-                        found[axis] = Size(coordinate + 1, name)
-    return found
+                    if coordinate < limit and (axis not in result or coordinate >= result[axis].length):
+                        result[axis] = Size(coordinate + 1, name)
+    return result
 
 
 def most_telling(names: int) -> int:
@@ -226,7 +226,7 @@ def _is_telling(field: Field, lengths: Mapping[str, int]) -> bool:
 
 
 def require(
-    sizes: Mapping[str, Size], axes: Iterable[str], seen: Iterable[Observation], place: str
+    sizes: Mapping[str, Size], axes: Iterable[str], seen: Iterable[Observation], location: str
 ) -> dict[str, int]:
     """The plain lengths of `axes`.
 
@@ -235,12 +235,12 @@ def require(
     """
     missing = sorted({axis for axis in axes if axis not in sizes})
     if missing:
-        shown = next((each for each in seen if any(missing[0] in group for group in each.groups)), None)
+        shown = next((item for item in seen if any(missing[0] in group for group in item.groups)), None)
         raise ShapeError(
             f"the size of {', '.join(missing)} cannot be inferred",
-            place=place,
+            location=location,
             got=_why_unknown(shown, missing[0], sizes) if shown else None,
-            wanted="a field of the configuration or an array that shows it",
+            expected="a field of the configuration or an array that shows it",
         )
     return lengths_of(sizes)
 
@@ -250,7 +250,7 @@ def _why_unknown(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> st
     if len(shown.groups) != len(shown.shape):
         return f"{shown.key} {list(shown.shape)}, which should have {len(shown.groups)} axes"
     number = next(k for k, group in enumerate(shown.groups) if axis in group)
-    others = [f"{each} {sizes[each].length}" for each in shown.groups[number] if each in sizes]
+    others = [f"{item} {sizes[item].length}" for item in shown.groups[number] if item in sizes]
     group = " ".join(shown.groups[number])
     return (
         f"{shown.key} {list(shown.shape)}, where {shown.shape[number]} is ({group}) with {', '.join(others)}"

@@ -14,7 +14,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.build import build, build_partly, filled_up
-from ckpttools.mapping.coverage import Expected, check_coverage, require_countable
+from ckpttools.mapping.coverage import ExpectedArray, check_coverage, require_countable
 from ckpttools.mapping.direction import Direction, Settled
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open, seen_flags
 from ckpttools.mapping.keys import Key
@@ -37,7 +37,7 @@ class Table:
         dropped: patterns of right keys that carry nothing and are left out.
         left_out: templates, and patterns, of right keys that the left side has no place for.
         padded: axis -> length that left arrays have on it at least, filled up with zeros.
-        place: what is being mapped, for messages.
+        location: what is being mapped, for messages.
         is_configured: whether a configuration gives the number of layers.
         remedies: pattern of right keys that no row takes -> what to do about such.
     """
@@ -49,7 +49,7 @@ class Table:
     dropped: tuple[str, ...] = ()
     left_out: tuple[Key, ...] = ()
     padded: Mapping[str, int] = field(default_factory=dict)
-    place: str = ""
+    location: str = ""
     is_configured: bool = True
     remedies: Mapping[str, str] = field(default_factory=dict)
 
@@ -78,7 +78,7 @@ class Table:
         """
         for pattern in drop:
             if not matching(arrays, (pattern,)):
-                raise _unmatched(pattern, arrays, self.place)
+                raise _unmatched(pattern, arrays, self.location)
         settled = self._settled(arrays, (*self.dropped, *self._left_out(), *drop))
         return self._padded(self._converted(settled, exact=exact))
 
@@ -112,10 +112,10 @@ class Table:
             arrays: left key -> array.
             cut: axes on which left arrays may be longer than the model says; the surplus is left out.
         """
-        kept, lengths, surplus = self._windowed(arrays, cut)
+        kept, lengths, extra = self._windowed(arrays, cut)
         settled = self._settled(kept, (), inverse=True)
         mapped = self._converted(settled, leave_out="ckpt select SRC DST --drop PATTERN first")
-        return replace(mapped, cut=lengths, surplus=surplus)
+        return replace(mapped, cut=lengths, extra=extra)
 
     def known_of(
         self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
@@ -146,19 +146,19 @@ class Table:
 
     def _converted(self, settled: Settled, *, exact: bool = False, leave_out: str = "") -> Mapped:
         self._require_covered(settled, leave_out)
-        refuse_open(settled.flags, self.place)
+        refuse_open(settled.flags, self.location)
         return build(filled_up(settled), exact)
 
     def _require_covered(self, settled: Settled, leave_out: str = "") -> None:
-        said, flags = settled.sizes, settled.flags
-        sides = [each.source for each in settled.directions]
+        declared, flags = settled.sizes, settled.flags
+        sides = [direction.source for direction in settled.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
-        require(said, axes, observed(settled.arrays, sides, said), self.place)
+        require(declared, axes, observed(settled.arrays, sides, declared), self.location)
         kept = settled.arrays
-        expected = [_expected(each, flags) for each in settled.directions if not each.fills]
-        unwanted = [_expected(each, flags) for each in settled.absent]
+        expected = [_expected(direction, flags) for direction in settled.directions if not direction.fills]
+        unwanted = [_expected(item, flags) for item in settled.absent]
         dropped, remedies = settled.dropped, self.remedies
-        check_coverage(kept, expected, unwanted, said, self.place, dropped, remedies, leave_out)
+        check_coverage(kept, expected, unwanted, declared, self.location, dropped, remedies, leave_out)
 
     def _settled(
         self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False
@@ -166,7 +166,7 @@ class Table:
         all_directions = [Direction(row, inverse) for row in self.rows]
         dropped = dict.fromkeys(matching(arrays, drop))
         kept = {key: array for key, array in arrays.items() if key not in dropped}
-        sides = [(each.row, each.source) for each in all_directions]
+        sides = [(direction.row, direction.source) for direction in all_directions]
         undecided = {name for row in self.rows for name in row.flags} - self.flags.keys()
         lengths = lengths_of(self.sizes)
         flags = {**self.flags, **inferred_flags(sorted(undecided), sides, kept, lengths)}
@@ -174,20 +174,20 @@ class Table:
             shown = sorted(name for name, flag in self.flags.items() if flag.by_arrays)
             flags |= seen_flags(shown, sides, kept, lengths)
         present = frozenset(name for name, flag in flags.items() if flag.value)
-        directions = [each for each in all_directions if each.row.applies(present)]
-        absent = [each for each in all_directions if not each.row.applies(present)]
-        said = self._unified(kept, directions)
+        directions = [direction for direction in all_directions if direction.row.applies(present)]
+        absent = [direction for direction in all_directions if not direction.row.applies(present)]
+        declared = self._unified(kept, directions)
         if not self.is_configured:
-            said = _without_layers(said, directions)
-        directions = [each for each in directions if not _is_void(each.source, said)]
-        return Settled(kept, (*dropped,), flags, directions, absent, said)
+            declared = _without_layers(declared, directions)
+        directions = [direction for direction in directions if not _is_void(direction.source, declared)]
+        return Settled(kept, (*dropped,), flags, directions, absent, declared)
 
     def _left_out(self) -> tuple[str, ...]:
         """Patterns of the keys that the left side has no place for."""
-        sizes = derive(self.sizes, self.derived, self.place)
+        sizes = derive(self.sizes, self.derived, self.location)
         lengths = lengths_of(sizes)
         sides = [Side(key, ()) for key in self.left_out if key.needs <= lengths.keys()]
-        require_countable(sides, sizes, self.place)
+        require_countable(sides, sizes, self.location)
         return tuple(text for side in sides for text in side.keys(lengths))
 
     def _padded(self, mapped: Mapped) -> Mapped:
@@ -212,43 +212,43 @@ class Table:
         """The arrays without what they have too much on the axes to cut; what was cut by axis, by key."""
         kept = dict(arrays)
         lengths: dict[str, tuple[int, int]] = {}
-        surplus: dict[str, int] = {}
+        extra: dict[str, int] = {}
         for axis in [axis for axis in cut if axis in self.sizes]:
-            wanted = self.sizes[axis].length
+            expected = self.sizes[axis].length
             sides = [row.left for row in self.rows if (axis,) in row.left.groups]
             for side in [side for side in sides if not side.key.axes]:
                 array = kept.get(str(side.key))
                 at = side.groups.index((axis,))
-                if array is None or len(array.shape) != len(side.groups) or array.shape[at] <= wanted:
+                if array is None or len(array.shape) != len(side.groups) or array.shape[at] <= expected:
                     continue
-                lengths[axis] = (array.shape[at], wanted)
-                shape = (*array.shape[:at], wanted, *array.shape[at + 1 :])
+                lengths[axis] = (array.shape[at], expected)
+                shape = (*array.shape[:at], expected, *array.shape[at + 1 :])
                 kept[str(side.key)] = window(array, (0,) * len(shape), shape)
-                surplus[str(side.key)] = at
-        return kept, lengths, surplus
+                extra[str(side.key)] = at
+        return kept, lengths, extra
 
     def _unified(self, arrays: Mapping[str, LazyArray], directions: list[Direction]) -> dict[str, Size]:
         """Sizes from the configuration, by formula, from shapes, and from the numbers in names."""
-        sides = [each.source for each in directions]
-        both = (side for each in directions for side in (each.source, each.target))
+        sides = [direction.source for direction in directions]
+        both = (side for direction in directions for side in (direction.source, direction.target))
         known = {**self.sizes, **labelled_sizes(both)}
-        sizes = derive(known, self.derived, self.place)
+        sizes = derive(known, self.derived, self.location)
         sizes = unify(sizes, observed(arrays, sides, sizes))
-        sizes = derive(sizes_from_keys(sizes, arrays, sides), self.derived, self.place)
+        sizes = derive(sizes_from_keys(sizes, arrays, sides), self.derived, self.location)
         return unify(sizes_from_keys(sizes, arrays, sides), observed(arrays, sides, sizes))
 
 
-def _unmatched(pattern: str, keys: Iterable[str], place: str) -> UsageError:
+def _unmatched(pattern: str, keys: Iterable[str], location: str) -> UsageError:
     below = f"{pattern}.*"
-    hint = f"`ckpt inspect tree {quote(place or 'SRC')} --flat` shows all names"
+    hint = f"`ckpt inspect tree {quote(location or 'SRC')} --flat` shows all names"
     if matching(keys, (below,)):
         hint = f"did you mean '{below}'?"
-    return UsageError("nothing has a name that matches", place=place, got=pattern, hint=hint)
+    return UsageError("nothing has a name that matches", location=location, got=pattern, hint=hint)
 
 
 def _without_layers(sizes: Mapping[str, Size], directions: Iterable[Direction]) -> dict[str, Size]:
     """Without a configuration, a group of layers of which no name is there is a group of none."""
-    keys = (side.key for each in directions for side in (each.source, each.target))
+    keys = (side.key for direction in directions for side in (direction.source, direction.target))
     axes = {axis for key in keys for axis in key.axes if axis not in sizes}
     return {**sizes, **{axis: Size(0, "no array is named after it") for axis in axes}}
 
@@ -258,9 +258,9 @@ def _is_void(side: Side, sizes: Mapping[str, Size]) -> bool:
     return any(axis in sizes and sizes[axis].length == 0 for axis in side.axes)
 
 
-def _expected(direction: Direction, flags: Mapping[str, Flag]) -> Expected:
+def _expected(direction: Direction, flags: Mapping[str, Flag]) -> ExpectedArray:
     """Who says that the row is, or is not, part of the model, and what may be chosen instead."""
     deciding = [flags[name] for name in sorted(direction.row.flags) if flags[name].source]
     why = dict.fromkeys(flag.source for flag in deciding)
     remedies = dict.fromkeys(flag.remedy for flag in deciding if flag.remedy)
-    return Expected(direction.source, "; ".join(why), "; ".join(remedies))
+    return ExpectedArray(direction.source, "; ".join(why), "; ".join(remedies))

@@ -82,7 +82,7 @@ class Scale:
             raise MappingError(
                 "values are scaled by the length of an axis that has none",
                 got=self.axis,
-                wanted=", ".join(sizes),
+                expected=", ".join(sizes),
             )
         rounded = np.array(sizes[self.axis] ** self.power).astype(DTYPES[self.factor_dtype].numpy)
         return Multiply(float(rounded))
@@ -193,12 +193,12 @@ class Add:
 
     def exactness(self, dtype: DType) -> Exactness:
         result = self.result(dtype)
-        said = f"{self.amount:+g}, stored in {result}"
+        declared = f"{self.amount:+g}, stored in {result}"
         if dtype == result:
-            return Exactness(False, f"{said}: at most 1 ulp of the larger of the two values off")
+            return Exactness(False, f"{declared}: at most 1 ulp of the larger of the two values off")
         # float32 has 24 bits: a value of 8 bits next to 1 keeps them all down to 2**-16, one of 11 to 2**-13.
         least = f"2**-{24 - dtype.digits}"
-        return Exactness(True, f"{said}: exact but for values under {least}, off by 2**-24 at most")
+        return Exactness(True, f"{declared}: exact but for values under {least}, off by 2**-24 at most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +244,9 @@ def rounded(block: np.ndarray, to: DType) -> np.ndarray:
             block = _rounded_to_odd(block) if block.dtype == np.float64 else as_float32(block)
         if to.name != "bfloat16":
             return block.astype(to.numpy)
-        made = np.empty(block.shape, to.carrier)
-        round_to(to, block, made)
-        return made.view(to.numpy)
+        built = np.empty(block.shape, to.carrier)
+        round_to(to, block, built)
+        return built.view(to.numpy)
 
 
 def _holds(to: DType, dtype: DType) -> bool:
@@ -266,10 +266,10 @@ def _with_shifted_exponents(bits: np.ndarray, steps: int, dtype: DType) -> np.nd
         return None
     digits = dtype.layout.mantissa
     kind = bits.dtype.type
-    most = (1 << dtype.bits - 1 - digits) - 1
-    exponents = np.bitwise_and(bits, kind(most << digits))
+    limit = (1 << dtype.bits - 1 - digits) - 1
+    exponents = np.bitwise_and(bits, kind(limit << digits))
     low, high = int(exponents.min()) >> digits, int(exponents.max()) >> digits
-    if min(low, low + steps) < 1 or max(high, high + steps) >= most:
+    if min(low, low + steps) < 1 or max(high, high + steps) >= limit:
         return None
     amount = kind(abs(steps) << digits)
     shifted: np.ndarray = np.add(bits, amount) if steps >= 0 else np.subtract(bits, amount)

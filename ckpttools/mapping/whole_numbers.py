@@ -58,28 +58,30 @@ class Recoded:
         import numpy as np
 
         with np.errstate(invalid="ignore"):
-            made = block.astype(DTYPES[self.to].numpy)
+            built = block.astype(DTYPES[self.to].numpy)
             # Beyond the range numbers wrap around, or come out as any other.
-            odd = made.astype(block.dtype) != block
+            odd = built.astype(block.dtype) != block
         if odd.any():
             raise MappingError(
                 "a number that is not whole, or too large",
-                place=self.name or None,
+                location=self.name or None,
                 got=block[odd][0],
-                wanted=f"numbers of {self.to}",
+                expected=f"numbers of {self.to}",
                 hint="check that the checkpoint is whole: ckpt verify SRC",
             )
-        if dtype.is_float and (rounded := np.abs(made) >= 1 << dtype.digits).any():
+        if dtype.is_float and (rounded := np.abs(built) >= 1 << dtype.digits).any():
             raise MappingError(
                 f"{dtype} does not hold all whole numbers of this size: this may have been another one",
-                place=self.name or None,
-                got=made[rounded][0],
-                wanted=f"numbers under {1 << dtype.digits}, or a wider dtype",
+                location=self.name or None,
+                got=built[rounded][0],
+                expected=f"numbers under {1 << dtype.digits}, or a wider dtype",
                 hint="take the checkpoint as it was before it was cast",
             )
-        return made
+        return built
 
     def exactness(self, dtype: DType) -> Exactness:
-        said = f"{dtype} to {self.to}, refused where a number is not of both"
+        declared = f"{dtype} to {self.to}, refused where a number is not of both"
         back = DTYPES[self.origin]
-        return Exactness(dtype == back, said if dtype == back else f"{said}; they come back as {back}")
+        return Exactness(
+            dtype == back, declared if dtype == back else f"{declared}; they come back as {back}"
+        )

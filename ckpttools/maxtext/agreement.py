@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.array.fingerprint import Describer
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import CheckpointError, ConfigError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.families.family import Family
 from ckpttools.families.file import names_a_file
 from ckpttools.families.registry import family_named, family_of
@@ -27,25 +27,25 @@ _WAYS_OUT = {
 }
 
 
-def same_family(family: Family, config: Mapping[str, Any], place: str, carried: Mapping[str, Any]) -> None:
+def same_family(family: Family, config: Mapping[str, Any], location: str, carried: Mapping[str, Any]) -> None:
     """Refuses a configuration of another family than the one that the checkpoint carries.
 
     Args:
         family: the one of `config`.
         config: the one that is taken.
-        place: where that lies.
+        location: where that lies.
         carried: the one that the checkpoint carries.
 
     Raises:
         ConfigError: it is of another family, or of one that nothing here knows.
     """
     try:
-        name = family_of(carried, place).name
+        name = family_of(carried, location).name
     except ConfigError:
         name = None
     if name != family.name:
         raise _contradiction(
-            place,
+            location,
             f"{_model_type(config)} (family {family.name})",
             f"{_model_type(carried)} ({f'family {name}' if name else 'of no known family'})",
             f"leave {option('like')} out, or say which family's rows are taken: {option('family', 'NAME')}",
@@ -55,7 +55,7 @@ def same_family(family: Family, config: Mapping[str, Any], place: str, carried: 
 def own_rows(
     named: str | None,
     config: Mapping[str, Any],
-    place: str,
+    location: str,
     made_by: Callable[[Family], Mapping[str, LazyArray]],
 ) -> None:
     """Refuses a family that the user names where the one of the configuration makes other values.
@@ -66,7 +66,7 @@ def own_rows(
     Args:
         named: what the user says, None for nothing.
         config: of the checkpoint.
-        place: where that lies.
+        location: where that lies.
         made_by: what a family makes of the arrays; raises CheckpointError where it does not take them.
 
     Raises:
@@ -78,30 +78,30 @@ def own_rows(
     if config.get("model_type") in family.model_types:
         return
     try:
-        own = family_of(config, place)
-        wanted = _described(made_by(own))
+        own = family_of(config, location)
+        expected = _described(made_by(own))
     except CheckpointError:
         return
-    if _described(made_by(family)) != wanted:
+    if _described(made_by(family)) != expected:
         file = option("family", "FILE.toml")
         raise ConfigError(
             "the rows of this family would make other values of the arrays than those of the model's own",
-            place=place,
+            location=location,
             got=option("family", named),
-            wanted=f"{_model_type(config)} (family {own.name}), whose rows take these arrays as well",
+            expected=f"{_model_type(config)} (family {own.name}), whose rows take these arrays as well",
             hint=f"leave {option('family')} out; if {CONFIG} is wrong, correct its model_type; if these rows "
             f"are meant, `ckpt families show {named} --toml` makes a file of them for {file}",
         )
 
 
-def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], place: str) -> None:
+def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
     """Refuses a configuration by which values would come out otherwise than by the carried one.
 
     Args:
         mine: the rows as the configuration that is taken binds them.
         carried: the same family's rows as the carried configuration binds them.
         arrays: MaxText's, which `mine` takes.
-        place: where the configuration that is taken lies.
+        location: where the configuration that is taken lies.
 
     Raises:
         ConfigError: they differ in a flag, or in a size on which values depend.
@@ -109,7 +109,7 @@ def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], pl
     for name, flag in mine.flags.items():
         other = carried.flags.get(name)
         if other is not None and other.value != flag.value:
-            raise _contradiction(place, _flag(name, flag), _flag(name, other), _way_out(name))
+            raise _contradiction(location, _flag(name, flag), _flag(name, other), _way_out(name))
     # Rows of a vocabulary may be cut off, which is judged by what is in them.
     differing = [
         axis
@@ -117,8 +117,8 @@ def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], pl
         if axis != VOCAB and axis in carried.sizes and carried.sizes[axis].length != size.length
     ]
     if differing and not _same_arrays(mine, carried, arrays):
-        got, wanted = (_sizes(table.sizes, differing) for table in (mine, carried))
-        raise _contradiction(place, got, wanted, _way_out(""))
+        got, expected = (_sizes(table.sizes, differing) for table in (mine, carried))
+        raise _contradiction(location, got, expected, _way_out(""))
 
 
 def _same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
@@ -145,12 +145,12 @@ def _way_out(flag: str) -> str:
     return f"{leave} say {what}: {option(name, first)}{others}"
 
 
-def _contradiction(place: str, got: str, wanted: str, hint: str) -> ConfigError:
+def _contradiction(location: str, got: str, expected: str, hint: str) -> ConfigError:
     return ConfigError(
         "this configuration would make other values of the arrays than the one that the checkpoint carries",
-        place=place,
+        location=location,
         got=got,
-        wanted=f"{wanted}, as the checkpoint carries it",
+        expected=f"{expected}, as the checkpoint carries it",
         hint=hint,
     )
 

@@ -13,16 +13,16 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, MappingError, UsageError, listing
+from ckpttools.core.message_terms import option, step
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option, step
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config_differences import ConfigDifference, config_differences, config_of
 from ckpttools.maxtext.layout import FACTOR, STEPS
 from ckpttools.maxtext.stacked_on import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
-from ckpttools.quantized.logical import DEFAULT_DTYPE
+from ckpttools.quantized.dequantized_tree import DEFAULT_DTYPE
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.roles.names import is_average
 from ckpttools.roles.of_tree import roles
@@ -78,21 +78,21 @@ class Average:
         weights = self.weights.of(len(trees))
         differing = _check_configs(trees, force=self.force)
         counted = [self._counted(tree) for tree in trees]
-        plain = [each.tree for each in counted]
-        last, named = plain[-1], [each.named for each in counted]
+        plain = [item.tree for item in counted]
+        last, named = plain[-1], [item.named for item in counted]
         _check_alike(named, plain)
-        parts = {path: [each[dotted(path)] for each in named] for path in last.arrays}
+        parts = {path: [item[dotted(path)] for item in named] for path in last.arrays}
         averaged = {path for path in parts if _has_mean(last, path)}
-        _check_equal({path: each for path, each in parts.items() if path not in averaged}, plain)
+        _check_equal({path: item for path, item in parts.items() if path not in averaged}, plain)
         leaves: dict[Path, Leaf] = {
-            path: self._mean(parts[path], [each.dtype_of(path) for each in counted], weights)
+            path: self._mean(parts[path], [item.dtype_of(path) for item in counted], weights)
             if path in averaged
             else leaf
             for path, leaf in last.items()
         }
-        made = Tree(leaves, _with_config(plain).metadata)
-        notes = self._notes(made, averaged, plain, weights) + _of_quantized(counted[:-1])
-        return made.with_metadata(notes=last.metadata.notes + notes + differing)
+        built = Tree(leaves, _with_config(plain).metadata)
+        notes = self._notes(built, averaged, plain, weights) + _of_quantized(counted[:-1])
+        return built.with_metadata(notes=last.metadata.notes + notes + differing)
 
     def _counted(self, tree: Tree) -> _Counted:
         if self.parameters is not None:
@@ -101,18 +101,20 @@ class Average:
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
             tree = _stripped(tree)
         # As float32, so that what comes of them is rounded once.
-        made = dequantized(tree, DTYPES["float32"])
-        if made.weights:
-            refuse_few_bits(self.dtype, tree.metadata.place, "`ckpt quantize MEAN DST` quantises such a mean")
-        tree = tree.pipe(lambda given: with_notes(made, given))
-        found = quantized_in(tree)
-        if odd := [*found.weights, *found.unclear]:
+        built = dequantized(tree, DTYPES["float32"])
+        if built.weights:
+            refuse_few_bits(
+                self.dtype, tree.metadata.location, "`ckpt quantize MEAN DST` quantises such a mean"
+            )
+        tree = tree.pipe(lambda given: with_notes(built, given))
+        result = quantized_in(tree)
+        if odd := [*result.weights, *result.unclear]:
             raise MappingError(
                 f"numbers of few bits may have scales, without which they have no mean{listing(odd)}",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 hint=f"cast the checkpoint first; {option('force', True)} there takes them as they are",
             )
-        return _Counted(tree, frozenset(map(dotted, made.weights)), made.of_scales)
+        return _Counted(tree, frozenset(map(dotted, built.weights)), built.of_scales)
 
     def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: Weighted) -> LazyArray:
         pairs = zip(parts, weights.weights, strict=True)
@@ -124,21 +126,21 @@ class Average:
             return first
         is_narrow = max(to.bits, *(part.dtype.bits for part, _ in counted)) <= 16
         sums = DTYPES["float32" if is_narrow and not weights.is_far_from_one else "float64"]
-        made = mean([part for part, _ in counted], [each for _, each in counted], weights.total, sums)
-        return made if to == sums else elementwise(made, Convert(to))
+        built = mean([part for part, _ in counted], [item for _, item in counted], weights.total, sums)
+        return built if to == sums else elementwise(built, Convert(to))
 
-    def _notes(self, made: Tree, averaged: set[Path], trees: Sequence[Tree], weights: Weighted) -> Notes:
+    def _notes(self, built: Tree, averaged: set[Path], trees: Sequence[Tree], weights: Weighted) -> Notes:
         """What is rounded, and how much each checkpoint counts."""
         stored = {id(array) for tree in trees for array in tree.arrays.values()}
-        rounded = [path for path in averaged if id(made.arrays[path]) not in stored]
-        dtypes = ", ".join(sorted({made.arrays[path].dtype.name for path in rounded}))
+        rounded = [path for path in averaged if id(built.arrays[path]) not in stored]
+        dtypes = ", ".join(sorted({built.arrays[path].dtype.name for path in rounded}))
         kind = "mean" if self.weights.normalize else "sum"
         what = Note.of_arrays(len(rounded), f"{kind} of {len(trees)}, rounded once to {dtypes}")
         pairs = zip(trees, weights.weights, strict=True)
-        shares = [f"{_place(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
+        shares = [f"{_location(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
         more = f", and {len(shares) - _SHOWN} more" if len(shares) > _SHOWN else ""
-        places = Counter(tree.metadata.place for tree in trees if tree.metadata.place)
-        twice = [f"{place} counts {n} times" for place, n in places.items() if n > 1]
+        locations = Counter(tree.metadata.location for tree in trees if tree.metadata.location)
+        twice = [f"{location} counts {n} times" for location, n in locations.items() if n > 1]
         return Notes(
             (what,) if rounded else (),
             remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}", *twice, *_of_factors(averaged)),
@@ -185,10 +187,10 @@ def _of_quantized(counted: Sequence[_Counted]) -> Notes:
     """What to say of checkpoints whose own notes are not those of the mean."""
     return Notes(
         remarks=tuple(
-            f"{_place(each.tree)}: {said}"
-            for each in counted
-            if each.dequantized
-            for said in (f"{array_count(each.dequantized)} dequantised", *each.of_scales)
+            f"{_location(item.tree)}: {declared}"
+            for item in counted
+            if item.dequantized
+            for declared in (f"{array_count(item.dequantized)} dequantised", *item.of_scales)
         )
     )
 
@@ -213,28 +215,28 @@ def _has_mean(tree: Tree, path: Path) -> bool:
 
 def _widest(dtypes: Sequence[DType]) -> DType:
     """The dtype of most bits; float32 where several have as many."""
-    most = max(each.bits for each in dtypes)
-    found = {each for each in dtypes if each.bits == most}
-    return found.pop() if len(found) == 1 else DTYPES["float32"]
+    limit = max(dtype.bits for dtype in dtypes)
+    result = {dtype for dtype in dtypes if dtype.bits == limit}
+    return result.pop() if len(result) == 1 else DTYPES["float32"]
 
 
 def _check_alike(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]) -> None:
     """Raises CoverageError where names or shapes are not those of the last tree."""
-    *others, wanted = named
+    *others, expected = named
     for there, tree in zip(others, trees, strict=False):
-        odd = [f"{name}: missing" for name in wanted if name not in there]
-        odd += [f"{name}: left over" for name in there if name not in wanted]
+        odd = [f"{name}: missing" for name in expected if name not in there]
+        odd += [f"{name}: left over" for name in there if name not in expected]
         odd += [
-            f"{name}: {list(array.shape)}, there {list(wanted[name].shape)}"
+            f"{name}: {list(array.shape)}, there {list(expected[name].shape)}"
             for name, array in there.items()
-            if name in wanted and array.shape != wanted[name].shape
+            if name in expected and array.shape != expected[name].shape
         ]
         if odd:
             raise CoverageError(
                 "only checkpoints of one layout can be averaged; this one differs from the last:"
                 + listing(odd),
-                place=_place(tree),
-                wanted=f"the names and shapes of {_place(trees[-1])}",
+                location=_location(tree),
+                expected=f"the names and shapes of {_location(trees[-1])}",
                 hint="make them alike first: ckpt stack and ckpt unstack for layers, ckpt convert for names",
             )
 
@@ -244,7 +246,7 @@ def _with_config(trees: Sequence[Tree]) -> Tree:
     last = trees[-1]
     if last.metadata.format != _MODELS or config_of(last) is not None:
         return last
-    configured = (each for each in reversed(trees) if each.metadata.format == _MODELS and config_of(each))
+    configured = (tree for tree in reversed(trees) if tree.metadata.format == _MODELS and config_of(tree))
     return next(configured, last)
 
 
@@ -265,15 +267,15 @@ def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
         if (config is None) != (written is None):
             lacking, other = (tree, last) if config is None else (last, tree)
             remarks.append(
-                f"{_place(lacking)} has no {CONFIG}, so its configuration was not compared with that of "
-                f"{_place(other)}"
+                f"{_location(lacking)} has no {CONFIG}, so its configuration was not compared with that of "
+                f"{_location(other)}"
             )
         differences = [] if config is None or written is None else config_differences(config, written)
         if differences and not force:
             raise _differing_configs_error(tree, last, differences)
         if differences:
             listed = "; ".join(map(str, differences))
-            remarks.append(f"{CONFIG} is that of {_place(last)}; {_place(tree)} differs: {listed}")
+            remarks.append(f"{CONFIG} is that of {_location(last)}; {_location(tree)} differs: {listed}")
     return Notes(remarks=tuple(remarks))
 
 
@@ -285,9 +287,9 @@ def _differing_configs_error(tree: Tree, last: Tree, differences: Sequence[Confi
     else:
         what = f"{CONFIG} differs in unknown fields, which may change what the models compute:"
         hint = f"if these fields do not affect the computation, {force}"
-    expected = f"the same configuration as {_place(last)}"
+    expected = f"the same configuration as {_location(last)}"
     return ConfigError(
-        what + listing([*map(str, differences)]), place=_place(tree), wanted=expected, hint=hint
+        what + listing([*map(str, differences)]), location=_location(tree), expected=expected, hint=hint
     )
 
 
@@ -299,11 +301,11 @@ def _check_equal(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree
         if path in STEPS or known.of(path) != "parameter":
             continue
         which = [k for k, array in enumerate(arrays[:-1]) if not _equal(array, arrays[-1])]
-        odd += [f"{keystr(path)}: not as in {_place(trees[k])}" for k in which]
+        odd += [f"{keystr(path)}: not as in {_location(trees[k])}" for k in which]
     if odd:
         raise MappingError(
             f"whole numbers have no mean, and these are not the same in all checkpoints:{listing(odd)}",
-            place=_place(trees[-1]),
+            location=_location(trees[-1]),
             hint="leave them out with ckpt select, or take checkpoints of one model",
         )
 
@@ -312,11 +314,11 @@ def _equal(a: LazyArray, b: LazyArray) -> bool:
     import numpy as np
 
     pieces = split_to(Region.whole(b.shape), _COMPARED)
-    return a is b or all(np.array_equal(a.read(each), b.read(each)) for each in pieces)
+    return a is b or all(np.array_equal(a.read(piece), b.read(piece)) for piece in pieces)
 
 
-def _place(tree: Tree) -> str:
-    return tree.metadata.place or "a tree"
+def _location(tree: Tree) -> str:
+    return tree.metadata.location or "a tree"
 
 
 # An average of the parameters that training keeps in its state, in the place of the parameters.
@@ -346,11 +348,11 @@ class StoredAverage:
             CoverageError: what lies there are not the parameters: other names or other shapes.
         """
         head = self._head(tree)
-        places = _places(tree, head)
+        locations = _locations(tree, head)
         leaves: dict[Path, Leaf] = {}
         for path, leaf in tree.items():
             if path[: len(head)] != head:
-                leaves[path] = tree.arrays[places[path]] if path in places else leaf
+                leaves[path] = tree.arrays[locations[path]] if path in locations else leaf
         remark = f"the parameters are those of {keystr(head)}, the average that training has kept"
         return Transformed(Tree(leaves, tree.metadata), Notes(remarks=(remark,)))
 
@@ -359,18 +361,18 @@ class StoredAverage:
         named = [head for head in heads if keystr(head) == self.below]
         averages = [head for head in heads if is_average(head[-1])]
         outer = [head for head in averages if not any(head[:k] in averages for k in range(1, len(head)))]
-        found = named or (outer if self.below == ANY else [])
-        if len(found) == 1:
-            return found[0]
+        result = named or (outer if self.below == ANY else [])
+        if len(result) == 1:
+            return result[0]
         raise UsageError(
-            f"there is no {self.below} in the state" if not found else "there are several averages",
-            place=tree.metadata.place or None,
+            f"there is no {self.below} in the state" if not result else "there are several averages",
+            location=tree.metadata.location or None,
             got=", ".join(map(keystr, outer)) or "no average of parameters that a name tells",
             hint=f"name the key that it lies below, such as {option('parameters', 'opt_state/1/ema')}",
         )
 
 
-def _places(tree: Tree, head: Path) -> Mapping[Path, Path]:
+def _locations(tree: Tree, head: Path) -> Mapping[Path, Path]:
     """Where the average of each parameter lies.
 
     Raises:
@@ -391,17 +393,17 @@ def _places(tree: Tree, head: Path) -> Mapping[Path, Path]:
         odd = [keystr(path) for path in _unlike(floats, below)]
     raise CoverageError(
         f"what lies below {keystr(head)} are not the parameters{listing(odd)}",
-        place=tree.metadata.place or None,
+        location=tree.metadata.location or None,
         got=f"{len(below)} arrays",
-        wanted=f"the names and shapes of {len(floats)} parameters",
+        expected=f"the names and shapes of {len(floats)} parameters",
     )
 
 
-def _other_shapes(arrays: Mapping[Path, LazyArray], places: Mapping[Path, Path]) -> list[str]:
+def _other_shapes(arrays: Mapping[Path, LazyArray], locations: Mapping[Path, Path]) -> list[str]:
     return [
-        f"{keystr(path)}: {list(arrays[path].shape)}, there {list(arrays[place].shape)}"
-        for path, place in places.items()
-        if arrays[path].shape != arrays[place].shape
+        f"{keystr(path)}: {list(arrays[path].shape)}, there {list(arrays[location].shape)}"
+        for path, location in locations.items()
+        if arrays[path].shape != arrays[location].shape
     ]
 
 

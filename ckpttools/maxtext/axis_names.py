@@ -73,10 +73,10 @@ def axis_names(tree: Tree) -> dict[Path, AxisNames]:
     if view_of(tree).is_maxtext:
         axis = view_of(tree).scan_axis
         scan_axis = SCAN_AXIS if axis is None else axis
-        found = {path: _of_maxtext(path, len(array.shape), scan_axis) for path, array in tree.arrays.items()}
+        result = {path: _of_maxtext(path, len(array.shape), scan_axis) for path, array in tree.arrays.items()}
     else:
-        found = _of_hugging_face(tree)
-    return {path: names for path, names in found.items() if any(names)}
+        result = _of_hugging_face(tree)
+    return {path: names for path, names in result.items() if any(names)}
 
 
 def _of_maxtext(path: Path, rank: int, scan_axis: int) -> AxisNames:
@@ -105,21 +105,21 @@ def _of_hugging_face(tree: Tree) -> dict[Path, AxisNames]:
         return {}
     # Of names that differ in numbers only, such as those of layers and experts, one is looked at.
     known: dict[tuple[str, int], AxisNames] = {}
-    found: dict[Path, AxisNames] = {}
+    result: dict[Path, AxisNames] = {}
     for path, array in tree.arrays.items():
         name = dotted(path)
         kind = _NUMBER.sub("#", name), len(array.shape)
         if kind not in known:
             sides = (row for row in rows if row.right.key.match(name, lengths) is not None)
             known[kind] = next((_of_row(row) for row in sides if len(row.right.groups) == kind[1]), ())
-        found[path] = known[kind]
-    return found
+        result[path] = known[kind]
+    return result
 
 
 def _rows(tree: Tree) -> tuple[tuple[Row, ...], Mapping[str, int]]:
     """The rows of the model's family as the tree writes names, and the lengths that are known."""
     config = tree.metadata.config
-    family = family_for(config, ModelOptions(), tree.metadata.place)
+    family = family_for(config, ModelOptions(), tree.metadata.location)
     names = frozenset(map(dotted, tree.arrays))
     table = family.table(config, CONFIG, spelling=family.spelling_of(names))
     return table.rows, lengths_of(table.sizes)

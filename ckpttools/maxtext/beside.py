@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.text import matches_any
 from ckpttools.maxtext.view import view_of
-from ckpttools.transforms.unwrapped import patterns_of_others
+from ckpttools.transforms.strip_wrappers import patterns_of_others
 
 
 def patterns_beside(tree: Tree, drop: Collection[str] = ()) -> list[str]:
@@ -17,15 +17,15 @@ def patterns_beside(tree: Tree, drop: Collection[str] = ()) -> list[str]:
         tree: of a checkpoint of PyTorch.
         drop: patterns of dotted names of arrays that are to be left out anyway.
     """
-    found = patterns_of_others(tree, drop)
-    view, known, numbers = view_of(tree), (*found, *drop), tree.metadata.scalars
+    result = patterns_of_others(tree, drop)
+    view, known, numbers = view_of(tree), (*result, *drop), tree.metadata.scalars
     leaves = (*view.of_role("optimizer"), *view.of_role("other"))
     names = (dotted(path) for path in leaves if path not in numbers)
     state = [name for name in names if not matches_any(name, known)]
     if not state:
-        return found
+        return result
     own = {head for path in view.of_role("parameter") for head in _heads(dotted(path))}
-    return list(dict.fromkeys((*found, *(_pattern(name, own) for name in state))))
+    return list(dict.fromkeys((*result, *(_pattern(name, own) for name in state))))
 
 
 def _heads(name: str) -> Iterator[str]:

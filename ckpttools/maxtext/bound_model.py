@@ -10,16 +10,16 @@ from ckpttools.array.tree import Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.families.file import names_a_file
 from ckpttools.families.registry import families
-from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext import tying
+from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.agreement import own_rows, same_family, same_values
-from ckpttools.maxtext.config.back import SETTINGS, config_of_settings
+from ckpttools.maxtext.config.to_hf_config import SETTINGS, config_of_settings
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
 from ckpttools.maxtext.layout import VOCAB
@@ -52,7 +52,7 @@ def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
     if model.family is None and family is not None and names_a_file(family):
         raise UsageError(
             "this was made by a family that a file describes; another one might take its arrays for others",
-            place=files.place,
+            location=files.location,
             got=family,
             hint=option("family", f"PATH/{family}"),
         )
@@ -67,7 +67,7 @@ class UnboundModel:
     """What is converted: arrays of a tree, with what the user and the model's files say of them."""
 
     arrays: Mapping[str, LazyArray]
-    place: str
+    location: str
     options: ToHuggingFace
     files: ModelFiles
 
@@ -84,13 +84,13 @@ class UnboundModel:
         """
         options = _on_its_axis(options, arrays, tree)
         files = _with_made_config(files, options, arrays)
-        return cls(arrays, tree.metadata.place, _as_it_was_made(options, files), files)
+        return cls(arrays, tree.metadata.location, _as_it_was_made(options, files), files)
 
     def bound(self) -> BoundModel:
         """The family and its rows for this model, by configuration or option, else by the arrays alone."""
         if self.files.config is None and self.options.model.family is None:
             return self._only_fitting()
-        return self._with(family_for(self.files.config, self.options.model, self.place))
+        return self._with(family_for(self.files.config, self.options.model, self.location))
 
     def _with(self, family: Family) -> BoundModel:
         family = family_as_stored(family, self.arrays)
@@ -103,7 +103,7 @@ class UnboundModel:
             config = text_config(config, spelling) or config
         table = family.table(
             config,
-            self.files.place,
+            self.files.location,
             scan_axis=stored_scan_axis(family, self.arrays, self.options.scan_axis),
             spelling=spelling,
             overrides={
@@ -112,7 +112,7 @@ class UnboundModel:
             },
             without=self._absent_towers(family),
         )
-        return BoundModel(family, replace(table, place=self.place), spelling)
+        return BoundModel(family, replace(table, location=self.location), spelling)
 
     def _absent_towers(self, family: Family) -> tuple[str, ...]:
         """The towers that are not written; where nothing says which there are, their arrays do."""
@@ -134,22 +134,22 @@ class UnboundModel:
         own_rows(
             self.options.model.family,
             config if carried is None else carried,
-            self.files.place if carried is None else self._carried_place,
-            lambda each: self._with(each).table.to_right(arrays, (VOCAB,)).arrays,
+            self.files.location if carried is None else self._carried_location,
+            lambda item: self._with(item).table.to_right(arrays, (VOCAB,)).arrays,
         )
         if carried is None:
             return
         if self.options.model.family is None:
-            same_family(bound.family, config, self.files.place, carried)
-        files = replace(self.files, config=carried, place=self._carried_place)
+            same_family(bound.family, config, self.files.location, carried)
+        files = replace(self.files, config=carried, location=self._carried_location)
         options = replace(self.options, spelling=bound.spelling.name)
         other = replace(self, arrays=arrays, options=options, files=files)._with(bound.family)
-        same_values(bound.table, other.table, arrays, self.files.place)
+        same_values(bound.table, other.table, arrays, self.files.location)
 
     @property
-    def _carried_place(self) -> str:
+    def _carried_location(self) -> str:
         """Where the configuration lies that the checkpoint carries."""
-        return str(parse(self.place) / COMPANIONS / CONFIG)
+        return str(parse(self.location) / SIDECARS / CONFIG)
 
     def _only_fitting(self) -> BoundModel:
         """The only family that takes exactly these arrays, where no configuration says which.
@@ -179,9 +179,9 @@ class UnboundModel:
             hint += f"; {option('family', 'NAME')} is enough for the arrays, but then no {CONFIG} is written"
         raise ConfigError(
             "nothing says which model this is",
-            place=self.place,
+            location=self.location,
             got=f"arrays as of {names}" if names else "arrays of no known family",
-            wanted="its config.json",
+            expected="its config.json",
             hint=hint,
         )
 
@@ -192,17 +192,17 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
     Raises:
         UsageError: the family has no such spelling.
     """
-    wanted = name or files.spelling
-    if wanted is not None:
-        found = next((each for each in family.spellings if each.name == wanted), None)
-        if found is None and name is not None:
+    expected = name or files.spelling
+    if expected is not None:
+        result = next((spelling for spelling in family.spellings if spelling.name == expected), None)
+        if result is None and name is not None:
             raise UsageError(
                 f"family {family.name} has no such way of writing names",
                 got=name,
-                wanted="one of " + ", ".join(each.name for each in family.spellings),
+                expected="one of " + ", ".join(spelling.name for spelling in family.spellings),
             )
-        if found is not None:
-            return found
+        if result is not None:
+            return result
     if files.weights:
         return family.spelling_of(files.weights)
     model_type = (files.config or {}).get("model_type")
@@ -219,7 +219,7 @@ def _on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: 
         return options
     leaves: dict[TreePath, LazyArray] = {tuple(key.split(".")): array for key, array in arrays.items()}
     noted = LayerNotes(scan_axis=view_of(tree).notes.scan_axis)
-    alone = with_layer_notes(Tree(leaves, Metadata(place=tree.metadata.place)), noted)
+    alone = with_layer_notes(Tree(leaves, Metadata(location=tree.metadata.location)), noted)
     return replace(options, scan_axis=known_scan_axis(view_of(alone)))
 
 
@@ -237,7 +237,7 @@ def _with_made_config(
     if files.config is not None:
         raise UsageError(
             "the model's own config.json is at hand: none is made of MaxText's settings",
-            place=files.place,
+            location=files.location,
             hint=f"leave out {option('maxtext_config')}",
         )
     config = config_of_settings(
@@ -248,7 +248,7 @@ def _with_made_config(
         text_alone=options.spelling == TEXT,
     )
     # Names as of the text model that it describes, whatever those of the model it came from were.
-    return replace(files, config=config, place=SETTINGS, spelling=None)
+    return replace(files, config=config, location=SETTINGS, spelling=None)
 
 
 def unwanted_towers(

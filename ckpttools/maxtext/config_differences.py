@@ -10,19 +10,19 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import matches_any
-from ckpttools.families.registry import families
-from ckpttools.families.silent import (
+from ckpttools.families.hf_defaults import (
     TEXT_PARTS,
     compared_fields,
     compared_names,
     default_theta,
     without_alias,
 )
+from ckpttools.families.registry import families
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import FULL_ATTENTION, LAYER_TYPES
-from ckpttools.maxtext.model_files import companions_of
+from ckpttools.maxtext.model_files import sidecars_of
 from ckpttools.stores.registry import parse
 
 # Fields that do not affect a forward pass: names, versions, storage, training, generation, and the form of
@@ -102,9 +102,9 @@ def config_of(tree: Tree) -> Mapping[str, Any] | None:
     """Return the configuration next to a model's weights or carried in its checkpoint, or None."""
     if tree.metadata.config is not None:
         return tree.metadata.config
-    if not tree.metadata.place:
+    if not tree.metadata.location:
         return None
-    file = companions_of(tree).files.get(CONFIG)
+    file = sidecars_of(tree).files.get(CONFIG)
     try:
         return None if file is None else read_json(parse(file.path))
     except CheckpointError:
@@ -171,13 +171,13 @@ def _read_fields() -> frozenset[str]:
 
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the defaults of transformers for absent fields."""
-    made = _merged(compared_fields(config), config)
-    place = next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
-    text = nested(made, place) if place else made
+    built = _merged(compared_fields(config), config)
+    location = next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
+    text = nested(built, location) if location else built
     theta = default_theta(config)
     if theta is not None and text.get(_THETA) is None:
         text[_THETA] = theta
-    return made
+    return built
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
     layers = part.get(LAYER_TYPES)
     if part.get(_WINDOWS) and layers == FULL_ATTENTION:
         unused.add(LAYER_TYPES)  # where windows are used, the default is another
-    elif isinstance(layers, list) and layers and all(each == FULL_ATTENTION for each in layers):
+    elif isinstance(layers, list) and layers and all(layer == FULL_ATTENTION for layer in layers):
         part[LAYER_TYPES] = FULL_ATTENTION
     kind = part.get(_ROPE, {}).get(_TYPE)
     if kind in _PLAIN_ROPES:
@@ -218,46 +218,46 @@ def _fields(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
 
 
 def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, each in value.items():
-        if isinstance(each, Mapping):
-            yield from _flat(each, f"{prefix}{name}.")
-        elif each is not None:
-            yield f"{prefix}{name}", each
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{name}.")
+        elif item is not None:
+            yield f"{prefix}{name}", item
 
 
 def _with_one_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with its rotary embedding in the form of transformers 5."""
-    made = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA)}
+    built = {name: value for name, value in config.items() if name not in (*_ROPES, _THETA)}
     scaling, stated = (dict(each) if isinstance(each := config.get(name), Mapping) else {} for name in _ROPES)
     kind, base = str(config.get("model_type")), config.get(_THETA)
     has_local = kind.startswith("gemma3") or kind == "olmo3"
     if has_local and _LOCAL not in stated and FULL_ATTENTION not in stated:
         stated = {}  # transformers ignores parameters that are not by type of layer
     # Elsewhere the older name replaces the newer one.
-    found = {**stated, **scaling} if has_local else scaling or stated
-    if kind == "deepseek_v4" and not all(isinstance(found.get(name), Mapping) for name in _V4_ROPES):
+    result = {**stated, **scaling} if has_local else scaling or stated
+    if kind == "deepseek_v4" and not all(isinstance(result.get(name), Mapping) for name in _V4_ROPES):
         # The parameters are those of compressed layers, and the base is a field of its own.
-        found = {name: value for name, value in found.items() if name not in (*_V4_ROPES, _THETA)}
-    local = found.pop(_LOCAL, None)
-    if isinstance(found.get(FULL_ATTENTION), Mapping):
-        found = {**found.pop(FULL_ATTENTION), **found}
-    if base is not None and not any(isinstance(each, Mapping) for each in found.values()):
-        found.setdefault(_THETA, base)
+        result = {name: value for name, value in result.items() if name not in (*_V4_ROPES, _THETA)}
+    local = result.pop(_LOCAL, None)
+    if isinstance(result.get(FULL_ATTENTION), Mapping):
+        result = {**result.pop(FULL_ATTENTION), **result}
+    if base is not None and not any(isinstance(each, Mapping) for each in result.values()):
+        result.setdefault(_THETA, base)
     if kind.startswith("gemma3"):
-        local_base = made.pop(_LOCAL_THETA, None) or _DEFAULT_LOCAL_THETA
+        local_base = built.pop(_LOCAL_THETA, None) or _DEFAULT_LOCAL_THETA
         local = {_THETA: local_base, **(local if isinstance(local, Mapping) else {})}
     elif kind == "olmo3":
-        local = local or {_THETA: found.get(_THETA)}
-    parts = _plain_rope(found), _plain_rope(local if isinstance(local, Mapping) else {})
-    made |= {_ROPE: parts[0]} if parts[0] else {}
-    return made | ({f"{_ROPE}.{_LOCAL}": parts[1]} if parts[1] else {})
+        local = local or {_THETA: result.get(_THETA)}
+    parts = _plain_rope(result), _plain_rope(local if isinstance(local, Mapping) else {})
+    built |= {_ROPE: parts[0]} if parts[0] else {}
+    return built | ({f"{_ROPE}.{_LOCAL}": parts[1]} if parts[1] else {})
 
 
 def _plain_rope(stated: Mapping[str, Any]) -> dict[str, Any]:
     """Return a rotary embedding with the newer name of its type, and without a default type."""
-    found = dict(stated)
-    if "type" in found:
-        found.setdefault(_TYPE, found.pop("type"))
-    if found.get(_TYPE) == _DEFAULT_TYPE:
-        del found[_TYPE]
-    return found
+    result = dict(stated)
+    if "type" in result:
+        result.setdefault(_TYPE, result.pop("type"))
+    if result.get(_TYPE) == _DEFAULT_TYPE:
+        del result[_TYPE]
+    return result

@@ -10,9 +10,9 @@ from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural, ranges
-from ckpttools.core.wording import option
 from ckpttools.maxtext.layers import LayerStack, single_layers
 from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYER, LAYERS, LOCAL, REMAINDER
 
@@ -62,24 +62,24 @@ def stacks_to_make(
         ShapeError: layers that would be stacked hold different things.
         UsageError: a cycle is given where there is none, or layers do not form complete cycles.
     """
-    found = single_layers(decoder)
-    if LAYERS not in found and cycle not in (None, 1):
-        raise UsageError("no layers that could repeat", got=", ".join(found), wanted=f"{LAYERS}_{{0..}}")
-    made: list[LayerStack] = []
-    for name, numbers in found.items():
+    result = single_layers(decoder)
+    if LAYERS not in result and cycle not in (None, 1):
+        raise UsageError("no layers that could repeat", got=", ".join(result), expected=f"{LAYERS}_{{0..}}")
+    built: list[LayerStack] = []
+    for name, numbers in result.items():
         _require_all(name, numbers)
         layers = _contents(decoder, name, len(numbers))
-        wanted = cycle if name == LAYERS else None
+        expected = cycle if name == LAYERS else None
         if name == LAYERS and names == "blocks-layers":
-            made += _stacks_behind(layers, wanted or _PAIR)
+            built += _stacks_behind(layers, expected or _PAIR)
             continue
-        length = _period(layers) if wanted is None else wanted
+        length = _period(layers) if expected is None else expected
         _require_alike(name, layers, length)
         if length == 1:
-            made.append(LayerStack((name,), name, (len(layers),), tuple(range(len(layers)))))
+            built.append(LayerStack((name,), name, (len(layers),), tuple(range(len(layers)))))
         else:
-            made += _cycle_stacks(name, len(layers), Cycle(length, names or _inferred_names(layers)))
-    return tuple(made)
+            built += _cycle_stacks(name, len(layers), Cycle(length, names or _inferred_names(layers)))
+    return tuple(built)
 
 
 def _require_all(name: str, numbers: Sequence[int]) -> None:
@@ -87,8 +87,8 @@ def _require_all(name: str, numbers: Sequence[int]) -> None:
     if missing:
         raise FormatError(
             "there are gaps in the numbers of layers",
-            place=f"{DECODER}/{name}_{{{ranges(numbers)}}}",
-            wanted=f"also {ranges(missing)}",
+            location=f"{DECODER}/{name}_{{{ranges(numbers)}}}",
+            expected=f"also {ranges(missing)}",
         )
 
 
@@ -99,7 +99,7 @@ def _stacks_behind(layers: Sequence[Contents], length: int) -> list[LayerStack]:
     if first is None:
         raise ShapeError(
             f"the last {length} layers are no cycle that others could repeat",
-            place=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
+            location=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
             hint=f"say {option('cycle')} N",
         )
     unstacked = sum(any(_UNSTACKED in path for path in layer) for layer in layers)
@@ -108,7 +108,7 @@ def _stacks_behind(layers: Sequence[Contents], length: int) -> list[LayerStack]:
     if is_cut or (unstacked and (len(layers) - unstacked) % length):
         raise UsageError(
             f"the layers to scan are not complete cycles of {length}",
-            place=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
+            location=f"{DECODER}/{LAYERS}_{{0..{len(layers) - 1}}}",
             got=f"{plural(len(layers) - unstacked, 'layer')}"
             + (f" after the {unstacked} that MaxText does not scan" if unstacked else ""),
             hint="leave them as they are: MaxText runs them with scan_layers=false",
@@ -144,7 +144,7 @@ def _require_alike(name: str, layers: Sequence[Contents], length: int) -> None:
             raise ShapeError(
                 f"{name}_{number} and {name}_{first} cannot be stacked, for they differ"
                 + listing(_differences(layers[first], layer)),
-                place=f"{DECODER}/{name}_{{0..{len(layers) - 1}}}",
+                location=f"{DECODER}/{name}_{{0..{len(layers) - 1}}}",
                 hint=f"if layers repeat in a cycle, say {option('cycle')} N",
             )
 
@@ -196,7 +196,7 @@ def _block(top: str, name: str, cycle: Cycle, span: int, repeats: int | None, st
         ]
     local = min(span, cycle.length - 1)
     inner = tuple(first + k for first in starts for k in range(local))
-    made = [LayerStack((top, LOCAL), name, (*outer, local), inner)]
+    built = [LayerStack((top, LOCAL), name, (*outer, local), inner)]
     if span == cycle.length:
-        made.append(LayerStack((top, GLOBAL), name, outer, tuple(first + local for first in starts)))
-    return made
+        built.append(LayerStack((top, GLOBAL), name, outer, tuple(first + local for first in starts)))
+    return built

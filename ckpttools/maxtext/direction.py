@@ -8,11 +8,11 @@ from typing import Literal
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
+from ckpttools.core.message_terms import option, quoted
 from ckpttools.core.text import array_count, first_of
-from ckpttools.core.wording import option, quoted
 from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
-from ckpttools.formats.base import COMPANIONS
+from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import DECODER, EMBEDDING, FACTOR
 from ckpttools.maxtext.view import view_of
@@ -48,7 +48,7 @@ def refuse_hugging_face(tree: Tree) -> None:
     if config is not None and not _is_known(config):
         raise FormatError(
             "this is a Hugging Face checkpoint already, of a model that is not converted",
-            place=tree.metadata.place,
+            location=tree.metadata.location,
             got=f"model_type {config.get('model_type')!r}",
             hint=f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",
         )
@@ -85,13 +85,13 @@ def refuse_adapters(tree: Tree) -> None:
     refuse_adapter(tree)
     factors, others = _factors(tree)
     if factors and not others:
-        place = _quoted(tree)
+        location = _quoted(tree)
         raise FormatError(
             "this is a LoRA adapter, without the parameters of its model",
-            place=tree.metadata.place,
+            location=tree.metadata.location,
             got=f"{array_count(factors)}, such as {factors[0]}",
-            wanted="a whole model, adapters merged into its parameters",
-            hint=f"ckpt adapter merge BASE {place} MODEL merges it, ckpt adapter to-peft {place} DST "
+            expected="a whole model, adapters merged into its parameters",
+            hint=f"ckpt adapter merge BASE {location} MODEL merges it, ckpt adapter to-peft {location} DST "
             "--base BASE converts it to PEFT; MaxText loads it next to its model (lora.lora_restore_path)",
         )
 
@@ -103,9 +103,9 @@ def _refuse_factors(tree: Tree) -> None:
     if factors:
         raise FormatError(
             "LoRA adapters lie beside the parameters of the model, and are not merged into them here",
-            place=tree.metadata.place,
+            location=tree.metadata.location,
             got=f"{array_count(factors)}, such as {factors[0]}",
-            wanted="a whole model, adapters merged into its parameters",
+            expected="a whole model, adapters merged into its parameters",
             hint=_merging(tree),
         )
 
@@ -119,12 +119,12 @@ def _factors(tree: Tree) -> tuple[list[str], list[str]]:
 
 def _merging(tree: Tree) -> str:
     """What to do where factors lie beside parameters: a hint."""
-    apart = parse(tree.metadata.place) / _APART
+    apart = parse(tree.metadata.location) / _APART
     if (apart / ADAPTER).is_file():
         return f"the adapter lies by itself as well: ckpt adapter merge BASE {quote(str(apart))} DST"
     if wrapped_weights(tree):
         return "merge them where they were trained: model.merge_and_unload() of PEFT, and save that"
-    leave = f"ckpt select {_quoted(tree)} DST {' '.join(quoted('drop', each) for each in _FACTORS)}"
+    leave = f"ckpt select {_quoted(tree)} DST {' '.join(quoted('drop', factor) for factor in _FACTORS)}"
     return f"merge them where they were trained; {leave} leaves them out, and with them what was tuned"
 
 
@@ -134,8 +134,8 @@ def _refuse_part(tree: Tree) -> None:
     if "model_type" not in config and "_class_name" in config:
         raise FormatError(
             f"this is a part of a pipeline of diffusers ({config['_class_name']}), no language model",
-            place=tree.metadata.place,
-            wanted="a model that `ckpt families` lists",
+            location=tree.metadata.location,
+            expected="a model that `ckpt families` lists",
             hint=f"ckpt inspect, diff and hash take it; ckpt convert to-orbax {_quoted(tree)} DST writes it "
             "with the names that it has",
         )
@@ -143,26 +143,26 @@ def _refuse_part(tree: Tree) -> None:
 
 def _without_config(tree: Tree) -> CheckpointError:
     """The error for an Orbax checkpoint that is not MaxText's and carries no configuration."""
-    place = tree.metadata.place
+    location = tree.metadata.location
     if _has(tree, _HUGGING_FACE):
         return ConfigError(
             f"no {CONFIG} is carried along in this Orbax checkpoint",
-            place=place,
-            wanted=f"the model's {CONFIG}, which says its family and sizes",
-            hint=f"copy it from where the weights came from into {parse(place) / COMPANIONS}",
+            location=location,
+            expected=f"the model's {CONFIG}, which says its family and sizes",
+            hint=f"copy it from where the weights came from into {parse(location) / SIDECARS}",
         )
     return FormatError(
         "this is an Orbax checkpoint, whose names are neither Hugging Face's nor MaxText's",
-        place=place,
+        location=location,
         got=first_of([dotted(path) for path in tree.arrays], 3),
-        wanted="the names of a model that `ckpt families` lists",
+        expected="the names of a model that `ckpt families` lists",
         hint=f"ckpt inspect tree {_quoted(tree)} shows all of them; "
         f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",
     )
 
 
 def _quoted(tree: Tree) -> str:
-    return quote(tree.metadata.place)
+    return quote(tree.metadata.location)
 
 
 def _other_way(
@@ -171,7 +171,7 @@ def _other_way(
     source = _quoted(tree)
     return FormatError(
         f"this is a {this} checkpoint already",
-        place=tree.metadata.place,
+        location=tree.metadata.location,
         got=kind,
         hint=f"ckpt convert {command.format(source)} makes a {other} one of it; "
         f"ckpt convert {rewrite} {source} DST writes it with the names that it has",

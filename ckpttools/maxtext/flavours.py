@@ -67,10 +67,10 @@ def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
     if based := [path for path in paths if path[:1] == (BASE,) and len(path) > 1]:
         return Flavour("nnx-rl", (BASE,), _suffix(based))
     model = Flavour("nnx", (MODEL,), NNX.suffix)
-    found = next((each for each in (model, NNX) if paths and all(map(each.holds, paths))), PLAIN)
+    result = next((item for item in (model, NNX) if paths and all(map(item.holds, paths))), PLAIN)
     key = mirrored[0] if mirrored else paths[0][0] if paths and paths[0] else ""
     apart = mirrored or (wraps(key) and all(path[:1] == (key,) for path in paths))
-    return _within(paths, key, found) if apart and found != model else found
+    return _within(paths, key, result) if apart and result != model else result
 
 
 def _within(paths: list[Path], key: str | int, otherwise: Flavour) -> Flavour:

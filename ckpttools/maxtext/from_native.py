@@ -45,7 +45,7 @@ class Native:
 def native_of(
     arrays: Mapping[str, LazyArray],
     config: Mapping[str, Any] | None,
-    place: str,
+    location: str,
     dtype: DType | None = None,
 ) -> Native:
     """A model's parameters with quantised leaves and their scales told apart, or dequantised.
@@ -53,7 +53,7 @@ def native_of(
     Args:
         arrays: by dotted names.
         config: the model's, which may say how large blocks are; else the grids of scales do.
-        place: for messages.
+        location: for messages.
         dtype: of the numbers that are made of quantised leaves; None to keep these.
 
     Raises:
@@ -63,15 +63,15 @@ def native_of(
     if not pairs:
         return Native(arrays)
     if dtype is not None:
-        tree = Tree({(name,): each for name, each in arrays.items()}).with_metadata(place=place)
-        made = dequantized(tree, dtype)
-        return Native({str(path[0]): each for path, each in made.tree.arrays.items()}, notes=made.notes)
+        tree = Tree({(name,): item for name, item in arrays.items()}).with_metadata(location=location)
+        built = dequantized(tree, dtype)
+        return Native({str(path[0]): item for path, item in built.tree.arrays.items()}, notes=built.notes)
     scales = {name: arrays[scale] for name, scale in pairs.items()}
     sounds = {
-        name: sound_of(arrays[scale], arrays[name].dtype, scale, place) for name, scale in pairs.items()
+        name: sound_of(arrays[scale], arrays[name].dtype, scale, location) for name, scale in pairs.items()
     }
     away = set(pairs.values())
-    plain = {name: each for name, each in arrays.items() if name not in away}
+    plain = {name: item for name, item in arrays.items() if name not in away}
     return Native(plain, scales, sounds, block_of(plain, scales, config))
 
 
@@ -88,16 +88,20 @@ def block_of(
     Returns:
         None where each leaf has one scale.
     """
-    gridded = {name: each for name, each in scales.items() if each.ndim == arrays[name].ndim}
+    gridded = {name: item for name, item in scales.items() if item.ndim == arrays[name].ndim}
     if not gridded:
         return None
-    said = (says_quantized(config) or {}).get("weight_block_size")
-    if isinstance(said, list) and len(said) == len(set(said)) + 1 and isinstance(said[0], int):
-        return said[0], said[0]
+    declared = (says_quantized(config) or {}).get("weight_block_size")
+    if (
+        isinstance(declared, list)
+        and len(declared) == len(set(declared)) + 1
+        and isinstance(declared[0], int)
+    ):
+        return declared[0], declared[0]
     sizes = (
         length // max(1, count)
-        for name, each in gridded.items()
-        for length, count in zip(arrays[name].shape, each.shape, strict=True)
+        for name, item in gridded.items()
+        for length, count in zip(arrays[name].shape, item.shape, strict=True)
     )
     size = max(sizes)
     return size, size
@@ -116,15 +120,15 @@ def hugging_face_grids(
         native: what of it is quantised.
         cut: axes on which arrays may be longer than the model says.
     """
-    found = unread_grids(table, arrays, native, cut)
-    return replace(found, problems=(*found.problems, *_unequal(found, native.block)))
+    result = unread_grids(table, arrays, native, cut)
+    return replace(result, problems=(*result.problems, *_unequal(result, native.block)))
 
 
 def unread_grids(
     table: Table, arrays: Mapping[str, LazyArray], native: Native, cut: Collection[str] = ()
 ) -> ScaleGrids:
     """As `hugging_face_grids`, before any scale is read."""
-    scales = {name: each for name, each in native.scales.items() if name in arrays}
+    scales = {name: item for name, item in native.scales.items() if name in arrays}
     if not scales:
         return ScaleGrids(table, {})
     size = square(native.block)
@@ -145,8 +149,8 @@ def _unequal(grids: ScaleGrids, block: Block | None) -> Iterator[str]:
     """A line for each weight with cells of one block that have other scales; they are read."""
     for name, (cells, times) in grids.cells.items():
         again = grids.scales[name]
-        for axis, each in zip((cells.ndim - 2, cells.ndim - 1), times, strict=True):
-            again = repeated(again, axis, each, cells.shape[axis])
+        for axis, item in zip((cells.ndim - 2, cells.ndim - 1), times, strict=True):
+            again = repeated(again, axis, item, cells.shape[axis])
         if again.read().tobytes() != cells.read().tobytes():
             yield f"{name}: its scales differ within blocks of {' x '.join(map(str, block or ()))}"
 
@@ -166,16 +170,16 @@ def with_scheme(
         block: elements of a block.
     """
     size = list(block) if block else None
-    said = says_quantized(config) or {}
-    if said.get("quant_method") == "fp8" and said.get("weight_block_size") == size:
+    declared = says_quantized(config) or {}
+    if declared.get("quant_method") == "fp8" and declared.get("weight_block_size") == size:
         return config, ()
     scales = {name + BLOCK_SCALE for name in weights}
-    others = {name: each for name, each in arrays.items() if name not in scales}
-    made = {
+    others = {name: item for name, item in arrays.items() if name not in scales}
+    built = {
         "quant_method": "fp8",
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": size,
         "modules_to_not_convert": left_modules(others, weights),
     }
-    return {**config, FIELD: made}, (f"{FIELD} says {scheme(made)}, as weights are",)
+    return {**config, FIELD: built}, (f"{FIELD} says {scheme(built)}, as weights are",)

@@ -10,12 +10,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import matches_any
-from ckpttools.core.wording import option
 from ckpttools.families.family import Family, Spelling
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext import tying
+from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.model import ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.native import KeptWeights
@@ -24,7 +24,7 @@ from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.maxtext.stored_head import StoredHead, is_alias
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.versions import version_called
-from ckpttools.quantized.refusals import refuse_quantized
+from ckpttools.quantized.unsupported_errors import refuse_quantized
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class HuggingFaceSource:
         return self.kept.tree.metadata.config
 
     @property
-    def place(self) -> str:
-        return self.kept.tree.metadata.place
+    def location(self) -> str:
+        return self.kept.tree.metadata.location
 
     def homeless(self) -> dict[str, LazyArray]:
         """The arrays that MaxText has no place for, without those that the user leaves out."""
@@ -74,7 +74,7 @@ def hugging_face_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSou
     family, table = _table(tree, arrays, options)
     if not kept.scales:
         # Of all arrays: those that are left out may be the scales of others.
-        refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
+        refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)
     spelling = family.spelling_of(arrays)
     head, drop, lost = tying.right_head(family, spelling), options.drop, None
     way = _head_handling(head, arrays, options)
@@ -102,7 +102,7 @@ def _head_handling(
 
 def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> tuple[Family, Table]:
     """The family and its rows, bound to the model in `tree`."""
-    config = required(tree.metadata.config, tree.metadata.place)
+    config = required(tree.metadata.config, tree.metadata.location)
     return bound(_family(tree, config, options.model), tree, arrays, options)
 
 
@@ -110,8 +110,8 @@ def bound(
     family: Family, tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText
 ) -> tuple[Family, Table]:
     """A family in the version's layout, and its rows, bound to the model in `tree`."""
-    place = tree.metadata.place
-    config = required(tree.metadata.config, place)
+    location = tree.metadata.location
+    config = required(tree.metadata.config, location)
     family = family_in(family, version_called(options.maxtext))
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
@@ -125,10 +125,10 @@ def bound(
         overrides={**rope_flags(family, options.model), **tied},
         without=family.towers if options.text_only else tuple(_dropped_towers(family, arrays, options.drop)),
     )
-    _require_towers(family, table, arrays, place)
+    _require_towers(family, table, arrays, location)
     if options.scan:
         _refuse_scanned(family, table)
-    return family, replace(table, place=place, padded=_padded(table, options.pad_vocab))
+    return family, replace(table, location=location, padded=_padded(table, options.pad_vocab))
 
 
 def _refuse_scanned(family: Family, table: Table) -> None:
@@ -139,7 +139,7 @@ def _refuse_scanned(family: Family, table: Table) -> None:
     family.refuse_scanned(hint, has_towers=has_towers)
 
 
-def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray], place: str) -> None:
+def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
     """Refuses a model of which the configuration describes a tower that is not there at all.
 
     Raises:
@@ -150,9 +150,9 @@ def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray
         if flag.value and not arrays_of(family, tower, arrays):
             raise CoverageError(
                 f"the model has a tower ({tower}) of which no array is there",
-                place=place,
+                location=location,
                 got=flag.source,
-                wanted="all of the model's arrays",
+                expected="all of the model's arrays",
                 hint=f"check that all of its files are there, or {option('text_only', True)} "
                 "converts the text model alone",
             )
@@ -174,7 +174,7 @@ def _dropped_towers(family: Family, arrays: Mapping[str, LazyArray], drop: Seque
 def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Family:
     """The model's family. Where none has its type, the error names those that have its arrays' names."""
     try:
-        return family_for(config, model, tree.metadata.place)
+        return family_for(config, model, tree.metadata.location)
     except ConfigError as error:
         fitting = families_with_names_of(tree)
         own = option("family", "FILE.toml")
@@ -200,7 +200,7 @@ def _padded(table: Table, pad_vocab: int | None) -> dict[str, int]:
         raise UsageError(
             "padding cannot take rows away",
             got=option("pad_vocab", pad_vocab),
-            wanted=f"at least {vocab.length} ({vocab.source})",
+            expected=f"at least {vocab.length} ({vocab.source})",
             hint=f"leave it out, and {vocab_setting(vocab.length)}",
         )
     return {"vocab": pad_vocab}

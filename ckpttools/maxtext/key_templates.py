@@ -58,7 +58,7 @@ def _always_there(rows: Sequence[Row]) -> bool:
         return True
     flags = sorted(frozenset().union(*(row.flags for row in rows)))
     settings = product((False, True), repeat=len(flags))
-    chosen = ([flag for flag, is_set in zip(flags, each, strict=True) if is_set] for each in settings)
+    chosen = ([flag for flag, is_set in zip(flags, item, strict=True) if is_set] for item in settings)
     return all(any(row.applies(setting) for row in rows) for setting in chosen)
 
 
@@ -79,11 +79,11 @@ class FamilyKeys:
     @cached_property
     def by_text(self) -> dict[str, list[tuple[Key, list[str | None]]]]:
         """The forms by their text with "#" for numbers, each with these; None for one that may be any."""
-        found: dict[str, list[tuple[Key, list[str | None]]]] = {}
+        result: dict[str, list[tuple[Key, list[str | None]]]] = {}
         for form in dict.fromkeys(form for group in self.groups for form in group.forms):
             text, numbers = _numbers_of(form)
-            found.setdefault(text, []).append((form, numbers))
-        return found
+            result.setdefault(text, []).append((form, numbers))
+        return result
 
     def first_numbers(self, before: str) -> list[int]:
         """The least numbers that templates have right behind some text, one for each that has any."""
@@ -129,7 +129,7 @@ def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterato
         return
     groups = _row_groups(family, scan_axis)
     # A pattern with a number in it ignores some layers only; a configuration tells which.
-    ignored = tuple(each for each in (*family.dropped, *family.homeless) if "{" not in each)
+    ignored = tuple(item for item in (*family.dropped, *family.homeless) if "{" not in item)
     for spelling in family.spellings:
         keys = (
             [(spelling.key(a.right.key), b) for a, b in rows if not isinstance(a.op, Fill)] for rows in groups
@@ -141,8 +141,8 @@ def _row_groups(family: Family, scan_axis: int | None) -> list[list[tuple[Row, R
     """The rows outside of layers, then those of each group of layers; each with its prefixes and without."""
     # A row below a group has the group's flags, too; here its own are what matters.
     # Layers of an incomplete cycle have the names of those in complete ones.
-    known = [each for each in family.layers if each.scanned]
-    layers = [list(zip(each.all_rows(scan_axis), each.rows, strict=True)) for each in known]
+    known = [layer for layer in family.layers if layer.scanned]
+    layers = [list(zip(item.all_rows(scan_axis), item.rows, strict=True)) for item in known]
     return [[(row, row) for row in family.rows], *layers]
 
 
@@ -173,15 +173,15 @@ def numberless(name: str) -> str:
 def alike(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[Alike, list[str]]:
     """The names by what they have in common; only numbers count that some template has as they are."""
     fixed: dict[str, set[int]] = {}
-    for text, forms in (item for each in keys for item in each.by_text.items()):
-        places = (k for _, numbers in forms for k, number in enumerate(numbers) if number is not None)
-        fixed.setdefault(text, set()).update(places)
-    found: dict[Alike, list[str]] = {}
+    for text, forms in (item for key in keys for item in key.by_text.items()):
+        locations = (k for _, numbers in forms for k, number in enumerate(numbers) if number is not None)
+        fixed.setdefault(text, set()).update(locations)
+    result: dict[Alike, list[str]] = {}
     for name in names:
         text, kept = _split(name)
         as_they_are = fixed.get(text)
         common: tuple[str | None, ...] = (None,) * len(kept)
         if as_they_are:
             common = tuple(number if k in as_they_are else None for k, number in enumerate(kept))
-        found.setdefault((text, common), []).append(name)
-    return found
+        result.setdefault((text, common), []).append(name)
+    return result

@@ -35,22 +35,24 @@ class LayerGroup:
 def layer_groups(stacks: Iterable[LayerStack]) -> tuple[LayerGroup, ...]:
     """A layout in few words: a remainder belongs to the group before it."""
     by_top: dict[str, list[LayerStack]] = {}
-    for each in stacks:
-        single = not each.shape and len(each.key) == 1
-        by_top.setdefault(each.name if single else str(each.key[0]).removesuffix(REMAINDER), []).append(each)
+    for stack in stacks:
+        single = not stack.shape and len(stack.key) == 1
+        by_top.setdefault(stack.name if single else str(stack.key[0]).removesuffix(REMAINDER), []).append(
+            stack
+        )
     # What is left over of `scanned_blocks` lies in `layers_remainder`.
-    if BLOCKS in by_top and all(str(each.key[0]).endswith(REMAINDER) for each in by_top.get(LAYERS, [])):
+    if BLOCKS in by_top and all(str(item.key[0]).endswith(REMAINDER) for item in by_top.get(LAYERS, [])):
         by_top[BLOCKS] += by_top.pop(LAYERS, [])
     return tuple(_group(top, below) for top, below in by_top.items())
 
 
 def _group(top: str, stacks: list[LayerStack]) -> LayerGroup:
-    length = sum(len(each.numbers) for each in stacks)
+    length = sum(len(stack.numbers) for stack in stacks)
     path = f"{DECODER}/{top}"
-    main = [each for each in stacks if each.shape and not str(each.key[0]).endswith(REMAINDER)]
-    left = length - sum(len(each.numbers) for each in main)
+    main = [stack for stack in stacks if stack.shape and not str(stack.key[0]).endswith(REMAINDER)]
+    left = length - sum(len(item.numbers) for item in main)
     if not main:
-        apart = any(len(each.key) > 1 for each in stacks)
+        apart = any(len(stack.key) > 1 for stack in stacks)
         return LayerGroup(
             path, length, "cycle" if apart else "unstacked", length if apart else 1, left * apart
         )

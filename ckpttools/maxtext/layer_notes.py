@@ -65,9 +65,9 @@ def with_layer_notes(tree: Tree, notes: LayerNotes) -> Tree:
         if isinstance(own, Mapping)
         else {}
     )
-    stacks = {keystr(each.key): {each.name: _nested(each.numbers, each.shape)} for each in notes.stacks}
-    said = {_STACKS: stacks, _AXIS: notes.scan_axis, _FIRST: sorted(notes.first_axis)}
-    note = kept | {key: value for key, value in said.items() if value not in (None, {}, [])}
+    stacks = {keystr(stack.key): {stack.name: _nested(stack.numbers, stack.shape)} for stack in notes.stacks}
+    declared = {_STACKS: stacks, _AXIS: notes.scan_axis, _FIRST: sorted(notes.first_axis)}
+    note = kept | {key: value for key, value in declared.items() if value not in (None, {}, [])}
     others = {key: value for key, value in tree.metadata.custom.items() if key != KEY}
     return tree.with_metadata(custom=others | ({KEY: note} if note else {}))
 
@@ -85,8 +85,8 @@ def fits(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> bool:
         layers: names of layers -> their numbers.
     """
     noted: dict[str, list[int]] = {}
-    for each in notes.stacks:
-        noted.setdefault(each.name, []).extend(each.numbers)
+    for stack in notes.stacks:
+        noted.setdefault(stack.name, []).extend(stack.numbers)
     # Layers before the stacks are one by one in some models.
     return noted.keys() == layers.keys() and all(
         sorted(numbers) == sorted(layers[name])[-len(numbers) :]
@@ -105,9 +105,9 @@ def _nested(numbers: Sequence[int], shape: Shape) -> Any:
 def _stacks(note: object) -> tuple[LayerStack, ...]:
     if not isinstance(note, Mapping):
         return ()
-    made = [_stack(str(key), each) for key, each in note.items()]
-    found = tuple(each for each in made if each is not None)
-    return found if len(found) == len(made) else ()
+    built = [_stack(str(key), item) for key, item in note.items()]
+    result = tuple(item for item in built if item is not None)
+    return result if len(result) == len(built) else ()
 
 
 def _stack(key: str, note: object) -> LayerStack | None:
@@ -126,7 +126,7 @@ def _shape(nested: object) -> Shape | None:
         return () if nested >= 0 else None
     if not isinstance(nested, Sequence) or isinstance(nested, str) or not nested:
         return None
-    shapes = {_shape(each) for each in nested}
+    shapes = {_shape(item) for item in nested}
     (inner,) = shapes if len(shapes) == 1 else (None,)
     return None if inner is None else (len(nested), *inner)
 
@@ -134,4 +134,4 @@ def _shape(nested: object) -> Shape | None:
 def _flat(nested: Any) -> Iterable[int]:
     if isinstance(nested, int):
         return [nested]
-    return [number for each in nested for number in _flat(each)]
+    return [number for item in nested for number in _flat(item)]

@@ -19,8 +19,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.core.wording import option
 from ckpttools.maxtext.layout import (
     BLOCKS,
     DECODER,
@@ -59,7 +59,7 @@ class LayerStack:
 
 def below_decoder(parameters: Mapping[Path, LazyArray]) -> dict[Path, LazyArray]:
     """Parameters of the decoder, under their paths below it."""
-    return {path[path.index(DECODER) + 1 :]: each for path, each in parameters.items() if DECODER in path}
+    return {path[path.index(DECODER) + 1 :]: item for path, item in parameters.items() if DECODER in path}
 
 
 def key_of_layers(path: Path, known: Collection[Path]) -> slice | None:
@@ -81,12 +81,12 @@ def numbered(key: str | int) -> tuple[str, int] | None:
 
 def single_layers(decoder: Iterable[Path]) -> dict[str, list[int]]:
     """Numbers of the layers that are there one by one, ascending, under their names."""
-    found: dict[str, set[int]] = {}
+    result: dict[str, set[int]] = {}
     for path in decoder:
         named = numbered(path[0]) if path else None
         if named and LAYERS in named[0]:
-            found.setdefault(named[0], set()).add(named[1])
-    return {name: sorted(numbers) for name, numbers in found.items()}
+            result.setdefault(named[0], set()).add(named[1])
+    return {name: sorted(numbers) for name, numbers in result.items()}
 
 
 def stacked_keys(decoder: Iterable[Path]) -> dict[Path, int]:
@@ -156,7 +156,9 @@ def _votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis:
     for key, (lengths, _) in common.items():
         if not str(key[0]).endswith(REMAINDER):
             repeats.setdefault(str(key[0]), Counter())[lengths[:1]] += 1
-    return sum(count for _, count in common.values()) + sum(max(each.values()) for each in repeats.values())
+    return sum(count for _, count in common.values()) + sum(
+        max(repeat.values()) for repeat in repeats.values()
+    )
 
 
 def _most_common(shapes: list[Shape], axis: int, axes: int) -> tuple[Shape, int]:
@@ -186,14 +188,14 @@ def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerSta
     ]
     shapes = {key: _stacked_shape(decoder, key, axis, axes) for key, axes in keys.items()}
     # Layers before a cycle and the remainder behind it count on in the same numbers.
-    starts: Counter[str] = Counter(each.name for each in singles)
-    made: list[LayerStack] = []
+    starts: Counter[str] = Counter(single.name for single in singles)
+    built: list[LayerStack] = []
     for top in sorted(dict.fromkeys(str(key[0]) for key in keys), key=lambda top: top.endswith(REMAINDER)):
         mine = {key: shape for key, shape in shapes.items() if key[0] == top}
         name = LAYERS if top == BLOCKS else top.removesuffix(REMAINDER)
-        made += _numbered_stacks(top, name, mine, starts[name])
+        built += _numbered_stacks(top, name, mine, starts[name])
         starts[name] += sum(prod(shape) for shape in mine.values())
-    return (*singles, *made)
+    return (*singles, *built)
 
 
 def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
@@ -201,22 +203,22 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
     if not axes:
         return ()
     shapes = {path: array.shape for path, array in decoder.items() if path[: len(key)] == key}
-    wanted, _ = _most_common(list(shapes.values()), axis, axes)
+    expected, _ = _most_common(list(shapes.values()), axis, axes)
     odd = {
         path: shape
         for path, shape in shapes.items()
-        if shape[axis : axis + axes] != wanted and not is_scale_of_layer(path, shape, wanted)
+        if shape[axis : axis + axes] != expected and not is_scale_of_layer(path, shape, expected)
     }
-    if odd or not wanted:
+    if odd or not expected:
         lines = [f"{keystr((DECODER, *path))} {list(shape)}" for path, shape in odd.items()]
         on = f"axis {axis}" if axes == 1 else f"axes {axis} and {axis + 1}"
         raise ShapeError(
             f"arrays that are stacked together have different numbers of layers on {on}" + listing(lines),
-            place=keystr((DECODER, *key)),
-            wanted=" and ".join(map(str, wanted)) or f"at least {axis + axes} axes",
+            location=keystr((DECODER, *key)),
+            expected=" and ".join(map(str, expected)) or f"at least {axis + axes} axes",
             hint=_hint(decoder, axis),
         )
-    return wanted
+    return expected
 
 
 def is_scale_of_layer(path: Path, shape: Shape, stacked: Shape) -> bool:
@@ -248,7 +250,7 @@ def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: i
     if len(repeats) != 1:
         lines = [f"{keystr((DECODER, *key))}: {shape[0]} layers" for key, shape in shapes.items()]
         raise ShapeError(
-            "the positions of a cycle have different numbers of layers" + listing(lines), place=top
+            "the positions of a cycle have different numbers of layers" + listing(lines), location=top
         )
     (repeat,) = repeats
     if {key[1] for key in shapes} <= {LOCAL, GLOBAL}:
@@ -256,12 +258,12 @@ def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: i
     else:
         _require_all(top, [_position(key[1]) for key in shapes])
         spans = [(key, 1) for key in shapes]
-    cycle, made, first = sum(span for _, span in spans), [], start
+    cycle, built, first = sum(span for _, span in spans), [], start
     for key, span in spans:
         numbers = (first + block * cycle + k for block in range(prod(repeat)) for k in range(span))
-        made.append(LayerStack(key, name, shapes[key], tuple(numbers)))
+        built.append(LayerStack(key, name, shapes[key], tuple(numbers)))
         first += span
-    return made
+    return built
 
 
 def _require_all(top: str, positions: list[int]) -> None:
@@ -269,7 +271,7 @@ def _require_all(top: str, positions: list[int]) -> None:
     if missing:
         raise FormatError(
             "positions of a cycle are missing",
-            place=keystr((DECODER, top)),
+            location=keystr((DECODER, top)),
             got=positions,
-            wanted=f"also {', '.join(map(str, missing))}",
+            expected=f"also {', '.join(map(str, missing))}",
         )

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
+from ckpttools.core.message_terms import option, several
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import option, several
 from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, is_adapter
@@ -25,11 +25,11 @@ from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.rename import Remap, Rule
-from ckpttools.transforms.unwrapped import unwrapped, without_states
+from ckpttools.transforms.strip_wrappers import unwrapped, without_states
 
 _RULES = (
-    *(Rule(*each) for each in REARRANGED),
-    *(Rule(*each) for each in RENAMED),
+    *(Rule(*item) for item in REARRANGED),
+    *(Rule(*item) for item in RENAMED),
     *(Rule(name, hub, optional=True) for name, hub in OPTIONAL),
 )
 # Dictionaries beside a model's, of which trainers have a handful. Each is looked for in all names, twice:
@@ -69,12 +69,12 @@ def with_hub_names(tree: Tree) -> Transformed:
     pairs = _pairs(config) if config.get("model_type") in MODEL_TYPES else None
     if pairs is None or not has_llama_names(map(dotted, tree.arrays)):
         return Transformed(tree, Notes())
-    made = Remap(_RULES, {"pair": pairs, "half": 2}, place="the names of Meta's own Llama code")(tree)
+    built = Remap(_RULES, {"pair": pairs, "half": 2}, location="the names of Meta's own Llama code")(tree)
     remark = (
         "names are those of torchtitan or Meta's own code: they become those of the hub, and rows of queries "
         "and keys get the order of its rotary halves"
     )
-    return Transformed(made.tree, made.notes + Notes(remarks=(remark,)))
+    return Transformed(built.tree, built.notes + Notes(remarks=(remark,)))
 
 
 @dataclass(frozen=True)
@@ -92,24 +92,24 @@ class NamedByHub:
         if view_of(tree).is_maxtext:
             raise FormatError(
                 "these are names of MaxText",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 hint="ckpt convert maxtext-to-hf SRC DST knows them",
             )
-        made = model_alone(
+        built = model_alone(
             tree,
             others="there is more than a model in it, of which the hub has no names",
             leaving="leave that out with {}",
             names="which names the hub has for these is not known",
         )
-        found = strangers_in(made.tree)
-        if found is not None and found.prefixes:
+        result = strangers_in(built.tree)
+        if result is not None and result.prefixes:
             raise FormatError(
-                f"the names that the hub has are here behind {' or '.join(found.prefixes)}",
-                place=tree.metadata.place or None,
-                wanted=f"names of the family {found.family}",
-                hint=below(found.prefixes, tree),
+                f"the names that the hub has are here behind {' or '.join(result.prefixes)}",
+                location=tree.metadata.location or None,
+                expected=f"names of the family {result.family}",
+                hint=below(result.prefixes, tree),
             )
-        return made
+        return built
 
 
 def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
@@ -125,20 +125,20 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
         FormatError: either; or the sizes of the configuration are not those of the arrays.
         CheckpointError: they do not go into these at all.
     """
-    place = tree.metadata.place or None
+    location = tree.metadata.location or None
     bare = without_states(tree)
     plain = unwrapped(bare.tree)
-    if found := patterns_beside(plain.tree):
-        hint = leaving.format(several("drop", found))
-        raise FormatError(others, place=place, got=", ".join(found), hint=hint)
+    if result := patterns_beside(plain.tree):
+        hint = leaving.format(several("drop", result))
+        raise FormatError(others, location=location, got=", ".join(result), hint=hint)
     named = with_family_names(plain.tree)
-    made = with_hub_names(named.tree)
-    if has_llama_names(map(dotted, made.tree.arrays)):
-        hint = OF_OTHER_MODELS if tree.metadata.config else config_beside(tree.metadata.place)
-        raise FormatError(names, place=place, hint=hint)
-    if made.tree is not named.tree:
-        _require_sizes(made.tree)
-    return Transformed(made.tree, bare.notes + plain.notes + named.notes + made.notes)
+    built = with_hub_names(named.tree)
+    if has_llama_names(map(dotted, built.tree.arrays)):
+        hint = OF_OTHER_MODELS if tree.metadata.config else config_beside(tree.metadata.location)
+        raise FormatError(names, location=location, hint=hint)
+    if built.tree is not named.tree:
+        _require_sizes(built.tree)
+    return Transformed(built.tree, bare.notes + plain.notes + named.notes + built.notes)
 
 
 def _require_sizes(tree: Tree) -> None:
@@ -155,8 +155,8 @@ def _require_sizes(tree: Tree) -> None:
         if error.coverage.misshapen:
             raise FormatError(
                 "arrays have other shapes than config.json says:"
-                + listing([str(each) for each in error.coverage.misshapen]),
-                place=tree.metadata.place or None,
+                + listing([str(item) for item in error.coverage.misshapen]),
+                location=tree.metadata.location or None,
                 hint="where there are consolidated.01.pth and so on, each file has a part of the matrices: "
                 "convert_llama_weights_to_hf.py of transformers puts them together; else check that "
                 "config.json belongs to these weights",
@@ -179,12 +179,13 @@ def _unloadable(tree: Tree) -> Iterator[str]:
         if not is_saved_by_peft(tree):
             yield f"{ADAPTER} is not written: PEFT loads an adapter as adapter_model.safetensors beside it"
         return
-    found = strangers_in(tree)
-    if found is None or not found.names or view_of(tree).is_maxtext:
+    result = strangers_in(tree)
+    if result is None or not result.names or view_of(tree).is_maxtext:
         return
-    if found.prefixes:
-        yield f"names begin with {' or '.join(found.prefixes)}, {_NOT_LOADED}: {below(found.prefixes, tree)}"
-    elif any(name.endswith(_OF_FLAX) for name in found.names):
+    if result.prefixes:
+        prefixes = " or ".join(result.prefixes)
+        yield f"names begin with {prefixes}, {_NOT_LOADED}: {below(result.prefixes, tree)}"
+    elif any(name.endswith(_OF_FLAX) for name in result.names):
         yield f"names and axes are those of Flax, {_NOT_LOADED}: {option('map')} takes rules that change both"
     elif unwrapped(tree, patterns_beside(tree)).tree is not tree:
         yield f"names have what a trainer put around them, {_NOT_LOADED}: {by_hub}"
@@ -208,18 +209,18 @@ def on_hub(tree: Tree, config: Mapping[str, Any] | None) -> OnHub:
     if len(beside) > _MOST_BESIDE:
         return OnHub(tree)
     plain = unwrapped(tree, beside)
-    made, remarks = plain.tree, plain.notes.remarks
-    if has_llama_names(map(dotted, made.arrays)):
+    built, remarks = plain.tree, plain.notes.remarks
+    if has_llama_names(map(dotted, built.arrays)):
         try:
-            hub = with_hub_names(made.with_metadata(config=config))
+            hub = with_hub_names(built.with_metadata(config=config))
         except CheckpointError:
             # The configuration has other sizes: names stay.
-            return OnHub(made, remarks)
+            return OnHub(built, remarks)
         if hub.notes.remarks:
             return OnHub(hub.tree, remarks + hub.notes.remarks)
-        return OnHub(made, remarks)
-    named = with_family_names(made.with_metadata(config=config), beside)
-    return OnHub(named.tree, remarks + named.notes.remarks) if named.notes.remarks else OnHub(made, remarks)
+        return OnHub(built, remarks)
+    named = with_family_names(built.with_metadata(config=config), beside)
+    return OnHub(named.tree, remarks + named.notes.remarks) if named.notes.remarks else OnHub(built, remarks)
 
 
 def _pairs(config: Mapping[str, Any]) -> int | None:

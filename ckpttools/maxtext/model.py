@@ -8,13 +8,13 @@ from shlex import quote
 from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
-from ckpttools.core.wording import option, step
+from ckpttools.core.message_terms import option, step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import family_called, family_of
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
-from ckpttools.maxtext.tying import WAYS
-from ckpttools.stores.place import Place
+from ckpttools.maxtext.tied_embeddings import WAYS
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 ROPE_LAYOUTS = ("halves", "interleaved")
@@ -46,10 +46,10 @@ class ModelOptions:
 def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
     """Raises UsageError for a value that is not among the choices; None is always allowed."""
     if value is not None and value not in choices:
-        raise UsageError(f"unknown {what} {value!r}", wanted="one of " + ", ".join(choices))
+        raise UsageError(f"unknown {what} {value!r}", expected="one of " + ", ".join(choices))
 
 
-def family_for(config: Mapping[str, object] | None, options: ModelOptions, place: str) -> Family:
+def family_for(config: Mapping[str, object] | None, options: ModelOptions, location: str) -> Family:
     """The family that the user names or describes, or the one of the configuration's `model_type`.
 
     Raises:
@@ -59,17 +59,17 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, place
     """
     if options.family is not None:
         return family_called(options.family)
-    return family_of(required(config, place), CONFIG)
+    return family_of(required(config, location), CONFIG)
 
 
 def required(
-    config: Mapping[str, object] | None, place: str, hint: str | None = None
+    config: Mapping[str, object] | None, location: str, hint: str | None = None
 ) -> Mapping[str, object]:
     """`config`, which must be there.
 
     Args:
         config: of the model, if it is known.
-        place: where the weights lie.
+        location: where the weights lie.
         hint: what to do otherwise; None for what brings it there.
 
     Raises:
@@ -78,33 +78,33 @@ def required(
     if config is None:
         raise ConfigError(
             "there is no config.json beside the weights",
-            place=place,
-            wanted="the model's config.json, which says its family and sizes",
-            hint=hint or config_beside(place),
+            location=location,
+            expected="the model's config.json, which says its family and sizes",
+            hint=hint or config_beside(location),
         )
     return config
 
 
-def config_beside(place: str) -> str:
+def config_beside(location: str) -> str:
     """How a model's configuration comes to lie beside its weights: a hint."""
-    if not place:
+    if not location:
         return "copy it there from where the weights came from"
     converted = step(
-        f'ckpttools.convert("{place}", "MODEL", format="safetensors")',
-        f"ckpt convert to-safetensors {quote(place)} MODEL",
+        f'ckpttools.convert("{location}", "MODEL", format="safetensors")',
+        f"ckpt convert to-safetensors {quote(location)} MODEL",
     )
     elsewhere = f"{converted} and `cp {_OF_MODEL} MODEL`, and go on with MODEL"
-    copy = config_copy(parse(place))
+    copy = config_copy(parse(location))
     if copy is None:
         return elsewhere
     return f"`{copy}`, of the model that was trained; where nothing can be written there, {elsewhere}"
 
 
-def config_copy(place: Place) -> str | None:
+def config_copy(location: Location) -> str | None:
     """The command that copies a model's configuration beside weights; None where no file system is."""
-    if place.store.scheme != "file":
+    if location.store.scheme != "file":
         return None
-    return f"cp {_OF_MODEL} {quote(str(place.folder()))}"
+    return f"cp {_OF_MODEL} {quote(str(location.folder()))}"
 
 
 def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:
@@ -115,9 +115,9 @@ def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:
     """
     if options.rope_layout is None:
         return {}
-    wanted = options.rope_layout == "interleaved"
+    expected = options.rope_layout == "interleaved"
     if "interleaved" in family.flags:
-        return {"interleaved": Flag(wanted, option("rope_layout", options.rope_layout))}
-    if wanted:
+        return {"interleaved": Flag(expected, option("rope_layout", options.rope_layout))}
+    if expected:
         raise UsageError(f"family {family.name} has no interleaved RoPE layout in MaxText")
     return {}

@@ -17,14 +17,14 @@ from ckpttools.array.nodes import inner
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.families.family import FlagRule, Spelling
-from ckpttools.families.silent import meant_otherwise
+from ckpttools.families.hf_defaults import meant_otherwise
 from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 from ckpttools.mapping.sizes import nested, states
-from ckpttools.maxtext.prediction import FIELDS as PREDICTION
-from ckpttools.maxtext.prediction import prediction_layers
+from ckpttools.maxtext.mtp import FIELDS as PREDICTION
+from ckpttools.maxtext.mtp import prediction_layers
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
-from ckpttools.quantized.refusals import signs_of_scheme
 from ckpttools.quantized.scales import is_plain
+from ckpttools.quantized.unsupported_errors import signs_of_scheme
 from ckpttools.quantized.weights import quantized
 
 # transformers says `dtype` from version 5 on, `torch_dtype` before.
@@ -75,9 +75,11 @@ class TrueConfig:
             arrays: what is written beside it, by name.
             original: the model's own, which said other dtypes perhaps.
         """
-        made = true_config(_stating(config, original), arrays)
-        others = (each for each in self.changes if not each.startswith(FIELD) and not _is_of_dtype(each))
-        return TrueConfig(made.config, (*others, *made.changes, "it says how weights are quantised"))
+        built = true_config(_stating(config, original), arrays)
+        others = (
+            change for change in self.changes if not change.startswith(FIELD) and not _is_of_dtype(change)
+        )
+        return TrueConfig(built.config, (*others, *built.changes, "it says how weights are quantised"))
 
 
 def true_config(
@@ -97,21 +99,21 @@ def true_config(
         tied_by: which fields say that, and which of them counts.
         vocab: how many rows the vocabulary has; None to leave what it says of that.
     """
-    made = json.loads(json.dumps(config))
-    changes = list(_with_dtypes(made, "", _plain(arrays, config)))
+    built = json.loads(json.dumps(config))
+    changes = list(_with_dtypes(built, "", _plain(arrays, config)))
     if tied is not None and tied_by is not None:
-        changes += _with_tied(made, tied, tied_by)
+        changes += _with_tied(built, tied, tied_by)
     if vocab is not None:
-        changes += _with_vocab(made, vocab)
-    changes += _with_layer_lists(made)
-    if WEIGHTS_FIELD in made:
-        name = made.pop(WEIGHTS_FIELD)
+        changes += _with_vocab(built, vocab)
+    changes += _with_layer_lists(built)
+    if WEIGHTS_FIELD in built:
+        name = built.pop(WEIGHTS_FIELD)
         changes.append(f"{WEIGHTS_FIELD} is left out, as it names a file of the source: {name}")
-    said = says_quantized(made)
-    if said and _is_plain(arrays, config):
-        made = without_quantization(made)
-        changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(said)}")
-    return TrueConfig(made, tuple(changes))
+    declared = says_quantized(built)
+    if declared and _is_plain(arrays, config):
+        built = without_quantization(built)
+        changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(declared)}")
+    return TrueConfig(built, tuple(changes))
 
 
 def _is_plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> bool:
@@ -121,10 +123,10 @@ def _is_plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> boo
 
 def _plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
     """The floating-point arrays that are neither quantised nor of such: in their dtype a model computes."""
-    found = quantized(arrays, config)
-    if not says_quantized(config) and not any(each.scales for each in found.values()):
-        found = {}
-    others = {*found, *(side for each in found.values() for side in each.sides)}
+    result = quantized(arrays, config)
+    if not says_quantized(config) and not any(item.scales for item in result.values()):
+        result = {}
+    others = {*result, *(side for item in result.values() for side in item.sides)}
     return {name: array for name, array in arrays.items() if array.dtype.is_float and name not in others}
 
 
@@ -134,10 +136,10 @@ def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyAr
     if main is not None and not _is_known(main, arrays):
         main = None
     for name in _DTYPES:
-        said = config.get(name)
-        if main is not None and isinstance(said, str) and said.removeprefix("torch.") != main.name:
+        declared = config.get(name)
+        if main is not None and isinstance(declared, str) and declared.removeprefix("torch.") != main.name:
             config[name] = main.name
-            yield f"{where}{name} is {main}, as the weights are; it was {said}"
+            yield f"{where}{name} is {main}, as the weights are; it was {declared}"
     for name, part in config.items():
         if name.endswith(_PART) and isinstance(part, dict) and name != FIELD:
             yield from _with_dtypes(part, f"{where}{name}.", _of_part(name, arrays))
@@ -162,12 +164,12 @@ def _stating(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str
 def _is_known(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
     """Whether the numbers are the weights themselves: float8 that was stored may have lost its scales, and
     a configuration that states float8 says that it has none."""
-    return is_plain(main) or not any(_is_stored(each) for each in arrays.values() if each.dtype == main)
+    return is_plain(main) or not any(_is_stored(array) for array in arrays.values() if array.dtype == main)
 
 
 def _is_stored(array: LazyArray) -> bool:
     """Whether numbers are stored in their dtype, not cast to it."""
-    return all(each.dtype == array.dtype and _is_stored(each) for each in inner(array))
+    return all(item.dtype == array.dtype and _is_stored(item) for item in inner(array))
 
 
 def _of_part(name: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
@@ -183,7 +185,7 @@ def _is_of(key: str, words: Iterable[str]) -> bool:
 
 def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
     """The dtype of most elements; towers have a part of the configuration to themselves."""
-    words = [word for each in _TOWERS.values() for word in each]
+    words = [word for tower in _TOWERS.values() for word in tower]
     own = {key: array for key, array in arrays.items() if not _is_of(key, words)} or arrays
     count: Counter[DType] = Counter()
     for array in own.values():
@@ -197,29 +199,29 @@ def _with_tied(config: dict[str, Any], tied: bool, rule: FlagRule) -> Iterator[s
     for name in fields:
         yield from _with_field(config, name, tied)
     if rule.read(config, "").value != tied:
-        yield from _with_field(config, next(name for name in rule.field if _has_place(config, name)), tied)
+        yield from _with_field(config, next(name for name in rule.field if _has_location(config, name)), tied)
 
 
 def _with_field(config: dict[str, Any], name: str, tied: bool) -> Iterator[str]:
     within, _, last = name.rpartition(".")
-    place = nested(config, within) if within else config
-    if place.get(last) != tied:
-        place[last] = tied
+    location = nested(config, within) if within else config
+    if location.get(last) != tied:
+        location[last] = tied
         yield f"{name} is {json.dumps(tied)}, as {'no' if tied else 'an'} output head is stored"
 
 
-def _has_place(config: Mapping[str, Any], name: str) -> bool:
+def _has_location(config: Mapping[str, Any], name: str) -> bool:
     within = name.rpartition(".")[0]
     return not within or isinstance(nested(config, within), Mapping)
 
 
 def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
     """Says in every place that says it how many rows the vocabulary has."""
-    for where, place in _of_text(config).items():
-        said = place.get(_ROWS)
-        if said is not None and said != vocab:
-            place[_ROWS] = vocab
-            yield f"{where}{_ROWS} is {vocab}, as all rows are kept; it was {said}"
+    for where, location in _of_text(config).items():
+        declared = location.get(_ROWS)
+        if declared is not None and declared != vocab:
+            location[_ROWS] = vocab
+            yield f"{where}{_ROWS} is {vocab}, as all rows are kept; it was {declared}"
 
 
 def config_parts(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -253,13 +255,13 @@ def _of_text(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, ...]:
     """The fields that describe towers of which no array is there, such as `vision_config`."""
-    found = []
+    result = []
     for field, part in config.items():
         if field in _TOWERS and part and not any(_is_of(name, _TOWERS[field]) for name in names):
-            found.append(field)
+            result.append(field)
         elif field.endswith(_PART) and isinstance(part, Mapping):
-            found += [f"{field}.{each}" for each in absent_towers(part, names)]
-    return tuple(found)
+            result += [f"{field}.{tower}" for tower in absent_towers(part, names)]
+    return tuple(result)
 
 
 def absent_prediction(config: Mapping[str, Any], names: Collection[str]) -> str | None:
@@ -275,7 +277,7 @@ def absent_prediction(config: Mapping[str, Any], names: Collection[str]) -> str 
 def absent_layers(config: Mapping[str, Any], names: Collection[str]) -> set[int]:
     """Layers that a configuration counts and of which no array is there; none where names have no layers."""
     around = _around(config)
-    texts = [each[_TEXT] for each in around if isinstance(each.get(_TEXT), Mapping)]
+    texts = [item[_TEXT] for item in around if isinstance(item.get(_TEXT), Mapping)]
     count, there = (*texts, config)[0].get("num_hidden_layers"), set(_layers(names))
     return set(range(count)) - there if isinstance(count, int) and there else set()
 
@@ -286,7 +288,7 @@ def _around(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _layers(names: Iterable[str]) -> Iterator[int]:
-    return (int(found[1]) for found in map(_LAYER.search, names) if found)
+    return (int(result[1]) for result in map(_LAYER.search, names) if result)
 
 
 def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any] | None:
@@ -300,15 +302,15 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
     text = around[-1].get(_TEXT)
     if not isinstance(text, Mapping):
         return None
-    shared = {field: each[field] for each in around for field in _SHARED if each.get(field) is not None}
+    shared = {field: item[field] for item in around for field in _SHARED if item.get(field) is not None}
     own = {field: value for field, value in text.items() if value is not None or field not in shared}
-    made = {**shared, **json.loads(json.dumps(own)), "model_type": spelling.model_types[0]}
+    built = {**shared, **json.loads(json.dumps(own)), "model_type": spelling.model_types[0]}
     for name in spelling.without:
         within, _, last = name.rpartition(".")
-        part = nested(made, within) if within else made
+        part = nested(built, within) if within else built
         if isinstance(part, dict):
             part.pop(last, None)
-    made = {**spelling.defaults, **meant_otherwise(made, config), **made}
+    built = {**spelling.defaults, **meant_otherwise(built, config), **built}
     kinds = text.get("architectures") or config.get("architectures") or ()
     named = [str(kind).replace("ForConditionalGeneration", "ForCausalLM") for kind in kinds]
-    return {**made, "architectures": [spelling.architecture] if spelling.architecture else named}
+    return {**built, "architectures": [spelling.architecture] if spelling.architecture else named}

@@ -12,13 +12,13 @@ from ckpttools.array.tree import Metadata, Tree, by_name
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import option
 from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter, is_adapter_alone
-from ckpttools.formats.base import COMPANIONS, RECORD
+from ckpttools.formats.base import RECORD, SIDECARS
 from ckpttools.formats.json_file import read_json
-from ckpttools.formats.registry import companions_at, open_tree
-from ckpttools.formats.sidecar import CARRIED, Companions, files_of_model, read_file
+from ckpttools.formats.registry import open_tree, sidecars_at
+from ckpttools.formats.sidecar import CARRIED, Sidecars, files_of_model, read_file
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.model import ModelOptions
@@ -26,8 +26,8 @@ from ckpttools.maxtext.model_config import TrueConfig
 from ckpttools.quantized.config import FILES, says_quantized
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.as_numbers import as_numbers
 
 _CARRIED_FILE = f"{CARRIED}.safetensors"
@@ -40,8 +40,8 @@ class ModelFiles:
 
     Attributes:
         config: the parsed `config.json`, or None.
-        place: where that lies, for messages.
-        companions: name -> file, byte for byte the model's, looked at before it was read.
+        location: where that lies, for messages.
+        sidecars: name -> file, byte for byte the model's, looked at before it was read.
         carried: arrays that were carried along, by name.
         weights: arrays of the model itself, where it is at hand.
         fault: why they cannot be had from where a user says that the model is; None where they can.
@@ -55,8 +55,8 @@ class ModelFiles:
     """
 
     config: Mapping[str, Any] | None = None
-    place: str = CONFIG
-    companions: Mapping[str, File] = field(default_factory=dict)
+    location: str = CONFIG
+    sidecars: Mapping[str, File] = field(default_factory=dict)
     carried: Mapping[str, LazyArray] = field(default_factory=dict)
     weights: Mapping[str, LazyArray] = field(default_factory=dict)
     fault: CheckpointError | None = None
@@ -68,41 +68,41 @@ class ModelFiles:
     tied: str | None = None
 
     @classmethod
-    def of(cls, tree: Tree, like: Where | None) -> ModelFiles:
+    def of(cls, tree: Tree, like: LocationLike | None) -> ModelFiles:
         """What is known of the model of `tree`: by `like`, else by what was carried along.
 
         Raises:
             StorageError, ConfigError: what `like` names is not there, or no configuration.
         """
-        if not tree.metadata.place:
+        if not tree.metadata.location:
             return cls() if like is None else cls._like(parse(like))
-        carried = parse(tree.metadata.place) / COMPANIONS
+        carried = parse(tree.metadata.location) / SIDECARS
         if like is not None:
             config = carried / CONFIG
             overruled = read_json(config) if config.is_file() else None
-            said = _recorded(carried)
-            return replace(cls._like(parse(like)), overruled=overruled, **_chosen(said))
+            declared = _recorded(carried)
+            return replace(cls._like(parse(like)), overruled=overruled, **_chosen(declared))
         return cls._carried(carried) if carried.is_dir() else cls()
 
     @classmethod
-    def _like(cls, path: Place) -> ModelFiles:
+    def _like(cls, path: Location) -> ModelFiles:
         if not path.exists():
             raise StorageError(
                 f"{path} is not there", hint=f"{option('like')} names a model's directory, or its config.json"
             )
         if path.is_file():
-            alone = FormatError("this is a configuration alone", place=path, wanted=_WHOLE_MODEL)
+            alone = FormatError("this is a configuration alone", location=path, expected=_WHOLE_MODEL)
             return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=alone)
         if is_adapter_alone(path):
             raise FormatError(
                 f"this is {adapter_in(path)}, not a whole model",
-                place=path,
-                wanted=f"{_WHOLE_MODEL}, or its config.json",
+                location=path,
+                expected=f"{_WHOLE_MODEL}, or its config.json",
                 hint=f"{option('like')} names the model that the checkpoint came from",
             )
         if not (path / CONFIG).is_file():
             hint = f"{option('like')} names a model's directory"
-            raise ConfigError("there is no config.json", place=path, hint=hint)
+            raise ConfigError("there is no config.json", location=path, hint=hint)
         known = cls(read_json(path / CONFIG), str(path / CONFIG), files_of_model(path))
         try:
             return replace(known, weights=_arrays(path))
@@ -120,7 +120,7 @@ class ModelFiles:
             raise self.fault
 
     @classmethod
-    def _carried(cls, directory: Place) -> ModelFiles:
+    def _carried(cls, directory: Location) -> ModelFiles:
         config, files = directory / CONFIG, files_of_model(directory)
         record = _recorded(directory)
         return cls(
@@ -135,9 +135,9 @@ class ModelFiles:
 
 def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
     """Return the Hugging Face arrays that a MaxText checkpoint carries, dequantized, by name."""
-    if not tree.metadata.place:
+    if not tree.metadata.location:
         return {}
-    directory = parse(tree.metadata.place) / COMPANIONS
+    directory = parse(tree.metadata.location) / SIDECARS
     carried = _carried_arrays(directory)
     if not carried:
         return {}
@@ -148,44 +148,44 @@ def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
 
 def carried_as_stored(tree: Tree) -> dict[str, LazyArray]:
     """Return the arrays that a MaxText checkpoint carries, under the names of the plan that wrote them."""
-    if not tree.metadata.place:
+    if not tree.metadata.location:
         return {}
-    carried = _carried_arrays(parse(tree.metadata.place) / COMPANIONS)
+    carried = _carried_arrays(parse(tree.metadata.location) / SIDECARS)
     return {f"{CARRIED_PREFIX}{name}": array for name, array in carried.items()}
 
 
-def companions_of(tree: Tree) -> Companions:
+def sidecars_of(tree: Tree) -> Sidecars:
     """What lies beside the weights of a checkpoint, or was carried along in it; nothing for other formats."""
-    directory = companions_at(tree)
+    directory = sidecars_at(tree)
     if directory is None or not directory.is_dir():
-        return Companions()
+        return Sidecars()
     files = files_of_model(directory)
     if has_sidecars(tree):
         # Adapter files next to a complete model are left over from a merge. With the adapter's configuration
         # alone, transformers cannot load the copy.
         is_left_over = ADAPTER in files and CONFIG in files and not has_adapter(tree)
-        return Companions({name: file for name, file in files.items() if not is_left_over or name != ADAPTER})
+        return Sidecars({name: file for name, file in files.items() if not is_left_over or name != ADAPTER})
     if (directory / RECORD).is_file():
         files[RECORD] = (directory / RECORD).open()
-    return Companions(files, _carried_arrays(directory))
+    return Sidecars(files, _carried_arrays(directory))
 
 
 def has_sidecars(tree: Tree) -> bool:
     """Whether what belongs to the model lies beside the weights, as in Hugging Face's directories."""
-    place = parse(tree.metadata.place)
-    return companions_at(tree) == place.folder()
+    location = parse(tree.metadata.location)
+    return sidecars_at(tree) == location.folder()
 
 
-def companion_names(tree: Tree) -> list[str]:
-    """The files of `companions_of`, relative to the directory of the checkpoint."""
-    found, directory = companions_of(tree), companions_at(tree)
-    carried = [_CARRIED_FILE] if found.arrays else []
+def sidecar_names(tree: Tree) -> list[str]:
+    """The files of `sidecars_of`, relative to the directory of the checkpoint."""
+    result, directory = sidecars_of(tree), sidecars_at(tree)
+    carried = [_CARRIED_FILE] if result.arrays else []
     above = "" if directory is None or has_sidecars(tree) else f"{directory.name}/"
-    return [f"{above}{name}" for name in (*found.files, *carried)]
+    return [f"{above}{name}" for name in (*result.files, *carried)]
 
 
 def untrue_files(
-    names: Collection[str], made: Tree, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
+    names: Collection[str], built: Tree, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> list[str]:
     """Those of some files that say how weights are quantised, where these are not so any more.
 
@@ -193,30 +193,30 @@ def untrue_files(
 
     Args:
         names: of the files beside a model.
-        made: what is written.
+        built: what is written.
         before, after: the configuration beside these files, and the one that is written; None as before.
     """
     is_same = after is None or says_quantized(before) == says_quantized(after)
-    return [] if is_same and quantized_in(made).weights else [name for name in names if name in FILES]
+    return [] if is_same and quantized_in(built).weights else [name for name in names if name in FILES]
 
 
 def untrue_notes(names: Collection[str]) -> Notes:
     """What to say of such files, which are left out."""
-    said = f"left out, as weights are not quantised any more as it says: {', '.join(names)}"
-    return Notes(remarks=(said,) if names else ())
+    declared = f"left out, as weights are not quantised any more as it says: {', '.join(names)}"
+    return Notes(remarks=(declared,) if names else ())
 
 
 def record(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) -> bytes:
     """What is recorded of a model on the way to MaxText, because no configuration says it."""
     family = parse(model.family).name if model.family else None
-    said = {
+    declared = {
         "spelling": spelling,
         "rope_layout": model.rope_layout,
         "tied": model.tied,
         "family": family,
         "dtypes": dict(dtypes),
     }
-    return json.dumps({name: value for name, value in said.items() if value}, indent=2).encode() + b"\n"
+    return json.dumps({name: value for name, value in declared.items() if value}, indent=2).encode() + b"\n"
 
 
 def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,36 +230,36 @@ def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _recorded(directory: Place) -> Mapping[str, Any]:
+def _recorded(directory: Location) -> Mapping[str, Any]:
     """What was recorded on the way to MaxText; FormatError where it is not what `record` writes."""
     path = directory / RECORD
-    said = read_json(path) if path.is_file() else {}
+    declared = read_json(path) if path.is_file() else {}
     for name in ("spelling", "rope_layout", "tied", "family"):
-        if not isinstance(said.get(name), str | None):
+        if not isinstance(declared.get(name), str | None):
             raise FormatError(
                 f"{name} is no text",
-                place=path,
-                got=repr(said[name]),
+                location=path,
+                got=repr(declared[name]),
                 hint="convert the model again, or take that line out and say it by an option",
             )
-    return said
+    return declared
 
 
-def _carried_arrays(directory: Place) -> Mapping[str, LazyArray]:
+def _carried_arrays(directory: Location) -> Mapping[str, LazyArray]:
     file = directory / _CARRIED_FILE
     return by_name(open_tree(file).arrays) if file.is_file() else {}
 
 
-def _arrays(directory: Place) -> Mapping[str, LazyArray]:
+def _arrays(directory: Location) -> Mapping[str, LazyArray]:
     """The model's own arrays."""
     return by_name(as_numbers(open_tree(directory)).tree.arrays)
 
 
-def config_bytes(files: ModelFiles, made: TrueConfig) -> bytes:
+def config_bytes(files: ModelFiles, built: TrueConfig) -> bytes:
     """The `config.json` to write: the model's, byte for byte where that still says what is so."""
-    if not made.changes and CONFIG in files.companions:
-        content = read_file(files.companions[CONFIG])
+    if not built.changes and CONFIG in files.sidecars:
+        content = read_file(files.sidecars[CONFIG])
         # What was left out of it on the way is no change of that.
-        if json.loads(content) == made.config:
+        if json.loads(content) == built.config:
             return content
-    return made.to_json()
+    return built.to_json()

@@ -16,7 +16,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import named_parameters
 from ckpttools.maxtext.stacked_on import stored_scan_axis, with_scan_axis
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.quantized.refusals import refuse_quantized
+from ckpttools.quantized.unsupported_errors import refuse_quantized
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def rows_of(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
     """The rows of the model that a MaxText tree is of; errors as of `to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
-    refuse_quantized(arrays, tree.metadata.config, tree.metadata.place)
+    refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)
     unbound = UnboundModel.of(tree, arrays, options, files)
     bound, options = unbound.bound(), unbound.options
     unbound.require_agreement(bound, arrays)

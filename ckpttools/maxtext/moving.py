@@ -10,9 +10,9 @@ from ckpttools.array.tree import Path, Tree, keystr, refuse_collisions
 from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
+from ckpttools.core.message_terms import option, step
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option, step
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layers import numbered
 from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
@@ -55,30 +55,32 @@ class ForVersion:
         version = version_called(self.maxtext)
         if not view_of(tree).is_maxtext:
             raise FormatError(
-                "this is no checkpoint of MaxText's", place=tree.metadata.place or None, wanted="its layers"
+                "this is no checkpoint of MaxText's",
+                location=tree.metadata.location or None,
+                expected="its layers",
             )
         if scale_pairs(view_of(tree).named) and not version.has_fp8:
             raise FormatError(
                 f"MaxText {version.name} has no quantised weights",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 got="FP8 with scales",
                 hint="dequantise the checkpoint first: "
                 + step(
                     'ckpttools.cast("SRC", "DST", dtype="bfloat16")',
-                    f"ckpt cast {quote(tree.metadata.place or 'SRC')} DST --dtype bfloat16",
+                    f"ckpt cast {quote(tree.metadata.location or 'SRC')} DST --dtype bfloat16",
                 ),
             )
-        made, trained = _trained(_among_parameters(tree), version)
-        if view_of(made).is_stacked:
-            made = self._restacked(made, version)
-        made = _untrained(made, version)
-        if made.keys() == tree.keys() and made.arrays == tree.arrays:
+        built, trained = _trained(_among_parameters(tree), version)
+        if view_of(built).is_stacked:
+            built = self._restacked(built, version)
+        built = _untrained(built, version)
+        if built.keys() == tree.keys() and built.arrays == tree.arrays:
             raise UsageError(
                 f"this is in the layout of MaxText {version.name} already",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 hint="nothing need be done",
             )
-        return Transformed(made, Notes(remarks=tuple(_without_moments(trained, version))))
+        return Transformed(built, Notes(remarks=tuple(_without_moments(trained, version))))
 
     def _restacked(self, tree: Tree, version: Version) -> Tree:
         view = view_of(tree)
@@ -95,7 +97,7 @@ class ForVersion:
             # How to stack is not for the user to say here, but of which family the model is.
             hint = f"say {option('family', 'NAME')}, of which `ckpt families` lists all"
             raise error.at(hint=hint) from error
-        is_moved = {each.key for each in view.stacks} != {each.key for each in view_of(stacked).stacks}
+        is_moved = {stack.key for stack in view.stacks} != {stack.key for stack in view_of(stacked).stacks}
         if not is_moved and not any(misplaced_variables(view, version)):
             return tree
         refuse_moments(tree, version)
@@ -131,8 +133,8 @@ def _among_parameters(tree: Tree) -> Tree:
     paths = {path: moved.get(path, path) for path in tree}
     refuse_collisions(paths.values())
     first = first_axis_names(moved[path] for path in view.on_first_axis if path in moved)
-    made = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
-    return with_layer_notes(made, replace(view.notes, first_axis=view.notes.first_axis | first))
+    built = Tree({paths[path]: leaf for path, leaf in tree.items()}, tree.metadata)
+    return with_layer_notes(built, replace(view.notes, first_axis=view.notes.first_axis | first))
 
 
 def _trained(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
@@ -146,7 +148,7 @@ def _trained(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
         inner: home
         for inner, home in view.homes.items()
         if home[:2] == AUXILIARY
-        and any(is_variable(inner, each) for each in VERSIONS.values())
+        and any(is_variable(inner, item) for item in VERSIONS.values())
         and not is_variable(inner, version)
     }
     if not known:
@@ -174,9 +176,11 @@ def _untrained(tree: Tree, version: Version) -> Tree:
         return tree
     refuse_moments(tree, version)
     refuse_collisions([*tree, *moved.values()])
-    made = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
+    built = Tree({moved.get(path, path): leaf for path, leaf in tree.items()}, tree.metadata)
     # All that lies there has its layers on axis 0.
-    return with_layer_notes(made, view.notes.with_first_axis(view.notes.first_axis - first_axis_names(moved)))
+    return with_layer_notes(
+        built, view.notes.with_first_axis(view.notes.first_axis - first_axis_names(moved))
+    )
 
 
 def _without_moments(trained: list[Path], version: Version) -> Iterator[str]:

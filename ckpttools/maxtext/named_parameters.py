@@ -21,15 +21,15 @@ def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
 
 def _below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
     """The paths of the parameters below a prefix -> what follows that; errors as of `named_parameters`."""
-    found = view_of(tree).parameters
+    result = view_of(tree).parameters
     keys: TreePath = tuple(key for key in (prefix or "").replace(".", "/").split("/") if key)
-    below = {path: path[len(keys) :] for path in found if path[: len(keys)] == keys}
+    below = {path: path[len(keys) :] for path in result if path[: len(keys)] == keys}
     if prefix is not None and not below:
-        tops = sorted({str(path[0]) for path in found})
+        tops = sorted({str(path[0]) for path in result})
         raise UsageError(
             f"nothing lies below {prefix!r}",
-            place=tree.metadata.place,
-            wanted="one of " + ", ".join(tops[:20]),
+            location=tree.metadata.location,
+            expected="one of " + ", ".join(tops[:20]),
             hint=did_you_mean(prefix, tops),
         )
     return below

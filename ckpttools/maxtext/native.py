@@ -17,17 +17,17 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
-from ckpttools.core.wording import option
 from ckpttools.mapping.blocks import Block
 from ckpttools.mapping.cells import Fits
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.scale_grids import ScaleGrids, scale_grids
 from ckpttools.mapping.table import Table
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
-from ckpttools.quantized.readable import not_readable, weights_in
+from ckpttools.quantized.dequantizable import not_readable, weights_in
 from ckpttools.quantized.schemes.base import Weight
 from ckpttools.quantized.sound_scales import Sound, sound_of
 from ckpttools.quantized.stored_values import check_values
@@ -78,35 +78,41 @@ def kept_weights(tree: Tree) -> KeptWeights:
         UsageError: no weight is quantised.
         FormatError: weights are of another scheme than MaxText has, or not with their scales; lists all.
     """
-    found = weights_in(tree)
-    config, place = tree.metadata.config, tree.metadata.place
-    if found.faults:
-        raise not_readable(found, config, place)
-    weights = list(found.readable.values())
+    result = weights_in(tree)
+    config, location = tree.metadata.config, tree.metadata.location
+    if result.faults:
+        raise not_readable(result, config, location)
+    weights = list(result.readable.values())
     if not weights:
         raise UsageError(
             "no weight is quantised",
-            place=place or None,
+            location=location or None,
             got=option("quantized", "keep"),
-            hint=f"leave it out; or quantise the model first: ckpt quantize {place or 'SRC'} DST",
+            hint=f"leave it out; or quantise the model first: ckpt quantize {location or 'SRC'} DST",
         )
     faults = [
-        f"{each.name}: {each.scheme}, which MaxText has no form of" for each in weights if not _is_kept(each)
+        f"{weight.name}: {weight.scheme}, which MaxText has no form of"
+        for weight in weights
+        if not _is_kept(weight)
     ]
-    blocks = {_block(each) for each in weights if _is_kept(each)}
+    blocks = {_block(weight) for weight in weights if _is_kept(weight)}
     if len(blocks) > 1:
-        faults += [f"{each.name}: {each.scheme}" for each in weights if _block(each) != _block(weights[0])]
+        faults += [
+            f"{weight.name}: {weight.scheme}" for weight in weights if _block(weight) != _block(weights[0])
+        ]
     if faults:
-        raise refusal(faults, config, place)
+        raise refusal(faults, config, location)
     notes = check_values(tree, weights)
     paths = {dotted(path): path for path in tree.arrays}
-    away = {name for each in weights for name in each.stored if name != each.codes}
-    scales = {each.name: _kept_scales(tree.arrays, paths, each) for each in weights}
+    away = {name for weight in weights for name in weight.stored if name != weight.codes}
+    scales = {weight.name: _kept_scales(tree.arrays, paths, weight) for weight in weights}
     leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in away}
     aside = {name: tree.arrays[paths[name]] for name in away}
     sounds = {
-        each.name: sound_of(scales[each.name], tree.arrays[paths[each.codes]].dtype, each.scaled_by, place)
-        for each in weights
+        weight.name: sound_of(
+            scales[weight.name], tree.arrays[paths[weight.codes]].dtype, weight.scaled_by, location
+        )
+        for weight in weights
     }
     return KeptWeights(Tree(leaves, tree.metadata), scales, sounds, aside, blocks.pop(), notes)
 
@@ -133,36 +139,36 @@ def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], we
     if not scales.dtype.is_float:
         raise FormatError(
             "exponents that are stored as whole numbers have no form in MaxText",
-            place=weight.scales[0].name,
+            location=weight.scales[0].name,
             got=scales.dtype,
             hint=f"leave out {option('quantized', 'keep')}: the weights are dequantised",
         )
     return cast(scales, DTYPES["float32"])
 
 
-def refusal(lines: Sequence[str], config: Mapping[str, Any] | None, place: str) -> FormatError:
+def refusal(lines: Sequence[str], config: Mapping[str, Any] | None, location: str) -> FormatError:
     """The error that lists quantised weights which cannot stay as they are."""
-    said = says_quantized(config)
+    declared = says_quantized(config)
     return FormatError(
         "these quantised weights cannot be converted as they are:" + listing(list(lines)),
-        place=place or None,
-        got=f"{scheme(said)} ({FIELD})" if said else None,
-        wanted="FP8 with one scale for each weight, or for each square block within the axes of kernels",
+        location=location or None,
+        got=f"{scheme(declared)} ({FIELD})" if declared else None,
+        expected="FP8 with one scale for each weight, or for each square block within the axes of kernels",
         hint=f"dequantise them: {option('quantized', 'dequantize')}",
     )
 
 
 @contextmanager
-def refusing(problems: Sequence[str], config: Mapping[str, Any] | None, place: str) -> Iterator[None]:
+def refusing(problems: Sequence[str], config: Mapping[str, Any] | None, location: str) -> Iterator[None]:
     """Raises `refusal` where there are problems, once all is known that the table refuses."""
     try:
         yield
     except ShapeError as error:
         if problems:
-            raise refusal(problems, config, place) from error
+            raise refusal(problems, config, location) from error
         raise
     if problems:
-        raise refusal(problems, config, place)
+        raise refusal(problems, config, location)
 
 
 def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeights) -> ScaleGrids:
@@ -176,8 +182,8 @@ def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeight
     if not kept.scales:
         return ScaleGrids(table, {})
     fits = fits_maxtext(kept.block[0] if kept.block else 1)
-    found = scale_grids(table, arrays, kept.scales, kept.block, fits=fits, sounds=kept.sounds)
-    return replace(found, problems=(*found.problems, *_padded(table, found.scales)))
+    result = scale_grids(table, arrays, kept.scales, kept.block, fits=fits, sounds=kept.sounds)
+    return replace(result, problems=(*result.problems, *_padded(table, result.scales)))
 
 
 def _padded(table: Table, scaled: Collection[str]) -> Iterator[str]:
@@ -215,11 +221,11 @@ def fits_maxtext(block: int) -> Fits:
         cut = {axis for group in row.right.groups[-2:] for axis in group}
         lengths = row.left.shape(sizes)
         for group, length, there in zip(row.left.groups, lengths, grid, strict=True):
-            wanted = length if length < block else length // block
-            if there != wanted and not cut.isdisjoint(group):
+            expected = length if length < block else length // block
+            if there != expected and not cut.isdisjoint(group):
                 axes = " ".join(group)
                 return (
-                    f"MaxText has {plural(wanted, 'scale')} on {axes} {length} with "
+                    f"MaxText has {plural(expected, 'scale')} on {axes} {length} with "
                     f"weight_block_size={block}, and blocks of {block} make {there}"
                 )
         return ""

@@ -73,12 +73,12 @@ def of_one_dtype(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray],
     alike: dict[str, list[str]] = defaultdict(list)
     for key in arrays:
         alike[key.translate(_DIGITS)].append(key)
-    made = dict(arrays)
+    built = dict(arrays)
     for keys in alike.values():
         kinds = {arrays[key].dtype.name for key in keys}
         if len(kinds) > 1 and all(arrays[key].dtype.is_float and arrays[key].dtype.bits > 8 for key in keys):
             wide = DTYPES[_WIDEST if _WIDEST in kinds else _WIDE]
-            made |= {key: cast(arrays[key], wide) for key in keys}
-    widened = [key for key in made if made[key] is not arrays[key]]
-    said = f"{array_count(widened)} are of other dtypes than those of other layers, and widened first"
-    return made, (said,) if widened else ()
+            built |= {key: cast(arrays[key], wide) for key in keys}
+    widened = [key for key in built if built[key] is not arrays[key]]
+    declared = f"{array_count(widened)} are of other dtypes than those of other layers, and widened first"
+    return built, (declared,) if widened else ()

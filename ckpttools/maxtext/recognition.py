@@ -12,8 +12,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
+from ckpttools.core.message_terms import option, several, step
 from ckpttools.core.text import folded, matches_any, some
-from ckpttools.core.wording import option, several, step
 from ckpttools.families.family import Family
 from ckpttools.families.registry import families
 from ckpttools.formats.sidecar_files import CONFIG
@@ -38,7 +38,7 @@ class FamilyGuess:
         name: of the family.
         side: whose names were compared.
         named: whether the configuration's `model_type` is one of the family's.
-        matched, wanted: names that every such model has, layers counted once: how many of them are there.
+        matched, expected: names that every such model has, layers counted once: how many of them are there.
         missing: those that are not, as key templates.
         others: names that the family has no template for, folded.
         num_others: how many arrays these are.
@@ -48,7 +48,7 @@ class FamilyGuess:
     side: NameSide
     named: bool
     matched: int
-    wanted: int
+    expected: int
     missing: tuple[str, ...]
     others: tuple[str, ...]
     num_others: int
@@ -65,18 +65,18 @@ def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess,
     """
     fits = [fit for fit in family_fits(tree, families) if fit.is_likely]
     best = min((fit.badness for fit in fits), default=None)
-    found = {fit.keys.family.name: fit for fit in fits if fit.badness == best}
+    result = {fit.keys.family.name: fit for fit in fits if fit.badness == best}
     side: NameSide = "maxtext" if view_of(tree).is_maxtext else "huggingface"
-    return tuple(fit.guess(side) for fit in found.values())
+    return tuple(fit.guess(side) for fit in result.values())
 
 
 def families_with_names_of(tree: Tree) -> list[str]:
     """Names of the families that have all names of a tree, and whose names the tree has."""
-    found = guess_families(tree, families().values())
-    return [each.name for each in found if each.matched == each.wanted and not each.num_others]
+    result = guess_families(tree, families().values())
+    return [item.name for item in result if item.matched == item.expected and not item.num_others]
 
 
-class Strangers(NamedTuple):
+class UnownedArrays(NamedTuple):
     """Arrays of a Hugging Face model that are not of the family that its configuration names.
 
     Attributes:
@@ -90,7 +90,7 @@ class Strangers(NamedTuple):
     prefixes: tuple[str, ...] = ()
 
 
-def strangers_in(tree: Tree) -> Strangers | None:
+def strangers_in(tree: Tree) -> UnownedArrays | None:
     """The arrays of a Hugging Face model that no row of its family has.
 
     None where no family is known of its configuration, or code of its own makes the model (`auto_map`). Names
@@ -105,9 +105,9 @@ def strangers_in(tree: Tree) -> Strangers | None:
     if names and not _strange(_renamed(tree, _BODY.__add__), known):
         names = ()
     if not _is_language_model(config):
-        names = tuple(each for each in names if _LAYER.search(each))
-    prefixes = tuple(each for each in _prefixes(names) if not _strange(_below(tree, each), known))
-    return Strangers(known[0].name, names, prefixes)
+        names = tuple(name for name in names if _LAYER.search(name))
+    prefixes = tuple(prefix for prefix in _prefixes(names) if not _strange(_below(tree, prefix), known))
+    return UnownedArrays(known[0].name, names, prefixes)
 
 
 def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
@@ -121,7 +121,7 @@ def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
         return None
     forms = [keys for family in known for keys in family_keys(family, view)]
     texts = {text for keys in forms for text in keys.by_text}
-    homeless = {each for keys in forms for each in keys.ignored if each not in keys.family.dropped}
+    homeless = {item for keys in forms for item in keys.ignored if item not in keys.family.dropped}
     return lambda name: numberless(name) in texts or matches_any(name, homeless)
 
 
@@ -167,25 +167,29 @@ def _families_of(config: Mapping[str, object]) -> list[Family]:
     """The families of a configuration; none where code of its own makes the model."""
     kind = config.get("model_type")
     return (
-        [] if config.get("auto_map") else [each for each in families().values() if kind in each.model_types]
+        []
+        if config.get("auto_map")
+        else [family for family in families().values() if kind in family.model_types]
     )
 
 
 def _is_language_model(config: Mapping[str, object]) -> bool:
-    made = config.get("architectures")
-    return not (isinstance(made, list) and made) or any(str(each).endswith(_LANGUAGE_MODELS) for each in made)
+    built = config.get("architectures")
+    return not (isinstance(built, list) and built) or any(
+        str(item).endswith(_LANGUAGE_MODELS) for item in built
+    )
 
 
 def below(prefixes: Sequence[str], tree: Tree) -> str:
     """What to do where the model of a tree lies below one of some prefixes: a hint."""
-    place = tree.metadata.place or "SRC"
+    location = tree.metadata.location or "SRC"
     ways = (
         step(
-            f'ckpttools.select({json.dumps(place, ensure_ascii=False)}, "MODEL", prefix="{each}", '
+            f'ckpttools.select({json.dumps(location, ensure_ascii=False)}, "MODEL", prefix="{prefix}", '
             'format="safetensors")',
-            f"ckpt select {quote(place)} MODEL --prefix {quote(each)} --to safetensors",
+            f"ckpt select {quote(location)} MODEL --prefix {quote(prefix)} --to safetensors",
         )
-        for each in prefixes
+        for prefix in prefixes
     )
     return f"{' or '.join(ways)} has those of the model alone, under its own names"
 
@@ -200,9 +204,9 @@ def _strange(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
 
 def _prefixes(names: Sequence[str]) -> list[str]:
     """What names begin with, one key or two; of many the first few."""
-    keys = [each.split(".") for each in names]
-    found = dict.fromkeys(".".join(each[:count]) for count in (1, 2) for each in keys if len(each) > count)
-    return list(found)[:_MOST_PREFIXES]
+    keys = [name.split(".") for name in names]
+    result = dict.fromkeys(".".join(key[:count]) for count in (1, 2) for key in keys if len(key) > count)
+    return list(result)[:_MOST_PREFIXES]
 
 
 def _below(tree: Tree, prefix: str) -> Tree:
@@ -218,16 +222,16 @@ def _renamed(tree: Tree, name: Callable[[str], str]) -> Tree:
 def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
     """How well each family fits, in each of its spellings; arguments as those of `guess_families`."""
     view = view_of(tree)
-    keys = [each for family in families for each in family_keys(family, view)]
+    keys = [key for family in families for key in family_keys(family, view)]
     # Of two arrays with one name either will do: nothing is made of them.
     arrays = {dotted(path): array for path, array in view.parameters.items()}
     names = alike(arrays, keys)
     config = tree.metadata.config or {}
     return [
-        FamilyFit.of(each, True, names, _left_out(each, config, arrays))
-        if config.get("model_type") in each.family.model_types
-        else FamilyFit.of(each, False, names)
-        for each in keys
+        FamilyFit.of(key, True, names, _left_out(key, config, arrays))
+        if config.get("model_type") in key.family.model_types
+        else FamilyFit.of(key, False, names)
+        for key in keys
     ]
 
 
@@ -274,21 +278,21 @@ class FamilyFit:
             group: [
                 form
                 for form, held in forms.get(group[0], ())
-                if _may_meet(group[1], held) and _meet(found, form)
+                if _may_meet(group[1], held) and _meet(result, form)
             ]
-            for group, found in names.items()
+            for group, result in names.items()
         }
-        met = frozenset(template for found in hits.values() for template in found)
-        unmet = {group: names[group] for group, found in hits.items() if not found}
-        wanted = unmet
+        met = frozenset(template for result in hits.values() for template in result)
+        unmet = {group: names[group] for group, result in hits.items() if not result}
+        expected = unmet
         if left_out:
-            wanted = {
-                group: [each for each in found if each not in left_out] for group, found in unmet.items()
+            expected = {
+                group: [item for item in result if item not in left_out] for group, result in unmet.items()
             }
         others = {
-            group: found
-            for group, found in wanted.items()
-            if found and not matches_any(found[0], keys.ignored)
+            group: result
+            for group, result in expected.items()
+            if result and not matches_any(result[0], keys.ignored)
         }
         return cls(keys, named, keys.required(met), met, others, len(names))
 
@@ -303,7 +307,7 @@ class FamilyFit:
 
     @property
     def is_likely(self) -> bool:
-        """Whether half of what must be there is, and half of what is there is wanted."""
+        """Whether half of what must be there is, and half of what is there is expected."""
         return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_alike
 
     @property
@@ -319,7 +323,7 @@ class FamilyFit:
             side=side,
             named=self.named,
             matched=self.matched,
-            wanted=len(self.required),
+            expected=len(self.required),
             missing=self.missing,
             others=tuple(folded(others)),
             num_others=len(others),

@@ -32,19 +32,19 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
         ShapeError: an array that belongs to the layers does not have as many as the parameters have.
         FormatError: two arrays would get one path.
     """
-    by_key, axis_of = {each.key: each for each in stacks}, _axes(view_of(tree), axis)
-    made: dict[Path, Leaf] = {}
+    by_key, axis_of = {item.key: item for item in stacks}, _axes(view_of(tree), axis)
+    built: dict[Path, Leaf] = {}
     origins: dict[Path, Path] = {}
     for path, leaf in tree.items():
-        place = key_of_layers(path, by_key)
-        stack = by_key[path[place]] if place else _ALONE
+        location = key_of_layers(path, by_key)
+        stack = by_key[path[location]] if location else _ALONE
         on = STATE_AXIS if _is_scale_of_layer(path, leaf, stack.shape) else axis_of(path)
-        parts = _apart(path, place, stack, leaf, on) if place else {path: leaf}
-        if twice := parts.keys() & made.keys():
+        parts = _apart(path, location, stack, leaf, on) if location else {path: leaf}
+        if twice := parts.keys() & built.keys():
             raise collision(min(twice))
-        made |= parts
+        built |= parts
         origins |= dict.fromkeys(parts, path)
-    return _carried(tree, made, origins)
+    return _carried(tree, built, origins)
 
 
 def stack_layers(
@@ -65,36 +65,36 @@ def stack_layers(
         FormatError: layers hold different parameters or moments, or two arrays would get one path.
         ShapeError: what belongs together has different shapes or dtypes.
     """
-    spots = {key: (each, spot) for each in stacks for spot, key in enumerate(each.layer_keys)}
+    spots = {key: (item, spot) for item in stacks for spot, key in enumerate(item.layer_keys)}
     view = view_of(tree)
     axis_of, known = _axes(view, axis), view.roles
     gathered: dict[Path, _StackLeaves] = {}
     for path, leaf in tree.items():
-        place = key_of_layers(path, spots)
-        layers, spot = spots[path[place]] if place else (_ALONE, 0)
-        target = _replaced(path, place, layers.key) if place else path
+        location = key_of_layers(path, spots)
+        layers, spot = spots[path[location]] if location else (_ALONE, 0)
+        target = _replaced(path, location, layers.key) if location else path
         first = (bool(first_axis) and keystr(target) in first_axis) or _is_scale_of_layer(path, leaf, ())
         into = gathered.setdefault(target, _StackLeaves(layers, STATE_AXIS if first else axis_of(path)))
         if spot in into.leaves:
             raise collision(target)
         into.leaves[spot], into.paths[spot] = leaf, path
-    made: dict[Path, Leaf] = {}
+    built: dict[Path, Leaf] = {}
     origins: dict[Path, Path] = {}
-    for target, each in gathered.items():
-        if each.missing and all(known.of(path) == "other" for path in each.paths.values()):
-            made |= {path: each.leaves[spot] for spot, path in each.paths.items()}
-            origins |= {path: path for path in each.paths.values()}
+    for target, item in gathered.items():
+        if item.missing and all(known.of(path) == "other" for path in item.paths.values()):
+            built |= {path: item.leaves[spot] for spot, path in item.paths.items()}
+            origins |= {path: path for path in item.paths.values()}
         else:
-            made[target] = _together(target, each)
-            origins[target] = next(iter(each.paths.values()))
-    return _carried(tree, made, origins)
+            built[target] = _together(target, item)
+            origins[target] = next(iter(item.paths.values()))
+    return _carried(tree, built, origins)
 
 
 def stacked_paths(tree: Tree, stacks: Sequence[LayerStack]) -> set[Path]:
     """The paths that `stack_layers` makes of several layers."""
-    spots = {key: each for each in stacks if each.shape for key in each.layer_keys}
-    places = ((path, key_of_layers(path, spots)) for path in tree)
-    return {_replaced(path, place, spots[path[place]].key) for path, place in places if place}
+    spots = {key: item for item in stacks if item.shape for key in item.layer_keys}
+    locations = ((path, key_of_layers(path, spots)) for path in tree)
+    return {_replaced(path, location, spots[path[location]].key) for path, location in locations if location}
 
 
 def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
@@ -120,9 +120,9 @@ class _StackLeaves:
 _ALONE = LayerStack((), "", (), (0,))
 
 
-def _replaced(path: Path, place: slice, key: Path) -> Path:
+def _replaced(path: Path, location: slice, key: Path) -> Path:
     """A path with another key of its layers."""
-    return (*path[: place.start], *key, *path[place.stop :])
+    return (*path[: location.start], *key, *path[location.stop :])
 
 
 def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
@@ -140,18 +140,18 @@ def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
     return axis_of
 
 
-def _apart(path: Path, place: slice, layers: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
+def _apart(path: Path, location: slice, layers: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
     """A leaf of stacked layers as one of each layer; what holds no data is the same in all."""
-    paths = [_replaced(path, place, key) for key in layers.layer_keys]
+    paths = [_replaced(path, location, key) for key in layers.layer_keys]
     if not isinstance(leaf, LazyArray):
         return dict.fromkeys(paths, leaf)
     axes = range(axis, axis + len(layers.shape))
     if leaf.shape[axes.start : axes.stop] != layers.shape:
         raise ShapeError(
             f"the layers of this array are not those of the parameters beside it, on axis {axis}",
-            place=keystr(path),
+            location=keystr(path),
             got=list(leaf.shape),
-            wanted=f"{' and '.join(map(str, layers.shape))} on {' and '.join(f'axis {a}' for a in axes)}",
+            expected=f"{' and '.join(map(str, layers.shape))} on {' and '.join(f'axis {a}' for a in axes)}",
         )
     parts = [leaf]
     for length in layers.shape:
@@ -164,7 +164,7 @@ def _together(path: Path, gathered: _StackLeaves) -> Leaf:
     if gathered.missing:
         raise FormatError(
             "some of the layers that are to be stacked lack this" + listing([*map(keystr, gathered.missing)]),
-            place=keystr(path),
+            location=keystr(path),
         )
     parts, axis = [gathered.leaves[spot] for spot in sorted(gathered.leaves)], gathered.axis
     if not gathered.layers.shape:
@@ -173,13 +173,15 @@ def _together(path: Path, gathered: _StackLeaves) -> Leaf:
     if len(arrays) != len(parts):
         if all(part == parts[0] for part in parts):
             return parts[0]
-        raise FormatError("some of the layers that are to be stacked hold no data here", place=keystr(path))
+        raise FormatError(
+            "some of the layers that are to be stacked hold no data here", location=keystr(path)
+        )
     kinds = {(part.shape, part.dtype.name) for part in arrays}
     if len(kinds) != 1 or len(arrays[0].shape) < axis:
         raise ShapeError(
             "the layers' arrays cannot be stacked" + listing(sorted(f"{d}{list(s)}" for s, d in kinds)),
-            place=keystr(path),
-            wanted=f"one shape of at least {axis} axes, one dtype",
+            location=keystr(path),
+            expected=f"one shape of at least {axis} axes, one dtype",
         )
     return _nested(arrays, gathered.layers.shape, axis)
 
@@ -191,12 +193,12 @@ def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
     return parts[0]
 
 
-def _carried(tree: Tree, made: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
+def _carried(tree: Tree, built: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
     """The new leaves with the metadata of those they come from."""
     source = tree.metadata
     impls = {path: source.key_impls[old] for path, old in origins.items() if old in source.key_impls}
     scalars = frozenset(path for path, old in origins.items() if path == old and path in source.scalars)
-    return Tree(made, replace(source, key_impls=impls, scalars=scalars))
+    return Tree(built, replace(source, key_impls=impls, scalars=scalars))
 
 
 def check_moments(tree: Tree) -> None:
@@ -210,19 +212,19 @@ def check_moments(tree: Tree) -> None:
         raise ShapeError(
             "parts of the optimizer's state do not mirror the parameters, so their layers are not known"
             + listing(odd),
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             hint="leave the optimizer out first, with ckpt strip-optimizer",
         )
 
 
 def _odd_moments(tree: Tree) -> Iterator[str]:
     view = view_of(tree)
-    shapes = {(DECODER, *path): each.shape for path, each in view.decoder.items()}
+    shapes = {(DECODER, *path): item.shape for path, item in view.decoder.items()}
     for path, array in tree.arrays.items():
         if view.roles.of(path) == "optimizer" and DECODER in path:
             suffix = view.flavour.suffix
             inner = path[: -len(suffix)] if path[-1:] == suffix else path
-            wanted = shapes.get(inner[inner.index(DECODER) :])
-            if array.shape != wanted:
-                beside = "no such parameter" if wanted is None else f"the parameter is {list(wanted)}"
+            expected = shapes.get(inner[inner.index(DECODER) :])
+            if array.shape != expected:
+                beside = "no such parameter" if expected is None else f"the parameter is {list(expected)}"
                 yield f"{keystr(path)} {list(array.shape)}: {beside}"

@@ -8,7 +8,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.adapters import adapter_in, is_adapter, is_lora, merging
 from ckpttools.maxtext.cycles import CycleNames, stacks_to_make
 from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
@@ -23,7 +23,7 @@ from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.stores.registry import parse
 from ckpttools.transforms.base import Transformed
 
-_WANTED = "keys below decoder such as layers or layers_0, as MaxText names them"
+_EXPECTED = "keys below decoder such as layers or layers_0, as MaxText names them"
 
 
 @checked_options
@@ -60,7 +60,7 @@ class StackLayers:
         if view.is_stacked:
             raise UsageError(
                 "layers are stacked already",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 hint="nothing need be done; ckpt unstack takes them apart",
             )
         notes = view.notes
@@ -72,10 +72,10 @@ class StackLayers:
             version = version_called(self.maxtext) if self.maxtext else version_of_state(view)
             refuse_moments(tree, version)
             first = first_axis_of(stacked_paths(tree, stacks), view, version)
-        made = stack_layers(tree, stacks, self.axis, first)
+        built = stack_layers(tree, stacks, self.axis, first)
         done = LayerNotes(first_axis=first if self.axis else frozenset())
-        made = with_scan_axis(with_layer_notes(made, done), self.axis)
-        return Transformed(_said(made, scan_layers=True))
+        built = with_scan_axis(with_layer_notes(built, done), self.axis)
+        return Transformed(_said(built, scan_layers=True))
 
 
 @checked_options
@@ -104,17 +104,17 @@ class UnstackLayers:
         if not view.is_stacked:
             raise UsageError(
                 "layers are not stacked",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 hint="nothing need be done; ckpt stack puts them together",
             )
         # Of fewer layers than a cycle has none is on any axis.
         axis = (known_scan_axis(view) if self.axis is None else self.axis) or 0
         stacks = layer_stacks(view.decoder, axis)
         check_moments(tree)
-        singles = [each for each in stacks if each.shape or len(each.key) > 1]
+        singles = [stack for stack in stacks if stack.shape or len(stack.key) > 1]
         notes = LayerNotes(tuple(singles), axis, first_axis_names(view.on_first_axis))
-        made = with_layer_notes(unstack_layers(tree, stacks, axis), notes)
-        return Transformed(_said(made, scan_layers=False))
+        built = with_layer_notes(unstack_layers(tree, stacks, axis), notes)
+        return Transformed(_said(built, scan_layers=False))
 
 
 @checked_options
@@ -143,7 +143,7 @@ class ForceUnroll:
         if kind != "stacked-training":
             raise UsageError(
                 "only a stacked training checkpoint can be unrolled for inference",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 got=kind,
                 hint="use ckpt unstack or ckpt strip-optimizer for what is left to do",
             )
@@ -158,38 +158,38 @@ def _with_layers(tree: Tree) -> MaxTextView:
     if any(path[:1] == (PIPELINE,) for path in view.decoder):
         raise FormatError(
             "layers are stacked by pipeline stages, which cannot be told apart here",
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             got=f"{DECODER}/{PIPELINE}",
             hint="save it from MaxText without pipeline parallelism",
         )
     if not view.is_maxtext:
         _refuse_peft(tree)
-        place = quote(tree.metadata.place or "SRC")
+        location = quote(tree.metadata.location or "SRC")
         raise FormatError(
             "there are no layers",
-            place=tree.metadata.place or None,
-            wanted=_WANTED,
-            hint=f"`ckpt convert hf-to-maxtext {place} DST` makes stacked layers of a Hugging Face model, "
+            location=tree.metadata.location or None,
+            expected=_EXPECTED,
+            hint=f"`ckpt convert hf-to-maxtext {location} DST` makes stacked layers of a Hugging Face model, "
             f"and with {option('scan', False)} single ones"
             if tree.metadata.format == "safetensors"
-            else f"`ckpt inspect tree {place}` shows what is there",
+            else f"`ckpt inspect tree {location}` shows what is there",
         )
     return view
 
 
 def _refuse_peft(tree: Tree) -> None:
     """Refuses an adapter in PEFT's names, which has a command of its own."""
-    if not (tree.metadata.place and is_adapter(tree)):
+    if not (tree.metadata.location and is_adapter(tree)):
         return
-    place = parse(tree.metadata.place)
-    command = f"ckpt adapter to-maxtext {quote(str(place))} DST --base BASE"
+    location = parse(tree.metadata.location)
+    command = f"ckpt adapter to-maxtext {quote(str(location))} DST --base BASE"
     raise FormatError(
-        f"this is {adapter_in(place.folder())}, in PEFT's names",
-        place=place,
-        wanted=_WANTED,
+        f"this is {adapter_in(location.folder())}, in PEFT's names",
+        location=location,
+        expected=_EXPECTED,
         hint=f"`{command}` stacks its layers, and with {option('scan', False)} leaves them single"
-        if is_lora(place)
-        else merging(place),
+        if is_lora(location)
+        else merging(location),
     )
 
 

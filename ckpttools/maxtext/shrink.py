@@ -19,9 +19,9 @@ from ckpttools.array.nodes import window
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order, matches_any
-from ckpttools.core.wording import option
 from ckpttools.families.family import PLAIN, Family
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.axes import Side
@@ -40,10 +40,10 @@ from ckpttools.maxtext.stacking import cycle_of
 from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.maxtext.view import view_of
-from ckpttools.quantized.refusals import quantized_error
 from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.unsupported_errors import quantized_error
 from ckpttools.roles.of_tree import roles
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.dequantize import require_numbers
 from ckpttools.transforms.tables import is_table
@@ -63,7 +63,7 @@ class Shrink:
     """
 
     how: Smaller
-    like: Where | None = None
+    like: LocationLike | None = None
     family: str | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
@@ -81,11 +81,11 @@ class Shrink:
         _refuse_quantised(tree)
         named = with_family_names(tree)
         tree = named.tree
-        view, place = view_of(tree), tree.metadata.place
+        view, location = view_of(tree), tree.metadata.location
         files = ModelFiles.of(tree, self.like) if view.is_maxtext else ModelFiles(tree.metadata.config)
         hint = f"say {option('like', 'HF_DIR')}, the model that it came from" if view.is_maxtext else None
-        config = required(files.config, place, hint)
-        family = family_for(config, ModelOptions(self.family), place)
+        config = required(files.config, location, hint)
+        family = family_for(config, ModelOptions(self.family), location)
         small = smaller_config(config, family, self.how)
         _check_cycle(_cycle(family), small)
         plain = UnstackLayers()(tree).tree if view.is_stacked else tree
@@ -93,22 +93,22 @@ class Shrink:
         try:
             # A stacked model must have complete cycles, if MaxText scans those only.
             family.table(small.config, CONFIG, scan_axis=scan_axis)
-            made = _Cut.of(plain, family, config, small)
+            built = _Cut.of(plain, family, config, small)
         except ConfigError as error:
             raise error.at(hint=_counts_that_fit(config, family, self.how, scan_axis)) from error
-        found = made.tree
+        result = built.tree
         if view.is_stacked:
             cycle = _cycle_in(tree)
-            found = StackLayers(view.scan_axis or 0, cycle.length, cycle.names)(found).tree
-        found = found.with_metadata(config=small.config, is_other_model=True)
+            result = StackLayers(view.scan_axis or 0, cycle.length, cycle.names)(result).tree
+        result = result.with_metadata(config=small.config, is_other_model=True)
         remarks = tuple(f"{CONFIG}: {change}" for change in small.changes)
-        return Transformed(found, named.notes + Notes(dropped=made.dropped, remarks=remarks))
+        return Transformed(result, named.notes + Notes(dropped=built.dropped, remarks=remarks))
 
 
 def _refuse_quantised(tree: Tree) -> None:
     """Refuses what no numbers can be made of on the way."""
-    if found := quantized_in(tree).weights:
-        raise quantized_error(found.values(), tree.metadata.config, tree.metadata.place, done="cut")
+    if result := quantized_in(tree).weights:
+        raise quantized_error(result.values(), tree.metadata.config, tree.metadata.location, done="cut")
 
 
 def _counts_that_fit(
@@ -126,10 +126,10 @@ def _counts_that_fit(
             return False
         return True
 
-    wanted = len(how.layers)
-    ways = (range(wanted - 1, 0, -1), range(wanted + 1, wanted + _MOST_TRIED))
-    near = [each for each in (next(filter(fits, way), None) for way in ways) if each]
-    return f"{' or '.join(option('layers', each) for each in near)} fits" if near else None
+    expected = len(how.layers)
+    ways = (range(expected - 1, 0, -1), range(expected + 1, expected + _MOST_TRIED))
+    near = [item for item in (next(filter(fits, way), None) for way in ways) if item]
+    return f"{' or '.join(option('layers', item) for item in near)} fits" if near else None
 
 
 def _cycle(family: Family) -> int:
@@ -147,7 +147,7 @@ def _check_cycle(cycle: int, small: SmallerConfig) -> None:
         raise UsageError(
             f"layers of this family repeat every {cycle}, and their kinds would change",
             got=f"layer {odd[0][0]} in the place of layer {odd[0][1]}",
-            wanted=f"layers whose new numbers leave the same remainders by {cycle}",
+            expected=f"layers whose new numbers leave the same remainders by {cycle}",
             hint="keep the first ones, by how many they are",
         )
 
@@ -161,12 +161,12 @@ def _cycle_in(tree: Tree) -> Cycle:
     top, inner = keys[0][0], [str(key[1]) for key in keys]
     if LOCAL in inner:
         names: CycleNames = "local-global" if top == BLOCKS else "layers-local-global"
-        local = next(each for each in view.stacks if each.key == (top, LOCAL))
+        local = next(stack for stack in view.stacks if stack.key == (top, LOCAL))
         return Cycle(local.shape[1] + 1, names)
     if top == BLOCKS:
         raise UsageError(
             "layers of this model are stacked behind single ones, of which a smaller model has others",
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             hint="ckpt unstack it first, and ckpt stack what comes of it",
         )
     return Cycle(len(inner), "layer" if inner[0].startswith(f"{LAYER}_") else "layers")
@@ -195,12 +195,12 @@ class _Cut:
         is_left = view_of(source).is_maxtext
         names = by_name(source.arrays).keys()
         spelling = PLAIN if is_left else family.spelling_of(names)
-        before, after = (family.table(each, CONFIG, spelling=spelling) for each in (config, small.config))
+        before, after = (family.table(item, CONFIG, spelling=spelling) for item in (config, small.config))
         layers = {number: new for new, number in enumerate(small.layers)}
         parts = tuple(key for part in family.parts.values() for key in part.keys)
-        made = cls(SmallerRows(before, after, layers, is_left), source, parts)
-        made._carry_out()
-        return made
+        built = cls(SmallerRows(before, after, layers, is_left), source, parts)
+        built._carry_out()
+        return built
 
     def _carry_out(self) -> None:
         leaves: dict[Path, Leaf] = {}
@@ -208,11 +208,11 @@ class _Cut:
         rest: dict[Path, Leaf] = {}
         for path, leaf in self.source.items():
             head, name, tail = self._split(path)
-            found = self.rows.of(name, leaf) if name and isinstance(leaf, LazyArray) else None
-            if found is None:
+            result = self.rows.of(name, leaf) if name and isinstance(leaf, LazyArray) else None
+            if result is None:
                 rest[path] = leaf
                 continue
-            new, array = found
+            new, array = result
             to = None if new is None else (*head, *(new.split(".") if self.rows.is_left else [new]), *tail)
             key = (DECODER, *name.split(".")[1:2])
             # Of experts in names some go, and their layer stays.
@@ -220,13 +220,13 @@ class _Cut:
             if to is not None:
                 leaves[to] = array
         for path, leaf in self._without_parts(rest).items():
-            place = _moved(path, layers)
-            if place is not None:
-                leaves[place] = leaf
+            location = _moved(path, layers)
+            if location is not None:
+                leaves[location] = leaf
         metadata = self.source.metadata
         impls = {path: impl for path, impl in metadata.key_impls.items() if path in leaves}
-        said = replace(metadata, scalars=metadata.scalars & leaves.keys(), key_impls=impls)
-        self.tree = Tree(leaves, said)
+        declared = replace(metadata, scalars=metadata.scalars & leaves.keys(), key_impls=impls)
+        self.tree = Tree(leaves, declared)
 
     def _split(self, path: Path) -> tuple[Path, str, Path]:
         """What is around a name of the model, the name, and what is behind it."""
@@ -247,19 +247,19 @@ class _Cut:
         """
         table, known = self.rows.before, roles(self.source)
         arrays = {
-            dotted(path): each
-            for path, each in rest.items()
-            if isinstance(each, LazyArray) and known.of(path) == "parameter" and path not in STEPS
+            dotted(path): item
+            for path, item in rest.items()
+            if isinstance(item, LazyArray) and known.of(path) == "parameter" and path not in STEPS
         }
         if not self.rows.is_left:
             stay = {name for name in arrays if matches_any(name, self.parts)}
-            arrays = {name: each for name, each in arrays.items() if name not in stay}
+            arrays = {name: item for name, item in arrays.items() if name not in stay}
         gone = set() if self.rows.is_left else {*table.left_out_of(arrays)}
         gone |= {name for name in arrays if matches_any(name, table.dropped)}
         if odd := [name for name in arrays if name not in gone]:
             raise CoverageError(
                 f"no row of the family is about {array_count(odd)}:{listing(odd)}",
-                place=self.source.metadata.place or None,
+                location=self.source.metadata.location or None,
                 hint="leave out what is no part of the model: ckpt select",
             )
         self.dropped = tuple(in_natural_order(gone))
@@ -311,7 +311,7 @@ class SmallerRows:
         for row in chain(known, filter(self.before.has, self.before.rows)):
             index = self._side(row).key.match(name, self._lengths[0])
             if index is not None:
-                if not any(row is each for each in known):
+                if not any(row is item for item in known):
                     known.append(row)
                 new = self._renamed(row, index)
                 return (None, array) if new is None else (new, self._part(name, row, array))
@@ -323,21 +323,21 @@ class SmallerRows:
     def _renamed(self, row: Row, index: Coordinates) -> str | None:
         """The name in the smaller model; None where it has no such array."""
         before, after = self._lengths
-        place = _layer_field(row)
-        if place is None:
+        location = _layer_field(row)
+        if location is None:
             return self._side(row).key.format(index, before)
-        number = self.layers.get(place.number(index, before) + place.offset)
-        others = {axis: at for axis, at in index.items() if axis not in place.axes}
+        number = self.layers.get(location.number(index, before) + location.offset)
+        others = {axis: at for axis, at in index.items() if axis not in location.axes}
         if number is None or any(at >= after.get(axis, at + 1) for axis, at in others.items()):
             return None
-        for each in self._alike(row):
-            new = _layer_field(each) or place
-            for found in new.indices(number - new.offset, after):
-                return self._side(each).key.format({**others, **found}, after)
+        for item in self._alike(row):
+            new = _layer_field(item) or location
+            for result in new.indices(number - new.offset, after):
+                return self._side(item).key.format({**others, **result}, after)
         raise UsageError(
             "this layer is of a kind that the smaller model does not have there",
             got=str(row.right.key),
-            wanted=f"a layer of its kind in the place of layer {number}",
+            expected=f"a layer of its kind in the place of layer {number}",
             hint="keep the first layers, or others whose kinds come in the same order",
         )
 
@@ -345,10 +345,10 @@ class SmallerRows:
         """The row itself, and those of other groups of layers that are about the same array."""
         yield row
         parts = row.right.key.parts
-        for each in filter(self.after.has, self.after.rows):
-            others = each.right.key.parts
-            if each is not row and _layer_field(each) and (others[:1], others[2:]) == (parts[:1], parts[2:]):
-                yield each
+        for item in filter(self.after.has, self.after.rows):
+            others = item.right.key.parts
+            if item is not row and _layer_field(item) and (others[:1], others[2:]) == (parts[:1], parts[2:]):
+                yield item
 
     def _part(self, name: str, row: Row, array: LazyArray) -> LazyArray:
         """The first elements along axes of which the smaller model has fewer."""

@@ -8,14 +8,14 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import some
-from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import BY_LAYER
-from ckpttools.maxtext.prediction import FIELDS as PREDICTION
-from ckpttools.maxtext.prediction import prediction_layers
+from ckpttools.maxtext.mtp import FIELDS as PREDICTION
+from ckpttools.maxtext.mtp import prediction_layers
 
 # Numbers of layers that a message lists.
 _SHOWN = 8
@@ -76,24 +76,24 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> S
             known whether it has something for each layer.
         UsageError: there is no such layer, or less than what is to be kept.
     """
-    made: dict[str, Any] = json.loads(json.dumps(config))
-    count_field = _field(made, _layer_fields(family), "layers")
-    count: int = nested(made, count_field)
+    built: dict[str, Any] = json.loads(json.dumps(config))
+    count_field = _field(built, _layer_fields(family), "layers")
+    count: int = nested(built, count_field)
     kept = list(range(count)) if how.layers is None else list(how.layers)
     _check_layers(kept, count)
     changes = []
     if how.layers is not None:
-        changes += [*_with_size(made, count_field, len(kept)), *_per_layer(made, count_field, count, kept)]
+        changes += [*_with_size(built, count_field, len(kept)), *_per_layer(built, count_field, count, kept)]
     if how.experts is not None:
-        field = _field(made, family.sizes.get("expert", ()), "experts")
-        _check_fewer(how.experts, nested(made, field), "experts")
-        changes += [*_with_size(made, field, how.experts), *_with_choice(made, how.experts)]
+        field = _field(built, family.sizes.get("expert", ()), "experts")
+        _check_fewer(how.experts, nested(built, field), "experts")
+        changes += [*_with_size(built, field, how.experts), *_with_choice(built, how.experts)]
     if how.vocab is not None:
-        field = _field(made, family.sizes.get("vocab", ()), "vocab")
-        _check_fewer(how.vocab, nested(made, field), "vocab")
-        changes += [*_with_size(made, field, how.vocab), *_without_padding(made, field, how.vocab)]
-        changes += _beyond(made, field, how.vocab)
-    return SmallerConfig(made, kept, tuple(changes))
+        field = _field(built, family.sizes.get("vocab", ()), "vocab")
+        _check_fewer(how.vocab, nested(built, field), "vocab")
+        changes += [*_with_size(built, field, how.vocab), *_without_padding(built, field, how.vocab)]
+        changes += _beyond(built, field, how.vocab)
+    return SmallerConfig(built, kept, tuple(changes))
 
 
 def _layer_fields(family: Family) -> list[str]:
@@ -108,14 +108,14 @@ def _layer_fields(family: Family) -> list[str]:
 def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> str:
     """The first of these fields that a configuration has."""
     known = [name for name in names if isinstance(name, str)]
-    found = next((name for name in known if isinstance(nested(config, name), int)), None)
-    if found is None:
+    result = next((name for name in known if isinstance(nested(config, name), int)), None)
+    if result is None:
         raise ConfigError(
             f"the model has nothing that {option(what)} could make less of",
-            wanted=" or ".join(dict.fromkeys(known)) or "a family whose rows have such an axis",
+            expected=" or ".join(dict.fromkeys(known)) or "a family whose rows have such an axis",
             hint=f"leave {option(what)} out",
         )
-    return found
+    return result
 
 
 def _check_layers(kept: Sequence[int], count: int) -> None:
@@ -123,13 +123,13 @@ def _check_layers(kept: Sequence[int], count: int) -> None:
         raise UsageError(
             "these layers cannot be kept",
             got=some(list(map(str, kept)), _SHOWN) or "none",
-            wanted=f"one or more of the model's {count}: 0 to {count - 1}, ascending",
+            expected=f"one or more of the model's {count}: 0 to {count - 1}, ascending",
         )
 
 
-def _check_fewer(wanted: int, there: int, what: str) -> None:
-    if not 1 <= wanted <= there:
-        raise UsageError("there are not so many", got=option(what, wanted), wanted=f"1 to {there}")
+def _check_fewer(expected: int, there: int, what: str) -> None:
+    if not 1 <= expected <= there:
+        raise UsageError("there are not so many", got=option(what, expected), expected=f"1 to {there}")
 
 
 def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -137,7 +137,7 @@ def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "", config
     for name, part in config.items():
         if isinstance(part, dict) and name.endswith("_config"):
-            yield from ((f"{name}.{prefix}", each) for prefix, each in _parts(part))
+            yield from ((f"{name}.{prefix}", item) for prefix, item in _parts(part))
 
 
 def _with_size(config: dict[str, Any], field: str, length: int) -> Iterator[str]:
@@ -157,18 +157,18 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
     predicting = prediction_layers(part)
     for name, value in list(part.items()):
         if name in _NUMBERS and isinstance(value, list):
-            part[name] = [kept.index(each) for each in value if each in kept]
+            part[name] = [kept.index(item) for item in value if item in kept]
         elif isinstance(value, list) and _is_per_layer(name, value, count, predicting):
-            part[name] = [value[each] for each in kept]
+            part[name] = [value[item] for item in kept]
         elif name in PREDICTION and value:
             part[name] = 0
         elif name in _FIRST and isinstance(value, int):
-            part[name] = sum(each < value for each in kept)
+            part[name] = sum(item < value for item in kept)
         elif name == _BY_NUMBER and isinstance(value, dict):
-            of_kept = {key: each for key, each in value.items() if key.isdecimal() and int(key) in kept}
-            part[name] = {str(kept.index(int(k))).zfill(len(k)): each for k, each in of_kept.items()}
+            of_kept = {key: item for key, item in value.items() if key.isdecimal() and int(key) in kept}
+            part[name] = {str(kept.index(int(k))).zfill(len(k)): item for k, item in of_kept.items()}
         elif name == _LAST and isinstance(value, int):
-            part[name] = sum(each >= count - value for each in kept)
+            part[name] = sum(item >= count - value for item in kept)
         if part[name] != value:
             yield f"{above}{'.' * bool(above)}{name} is {json.dumps(part[name])}"
 
@@ -186,8 +186,12 @@ def _beyond(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
     """Tokens that are named and gone: with them no text can begin, and none ends."""
     for prefix, part in _parts(config):
         for name in _ENDS if field.startswith(prefix) else ():
-            said = part.get(name)
-            gone = [each for each in (said if isinstance(said, list) else [said]) if _is_beyond(each, vocab)]
+            declared = part.get(name)
+            gone = [
+                item
+                for item in (declared if isinstance(declared, list) else [declared])
+                if _is_beyond(item, vocab)
+            ]
             if gone:
                 numbers = ", ".join(map(str, gone))
                 yield f"{prefix}{name} is {numbers}, none of the {vocab} tokens: say another to generate"
@@ -215,7 +219,7 @@ def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> b
         if is_known
         else f"it is not known whether {name} has something for each layer, or is as long by chance",
         got=f"{len(value)} entries",
-        wanted=f"{count} or more of {', '.join(BY_LAYER)}, and no other list as long",
+        expected=f"{count} or more of {', '.join(BY_LAYER)}, and no other list as long",
         hint=f"cut a copy whose config.json has no {name}, and add it as the layers want that are kept",
     )
 

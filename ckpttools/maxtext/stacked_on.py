@@ -13,7 +13,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.families.family import Family
 from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.layer_notes import with_layer_notes
@@ -32,8 +32,8 @@ def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int
         return None
     if asked is not None:
         return asked
-    found = view_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
-    return SCAN_AXIS if found is None else found
+    result = view_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
+    return SCAN_AXIS if result is None else result
 
 
 def _left_keys(family: Family, axis: int | None) -> set[Key]:
@@ -52,9 +52,9 @@ def known_scan_axis(view: MaxTextView) -> int | None:
         stacks = [keystr((DECODER, *key)) for key in view.stacked_keys]
         raise FormatError(
             "shapes do not show on which axis layers are stacked",
-            place=view.metadata.place or None,
+            location=view.metadata.location or None,
             got=f"arrays below {stacks[0]} that may have them on axis 0 or 1",
-            wanted=f"the axis: {option('scan_axis', 1)} if MaxText wrote it with its own param_scan_axis",
+            expected=f"the axis: {option('scan_axis', 1)} if MaxText wrote it with its own param_scan_axis",
             hint=f"say {option('scan_axis', 1)} or {option('scan_axis', 0)}",
         )
     return view.scan_axis
@@ -95,7 +95,7 @@ class KeepingAxis:
 
     def __call__(self, tree: Tree) -> Transformed:
         """As the transform."""
-        made = self.transform(tree)
-        before, after = view_of(tree), view_of(made.tree)
+        built = self.transform(tree)
+        before, after = view_of(tree), view_of(built.tree)
         is_lost = after.is_axis_open and not before.is_axis_open
-        return replace(made, tree=with_scan_axis(made.tree, before.scan_axis)) if is_lost else made
+        return replace(built, tree=with_scan_axis(built.tree, before.scan_axis)) if is_lost else built

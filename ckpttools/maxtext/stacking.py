@@ -9,11 +9,11 @@ from typing import Any
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
-from ckpttools.core.wording import option
 from ckpttools.families.family import Family
+from ckpttools.families.hf_defaults import silent_fields
 from ckpttools.families.registry import families, family_of
-from ckpttools.families.silent import silent_fields
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.mapping.sizes import Size, derive, lengths_of, sizes_from_config
@@ -61,8 +61,8 @@ class StackAsModel:
         view = view_of(tree)
         noted = view.notes.scan_axis if fits(view.notes, view.single_layers) else None
         axis = self.axis if self.axis is not None else SCAN_AXIS if noted is None else noted
-        said = any(each is not None for each in (self.family, self.cycle, self.names, self.maxtext))
-        if LAYERS not in view.single_layers or (noted is not None and not said):
+        declared = any(item is not None for item in (self.family, self.cycle, self.names, self.maxtext))
+        if LAYERS not in view.single_layers or (noted is not None and not declared):
             return StackLayers(axis, self.cycle, self.names, self.maxtext)(tree)
         if self.cycle is None or self.family is not None or tree.metadata.config is not None:
             refuse_left_over(self._families(tree), tree)
@@ -72,7 +72,7 @@ class StackAsModel:
     def _families(self, tree: Tree) -> list[Family]:
         """Return the family that the user or the configuration names, else those with these names."""
         if self.family is not None:
-            return [family_for(None, ModelOptions(self.family), tree.metadata.place)]
+            return [family_for(None, ModelOptions(self.family), tree.metadata.location)]
         if tree.metadata.config is not None:
             # The names decide for a model of an unknown type.
             with suppress(CheckpointError):
@@ -84,7 +84,7 @@ class StackAsModel:
         layouts: dict[Cycle, list[str]] = {}
         for family in self._families(tree):
             layouts.setdefault(cycle_of(family, version), []).append(family.name)
-        return _only(layouts, tree.metadata.place, self.names)
+        return _only(layouts, tree.metadata.location, self.names)
 
 
 def cycle_of(family: Family, version: Version) -> Cycle:
@@ -122,8 +122,8 @@ def refuse_left_over(among: Collection[Family], tree: Tree) -> None:
     if beyond and all(beyond):
         raise UsageError(
             f"MaxText scans complete cycles of layers, and {plural(min(beyond), 'layer')} would be left over",
-            place=tree.metadata.place or None,
-            got=f"{plural(len(numbers), 'layer')} of family {', '.join(each.name for each in among)}",
+            location=tree.metadata.location or None,
+            got=f"{plural(len(numbers), 'layer')} of family {', '.join(item.name for item in among)}",
             hint="leave them as they are: MaxText runs them with scan_layers=false",
         )
 
@@ -145,15 +145,15 @@ def _fitting(tree: Tree) -> list[Family]:
 
 def _layers_alone(tree: Tree) -> Tree:
     """The parameters of the layers, which alone show how layers are stacked."""
-    found = view_of(tree).decoder
-    return Tree({(DECODER, *path): each for path, each in found.items() if path and LAYERS in str(path[0])})
+    result = view_of(tree).decoder
+    return Tree({(DECODER, *path): item for path, item in result.items() if path and LAYERS in str(path[0])})
 
 
 def _missing(fit: FamilyFit) -> list[str]:
     return [template for template in fit.missing if template.startswith(_LAYERS)]
 
 
-def _only(layouts: Mapping[Cycle, Iterable[str]], place: str, names: CycleNames | None) -> Cycle:
+def _only(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNames | None) -> Cycle:
     """The one layout that fits.
 
     Raises:
@@ -169,7 +169,7 @@ def _only(layouts: Mapping[Cycle, Iterable[str]], place: str, names: CycleNames 
             if lines
             else "their names are those of no known family"
         ),
-        place=place or None,
+        location=location or None,
         hint=f"say {option('cycle')} N (1 for all in one stack) with {option('cycle_names')}, or "
         f"{option('family', 'NAME')}, of which `ckpt families` lists all",
     )

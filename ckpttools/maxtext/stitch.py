@@ -10,7 +10,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any
-from ckpttools.families.silent import silent_values
+from ckpttools.families.hf_defaults import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
@@ -39,7 +39,7 @@ def stitched(towers: Tree, decoder: Tree) -> Tree:
         ConfigError: a Hugging Face model has no configuration, or one of no family; or the text models have
             heads of other sizes in arrays of one shape.
     """
-    sides = [view_of(each).is_maxtext for each in (towers, decoder)]
+    sides = [view_of(item).is_maxtext for item in (towers, decoder)]
     if sides[0] != sides[1]:
         raise UsageError(
             "one is MaxText's and the other Hugging Face's", hint="convert one of them first: ckpt convert"
@@ -47,22 +47,22 @@ def stitched(towers: Tree, decoder: Tree) -> Tree:
     if view_of(towers).optimizer or view_of(decoder).optimizer:
         raise UsageError(
             "moments of one model are none of the other",
-            place=towers.metadata.place or None,
+            location=towers.metadata.location or None,
             hint="take parameters alone: ckpt strip-optimizer",
         )
     text, other = (_of_maxtext if sides[0] else _of_hugging_face)(towers, decoder)
-    place = towers.metadata.place or None
+    location = towers.metadata.location or None
     if len(text) == len(towers.arrays):
         raise UsageError(
             "there are no towers",
-            place=place,
-            wanted="first a model that sees or hears, then the one whose text model it gets",
+            location=location,
+            expected="first a model that sees or hears, then the one whose text model it gets",
         )
     _check_alike(text, other, towers, decoder)
     told = _check_configs(towers, decoder)
     given = {path: other[name] for name, path in text.items()}
     leaves: dict[Path, Leaf] = {path: given.get(path, leaf) for path, leaf in towers.items()}
-    remark = f"{array_count(given)} of the text model are those of {decoder.metadata.place or 'the other'}"
+    remark = f"{array_count(given)} of the text model are those of {decoder.metadata.location or 'the other'}"
     notes = towers.metadata.notes + Notes(remarks=(remark, *told))
     return Tree(leaves, towers.metadata).with_metadata(notes=notes)
 
@@ -73,10 +73,12 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     Raises:
         ConfigError: its arrays are cut into heads otherwise.
     """
-    configs = [each.metadata.config for each in (towers, decoder)]
+    configs = [item.metadata.config for item in (towers, decoder)]
     if configs[0] is None or configs[1] is None:
         return ()
-    kept, other = (ModelFacts(each, silent=silent_values(each)) for each in configs if each is not None)
+    kept, other = (
+        ModelFacts(config, silent=silent_values(config)) for config in configs if config is not None
+    )
     odd = {
         name: f"{name.partition('.')[2]} is {json.dumps(ours)}, and {json.dumps(theirs)} in the decoder's"
         for name in (*_CUTS, *_COMPUTED)
@@ -85,7 +87,7 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     if cut := [text for name, text in odd.items() if name in _CUTS]:
         raise ConfigError(
             "the text models have other heads in arrays of the same shapes",
-            place=towers.metadata.place or None,
+            location=towers.metadata.location or None,
             got="; ".join(cut),
         )
     return tuple(f"{CONFIG}, which stays: {text}" for text in odd.values())
@@ -102,7 +104,7 @@ def _of_maxtext(towers: Tree, decoder: Tree) -> Text:
 
 
 def _of_hugging_face(towers: Tree, decoder: Tree) -> Text:
-    family = family_for(towers.metadata.config, ModelOptions(), towers.metadata.place or CONFIG)
+    family = family_for(towers.metadata.config, ModelOptions(), towers.metadata.location or CONFIG)
     patterns = family.tower_patterns(family.towers)
     rest = (*family.homeless, *(key for part in family.parts.values() for key in part.keys))
 
@@ -122,13 +124,13 @@ def _check_alike(
     odd = [f"{name}: missing" for name in text if name not in other]
     odd += [f"{name}: left over" for name in other if name not in text]
     odd += [
-        f"{name}: {list(other[name].shape)}, wanted {list(towers.arrays[path].shape)}"
+        f"{name}: {list(other[name].shape)}, expected {list(towers.arrays[path].shape)}"
         for name, path in text.items()
         if name in other and other[name].shape != towers.arrays[path].shape
     ]
     if odd:
         raise CoverageError(
             f"the text models are not alike:{listing(odd)}",
-            place=decoder.metadata.place or None,
-            wanted=f"the names and shapes of {towers.metadata.place or 'the other model'}",
+            location=decoder.metadata.location or None,
+            expected=f"the names and shapes of {towers.metadata.location or 'the other model'}",
         )

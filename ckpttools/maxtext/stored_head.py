@@ -11,12 +11,12 @@ from ckpttools.array.nodes import Stored, swapped, window
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError
+from ckpttools.core.message_terms import option, step
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import plural
-from ckpttools.core.wording import option, step
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.model import family_for
-from ckpttools.maxtext.tying import Head, right_head
+from ckpttools.maxtext.tied_embeddings import Head, right_head
 from ckpttools.plan.pieces import Tiles, fitted_pieces
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class StoredHead:
         rows, differing, largest = 0, 0, 0.0
         for item in items:
             unequal = np.zeros(item[0].shape[:1], bool)
-            most = fit.piece_bytes // sum(array.dtype.itemsize for array in item)
-            for piece in Tiles(fit.piece_bytes)(item, most):
+            limit = fit.piece_bytes // sum(array.dtype.itemsize for array in item)
+            for piece in Tiles(fit.piece_bytes)(item, limit):
                 largest = max(largest, _compare_piece(item, piece, unequal))
             rows, differing = rows + unequal.size, differing + int(np.count_nonzero(unequal))
         return HeadDeviation(differing, rows, largest) if differing else None
@@ -124,7 +124,7 @@ def refuse_lost_head(lost: StoredHead | None, tree: Tree, *, memory: int, reserv
     deviation = None if lost is None else lost.deviation(memory=memory, reserved=reserved)
     if lost is None or deviation is None:
         return
-    place, names = tree.metadata.place, lost.names
+    location, names = tree.metadata.location, lost.names
     without = f"{option('drop', names.head)} leaves it out for good"
     if lost.is_transposed:
         pattern = f"*{names.head.replace('.', '/')}"
@@ -134,9 +134,9 @@ def refuse_lost_head(lost: StoredHead | None, tree: Tree, *, memory: int, reserv
         without = f"{selected} writes a checkpoint without it"
     raise ConfigError(
         "the output head differs from the embedding: its values would be lost",
-        place=f"{names.head} in {place}" if place else names.head,
+        location=f"{names.head} in {location}" if location else names.head,
         got=str(deviation),
-        wanted=f"the values of {names.embedding}",
+        expected=f"the values of {names.embedding}",
         hint=f"{option('tied', 'keep')} keeps the head; {without}",
     )
 
@@ -158,7 +158,7 @@ def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, mem
     if not isinstance(error, NotCoveredError):
         return error
     coverage, arrays = error.coverage, by_name(tree.arrays)
-    family = family_for(tree.metadata.config, options.model, tree.metadata.place)
+    family = family_for(tree.metadata.config, options.model, tree.metadata.location)
     names = right_head(family, family.spelling_of(arrays))
     if names is None or coverage.extra != (names.head,) or coverage.missing or coverage.misshapen:
         return error
@@ -172,7 +172,7 @@ def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, mem
         got = f"{names.head} differs from {names.embedding}: {deviation}"
         hint = f"{option('tied', 'keep')} keeps both"
     # The comparison has settled the choice that the other sentences explain.
-    reasons = [each for each in coverage.reasons if not each.startswith(option("tied"))]
+    reasons = [reason for reason in coverage.reasons if not reason.startswith(option("tied"))]
     extended = error.at(hint="; ".join((hint, *reasons)))
     extended.got = got
     return extended
@@ -236,8 +236,8 @@ def _to_float64(carriers: np.ndarray, array: LazyArray) -> np.ndarray:
     from ckpttools.array.elements import wide, widen
 
     carriers = np.ascontiguousarray(carriers)
-    made = np.empty(carriers.shape, wide(array.dtype))
+    built = np.empty(carriers.shape, wide(array.dtype))
     # Casts of signaling NaNs are invalid operations, and the caller compares NaNs itself.
     with np.errstate(invalid="ignore"):
-        widen(carriers, array.dtype, made)
-        return made.astype(np.float64, copy=False)
+        widen(carriers, array.dtype, built)
+        return built.astype(np.float64, copy=False)

@@ -12,9 +12,9 @@ from ckpttools.array.tree import Leaf, Path, Tree, dotted, keystr, refuse_collis
 from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
+from ckpttools.core.message_terms import option, quoted
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option, quoted
 from ckpttools.formats.orbax.several_items import one_item
 from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, linen_state
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
@@ -60,15 +60,15 @@ class StripOptimizer:
                 the other flavour.
             UsageError: there is nothing to strip, no step to keep, or a pattern matches nothing.
         """
-        require_matches((*self.keep, *self.drop), tree, tree.metadata.place)
-        left = Tree({p: each for p, each in tree.items() if not first_match(p, self.drop)}, tree.metadata)
-        view, place = view_of(left), tree.metadata.place or None
+        require_matches((*self.keep, *self.drop), tree, tree.metadata.location)
+        left = Tree({p: item for p, item in tree.items() if not first_match(p, self.drop)}, tree.metadata)
+        view, location = view_of(left), tree.metadata.location or None
         own = view.flavour
         target = {"linen": LINEN, "nnx": NNX}.get(self.flavour, own)
         self._require_clear(left)
         if not any(path in left.arrays for path in view.of_role("parameter")):
             raise FormatError(
-                "there are no parameters", place=place, wanted="more than state of an optimizer"
+                "there are no parameters", location=location, expected="more than state of an optimizer"
             )
         new_paths = _placed(view, target)
         kept = {path: path for path in left if first_match(path, self.keep)} | new_paths
@@ -76,18 +76,18 @@ class StripOptimizer:
         if not dropped and target == own:
             raise UsageError(
                 "there is nothing to strip: no optimizer state and no random states that are known",
-                place=place,
+                location=location,
                 hint="to cast it, use ckpt cast; to leave out what only you know, "
                 + option("drop", "PATTERN"),
             )
         leaves = {new: left[old] for old, new in kept.items()}
-        made = _dressed(leaves, tree, target, self._step(tree))
+        built = _dressed(leaves, tree, target, self._step(tree))
         # A step that is made stands in the place of the source's.
-        stays = {*kept, *(STEPS if STEP in made else ())}
+        stays = {*kept, *(STEPS if STEP in built else ())}
         dropped = [path for path in tree.arrays if path not in stays]
-        refuse_parting(tree, made, {new: old for old, new in kept.items() if old in tree.arrays})
+        refuse_parting(tree, built, {new: old for old, new in kept.items() if old in tree.arrays})
         notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_left_out(tree, dropped))
-        return Transformed(_only_item(_noted(made, view_of(tree), kept, target)), notes)
+        return Transformed(_only_item(_noted(built, view_of(tree), kept, target)), notes)
 
     def _require_clear(self, tree: Tree) -> None:
         """Whatever may be state of an optimizer or learned is for the user to decide."""
@@ -101,7 +101,7 @@ class StripOptimizer:
             raise FormatError(
                 "it is unclear whether this is state of an optimizer or learned, such as an average of "
                 f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 hint=f"{quoted('keep', first)} if it is learned; "
                 f"{quoted('drop', first)} if it is state, or{copy}",
             )
@@ -112,7 +112,7 @@ class StripOptimizer:
             return None
         step = next((tree.arrays[path] for path in STEPS if path in tree.arrays), None)
         if step is None:
-            raise UsageError("there is no step to keep", place=tree.metadata.place or None)
+            raise UsageError("there is no step to keep", location=tree.metadata.location or None)
         return step
 
 
@@ -130,7 +130,9 @@ def _left_out(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
 def _pattern(head: Path, paths: Sequence[Path]) -> str:
     """A pattern of what is below a head; of names that were joined by dots, joined like them."""
     patterns = (keystr(head), dotted(head))
-    return next((each for each in patterns if any(first_match(path, (each,)) for path in paths)), patterns[0])
+    return next(
+        (pattern for pattern in patterns if any(first_match(path, (pattern,)) for path in paths)), patterns[0]
+    )
 
 
 def _summed(tree: Tree, head: Path) -> str:
@@ -162,7 +164,7 @@ def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
         if odd:
             raise FormatError(
                 f"the flavour {target.name} has no place for what lies beside the parameters" + listing(odd),
-                place=view.metadata.place or None,
+                location=view.metadata.location or None,
                 hint=f"keep the flavour with {option('flavour', 'same')}, or leave this out with "
                 f"{option('drop', 'PATTERN')}",
             )
@@ -170,7 +172,7 @@ def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     return placed
 
 
-def _noted(made: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavour) -> Tree:
+def _noted(built: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavour) -> Tree:
     """The tree that was made, with a note of the arrays in it whose layers are, or were, on axis 0."""
     notes = view.notes
     were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
@@ -178,7 +180,7 @@ def _noted(made: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Fla
     moved = [target.wrapped(path[2:]) for path in were if path[:1] == _AUXILIARY]
     there = [kept[path] for path in view.on_first_axis if path in kept]
     stay = [path for path in were if path[:1] != _AUXILIARY]
-    return with_layer_notes(made, replace(notes, first_axis=first_axis_names([*there, *moved, *stay])))
+    return with_layer_notes(built, replace(notes, first_axis=first_axis_names([*there, *moved, *stay])))
 
 
 def _only_item(tree: Tree) -> Tree:

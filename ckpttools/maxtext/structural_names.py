@@ -35,7 +35,7 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     if len(paths) < len(tree.arrays) or not all(strange):
         return Transformed(tree, Notes())
     for form, unknown in zip(forms, strange, strict=True):
-        readings = {tuple(made.items()): made for made in _readings(names, unknown, form)}
+        readings = {tuple(built.items()): built for built in _readings(names, unknown, form)}
         if len(readings) == 1:
             (renamed,) = readings.values()
             targets: dict[Path, Path] = {paths[name]: (target,) for name, target in renamed.items()}

@@ -14,8 +14,8 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import in_natural_order
 from ckpttools.families.family import Family
+from ckpttools.families.hf_defaults import silent_values
 from ckpttools.families.registry import family_of
-from ckpttools.families.silent import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.shapes import right_shapes
@@ -58,14 +58,16 @@ def _in_order(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {name: shapes[name] for name in in_natural_order(shapes)}
 
 
-def synthetic(config: Mapping[str, Any], seed: int = 0, dtype: DType | None = None, place: str = "") -> Tree:
+def synthetic(
+    config: Mapping[str, Any], seed: int = 0, dtype: DType | None = None, location: str = ""
+) -> Tree:
     """A Hugging Face model with weights as before training: noise, norms that do nothing, biases of zero.
 
     Args:
         config: the model's `config.json`; says all of its sizes.
         seed: the same gives the same model.
         dtype: of the weights; None for bfloat16.
-        place: where the configuration lies.
+        location: where the configuration lies.
 
     Towers of which no configuration says all sizes, as of Gemma 3, are left out, and the notes say so.
 
@@ -74,38 +76,38 @@ def synthetic(config: Mapping[str, Any], seed: int = 0, dtype: DType | None = No
     """
     plain = without_quantization(config)
     family = family_of(plain, CONFIG)
-    _refuse_other_arrays(plain, family, place)
+    _refuse_other_arrays(plain, family, location)
     table, shapes, notes = _known(plain, family)
-    scale = _scale(plain, place)
+    scale = _scale(plain, location)
     dtype = dtype or DTYPES["bfloat16"]
     leaves: dict[Path, Leaf] = {}
     for name, shape in _in_order(shapes).items():
         leaves[name,] = _array(name, shape, _row(name, table), (seed, scale), dtype)
-    metadata = Metadata("safetensors", config=plain, place=place, notes=notes, is_other_model=True)
+    metadata = Metadata("safetensors", config=plain, location=location, notes=notes, is_other_model=True)
     return Tree(leaves, metadata)
 
 
-def _scale(config: Mapping[str, Any], place: str) -> float:
+def _scale(config: Mapping[str, Any], location: str) -> float:
     """The standard deviation of the noise."""
-    said = (nested(config, name) for name in (_FIELD, f"text_config.{_FIELD}"))
-    found = next((each for each in said if each is not None), _RANGE)
-    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found <= _MOST_SCALE:
+    declared = (nested(config, name) for name in (_FIELD, f"text_config.{_FIELD}"))
+    result = next((item for item in declared if item is not None), _RANGE)
+    if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= _MOST_SCALE:
         raise ConfigError(
-            f"{_FIELD} is no standard deviation of weights", place=place or CONFIG, got=repr(found)
+            f"{_FIELD} is no standard deviation of weights", location=location or CONFIG, got=repr(result)
         )
-    return float(found)
+    return float(result)
 
 
-def _refuse_other_arrays(config: Mapping[str, Any], family: Family, place: str) -> None:
+def _refuse_other_arrays(config: Mapping[str, Any], family: Family, location: str) -> None:
     facts = ModelFacts(config, silent=silent_values(config))
-    limits = (each for each in family.settings.limits if each.wanted.left.name in _OF_ARRAYS)
-    odd = [each for each in limits if not each.conditions and not each.holds(facts)]
+    limits = (limit for limit in family.settings.limits if limit.expected.left.name in _OF_ARRAYS)
+    odd = [limit for limit in limits if not limit.conditions and not limit.holds(facts)]
     if odd:
         raise ConfigError(
             f"the rows of family {family.name} are not the arrays of this configuration",
-            place=place or CONFIG,
-            got=", ".join(f"{facts.place_of(each.wanted.left.name)}: {each.reason}" for each in odd),
-            wanted=" and ".join(str(each.wanted).replace("config.", "") for each in odd),
+            location=location or CONFIG,
+            got=", ".join(f"{facts.location_of(item.expected.left.name)}: {item.reason}" for item in odd),
+            expected=" and ".join(str(item.expected).replace("config.", "") for item in odd),
         )
 
 
@@ -121,7 +123,7 @@ def text_model_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
         ConfigError: no family is of this model type.
     """
     spellings = family_of(config, CONFIG).spellings
-    text = next((each for each in spellings if each.name == TEXT), None)
+    text = next((spelling for spelling in spellings if spelling.name == TEXT), None)
     return None if text is None else text_config(config, text)
 
 
@@ -132,7 +134,7 @@ def _known(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, 
         return table, right_shapes(table), Notes()
     except ShapeError as error:
         text = _table(config, family, without=family.towers)
-        if not family.towers or not any(table.flags[each].value for each in family.towers):
+        if not family.towers or not any(table.flags[tower].value for tower in family.towers):
             raise
         remark = f"{_NO_TOWERS}: {error.message} from the configuration"
         return text, right_shapes(text), Notes(remarks=(remark,))

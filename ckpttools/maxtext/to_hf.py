@@ -12,11 +12,11 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ConfigError, CoverageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
-from ckpttools.core.wording import option
 from ckpttools.families.family import Spelling
-from ckpttools.families.silent import silent_values
+from ckpttools.families.hf_defaults import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.fill import Fill
@@ -25,7 +25,7 @@ from ckpttools.mapping.mapped import Mapped, ValueNote, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.mapping.table import Table
-from ckpttools.maxtext import tying
+from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.bound_model import BoundModel, UnboundModel, unwanted_towers
 from ckpttools.maxtext.config.deviations import TIED_HEAD, VISION_TOWER, deviations
 from ckpttools.maxtext.config.facts import ModelFacts
@@ -47,10 +47,10 @@ from ckpttools.maxtext.stacked_on import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import Surplus
-from ckpttools.quantized.readable import weights_in
-from ckpttools.quantized.refusals import refuse_quantized, refuse_unmappable
+from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.scales import BLOCK_SCALE
 from ckpttools.quantized.stored_values import check_values
+from ckpttools.quantized.unsupported_errors import refuse_quantized, refuse_unmappable
 from ckpttools.quantized.weights import quantized
 from ckpttools.transforms.cast import cast, cast_notes
 from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
@@ -65,7 +65,7 @@ class HuggingFaceModel:
         config: what `config.json` says, None where none is known.
         notes: what the user should know.
         has_text_model: whether the family has a text model without towers.
-        surplus: name -> rows of the array it was made from that the model has no place for; MaxText's name
+        extra: name -> rows of the array it was made from that the model has no place for; MaxText's name
             -> an array that it alone has.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
     """
@@ -74,7 +74,7 @@ class HuggingFaceModel:
     config: TrueConfig | None
     notes: Notes
     has_text_model: bool = False
-    surplus: Mapping[str, Surplus] = field(default_factory=dict)
+    extra: Mapping[str, Surplus] = field(default_factory=dict)
     lost_head: StoredHead | None = None
 
 
@@ -116,8 +116,8 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         files, notes = _with_plain_carried(files, source.options.dtype)
     left_out = bound.table.left_out_of(files.weights)
     carried = _carried(left_out, source.options, files, quantized=bool(converted.codes))
-    made = _written(source, converted, carried)
-    config = _config(source, converted, made)
+    built = _written(source, converted, carried)
+    config = _config(source, converted, built)
     missing = (
         *learned_elsewhere(source.tree, options.prefix),
         *source.head,
@@ -134,15 +134,15 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         + notes
         + notes_on_values(converted.mapped, converted.plain, source.options, missing)
         + notes_of(converted.grids.values)
-        + Notes(remarks=(*copy_remarks, *remarks_about(config, made, lacking), *_deviations(bound, files)))
+        + Notes(remarks=(*copy_remarks, *remarks_about(config, built, lacking), *_deviations(bound, files)))
     )
-    leaves: dict[TreePath, LazyArray] = {(key,): made[key] for key in in_natural_order(made)}
+    leaves: dict[TreePath, LazyArray] = {(key,): built[key] for key in in_natural_order(built)}
     return HuggingFaceModel(
-        Tree(leaves, Metadata(place=source.place)),
+        Tree(leaves, Metadata(location=source.location)),
         config,
         notes,
-        has_text_model=any(each.name == TEXT for each in bound.family.spellings),
-        surplus=dict(_surplus(bound.table, source.wanted, converted.mapped)),
+        has_text_model=any(spelling.name == TEXT for spelling in bound.family.spellings),
+        extra=dict(_surplus(bound.table, source.expected, converted.mapped)),
         lost_head=source.lost_head,
     )
 
@@ -153,22 +153,25 @@ def _deviations(bound: BoundModel, files: ModelFiles) -> Iterator[str]:
         return
     flags = {name: flag.value for name, flag in bound.table.flags.items()}
     facts = ModelFacts(files.config, lengths_of(bound.table.sizes), flags, silent_values(files.config))
-    for each in deviations(bound.family, facts):
+    for deviation in deviations(bound.family, facts):
         # Towers, and a head that is rounded as its stored values are, have no measured effect on text.
-        if each.effect and each.what not in (TIED_HEAD, VISION_TOWER):
-            yield f"transformers computes this model differently than MaxText: {each.what}: {each.reason}"
+        if deviation.effect and deviation.what not in (TIED_HEAD, VISION_TOWER):
+            yield (
+                "transformers computes this model differently than MaxText: "
+                f"{deviation.what}: {deviation.reason}"
+            )
 
 
 def _converted(source: BoundSource) -> _Converted:
-    """Maps what is wanted, and refuses what contradicts the model's configuration."""
-    bound, files, wanted = source.bound, source.files, source.wanted
-    grids = hugging_face_grids(bound.table, wanted, source.native, (VOCAB,))
-    with refusing(grids.problems, files.config, source.place):
-        whole = _mapped(replace(bound, table=grids.table), wanted, source.options, files)
+    """Maps what is expected, and refuses what contradicts the model's configuration."""
+    bound, files, expected = source.bound, source.files, source.expected
+    grids = hugging_face_grids(bound.table, expected, source.native, (VOCAB,))
+    with refusing(grids.problems, files.config, source.location):
+        whole = _mapped(replace(bound, table=grids.table), expected, source.options, files)
     codes = {key: array for key, array in whole.arrays.items() if key in grids.scales}
     mapped = replace(whole, arrays={key: array for key, array in whole.arrays.items() if key not in codes})
-    source.unbound.require_agreement(bound, wanted)
-    refuse_unmappable(mapped.weights, source.tree.metadata.config, source.place)
+    source.unbound.require_agreement(bound, expected)
+    refuse_unmappable(mapped.weights, source.tree.metadata.config, source.location)
     main = main_dtype(mapped.arrays, mapped.changed)
     return _Converted(mapped, codes, grids, _restored(mapped, main, bound.spelling, files))
 
@@ -176,16 +179,16 @@ def _converted(source: BoundSource) -> _Converted:
 def _written(
     source: BoundSource, converted: _Converted, carried: Mapping[str, LazyArray]
 ) -> dict[str, LazyArray]:
-    """All arrays of the model: mapped ones, an output head that is wanted, carried ones, quantised ones."""
-    made, dtype = dict(converted.plain), source.options.dtype
+    """All arrays of the model: mapped ones, an output head that is expected, carried ones, quantised ones."""
+    built, dtype = dict(converted.plain), source.options.dtype
     head = _head_to_copy(source, converted)
     if head is not None:
-        made[head.head] = made[head.embedding]
-    made.update(carried)
+        built[head.head] = built[head.embedding]
+    built.update(carried)
     if dtype is not None:
         spared = _quantized_names(carried, source.files)
-        made = {key: array if key in spared else cast(array, dtype) for key, array in made.items()}
-    return made | converted.quantized
+        built = {key: array if key in spared else cast(array, dtype) for key, array in built.items()}
+    return built | converted.quantized
 
 
 def _head_to_copy(source: BoundSource, converted: _Converted) -> tying.Head | None:
@@ -195,15 +198,15 @@ def _head_to_copy(source: BoundSource, converted: _Converted) -> tying.Head | No
     return head if is_copied else None
 
 
-def _config(source: BoundSource, converted: _Converted, made: Mapping[str, LazyArray]) -> TrueConfig | None:
+def _config(source: BoundSource, converted: _Converted, built: Mapping[str, LazyArray]) -> TrueConfig | None:
     """What `config.json` says of these arrays; None where no configuration is known."""
     head = _head(source)
-    tied = None if head is None else head.head not in made
-    config = config_to_write(source.bound, source.options, source.files, made, tied)
+    tied = None if head is None else head.head not in built
+    config = config_to_write(source.bound, source.options, source.files, built, tied)
     if config is None or not converted.codes:
         return config
-    said, changes = with_scheme(config.config, made, converted.codes, source.native.block)
-    return TrueConfig(said, (*config.changes, *changes))
+    declared, changes = with_scheme(config.config, built, converted.codes, source.native.block)
+    return TrueConfig(declared, (*config.changes, *changes))
 
 
 def _head(source: BoundSource) -> tying.Head | None:
@@ -225,9 +228,9 @@ def _mapped(
             raise
         raise CoverageError(
             f"the arrays are not those of the model that {option('like')} names" + error.coverage.summary(),
-            place=error.place,
-            got=files.place,
-            wanted="the model that this checkpoint came from",
+            location=error.location,
+            got=files.location,
+            expected="the model that this checkpoint came from",
             hint=f"leave {option('like')} out: the checkpoint carries a {CONFIG}"
             if files.overruled
             else f"check which model that is, and that all of the checkpoint is there: {error.hint}",
@@ -238,9 +241,9 @@ def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> I
     """What is left out: of arrays by the name of what was made of the rest, else by its own."""
     for row in table.rows:
         name = str(row.left.key)
-        if name in mapped.surplus:
+        if name in mapped.extra:
             kept = mapped.sizes[VOCAB]
-            yield str(row.right.key), Surplus.of(name, arrays[name], mapped.surplus[name], kept)
+            yield str(row.right.key), Surplus.of(name, arrays[name], mapped.extra[name], kept)
     # Without a configuration arrays alone decide.
     known = table.flags
     reasons = {
@@ -264,7 +267,7 @@ def _carried(
         return {}
     carried = {**files.carried, **(left_out if options.carry else {})}
     if not quantized:
-        refuse_quantized(carried, files.config, files.place)
+        refuse_quantized(carried, files.config, files.location)
     return carried
 
 
@@ -275,17 +278,17 @@ def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFi
         FormatError: of their scales no numbers can be made.
     """
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in files.carried.items()}
-    carried = dequantized(Tree(leaves, Metadata(config=files.config, place=files.place)), dtype)
+    carried = dequantized(Tree(leaves, Metadata(config=files.config, location=files.location)), dtype)
     return replace(files, carried=by_name(carried.tree.arrays)), carried.notes
 
 
 def _quantized_names(carried: Mapping[str, LazyArray], files: ModelFiles) -> set[str]:
     """The quantised weights among what is carried, and all that belongs to them: no cast may touch them."""
-    found = quantized(carried, files.config).values()
-    return {name for each in found for name in (each.name, *each.sides)}
+    result = quantized(carried, files.config).values()
+    return {name for item in result for name in (item.name, *item.sides)}
 
 
-def require_towers(model: HuggingFaceModel, files: ModelFiles, place: str) -> None:
+def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) -> None:
     """Refuses a model of which transformers would make a part out of random numbers.
 
     Raises:
@@ -297,9 +300,9 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, place: str) -> No
         alone = f", or write the text model alone with {option('names', TEXT)}"
         raise ConfigError(
             "the model has parts of which no array is there: what loads it would begin them anew, at random",
-            place=place,
-            got=f"{' and '.join(absent)} in {files.place}",
-            wanted="all of the model's arrays, or the configuration of a model without these parts",
+            location=location,
+            got=f"{' and '.join(absent)} in {files.location}",
+            expected="all of the model's arrays, or the configuration of a model without these parts",
             hint=f"take them from the model with {with_model()}{alone if model.has_text_model else ''}",
         )
 
@@ -317,23 +320,25 @@ def _restored(
 
 
 def notes_on_values(
-    mapped: Mapped, made: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
+    mapped: Mapped, built: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
 ) -> Notes:
     """What the user should know.
 
     Args:
         mapped: the arrays and what their rows do to values.
-        made: the same, rounded to the dtypes that they had.
+        built: the same, rounded to the dtypes that they had.
         options: what the user wants.
         dropped: what is left out.
     """
-    rounded = {key: made[key].dtype for key in mapped.changed if made[key].dtype != mapped.arrays[key].dtype}
-    changed = [(each, _of_row(each, rounded)) for each in mapped.values]
-    inexact = [Note(each.key, each.reason) for each, back in changed if not (each.exact or back)]
+    rounded = {
+        key: built[key].dtype for key in mapped.changed if built[key].dtype != mapped.arrays[key].dtype
+    }
+    changed = [(item, _of_row(item, rounded)) for item in mapped.values]
+    inexact = [Note(item.key, item.reason) for item, back in changed if not (item.exact or back)]
     values = [
-        Note(each.key, f"{_operation(each)}, rounded back to {back}" if back else each.reason)
-        for each, back in changed
-        if each.exact or back
+        Note(item.key, f"{_operation(item)}, rounded back to {back}" if back else item.reason)
+        for item, back in changed
+        if item.exact or back
     ]
     for axis, (there, kept) in mapped.cut.items():
         text = f"{there} in MaxText, {kept} in the model: the last {there - kept} are cut off"
@@ -365,7 +370,7 @@ def config_to_write(
     bound: BoundModel,
     options: ToHuggingFace,
     files: ModelFiles,
-    made: Mapping[str, LazyArray],
+    built: Mapping[str, LazyArray],
     tied: bool | None,
 ) -> TrueConfig | None:
     """The configuration of what is written, None where there is none; errors as `promising_less`."""
@@ -375,18 +380,18 @@ def config_to_write(
     size = bound.table.sizes.get(VOCAB) if options.padding_rows == "keep" else None
     rule = bound.family.flags.get(tying.FLAG)
     vocab = size.length if size else None
-    config = true_config(text or files.config, made, tied, tied_by=rule, vocab=vocab)
+    config = true_config(text or files.config, built, tied, tied_by=rule, vocab=vocab)
     if text is None:
-        return promising_less(bound.family, config, made, files.place)
+        return promising_less(bound.family, config, built, files.location)
     return replace(config, changes=("it is that of the text model alone", *config.changes))
 
 
-def remarks_about(config: TrueConfig | None, made: Mapping[str, LazyArray], lacking: bool) -> Iterator[str]:
+def remarks_about(config: TrueConfig | None, built: Mapping[str, LazyArray], lacking: bool) -> Iterator[str]:
     """What to say of the configuration.
 
     Args:
         config: None where there is none.
-        made: what is written beside it.
+        built: what is written beside it.
         lacking: whether the model at hand has nothing but what comes from MaxText.
     """
     if config is None:
@@ -394,7 +399,7 @@ def remarks_about(config: TrueConfig | None, made: Mapping[str, LazyArray], lack
         yield f"no {CONFIG} is written, as none is known: {remedy}"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
-    prediction = absent_prediction(config.config, made)
+    prediction = absent_prediction(config.config, built)
     if prediction:
         remedy = "nor in the model" if lacking else f"{with_model()} takes them from the model"
         yield (
@@ -417,7 +422,7 @@ class BoundSource:
         native: its parameters, with the scales of those that stay quantised.
         unbound: its parameters, with what the user, the model's files and the arrays themselves say of them.
         bound: the rows.
-        head, towers: names of parameters that are not wanted: the output head, and towers.
+        head, towers: names of parameters that are not expected: the output head, and towers.
     """
 
     tree: Tree
@@ -428,8 +433,8 @@ class BoundSource:
     towers: frozenset[str]
 
     @property
-    def place(self) -> str:
-        return self.tree.metadata.place
+    def location(self) -> str:
+        return self.tree.metadata.location
 
     @property
     def options(self) -> ToHuggingFace:
@@ -449,7 +454,7 @@ class BoundSource:
         return None
 
     @cached_property
-    def wanted(self) -> dict[str, LazyArray]:
+    def expected(self) -> dict[str, LazyArray]:
         """The parameters that are converted."""
         unwanted = self.head | self.towers
         return {key: array for key, array in self.unbound.arrays.items() if key not in unwanted}
@@ -460,21 +465,21 @@ def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Bou
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
-    native = native_of(arrays, files.config, tree.metadata.place, numbers)
+    native = native_of(arrays, files.config, tree.metadata.location, numbers)
     if native.scales:
-        refuse_few_bits(options.dtype, tree.metadata.place)
-        said = check_values(tree, weights_in(tree).readable.values())
-        native = replace(native, notes=native.notes + said)
+        refuse_few_bits(options.dtype, tree.metadata.location)
+        declared = check_values(tree, weights_in(tree).readable.values())
+        native = replace(native, notes=native.notes + declared)
     arrays = dict(native.arrays)
     plain = {key: array for key, array in arrays.items() if key not in native.scales}
-    refuse_quantized(plain, tree.metadata.config, tree.metadata.place)
+    refuse_quantized(plain, tree.metadata.config, tree.metadata.location)
     unbound = UnboundModel.of(tree, arrays, options, files)
     bound, options = unbound.bound(), unbound.options
     head = _unwanted_head(bound, arrays, options.model.tied)
     towers = frozenset(unwanted_towers(bound.family, arrays, options))
     source = BoundSource(tree, native, unbound, bound, head, towers)
     if options.padding_rows == "keep":
-        return replace(source, bound=_with_all_rows(bound, source.wanted))
+        return replace(source, bound=_with_all_rows(bound, source.expected))
     return source
 
 

@@ -8,12 +8,12 @@ from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model import ModelOptions, check_choice
 from ckpttools.maxtext.native import QUANTIZED, Quantized
 from ckpttools.maxtext.vocabulary import WAYS
-from ckpttools.stores.registry import Where
+from ckpttools.stores.registry import LocationLike
 
 # The spelling of a text model's names.
 TEXT = "text"
@@ -42,7 +42,7 @@ class ToHuggingFace:
             where none was carried along.
     """
 
-    like: Where | None = None
+    like: LocationLike | None = None
     dtype: DType | None = None
     prefix: str | None = None
     spelling: str | None = None

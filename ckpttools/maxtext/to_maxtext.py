@@ -11,11 +11,11 @@ from ckpttools.array.tree import Leaf, Tree, by_name, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, UsageError
+from ckpttools.core.message_terms import option, several
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, plural
-from ckpttools.core.wording import option, several
 from ckpttools.families.family import Family
-from ckpttools.families.silent import silent_fields, silent_values
+from ckpttools.families.hf_defaults import silent_fields, silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.mapped import Mapped, notes_of
@@ -53,13 +53,13 @@ from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import version_called
 from ckpttools.quantized.config import says_quantized, scheme
-from ckpttools.quantized.logical import Logical
-from ckpttools.quantized.refusals import refuse_unmappable
+from ckpttools.quantized.dequantized_tree import Logical
+from ckpttools.quantized.unsupported_errors import refuse_unmappable
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast, cast_notes
 from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
 from ckpttools.transforms.select import unmatched
-from ckpttools.transforms.unwrapped import unwrapped, without_states
+from ckpttools.transforms.strip_wrappers import unwrapped, without_states
 
 _OF_FLAX = "these are names of Flax, whose matrices have inputs first: rules of `ckpt remap` mend both"
 
@@ -116,8 +116,8 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         return replace(state, recomputed=recomputed) if recomputed else state
     except UsageError as error:
         if error.got is not None and error.got in options.drop:
-            wanted = None if hub.tree is tree else "names of the source, or those that they become"
-            raise unmatched(error.got, [*tree, *hub.tree], tree.metadata.place, wanted) from error
+            expected = None if hub.tree is tree else "names of the source, or those that they become"
+            raise unmatched(error.got, [*tree, *hub.tree], tree.metadata.location, expected) from error
         raise
     except CoverageError as error:
         if has_llama_names(map(dotted, hub.tree.arrays)):
@@ -126,10 +126,10 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
             raise error.at(hint=_OF_FLAX) from error
         if others := patterns_beside(hub.tree, options.drop):
             hint = f"there is more than a model in it: leave that out with {several('drop', others)}"
-            made = error.folded(others, hint) if isinstance(error, NotCoveredError) else error.at(hint=hint)
-            raise made from error
-        if (found := strangers_in(hub.tree)) and found.prefixes:
-            raise error.at(hint=f"{below(found.prefixes, hub.tree)}; convert that") from error
+            built = error.folded(others, hint) if isinstance(error, NotCoveredError) else error.at(hint=hint)
+            raise built from error
+        if (result := strangers_in(hub.tree)) and result.prefixes:
+            raise error.at(hint=f"{below(result.prefixes, hub.tree)}; convert that") from error
         if isinstance(error, NotCoveredError):
             _refuse_kinds_of_layers(error, tree, options)
         if isinstance(error, NotCoveredError):
@@ -147,26 +147,28 @@ def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxTe
         NotCoveredError: All arrays that do not fit belong to such layers.
     """
     config = tree.metadata.config or {}
-    family = family_for(config, options.model, tree.metadata.place)
+    family = family_for(config, options.model, tree.metadata.location)
     silent = silent_fields(config)
     flags = {name: rule.read(config, CONFIG, silent).value for name, rule in family.flags.items()}
     facts = ModelFacts(config, flags=flags, silent=silent_values(config))
     layers, why = layers_of_other_kinds(family, facts)
-    found = error.coverage
-    keys = [*found.missing, *found.extra, *(each.key for each in found.misshapen)]
+    result = error.coverage
+    keys = [*result.missing, *result.extra, *(item.key for item in result.misshapen)]
     if layers and all(layers & {int(part) for part in key.split(".") if part.isdecimal()} for key in keys):
         hint = f"{why}; MaxText cannot run this model"
-        raise NotCoveredError(error.message, found, place=error.place or "", hint=hint, is_unsupported=True)
+        raise NotCoveredError(
+            error.message, result, location=error.location or "", hint=hint, is_unsupported=True
+        )
 
 
 def with_dots(drop: Sequence[str], tree: Tree) -> list[str]:
     """Patterns of names whose keys are joined by dots; the user may have joined them by slashes."""
-    names = {each for path in tree for each in prefixes(dotted(path), ".")}
+    names = {prefix for path in tree for prefix in prefixes(dotted(path), ".")}
 
     def is_joined(pattern: str) -> bool:
         return not matching(names, (pattern,)) and any(first_match(path, (pattern,)) for path in tree)
 
-    return [each.replace("/", ".") if "/" in each and is_joined(each) else each for each in drop]
+    return [item.replace("/", ".") if "/" in item and is_joined(item) else item for item in drop]
 
 
 def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tuple[str, ...]:
@@ -179,15 +181,15 @@ def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
     if not drop:
         return ()
     names, own = by_name(hub.arrays), by_name(tree.arrays)
-    found = whole_branches(drop, names)
-    of_source = [each for each in found if not matching(names, [each]) and matching(own, [each])]
+    result = whole_branches(drop, names)
+    of_source = [item for item in result if not matching(names, [item]) and matching(own, [item])]
     now = {id(leaf): dotted(path) for path, leaf in plain.items()}
     renamed = [now.get(id(own[name]), name) for name in matching(own, of_source)]
     if hub is not plain:
         renamed = [hub_name(name) or name for name in renamed]
     # What is not there any more was left out with the names.
     literal = (name for name in renamed if name in names)
-    return (*(each for each in found if each not in of_source), *literal)
+    return (*(item for item in result if item not in of_source), *literal)
 
 
 def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
@@ -196,7 +198,7 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     mapped, grids = _mapped(source, options)
     homeless = source.homeless()
     if not (options.carry or options.text_only or options.leaves_out):
-        refuse_lost(source.family, homeless, source.place)
+        refuse_lost(source.family, homeless, source.location)
     carried = homeless if options.carry else {}
     values = replace(
         mapped,
@@ -205,8 +207,8 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     )
     remarks = Notes(remarks=tuple(remarks_on(source, grids, options, homeless)))
     dropped = set(mapped.dropped) - carried.keys()
-    said = _said_of(kept, dropped) if plain is None else plain.notes_without(dropped)
-    notes = noted + said + value_notes(source.family, values, options, carried) + remarks
+    declared = _said_of(kept, dropped) if plain is None else plain.notes_without(dropped)
+    notes = noted + declared + value_notes(source.family, values, options, carried) + remarks
     dtypes = {} if options.dtype else odd_dtypes(source.arrays, mapped.altered, source.spelling.plain)
     state = _state(mapped, grids, options)
     lost, tied = source.lost_head, source.tied
@@ -223,28 +225,28 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
     """
     tree, arrays, drop, config = source.kept.tree, source.arrays, source.drop, source.config
     grids = native_grids(source.table, arrays, source.kept)
-    with refusing(grids.problems, config, source.place):
+    with refusing(grids.problems, config, source.location):
         mapped = grids.table.to_left(arrays, drop, exact=options.exact)
     if config is not None:
         own_rows(
             options.model.family,
             config,
-            source.place,
-            lambda each: bound(each, tree, arrays, options)[1].to_left(arrays, drop).arrays,
+            source.location,
+            lambda item: bound(item, tree, arrays, options)[1].to_left(arrays, drop).arrays,
         )
-    refuse_unmappable(_without(mapped.weights, grids.scales), config, source.place)
+    refuse_unmappable(_without(mapped.weights, grids.scales), config, source.location)
     return mapped, grids
 
 
 def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
-    """The tree of MaxText's state: arrays in the dtype that is wanted, codes as they are, scales."""
-    made = {
+    """The tree of MaxText's state: arrays in the dtype that is expected, codes as they are, scales."""
+    built = {
         key: cast(array, options.dtype) if options.dtype and key not in grids.scales else array
         for key, array in mapped.arrays.items()
     }
-    made |= {key + SCALE: scales for key, scales in grids.scales.items()}
+    built |= {key + SCALE: scales for key, scales in grids.scales.items()}
     parameters: dict[TreePath, LazyArray] = {
-        tuple(key.split(".")): array for key, array in sorted(made.items())
+        tuple(key.split(".")): array for key, array in sorted(built.items())
     }
     state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
     if not options.scan:
@@ -255,7 +257,7 @@ def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
 def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Logical | None]:
     """The tree without scales: weights as they are, or dequantised and by what."""
     if options.quantized == "keep":
-        refuse_few_bits(options.dtype, tree.metadata.place)
+        refuse_few_bits(options.dtype, tree.metadata.location)
         return kept_weights(tree), None
     plain = dequantized(tree, options.dtype, options.dequantize_like)
     return KeptWeights(plain.tree), plain
@@ -298,10 +300,10 @@ def remarks_on(
     yield from _without_towers(towers, _way_back(family, options))
 
 
-def _stale(said: Mapping[str, object] | None) -> Iterator[str]:
+def _stale(declared: Mapping[str, object] | None) -> Iterator[str]:
     """What to say of a configuration that calls plain weights quantised."""
-    if said:
-        yield f"{CONFIG} says {scheme(said)}, but no weight is quantised: they are taken as they are"
+    if declared:
+        yield f"{CONFIG} says {scheme(declared)}, but no weight is quantised: they are taken as they are"
 
 
 def _lost(names: Collection[str]) -> Iterator[str]:
@@ -316,7 +318,7 @@ def _way_back(family: Family, options: ToMaxText) -> str:
     if options.carry:
         return "are carried along, for the way back"
     model = "which takes them from the model"
-    if any(each.name == "text" for each in family.spellings):
+    if any(spelling.name == "text" for spelling in family.spellings):
         model += f", or writes the text model alone ({option('names', 'text')})"
     return f"are left out, also for the way back, {model}"
 
@@ -333,8 +335,8 @@ def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> It
         return
     if pad_vocab:
         yield Note("vocabulary", f"padded with zeros from {vocab} rows to {pad_vocab}")
-    wanted = family.maxtext_vocab.get(vocab, vocab)
-    if wanted != vocab and wanted != pad_vocab:
-        remedy = f"{option('pad_vocab', wanted)}, or " if wanted > vocab else ""
-        text = f"{vocab} rows, {wanted} in MaxText's own configuration: {remedy}{vocab_setting(vocab)}"
+    expected = family.maxtext_vocab.get(vocab, vocab)
+    if expected != vocab and expected != pad_vocab:
+        remedy = f"{option('pad_vocab', expected)}, or " if expected > vocab else ""
+        text = f"{vocab} rows, {expected} in MaxText's own configuration: {remedy}{vocab_setting(vocab)}"
         yield Note("vocabulary", text)

@@ -9,7 +9,7 @@ from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS
 from ckpttools.maxtext.model import ModelOptions, check_choice
@@ -63,8 +63,8 @@ class ToMaxText:
 
     def __post_init__(self) -> None:
         if self.scan and self.scan_axis not in SCAN_AXES:
-            wanted = " or ".join(map(str, SCAN_AXES))
-            raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, wanted=wanted)
+            expected = " or ".join(map(str, SCAN_AXES))
+            raise UsageError("layers cannot be stacked on this axis", got=self.scan_axis, expected=expected)
         version = version_called(self.maxtext)
         check_choice("way with quantised weights", self.quantized, QUANTIZED)
         if self.quantized == "keep" and not version.has_fp8:

@@ -24,9 +24,9 @@ def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Pat
     """Those whose layers are stacked: path in the model, scan axis as the array has it, number of axes."""
     stacked = {key: axes for key, axes in view.stacked_keys.items() if axes}
     for path, array in view.parameters.items() if stacked else ():
-        place = key_of_layers(path, stacked) if is_variable(path, version) else None
-        if place is not None:
-            axes = stacked[path[place]]
+        location = key_of_layers(path, stacked) if is_variable(path, version) else None
+        if location is not None:
+            axes = stacked[path[location]]
             yield path, min(view.scan_axis or 0, len(array.shape) - axes), axes
 
 
@@ -43,15 +43,15 @@ def as_variables(tree: Tree, version: Version) -> Tree:
     if not moved:
         return tree
     notes = view.notes
-    made = Tree({**tree.leaves, **moved}, tree.metadata)
-    return with_layer_notes(made, notes.with_first_axis(notes.first_axis | first_axis_names(moved)))
+    built = Tree({**tree.leaves, **moved}, tree.metadata)
+    return with_layer_notes(built, notes.with_first_axis(notes.first_axis | first_axis_names(moved)))
 
 
 def _to_the_front(array: LazyArray, axis: int, count: int) -> LazyArray:
     """An array with the axes from `axis` on before all others."""
     ranks = range(len(array.shape))
     own = ranks[axis : axis + count]
-    order = (*own, *(each for each in ranks if each not in own))
+    order = (*own, *(rank for rank in ranks if rank not in own))
     return transposed(array, order)
 
 
@@ -64,7 +64,7 @@ def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) ->
 
 def version_of_state(view: MaxTextView) -> Version:
     """The newest version that has a place for the optimizer's state; the newest of all where none has."""
-    fitting = (each for each in VERSIONS.values() if not _moments_of_variables(view, each))
+    fitting = (version for version in VERSIONS.values() if not _moments_of_variables(view, version))
     return next(fitting, VERSIONS[NEWEST])
 
 
@@ -79,7 +79,7 @@ def refuse_moments(tree: Tree, version: Version) -> None:
         raise FormatError(
             f"the optimizer holds state of what MaxText {version.name} does not train with it"
             + listing([*map(keystr, odd)]),
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             hint="leave the optimizer out first, with ckpt strip-optimizer",
         )
 
@@ -113,15 +113,15 @@ def versions_of(view: MaxTextView, families: Collection[str]) -> tuple[str, ...]
         view: of the tree.
         families: names of those that it may be of.
     """
-    fitting = (each for each in VERSIONS.values() if _fits(view, families, each))
-    return tuple(each.name for each in fitting) if view.is_maxtext else ()
+    fitting = (version for version in VERSIONS.values() if _fits(view, families, version))
+    return tuple(item.name for item in fitting) if view.is_maxtext else ()
 
 
 def _fits(view: MaxTextView, families: Collection[str], version: Version) -> bool:
     by_kind = any(key[:1] == (LAYERS,) and key[-1] in (LOCAL, GLOBAL) for key in view.stacked_keys)
     by_position = any(key[:1] == (LAYERS,) and len(key) > 1 for key in view.stacked_keys) and not by_kind
-    wanted = {name in version.stacked_by_kind for name in families}
-    if (by_kind or by_position) and wanted and by_kind not in wanted:
+    expected = {name in version.stacked_by_kind for name in families}
+    if (by_kind or by_position) and expected and by_kind not in expected:
         return False
     beside = any(home != view.flavour.wrapped(inner) for inner, home in view.homes.items())
     return (version.learned_variables or not beside) and not any(misplaced_variables(view, version))
@@ -130,7 +130,7 @@ def _fits(view: MaxTextView, families: Collection[str], version: Version) -> boo
 def misplaced_variables(view: MaxTextView, version: Version) -> Iterator[Path]:
     """Variables among the parameters with their layers on another axis than a version has them: their paths
     in the model."""
-    every = (each for other in VERSIONS.values() for each in stacked_variables(view, other))
+    every = (variable for other in VERSIONS.values() for variable in stacked_variables(view, other))
     for path in dict.fromkeys(path for path, axis, _ in every if axis):
         home = view.homes[path]
         is_first = home in view.on_first_axis

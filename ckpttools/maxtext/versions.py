@@ -56,8 +56,8 @@ class Version:
 
 NEWEST = "0.2.5"
 VERSIONS: Mapping[str, Version] = {
-    each.name: each
-    for each in (
+    item.name: item
+    for item in (
         Version(
             NEWEST,
             orbax="v1",
@@ -101,7 +101,7 @@ def version_called(name: str) -> Version:
     if name not in VERSIONS:
         raise UnknownNameError(
             f"the rules of MaxText {name!r} are not known",
-            wanted=f"one of {', '.join(VERSIONS)}",
+            expected=f"one of {', '.join(VERSIONS)}",
             hint=did_you_mean(name, VERSIONS) or "take the one that is nearest",
         )
     return VERSIONS[name]

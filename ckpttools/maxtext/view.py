@@ -79,8 +79,8 @@ class MaxTextView:
 
         Plain gradient descent has such a place; where parameters alone were saved it is empty.
         """
-        has_place = any(any(map(container, path[:-1])) for path in self.leaves)
-        return has_place or any(path in self.arrays for path in self.of_role("optimizer"))
+        has_location = any(any(map(container, path[:-1])) for path in self.leaves)
+        return has_location or any(path in self.arrays for path in self.of_role("optimizer"))
 
     @property
     def is_maxtext(self) -> bool:
@@ -103,10 +103,10 @@ class MaxTextView:
 
     @cached_property
     def _by_role(self) -> Mapping[Role, Sequence[Path]]:
-        found: dict[Role, list[Path]] = {}
+        result: dict[Role, list[Path]] = {}
         for path in self.leaves:
-            found.setdefault(self.roles.of(path), []).append(path)
-        return found
+            result.setdefault(self.roles.of(path), []).append(path)
+        return result
 
     @property
     def _learned(self) -> list[Path]:
@@ -222,15 +222,15 @@ class MaxTextView:
         return tuple(self._contradictions()) if self.is_maxtext else ()
 
     def _contradictions(self) -> Iterator[str]:
-        said = self.metadata.custom.get(SCAN_LAYERS)
-        if isinstance(said, bool) and said != self.is_stacked:
+        declared = self.metadata.custom.get(SCAN_LAYERS)
+        if isinstance(declared, bool) and declared != self.is_stacked:
             are = "stacked" if self.is_stacked else "not stacked"
-            yield f"custom metadata says {SCAN_LAYERS}={str(said).lower()}, but layers are {are}"
+            yield f"custom metadata says {SCAN_LAYERS}={str(declared).lower()}, but layers are {are}"
         try:
             _ = self.stacks
         except CheckpointError as error:
-            place = f" ({error.place})" if error.place else ""
-            yield " ".join(error.message.split()) + place
+            location = f" ({error.location})" if error.location else ""
+            yield " ".join(error.message.split()) + location
 
 
 # The parameters of a model, wherever in a tree they are: path in the model -> path in the tree.
@@ -247,15 +247,15 @@ def homes_of(parameters: Collection[Path], flavour: Flavour) -> dict[Path, Path]
         flavour: of the tree.
     """
     if flavour.name is None:
-        found = {path: path for path in parameters}
+        result = {path: path for path in parameters}
     else:
-        found = {flavour.unwrapped(path): path for path in parameters if flavour.holds(path)}
+        result = {flavour.unwrapped(path): path for path in parameters if flavour.holds(path)}
     for path in parameters:
         inner = None if flavour.name and flavour.holds(path) else _beside(path, flavour)
-        if inner is not None and found.get(inner, path) == path:
-            found.pop(path, None)
-            found[inner] = path
-    return found
+        if inner is not None and result.get(inner, path) == path:
+            result.pop(path, None)
+            result[inner] = path
+    return result
 
 
 def _beside(path: Path, flavour: Flavour) -> Path | None:
@@ -280,7 +280,7 @@ def on_the_scan_axis(
         odd: those of which this is known; of others it follows from the number of layers.
         noted: the scan axis that is known, as of `ckpttools.maxtext.layers.scan_axis`.
     """
-    decoder = below_decoder({path: each for path, each in arrays.items() if path not in odd})
+    decoder = below_decoder({path: item for path, item in arrays.items() if path not in odd})
     axis = scan_axis(decoder, noted)
     if not axis:
         return
@@ -288,8 +288,8 @@ def on_the_scan_axis(
         key: (n, stacked_lengths(decoder, key, axis, n)) for key, n in stacked_keys(decoder).items() if n
     }
     for path, array in arrays.items():
-        place = key_of_layers(path, stacks)
-        n, lengths = stacks[path[place]] if place else (0, ())
+        location = key_of_layers(path, stacks)
+        n, lengths = stacks[path[location]] if location else (0, ())
         first = array.shape[:n] == lengths != ()
         if first and (path in odd or array.shape[axis : axis + n] != lengths):
             yield path, _moved(array, n, axis)

@@ -13,8 +13,8 @@ from ckpttools.array.nodes import window
 from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, split_to
-from ckpttools.core.wording import option
 from ckpttools.maxtext.layout import VOCABULARY
 from ckpttools.plan.pieces import Tiles, fitted_pieces
 
@@ -70,7 +70,7 @@ class Surplus:
         return self.kept + self.count
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The array's name, with the indices of these rows where there are others: `embedding[256:300]`."""
         if self.is_whole:
             return self.name
@@ -89,8 +89,8 @@ class Surplus:
         """
         item = (self.rows,)
         fit = fitted_pieces([item], memory=memory, jobs=1, scratch=_ELEMENTS, reserved=reserved)
-        most = fit.piece_bytes // self.rows.dtype.itemsize
-        for piece in Tiles(min(_BYTES_AT_ONCE, fit.piece_bytes))(item, most):
+        limit = fit.piece_bytes // self.rows.dtype.itemsize
+        for piece in Tiles(min(_BYTES_AT_ONCE, fit.piece_bytes))(item, limit):
             row = self._learned_in(piece)
             if row is not None:
                 return row
@@ -103,8 +103,8 @@ class Surplus:
         for part in split_to(piece, _ELEMENTS):
             learned = np.moveaxis(values[part.relative_to(piece).slices] != self.fill, self.axis, 0)
             if learned.any():
-                found = learned.reshape(len(learned), -1).any(axis=1)
-                return self.kept + part.start[self.axis] + int(found.argmax())
+                result = learned.reshape(len(learned), -1).any(axis=1)
+                return self.kept + part.start[self.axis] + int(result.argmax())
         return None
 
 
@@ -115,21 +115,21 @@ def surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape]) -> d
         arrays: by MaxText's names, keys joined by "/".
         shapes: by the same names those that the others have.
     """
-    found: dict[str, Surplus] = {}
+    result: dict[str, Surplus] = {}
     for name, axis in ((keystr(path), axis) for path, axis in VOCABULARY.items()):
         array, shape = arrays.get(name), shapes.get(name)
         if array is None or shape is None or len(shape) != len(array.shape) or len(shape) <= axis:
             continue
         kept = shape[axis]
         if array.shape[axis] > kept and (*array.shape[:axis], kept, *array.shape[axis + 1 :]) == shape:
-            found[name] = Surplus.of(name, array, axis, kept)
-    return found
+            result[name] = Surplus.of(name, array, axis, kept)
+    return result
 
 
-def without(array: LazyArray, surplus: Surplus) -> LazyArray:
+def without(array: LazyArray, extra: Surplus) -> LazyArray:
     """An array without the rows beyond those of the model."""
-    axis = surplus.axis
-    shape = (*array.shape[:axis], surplus.kept, *array.shape[axis + 1 :])
+    axis = extra.axis
+    shape = (*array.shape[:axis], extra.kept, *array.shape[axis + 1 :])
     return window(array, (0,) * len(shape), shape)
 
 
@@ -155,17 +155,17 @@ def less_padding(
         arrays, shapes: as of `surpluses`.
         way, memory: as of `rows_that_count`; errors, too.
     """
-    found = surpluses(arrays, shapes)
-    rows = rows_that_count(found, way, memory)
-    cut = {name: without(arrays[name], each) for name, each in found.items()}
+    result = surpluses(arrays, shapes)
+    rows = rows_that_count(result, way, memory)
+    cut = {name: without(arrays[name], item) for name, item in result.items()}
     return CountedRows({**arrays, **cut, **rows.arrays}, rows.remarks)
 
 
-def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int) -> CountedRows:
+def rows_that_count(extra: Mapping[str, Surplus], way: str | None, memory: int) -> CountedRows:
     """The rows that count. Reads them, as only their content distinguishes padding from what was learned.
 
     Args:
-        surplus: by whatever names.
+        extra: by whatever names.
         way: "keep" where all count and "drop" where none does, unread; None where their content decides, as
             it always does of arrays that MaxText alone has.
         memory: bytes that may be resident at most.
@@ -176,34 +176,34 @@ def rows_that_count(surplus: Mapping[str, Surplus], way: str | None, memory: int
     arrays: dict[str, LazyArray] = {}
     remarks: list[str] = []
     dropping = option("padding_rows", "drop")
-    for each in surplus.values():
-        if each.is_whole:
-            if each.first_learned(memory=memory) is not None:
-                arrays[each.place] = each.rows
+    for item in extra.values():
+        if item.is_whole:
+            if item.first_learned(memory=memory) is not None:
+                arrays[item.location] = item.rows
             continue
-        row = each.first_learned(memory=memory) if way is None else None
+        row = item.first_learned(memory=memory) if way is None else None
         if way == "drop":
-            remarks.append(f"left out, as {dropping} says: {each.place}")
+            remarks.append(f"left out, as {dropping} says: {item.location}")
         elif way is None and row is None:
-            remarks.append(f"left out, as a vocabulary is padded with zeros: {each.place}")
+            remarks.append(f"left out, as a vocabulary is padded with zeros: {item.location}")
         else:
-            arrays[each.place] = each.rows
+            arrays[item.location] = item.rows
         if row is not None:
             remarks.append(
-                f"beyond the vocabulary, and row {row} is not zero: {each.place}; "
+                f"beyond the vocabulary, and row {row} is not zero: {item.location}; "
                 f"{dropping} compares without it"
             )
     return CountedRows(arrays, tuple(remarks))
 
 
 def refuse_learned(
-    surplus: Mapping[str, Surplus], place: str, way: str | None, *, memory: int, reserved: int
+    extra: Mapping[str, Surplus], location: str, way: str | None, *, memory: int, reserved: int
 ) -> None:
     """Refuses to leave out what was learned. Reads it, as only its content shows that.
 
     Args:
-        surplus: by whatever names.
-        place: the checkpoint, for messages.
+        extra: by whatever names.
+        location: the checkpoint, for messages.
         way: what the user wants of rows beyond the vocabulary; these are not read where there is any.
         memory, reserved: as of `Surplus.first_learned`.
 
@@ -212,26 +212,26 @@ def refuse_learned(
             it began as.
         CheckpointError: as `Surplus.first_learned`.
     """
-    for each in surplus.values():
-        if way is not None and not each.is_whole:
+    for item in extra.values():
+        if way is not None and not item.is_whole:
             continue
-        row = each.first_learned(memory=memory, reserved=reserved)
-        if row is not None and each.is_whole:
+        row = item.first_learned(memory=memory, reserved=reserved)
+        if row is not None and item.is_whole:
             raise ConfigError(
-                f"Hugging Face's model computes as if this were {each.fill:g} throughout, and it is not",
-                place=f"{each.name} in {place}",
+                f"Hugging Face's model computes as if this were {item.fill:g} throughout, and it is not",
+                location=f"{item.name} in {location}",
                 got=f"something else at {row}: it was trained",
-                wanted=f"{each.fill:g} throughout, as MaxText begins with",
-                hint=_remedy_for(each),
+                expected=f"{item.fill:g} throughout, as MaxText begins with",
+                hint=_remedy_for(item),
             )
         if row is not None:
             raise ConfigError(
-                f"the last {each.count} rows of the vocabulary would be cut off, and they are not zero",
-                place=f"{each.name} in {place}",
-                got=f"{each.there} rows for a vocabulary of {each.kept}; row {row} is not zero",
-                wanted=f"zeros from row {each.kept} on, as {option('pad_vocab')} adds them",
+                f"the last {item.count} rows of the vocabulary would be cut off, and they are not zero",
+                location=f"{item.name} in {location}",
+                got=f"{item.there} rows for a vocabulary of {item.kept}; row {row} is not zero",
+                expected=f"zeros from row {item.kept} on, as {option('pad_vocab')} adds them",
                 hint=f"{option('padding_rows', 'keep')} writes them, with a vocab_size (rows of the "
-                f"embedding) of {each.there} in the config.json of what is written; "
+                f"embedding) of {item.there} in the config.json of what is written; "
                 f"{option('padding_rows', 'drop')} leaves them out for good",
             )
 

@@ -26,7 +26,7 @@ class Part:
         if not 0 <= self.number < self.count:
             raise UsageError(
                 f"there is no part {self.number} of {self.count}",
-                wanted=f"0 to {self.count - 1}" if self.count > 0 else "at least one part",
+                expected=f"0 to {self.count - 1}" if self.count > 0 else "at least one part",
                 hint="parts are counted from 0: 0/4, 1/4, 2/4, 3/4",
             )
 
@@ -42,7 +42,7 @@ def parse_part(text: str) -> Part:
     """
     number, slash, count = text.partition("/")
     if not (slash and number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
-        raise UsageError(f"{text!r} is no part", wanted="such as 3/8: number 3, counted from 0, of 8")
+        raise UsageError(f"{text!r} is no part", expected="such as 3/8: number 3, counted from 0, of 8")
     return Part(int(number), int(count))
 
 
@@ -57,18 +57,20 @@ def dealt(sizes: Sequence[int], count: int) -> list[int]:
         count: how many parts; some are empty where there is less to do.
     """
     ends = list(accumulate(sizes, initial=0))
-    most = _least_most(ends, max(sizes, default=0), count)
+    limit = _least_most(ends, max(sizes, default=0), count)
     # Where a part may begin at the earliest, with so many parts from there on.
     earliest = [len(sizes)]
     for _ in range(count):
-        earliest.append(bisect_left(ends, ends[earliest[-1]] - most))
+        earliest.append(bisect_left(ends, ends[earliest[-1]] - limit))
     cuts = [0]
     for left in range(count, 0, -1):
         start = cuts[-1]
-        wanted = ends[start] + (ends[-1] - ends[start]) / left
-        after = bisect_left(ends, wanted, start)
-        nearest = after - 1 if after > start and wanted - ends[after - 1] < ends[after] - wanted else after
-        latest = bisect_right(ends, ends[start] + most) - 1
+        expected = ends[start] + (ends[-1] - ends[start]) / left
+        after = bisect_left(ends, expected, start)
+        nearest = (
+            after - 1 if after > start and expected - ends[after - 1] < ends[after] - expected else after
+        )
+        latest = bisect_right(ends, ends[start] + limit) - 1
         cuts.append(min(max(nearest, earliest[left - 1]), latest))
     return cuts
 
@@ -85,9 +87,9 @@ def _least_most(ends: Sequence[int], largest: int, count: int) -> int:
     return high
 
 
-def _is_enough(ends: Sequence[int], most: int, count: int) -> bool:
+def _is_enough(ends: Sequence[int], limit: int, count: int) -> bool:
     """Whether so many parts of so much each take all."""
     position = 0
     for _ in range(count):
-        position = bisect_right(ends, ends[position] + most) - 1
+        position = bisect_right(ends, ends[position] + limit) - 1
     return position == len(ends) - 1

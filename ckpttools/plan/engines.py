@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.plan.dealing import Part, parse_part
 
 
@@ -36,7 +36,7 @@ ENGINES = (
     Engine("a job of Kubernetes", "JOB_COMPLETION_INDEX"),
     Engine("a job of Cloud Run", "CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
     Engine("an array job of AWS Batch", "AWS_BATCH_JOB_ARRAY_INDEX", "AWS_BATCH_JOB_ARRAY_SIZE"),
-    Engine("a job array", *(f"SLURM_ARRAY_TASK_{each}" for each in ("ID", "COUNT", "MIN", "MAX", "STEP"))),
+    Engine("a job array", *(f"SLURM_ARRAY_TASK_{item}" for item in ("ID", "COUNT", "MIN", "MAX", "STEP"))),
     Engine("a step of srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 # What SLURM and Open MPI say to `jax.distributed`: which process this is, and of how many.
@@ -74,7 +74,7 @@ def part_here(count: int | None = None, environment: Mapping[str, str] = os.envi
     raise UsageError(
         "nothing says which part to do",
         got="none of " + ", ".join(engine.number for engine in ENGINES),
-        wanted=f"{option('part', 'I/N')}, or one of these variables",
+        expected=f"{option('part', 'I/N')}, or one of these variables",
         hint=f"{option('part', '0/1')} does all that is left",
     )
 
@@ -85,21 +85,21 @@ def _check_one_of(environment: Mapping[str, str]) -> None:
     Of several processes of a task of a job array, or of a pod, that are tasks of srun, all have its number.
     """
     *jobs, step = ENGINES
-    found = [each for each in jobs if each.number in environment]
+    result = [job for job in jobs if job.number in environment]
     tasks = environment.get(step.count, "1")
-    if found and tasks != "1":
+    if result and tasks != "1":
         raise UsageError(
-            f"{found[0].words} and a step of srun both number this process",
-            got=f"{_said(found[0], environment)} and {tasks} tasks of srun",
-            wanted=f"one process for each {found[0].number}",
+            f"{result[0].words} and a step of srun both number this process",
+            got=f"{_said(result[0], environment)} and {tasks} tasks of srun",
+            expected=f"one process for each {result[0].number}",
             hint=f"start it without srun, or say which part it does: {option('part', 'I/N')}",
         )
-    for other in found[1:]:
-        if environment[other.number] != environment[found[0].number]:
+    for other in result[1:]:
+        if environment[other.number] != environment[result[0].number]:
             raise UsageError(
-                f"{found[0].words} and {other.words} both number this process, and not alike",
-                got=f"{_said(found[0], environment)} and {_said(other, environment)}",
-                wanted="one of them, or the same number",
+                f"{result[0].words} and {other.words} both number this process, and not alike",
+                got=f"{_said(result[0], environment)} and {_said(other, environment)}",
+                expected="one of them, or the same number",
                 hint=f"say which part it does: {option('part', 'I/N')}; or unset the one that does not",
             )
 
@@ -127,14 +127,14 @@ def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> 
         raise UsageError(
             f"{engine.words} says that it has no processes",
             got=f"{_said(engine, environment)}, {engine.count}=0",
-            wanted=f"{engine.count}=1 or more",
+            expected=f"{engine.count}=1 or more",
             hint=f"say which part this is: {option('part', 'I/N')}",
         )
     if numbers and (number not in numbers or len(numbers) != started):
         raise UsageError(
             "the numbers of the job array are not those of parts: some are left out",
             got=f"{started} tasks, {_range_text(numbers)}, of which this is {number}",
-            wanted=f"{option('parts', 'N')}, as in the array of which these are some",
+            expected=f"{option('parts', 'N')}, as in the array of which these are some",
         )
     return Part(numbers.index(number) if numbers else number, started)
 
@@ -152,7 +152,7 @@ def _not_from_0(engine: Engine, number: int, numbers: range, count: int) -> Usag
     return UsageError(
         "the job array numbers its tasks in another way than parts are",
         got=f"{_range_text(numbers)}: {engine.number}={number}",
-        wanted=f"0 to {count - 1}, as by sbatch --array=0-{count - 1}",
+        expected=f"0 to {count - 1}, as by sbatch --array=0-{count - 1}",
         hint=f"submit it so; or leave {option('parts')} out: then the array itself says how many there are",
     )
 
@@ -165,5 +165,5 @@ def _range_text(numbers: range) -> str:
 def _whole(name: str, environment: Mapping[str, str]) -> int:
     text = environment[name]
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{name} is no number", got=text, wanted="0, 1, 2, …")
+        raise UsageError(f"{name} is no number", got=text, expected="0, 1, 2, …")
     return int(text)

@@ -20,13 +20,13 @@ from ckpttools.array.nodes import (
     Constant,
     Decoded,
     Dequantized,
+    DoraUpdate,
     Elementwise,
     LowRank,
     Mean,
     Padded,
     Plus,
     Relayout,
-    Renormed,
     Repeated,
     Seeded,
     Stack,
@@ -80,21 +80,21 @@ class NodeLines:
         Raises:
             NotInLinesError: it is made of something that lines do not know.
         """
-        found = self._numbers.get(id(array))
-        if found is None:
-            said = self._said(array)
-            found = self._numbers[id(array)] = len(self.lines)
+        result = self._numbers.get(id(array))
+        if result is None:
+            declared = self._said(array)
+            result = self._numbers[id(array)] = len(self.lines)
             # A number means this object as long as there is no other one with its address.
             self._kept.append(array)
-            self.lines.append(list_line(said))
-        return found
+            self.lines.append(list_line(declared))
+        return result
 
     def _said(self, array: LazyArray) -> list[object]:
         kind = array.shape, dtype_name(array.dtype)
-        said = self._leaf(array, kind) or self._of_parts(array, kind) or self._of_one(array, kind)
-        if said is None:
+        declared = self._leaf(array, kind) or self._of_parts(array, kind) or self._of_one(array, kind)
+        if declared is None:
             raise NotInLinesError(f"{array!r}")
-        return said
+        return declared
 
     def _leaf(self, array: LazyArray, kind: _Kind) -> list[object] | None:
         """An array that is made of no other; None for others."""
@@ -118,10 +118,10 @@ class NodeLines:
                 return ["concat", *kind, array.axis, self._all(array.parts)]
             case LowRank():
                 return ["lowrank", *kind, array.scale, self._all(array.parts)]
-            case Plus() | Renormed():
+            case Plus() | DoraUpdate():
                 return [type(array).__name__, *kind, self._all(array.parts)]
             case Mean():
-                weights = [each.hex() for each in (*array.weights, array.total)]
+                weights = [weight.hex() for weight in (*array.weights, array.total)]
                 return ["mean", *kind, weights, self._all(array.parts)]
             case Dequantized():
                 numbers = self._all((array.codes, *array.scales))
@@ -154,23 +154,23 @@ class NodeLines:
         return None
 
     def _all(self, arrays: Iterable[LazyArray]) -> list[int]:
-        return [self.number(each) for each in arrays]
+        return [self.number(item) for item in arrays]
 
     def _plain(self, value: object) -> object:
         """A value of an encoded chunk; objects that many have, such as codecs, have lines of their own."""
         if isinstance(value, File):
             return {SOURCE: self._source(value)}
         if isinstance(value, tuple):
-            return {TUPLE: [self._plain(each) for each in value]}
+            return {TUPLE: [self._plain(item) for item in value]}
         if not is_dataclass(value) or isinstance(value, DType):
             return json_of(value)
-        found = self._numbers.get(id(value))
-        if found is None:
-            said = said_of(value, ENCODED, self._plain)
-            found = self._numbers[id(value)] = len(self.lines)
+        result = self._numbers.get(id(value))
+        if result is None:
+            declared = said_of(value, ENCODED, self._plain)
+            result = self._numbers[id(value)] = len(self.lines)
             self._kept.append(value)
-            self.lines.append(list_line(said))
-        return {LINE: found}
+            self.lines.append(list_line(declared))
+        return {LINE: result}
 
 
 class Nodes:
@@ -188,29 +188,29 @@ class Nodes:
 
     def array(self, number: int) -> LazyArray:
         """The array of a line. Raises FormatError where the line says none."""
-        found = self._made.get(number)
-        if found is None:
+        result = self._made.get(number)
+        if result is None:
             try:
-                found = self._array(json.loads(self._lines[number]))
+                result = self._array(json.loads(self._lines[number]))
             except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
                 raise FormatError("a line of a plan says no array", got=error) from error
             # Another thread may have been quicker.
-            found = self._made.setdefault(number, found)
-        return found
+            result = self._made.setdefault(number, result)
+        return result
 
-    def _array(self, said: list[Any]) -> LazyArray:
-        match said:
+    def _array(self, declared: list[Any]) -> LazyArray:
+        match declared:
             case ["take", source, axis, index]:
                 return take(self.array(source), axis, index)
             case [str(kind), shape, name, *rest]:
                 return self._made_of(kind, tuple(shape), DTYPES[name], rest)
-        raise ValueError(f"{said!r:.80}")
+        raise ValueError(f"{declared!r:.80}")
 
     def _made_of(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray:
         for made_by in (self._leaf, self._of_parts, self._of_one):
-            made = made_by(kind, shape, dtype, rest)
-            if made is not None:
-                return made
+            built = made_by(kind, shape, dtype, rest)
+            if built is not None:
+                return built
         raise ValueError(f"{kind!r:.80}")
 
     def _leaf(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
@@ -236,7 +236,7 @@ class Nodes:
             case "lowrank", [scale, numbers]:
                 return LowRank(shape, dtype, tuple(map(self.array, numbers)), scale)
             case "Plus" | "Renormed", [numbers]:
-                made_of_parts = Plus if kind == "Plus" else Renormed
+                made_of_parts = Plus if kind == "Plus" else DoraUpdate
                 return made_of_parts(shape, dtype, tuple(map(self.array, numbers)))
             case "mean", [numbers, parts]:
                 *weights, total = map(float.fromhex, numbers)
@@ -265,8 +265,8 @@ class Nodes:
             case "elementwise", [source, op]:
                 return Elementwise(shape, dtype, self.array(source), made_of(op, OPS))
             case "BlockCodes" | "BlockScales", [source, encoder, name]:
-                made = BlockCodes if kind == "BlockCodes" else BlockScales
-                return made(shape, dtype, self.array(source), made_of(encoder, OPS), name)
+                built = BlockCodes if kind == "BlockCodes" else BlockScales
+                return built(shape, dtype, self.array(source), made_of(encoder, OPS), name)
         return None
 
     def _unplain(self, value: Any) -> Any:
@@ -281,11 +281,11 @@ class Nodes:
         return of_json(value)
 
     def _object(self, number: int) -> object:
-        found = self._objects.get(number)
-        if found is None:
-            made = made_of(json.loads(self._lines[number]), ENCODED, self._unplain)
-            found = self._objects.setdefault(number, made)
-        return found
+        result = self._objects.get(number)
+        if result is None:
+            built = made_of(json.loads(self._lines[number]), ENCODED, self._unplain)
+            result = self._objects.setdefault(number, built)
+        return result
 
 
 class _Parts(Sequence[LazyArray]):

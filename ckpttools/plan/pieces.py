@@ -85,10 +85,10 @@ def fitted_pieces(
     costs = reading_costs(arrays)
     reserved += costs.memory
     base = base_bytes() + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
-    for count, most in _choices(jobs or readers(costs)):
-        peak = base + count * (most + pages + rounded_up(scratch) + _WAITING_BYTES)
+    for count, limit in _choices(jobs or readers(costs)):
+        peak = base + count * (limit + pages + rounded_up(scratch) + _WAITING_BYTES)
         if peak <= memory:
-            return ScanMemory(count, most, most + pages, scratch, peak)
+            return ScanMemory(count, limit, limit + pages, scratch, peak)
     raise does_not_fit("reading these arrays does not fit into the memory allowed", memory, peak)
 
 
@@ -101,14 +101,14 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
     yield from ((1, size) for size in sizes if size < PIECE_BYTES)
 
 
-def consecutive(item: Item, most: int) -> Iterator[Region]:
+def consecutive(item: Item, limit: int) -> Iterator[Region]:
     """Pieces that follow each other in the C order of the elements, each a stretch of it.
 
     Args:
         item: arrays of one shape.
-        most: elements of a piece; never more than `PIECE_BYTES`.
+        limit: elements of a piece; never more than `PIECE_BYTES`.
     """
-    yield from split_to(Region.whole(item[0].shape), min(most, PIECE_BYTES // _element_bytes(item)))
+    yield from split_to(Region.whole(item[0].shape), min(limit, PIECE_BYTES // _element_bytes(item)))
 
 
 class Tiles:
@@ -124,18 +124,18 @@ class Tiles:
         self._piece_bytes = piece_bytes or PIECE_BYTES
         self._shapes: dict[Hashable, Shape] = {}
 
-    def __call__(self, item: Item, most: int) -> Iterator[Region]:
+    def __call__(self, item: Item, limit: int) -> Iterator[Region]:
         """
         Args:
             item: arrays of one shape.
-            most: elements of a piece; reached only where that is cheaper than `piece_bytes`.
+            limit: elements of a piece; reached only where that is cheaper than `piece_bytes`.
         """
         shape = item[0].shape
         if prod(shape) == 0:
             return
-        kind = (shape, _element_bytes(item), most, tuple(map(_kind, item)))
+        kind = (shape, _element_bytes(item), limit, tuple(map(_kind, item)))
         if kind not in self._shapes:
-            self._shapes[kind] = _cheapest(item, most, self._piece_bytes)
+            self._shapes[kind] = _cheapest(item, limit, self._piece_bytes)
         tile = self._shapes[kind]
         yield from grid_cells(shape, tile)
 
@@ -147,10 +147,10 @@ def _kind(array: LazyArray) -> Hashable:
     return array.read_kind
 
 
-def _cheapest(item: Item, most: int, piece_bytes: int) -> Shape:
+def _cheapest(item: Item, limit: int, piece_bytes: int) -> Shape:
     """The shape of the pieces."""
     cost = partial(_cost, item, [prices(array) for array in item])
-    return _tile_from(item, _tile(item, item[0].shape, most, cost), piece_bytes, cost)
+    return _tile_from(item, _tile(item, item[0].shape, limit, cost), piece_bytes, cost)
 
 
 def _tile_from(item: Item, large: Shape, piece_bytes: int, cost: Callable[[Shape], float]) -> Shape:
@@ -159,27 +159,27 @@ def _tile_from(item: Item, large: Shape, piece_bytes: int, cost: Callable[[Shape
     return large if cost(large) * _WORTH_MORE_MEMORY < cost(tile) else tile
 
 
-def tile_for(array: LazyArray, shape: Shape, most: int) -> Shape:
+def tile_for(array: LazyArray, shape: Shape, limit: int) -> Shape:
     """The shape of pieces of a part of an array that are cheap to read.
 
     Args:
         array: what is read; without elements it is not cut.
         shape: of the part.
-        most: elements of a piece; reached only where that is cheaper than `PIECE_BYTES`.
+        limit: elements of a piece; reached only where that is cheaper than `PIECE_BYTES`.
     """
     item = (array,)
     cost = partial(_cost, item, [prices(array)])
-    return _tile_from(item, _tile(item, shape, most, cost), PIECE_BYTES, cost)
+    return _tile_from(item, _tile(item, shape, limit, cost), PIECE_BYTES, cost)
 
 
 def _element_bytes(item: Item) -> int:
     return sum(array.dtype.itemsize for array in item)
 
 
-def _tile(item: Item, shape: Shape, most: int, cost: Callable[[Shape], float]) -> Shape:
-    """A shape of at most `most` elements, or of one."""
+def _tile(item: Item, shape: Shape, limit: int, cost: Callable[[Shape], float]) -> Shape:
+    """A shape of at most `limit` elements, or of one."""
     cells = [grain(array) for array in item]
-    return tile_shape(shape, max(1, most), cells, cost) or (1,) * len(shape)
+    return tile_shape(shape, max(1, limit), cells, cost) or (1,) * len(shape)
 
 
 def _cost(item: Item, prices: Sequence[Prices], shape: Shape) -> float:

@@ -18,15 +18,15 @@ def said_of_placement(placement: Placement) -> list[object]:
             home: list[object] = ["file", file, offset, per_file]
         case ChunkFiles(directory, prefix, separator):
             home = ["chunks", directory, prefix, separator]
-        case Appended(file, most):
-            home = ["appended", file, most]
+        case Appended(file, limit):
+            home = ["appended", file, limit]
         case other:
             raise NotInLinesError(f"{other!r:.80}")
     codec = None if placement.codec is None else said_of(placement.codec, CODECS)
     return [placement.shape, placement.itemsize, placement.chunk, home, codec]
 
 
-def placement_of(said: Any) -> Placement:
+def placement_of(declared: Any) -> Placement:
     """The inverse of `said_of_placement`. Raises FormatError where nothing is said of a place."""
     homes: Mapping[str, Callable[..., DataFile | ChunkFiles | Appended]] = {
         "file": DataFile,
@@ -34,11 +34,11 @@ def placement_of(said: Any) -> Placement:
         "appended": Appended,
     }
     try:
-        shape, itemsize, chunk, (kind, *home), codec = said
-        outside = [each for each in home if isinstance(each, str) and each and not is_inside(f"d/{each}")]
+        shape, itemsize, chunk, (kind, *home), codec = declared
+        outside = [item for item in home if isinstance(item, str) and item and not is_inside(f"d/{item}")]
         if outside or str(home[0]).startswith("/"):
             raise ValueError(f"a file outside of the destination, {home}")
-        made = None if codec is None else made_of(codec, CODECS)
-        return Placement(tuple(shape), itemsize, tuple(chunk), homes[kind](*home), made)
+        built = None if codec is None else made_of(codec, CODECS)
+        return Placement(tuple(shape), itemsize, tuple(chunk), homes[kind](*home), built)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise FormatError("a line of a plan says no place", got=error) from error

@@ -17,10 +17,10 @@ from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.budget import base_bytes, does_not_fit, names_bytes, size_text
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.message_terms import location, option
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import ceil_div
 from ckpttools.core.text import array_count, plural
-from ckpttools.core.wording import option, place
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import ChunkFiles, Placement, Referenced
 from ckpttools.plan.reading import reading_costs
@@ -141,7 +141,7 @@ class Plan:
         remarks = (*self.notes.remarks, *self.layout.remarks)
         if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
             return remarks
-        written, read = place("destination"), place("source")
+        written, read = location("destination"), location("source")
         return (
             *remarks,
             f"{written} shares files with {read}: {self.bytes_dead:,} bytes in them are of no use to "
@@ -163,8 +163,8 @@ class Plan:
     def sources(self) -> tuple[ByteSource, ...]:
         """Every file that will be read or shared, by path."""
         read = sources(_written(self.tree, self.layout).values())
-        found = {source.path: source for source in (*read, *self.layout.links.values())}
-        return tuple(found[path] for path in sorted(found))
+        result = {source.path: source for source in (*read, *self.layout.links.values())}
+        return tuple(result[path] for path in sorted(result))
 
     def fingerprint(self, identify: Identify = identity) -> str:
         """The same for two plans that put the same bytes of the same files in the same places.
@@ -179,7 +179,7 @@ class Plan:
         return digest.hexdigest()
 
     def _described(self, identify: Identify) -> Iterator[object]:
-        identities = [(*identify(each), each.size) for each in self.sources]
+        identities = [(*identify(item), item.size) for item in self.sources]
         yield sorted((name, size, version) for name, version, size in identities)
         yield [sorted(self.layout.files.items()), sorted(self.tree.metadata.custom.items())]
         yield [[note.subject, note.text] for note in (*self.notes.inexact, *self.notes.values)]
@@ -220,9 +220,9 @@ def build(
         MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
         FormatError: chunks of the source are missing.
     """
-    refuse_incomplete(tree.arrays.values(), tree.metadata.place)
-    jobs, most, layout = _fitted(tree, writer, memory, jobs, reserved, streams)
-    tasks = _in_order(tree, layout, most) if streams else _in_any_order(tree, layout, most, jobs)
+    refuse_incomplete(tree.arrays.values(), tree.metadata.location)
+    jobs, limit, layout = _fitted(tree, writer, memory, jobs, reserved, streams)
+    tasks = _in_order(tree, layout, limit) if streams else _in_any_order(tree, layout, limit, jobs)
     buffer = max((task.bytes_out for task in tasks), default=0)
     scratch = _scratch_bytes(tree, layout)
     reserved += jobs * streams.memory if streams else 0
@@ -231,23 +231,23 @@ def build(
     )
 
 
-def _in_order(tree: Tree, layout: Layout, most: int) -> list[Task]:
+def _in_order(tree: Tree, layout: Layout, limit: int) -> list[Task]:
     """Tasks for files that are streamed."""
     written = _written(tree, layout)
-    sizes = task_sizes(written, layout, most)
+    sizes = task_sizes(written, layout, limit)
     cuts = (cut_in_order(path, written[path], layout.placements[path], size) for path, size in sizes.items())
     return in_write_order(chain.from_iterable(cuts), layout)
 
 
-def _in_any_order(tree: Tree, layout: Layout, most: int, jobs: int) -> list[Task]:
+def _in_any_order(tree: Tree, layout: Layout, limit: int, jobs: int) -> list[Task]:
     """Tasks for files that are written at any offset, sources in file order."""
     written = _written(tree, layout)
-    share = min(most, _share(written.values(), jobs))
+    share = min(limit, _share(written.values(), jobs))
     tasks = (
         task
         for path, array in written.items()
         for placement in (layout.placements[path],)
-        for task in cut(path, array, placement, most if placement.codec else share)
+        for task in cut(path, array, placement, limit if placement.codec else share)
     )
     return sorted(tasks, key=lambda task: task.locality)
 
@@ -272,12 +272,12 @@ def _fitted(
         jobs = max(1, min(jobs, most_groups(layout, streams.file_bytes)))
     least = 0
     is_far = bool(reading_costs(_written(tree, layout).values()).requests)
-    for count, most in _in_order_from_far(jobs) if streams and is_far else _choices(jobs):
+    for count, limit in _in_order_from_far(jobs) if streams and is_far else _choices(jobs):
         # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
-        layout = writer.layout(tree, most) if encodes else layout
-        needed = reserved + _needed(tree, layout, count, most, streams)
+        layout = writer.layout(tree, limit) if encodes else layout
+        needed = reserved + _needed(tree, layout, count, limit, streams)
         if needed <= memory:
-            return count, most, layout
+            return count, limit, layout
         # Many small tasks can take more than a few large ones.
         least = min(least or needed, needed)
     raise does_not_fit("the conversion does not fit into the memory allowed", memory, least)
@@ -288,26 +288,26 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
     sizes = [LARGEST_TASK]
     while sizes[-1] // 2 >= _SMALLEST_TASK:
         sizes.append(sizes[-1] // 2)
-    yield from ((jobs, most) for most in sizes[:_GOOD_SIZES])
+    yield from ((jobs, limit) for limit in sizes[:_GOOD_SIZES])
     yield from ((count, sizes[:_GOOD_SIZES][-1]) for count in range(jobs - 1, 0, -1))
-    yield from ((1, most) for most in sizes[_GOOD_SIZES:])
+    yield from ((1, limit) for limit in sizes[_GOOD_SIZES:])
 
 
 def _in_order_from_far(jobs: int) -> Iterator[tuple[int, int]]:
     """The same where what is written in order is read behind a network: of a transposed matrix each task
     reads all, so large tasks come before many workers."""
-    for most in (2 * LARGEST_TASK, LARGEST_TASK, LARGEST_TASK // 2):
-        yield from ((count, most) for count in range(jobs, min(jobs, _FEWEST_FROM_FAR) - 1, -1))
+    for limit in (2 * LARGEST_TASK, LARGEST_TASK, LARGEST_TASK // 2):
+        yield from ((count, limit) for count in range(jobs, min(jobs, _FEWEST_FROM_FAR) - 1, -1))
     yield from _choices(jobs)
 
 
-def _needed(tree: Tree, layout: Layout, jobs: int, most: int, streams: Streams | None) -> int:
+def _needed(tree: Tree, layout: Layout, jobs: int, limit: int, streams: Streams | None) -> int:
     """Bytes resident at most with tasks of this size."""
     written = _written(tree, layout)
-    sizes = task_sizes(written, layout, most) if streams else dict.fromkeys(written, most)
+    sizes = task_sizes(written, layout, limit) if streams else dict.fromkeys(written, limit)
     # Halving an axis may leave tasks of little more than half the size.
     tasks = sum(max(1, ceil_div(2 * array.nbytes, sizes[path])) for path, array in written.items())
-    largest = max(sizes.values(), default=0) if streams else most
+    largest = max(sizes.values(), default=0) if streams else limit
     worker = largest + _scratch_bytes(tree, layout) + (streams.memory if streams else 0)
     return _base_bytes(tree, layout, tasks) + jobs * worker
 
@@ -335,7 +335,9 @@ def _written(tree: Tree, layout: Layout) -> dict[Path, LazyArray]:
 
 def _base_bytes(tree: Tree, layout: Layout, tasks: int) -> int:
     """What is resident beside the workers' buffers."""
-    chunks = sum(prod(each.grid) * _bytes_per_chunk(each) for each in layout.placements.values())
+    chunks = sum(
+        prod(placement.grid) * _bytes_per_chunk(placement) for placement in layout.placements.values()
+    )
     return (
         base_bytes()
         + names_bytes(map(keystr, tree))

@@ -10,10 +10,10 @@ from dataclasses import fields
 from typing import Any
 
 from ckpttools.core.errors import FormatError
-from ckpttools.core.wording import step
+from ckpttools.core.message_terms import step
 from ckpttools.plan.plan_file import KIND, KINDS, Header, PlanFile, PlannedSource
 from ckpttools.stores.base import File, is_inside
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 def is_plan(file: File) -> bool:
@@ -22,53 +22,55 @@ def is_plan(file: File) -> bool:
     return file.size > len(start) and bytes(file.read(0, len(start))) == start
 
 
-def read_plan(place: Place) -> PlanFile:
+def read_plan(location: Location) -> PlanFile:
     """The plan in a file.
 
     Raises:
         FormatError: it is none, or damaged.
         StorageError: it cannot be read.
     """
-    place = place.absolute()
-    return decoded(place.read_bytes(), place)
+    location = location.absolute()
+    return decoded(location.read_bytes(), location)
 
 
-def decoded(data: bytes, place: object) -> PlanFile:
-    """What the content of a file says; `place` is where it was, or words for that; errors as `read_plan`."""
+def decoded(data: bytes, location: object) -> PlanFile:
+    """Decode the content of a plan file; `location` is its origin, for messages. Errors as `read_plan`."""
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
     whole = len(data) - len(checksum) - 1
     if not lines[0].startswith(f'["{KIND}"'.encode()):
-        raise _no_plan(lines[0], place)
+        raise _no_plan(lines[0], location)
     if rest or hashlib.sha256(data[:whole]).hexdigest().encode() != checksum:
         raise FormatError(
             "the plan is damaged, or not all there",
-            place=place,
+            location=location,
             got=f"{len(data)} bytes with another checksum",
             hint=f"copy it again, or make it again with {_writing()}",
         )
     try:
-        return _made(lines, len(data), checksum.decode(), place if isinstance(place, Place) else None)
+        return _made(
+            lines, len(data), checksum.decode(), location if isinstance(location, Location) else None
+        )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise FormatError(
             "the plan does not say what a plan says",
-            place=place,
+            location=location,
             got=f"{type(error).__name__}: {error}",
             hint=f"make it again with {_writing()}",
         ) from error
 
 
-def _no_plan(line: bytes, place: object) -> FormatError:
+def _no_plan(line: bytes, location: object) -> FormatError:
     """The error of a file that does not begin as a plan does."""
     if line.startswith(f'["{KINDS}'.encode()):
         return FormatError(
             "the plan was made by another version of ckpttools",
-            place=place,
+            location=location,
             got=line[2:].partition(b'"')[0].decode(errors="replace"),
-            wanted=KIND,
+            expected=KIND,
             hint="use that version for all parts, or make the plan again",
         )
     return FormatError(
-        f"not a plan that {_writing()} wrote", place=place, got=repr(line[:40].decode(errors="replace"))
+        f"not a plan that {_writing()} wrote", location=location, got=repr(line[:40].decode(errors="replace"))
     )
 
 
@@ -76,7 +78,7 @@ def _writing() -> str:
     return step("ckpttools.write_plan", "ckpt plan")
 
 
-def _made(lines: Sequence[bytes], size: int, checksum: str, place: Place | None) -> PlanFile:
+def _made(lines: Sequence[bytes], size: int, checksum: str, location: Location | None) -> PlanFile:
     _, header, sizes = json.loads(lines[0])
     sources, inline, groups, counts, files, heads = map(json.loads, lines[1:7])
     for name in (*files, *heads):
@@ -84,11 +86,11 @@ def _made(lines: Sequence[bytes], size: int, checksum: str, place: Place | None)
             raise ValueError(f"a file outside of the destination, {name!r}")
     return PlanFile(
         _header(header),
-        tuple(PlannedSource(*each) for each in sources),
+        tuple(PlannedSource(*source) for source in sources),
         tuple(groups),
         size,
         checksum,
-        place,
+        location,
         None if counts is None else tuple(counts),
         files,
         {name: base64.b64decode(head) for name, head in heads.items()},
@@ -98,9 +100,9 @@ def _made(lines: Sequence[bytes], size: int, checksum: str, place: Place | None)
     )
 
 
-def _header(said: Mapping[str, Any]) -> Header:
+def _header(declared: Mapping[str, Any]) -> Header:
     """Raises TypeError where words of it are missing, unknown or of another type."""
-    for each in fields(Header):
+    for field in fields(Header):
         none = type(None)
         kinds: Any = {
             "Mapping[str, Any] | None": (dict, none),
@@ -108,7 +110,7 @@ def _header(said: Mapping[str, Any]) -> Header:
             "int | None": (int, none),
             "float": (int, float),
         }
-        kind = kinds.get(each.type, {"str": str, "int": int, "bool": bool}.get(str(each.type)))
-        if kind is not None and not isinstance(said[each.name], kind):
-            raise TypeError(f"{each.name} is {said[each.name]!r}")
-    return Header(**said)
+        kind = kinds.get(field.type, {"str": str, "int": int, "bool": bool}.get(str(field.type)))
+        if kind is not None and not isinstance(declared[field.name], kind):
+            raise TypeError(f"{field.name} is {declared[field.name]!r}")
+    return Header(**declared)

@@ -36,8 +36,8 @@ def encoded(plan: Plan, header: Header) -> bytes:
     """
     sources = _Sources()
     nodes = NodeLines(sources.number)
-    for each in plan.sources:
-        sources.number(each)
+    for source in plan.sources:
+        sources.number(source)
     try:
         arrays = list(_arrays(plan, nodes))
     except (NotInLinesError, RecursionError):
@@ -52,11 +52,11 @@ def encoded(plan: Plan, header: Header) -> bytes:
         for task in (plan.tasks if header.has_tasks else ())
     ]
     first: list[object] = [KIND, asdict(header), [len(arrays), len(nodes.lines), len(tasks)]]
-    said = [
+    declared = [
         *texts([first]),
-        *_small([sources.said(), sources.inline, sizes, counts, plan.layout.files, heads]),
+        *_small([sources.declared(), sources.inline, sizes, counts, plan.layout.files, heads]),
     ]
-    text = "\n".join([*said, *texts(arrays), *nodes.lines, *texts(tasks), ""]).encode()
+    text = "\n".join([*declared, *texts(arrays), *nodes.lines, *texts(tasks), ""]).encode()
     return text + f"{hashlib.sha256(text).hexdigest()}\n".encode()
 
 
@@ -84,36 +84,38 @@ class _Sources:
             return self._inline_number(source)
         if not isinstance(source, File):
             raise NotInLinesError(f"{source!r:.80}")
-        found = self._numbers.get(source.path)
-        if found is None:
-            found = self._numbers[source.path] = len(self._listed)
+        result = self._numbers.get(source.path)
+        if result is None:
+            result = self._numbers[source.path] = len(self._listed)
             self._listed.append(source)
-        return found
+        return result
 
     def _inline_number(self, source: Bytes) -> int:
-        found = self._held.get(id(source))
-        if found is None:
+        result = self._held.get(id(source))
+        if result is None:
             if source.size > _LARGEST_INLINE:
                 raise NotInLinesError(f"{source!r:.80}")
-            found = self._held[id(source)] = len(self._listed)
+            result = self._held[id(source)] = len(self._listed)
             self._listed.append(source)
-            self.inline[found] = base64.b64encode(source.read(0, source.size)).decode()
-        return found
+            self.inline[result] = base64.b64encode(source.read(0, source.size)).decode()
+        return result
 
-    def said(self) -> list[list[object]]:
+    def declared(self) -> list[list[object]]:
         """Each in the order of its number."""
         count = max(1, len(self._listed))
         samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // count), _MIN_SAMPLES // count)
-        return [list(asdict(_planned(each, samples)).values()) for each in self._listed]
+        return [list(asdict(_planned(item, samples)).values()) for item in self._listed]
 
 
 def _planned(source: ByteSource, samples: int) -> PlannedSource:
     if isinstance(source, Bytes) or not isinstance(source, File):
         return PlannedSource(source.path, source.path, source.size, source.version, is_inline=True)
-    place = parse(source.path)
+    location = parse(source.path)
     blocks = min(samples, ceil_div(source.size, BLOCK_BYTES) or 1)
     if blocks > MOST_BLOCKS:
         # The samples then include those in the fingerprint: a difference there is reported with the file.
         blocks += (1 - blocks) % (MOST_BLOCKS - 1)
-    sample = sample_digests(source, blocks) if place.store.scheme == "file" else ""
-    return PlannedSource(str(place.absolute()), str(place.resolve()), source.size, source.version, sample)
+    sample = sample_digests(source, blocks) if location.store.scheme == "file" else ""
+    return PlannedSource(
+        str(location.absolute()), str(location.resolve()), source.size, source.version, sample
+    )

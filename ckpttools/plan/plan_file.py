@@ -22,17 +22,17 @@ from ckpttools.array.nodes import Stored, distinct
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, SourceChangedError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region
 from ckpttools.core.text import first_of
-from ckpttools.core.wording import option
 from ckpttools.formats.base import Layout
 from ckpttools.plan.node_lines import Nodes
 from ckpttools.plan.placement_lines import placement_of
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.stores.base import File
+from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
-from ckpttools.stores.place import Place
 from ckpttools.stores.registry import parse
 from ckpttools.stores.samples import BLOCK_BYTES, sample_digests, sample_starts
 from ckpttools.stores.shares import this_process
@@ -61,7 +61,7 @@ class Header:
         arrays, tasks, bytes_in, bytes_out: of all of it.
         buffer_bytes, scratch_bytes: that each worker has.
         has_tasks: whether the tasks are in the file.
-        made: when, in seconds since 1970: a plan that is made again is another one.
+        built: when, in seconds since 1970: a plan that is made again is another one.
         replaced: what was at the destination when the plan was made, and may be replaced: size and version of
             a few files by name; empty where nothing was.
         sidecars: name and version of each file next to the arrays, such as config.json
@@ -86,7 +86,7 @@ class Header:
     buffer_bytes: int
     scratch_bytes: int
     has_tasks: bool = True
-    made: float = 0.0
+    built: float = 0.0
     replaced: Mapping[str, Any] = field(default_factory=dict)
     sidecars: Mapping[str, Any] = field(default_factory=dict)
 
@@ -139,7 +139,7 @@ class PlannedSource:
             raise SourceChangedError(
                 f"{file.path} is not the file that the plan was made of",
                 got=f"{file.size} bytes, version {file.version}{difference}, read by {this_process()}",
-                wanted=f"{self.size} bytes, version {self.version}",
+                expected=f"{self.size} bytes, version {self.version}",
                 hint="make the plan again; if the file was copied here, copy it with its time of change"
                 if differs is None
                 else "replace it with a copy of the planned model, or make the plan again",
@@ -167,7 +167,7 @@ class PlanFile:
         groups: bytes of each group of tasks, read and written.
         nbytes: of the file.
         checksum: of the file: no other plan has the same.
-        place: of the file; None where it was not read from one.
+        location: of the file; None where it was not read from one.
     """
 
     header: Header
@@ -175,7 +175,7 @@ class PlanFile:
     groups: tuple[int, ...]
     nbytes: int
     checksum: str
-    place: Place | None
+    location: Location | None
     _counts: tuple[int, ...] | None
     _files: Mapping[str, int]
     _heads: Mapping[str, bytes]
@@ -253,17 +253,17 @@ class PlanFile:
         arrays_at, nodes_at, tasks_at = 0, self._sizes[0], self._sizes[0] + self._sizes[1]
         opened = Opened(self, self._inline, there)
         nodes = Nodes(self._lines[nodes_at:tasks_at], opened)
-        said = [json.loads(self._lines[tasks_at + number]) for number in self.tasks_of(first, stop)]
+        declared = [json.loads(self._lines[tasks_at + number]) for number in self.tasks_of(first, stop)]
         paths: dict[int, Path] = {}
         placements, arrays = {}, {}
-        for number in dict.fromkeys(each[0] for each in said):
+        for number in dict.fromkeys(item[0] for item in declared):
             path, node, placement = json.loads(self._lines[arrays_at + number])
             paths[number] = tuple(path)
             placements[tuple(path)] = placement_of(placement)
             arrays[tuple(path)] = nodes.array(node)
         tasks = tuple(
             Task(paths[number], Region(tuple(start), tuple(end)), bytes_in, bytes_out, ("", 0))
-            for number, start, end, bytes_in, bytes_out in said
+            for number, start, end, bytes_in, bytes_out in declared
         )
         layout = Layout(placements, self._files, heads=self._heads)
         header = self.header
@@ -286,19 +286,19 @@ class Opened:
 
     def __call__(self, number: int) -> ByteSource:
         """Raises SourceChangedError where it is not what it was."""
-        found = self._files.get(number)
-        if found is None:
+        result = self._files.get(number)
+        if result is None:
             content = self._inline.get(number)
-            made = (
+            built = (
                 self._plan.opened_source(number, self._there)
                 if content is None
                 else Bytes(self._plan.sources[number].path, content)
             )
             # Another thread may have been quicker.
-            found = self._files.setdefault(number, made)
-            if found is not made and isinstance(made, File):
-                made.close()
-        return found
+            result = self._files.setdefault(number, built)
+            if result is not built and isinstance(built, File):
+                built.close()
+        return result
 
     @property
     def files(self) -> list[File]:
@@ -307,6 +307,6 @@ class Opened:
 
     def close(self) -> None:
         """Closes them."""
-        for each in self._files.values():
-            if isinstance(each, File):
-                each.close()
+        for file in self._files.values():
+            if isinstance(file, File):
+                file.close()

@@ -42,9 +42,9 @@ def prices(array: LazyArray) -> Prices:
 def reading_costs(arrays: Iterable[LazyArray]) -> Costs:
     """What the stores take together in which the arrays lie, each array in one."""
     files = (file for array in arrays for file in islice(array.sources(), 1) if isinstance(file, File))
-    found = {(type(file), file.costs) for file in files}
-    requests = max((costs.requests or 0 for _, costs in found), default=0)
-    return Costs(requests or None, sum(costs.memory for _, costs in found))
+    result = {(type(file), file.costs) for file in files}
+    requests = max((costs.requests or 0 for _, costs in result), default=0)
+    return Costs(requests or None, sum(costs.memory for _, costs in result))
 
 
 def cores() -> int:

@@ -25,37 +25,37 @@ _SMALLEST_TASK = 16 << 20
 _AS_GOOD = 1.05
 
 
-def grid_boxes(shape: Sequence[int], most: int, stride: int | None = None) -> Iterator[Region]:
+def grid_boxes(shape: Sequence[int], limit: int, stride: int | None = None) -> Iterator[Region]:
     """Tiles a grid by boxes, in C order: each holds the cells that come next.
 
     Args:
         shape: cells along each axis.
-        most: cells of a box at most.
+        limit: cells of a box at most.
         stride: no box has cells from before and from after a multiple of so many cells; None for no such
-            limit.
+            cap.
     """
     position, total = 0, prod(shape)
     while position < total:
-        limit = min(most, total - position)
+        cap = min(limit, total - position)
         if stride is not None:
-            limit = min(limit, stride - position % stride)
+            cap = min(cap, stride - position % stride)
         start = grid_index(shape, position)
         axis, inner = len(shape), 1
-        while axis and start[axis - 1] == 0 and inner * shape[axis - 1] <= limit:
+        while axis and start[axis - 1] == 0 and inner * shape[axis - 1] <= cap:
             axis -= 1
             inner *= shape[axis]
         stop = list(shape)
         if axis:
             axis -= 1
-            length = min(shape[axis] - start[axis], limit // inner)
-            stop[:axis] = [each + 1 for each in start[:axis]]
+            length = min(shape[axis] - start[axis], cap // inner)
+            stop[:axis] = [item + 1 for item in start[:axis]]
             stop[axis] = start[axis] + length
             inner *= length
         yield Region(start, tuple(stop))
         position += inner
 
 
-def task_sizes(arrays: Mapping[Path, LazyArray], layout: Layout, most: int) -> dict[Path, int]:
+def task_sizes(arrays: Mapping[Path, LazyArray], layout: Layout, limit: int) -> dict[Path, int]:
     """Bytes of a task of each array at most: small where that costs nothing.
 
     A transposed matrix is read whole for each part of it that is made alone.
@@ -63,7 +63,7 @@ def task_sizes(arrays: Mapping[Path, LazyArray], layout: Layout, most: int) -> d
     Args:
         arrays: those that are written.
         layout: where.
-        most: bytes that no task may exceed.
+        limit: bytes that no task may exceed.
     """
     known: dict[Hashable, int] = {}
     sizes = {}
@@ -71,20 +71,20 @@ def task_sizes(arrays: Mapping[Path, LazyArray], layout: Layout, most: int) -> d
         placement = layout.placements[path]
         kind = array.read_kind, placement.chunk, placement.order, type(placement.home)
         if kind not in known:
-            known[kind] = _task_size(path, array, placement, most)
+            known[kind] = _task_size(path, array, placement, limit)
         sizes[path] = known[kind]
     return sizes
 
 
-def _task_size(path: Path, array: LazyArray, placement: Placement, most: int) -> int:
-    if array.size == 0 or most <= _SMALLEST_TASK:
-        return most
+def _task_size(path: Path, array: LazyArray, placement: Placement, limit: int) -> int:
+    if array.size == 0 or limit <= _SMALLEST_TASK:
+        return limit
     sizes = [_SMALLEST_TASK]
-    while sizes[-1] < min(most, placement.nbytes):
-        sizes.append(min(2 * sizes[-1], most))
+    while sizes[-1] < min(limit, placement.nbytes):
+        sizes.append(min(2 * sizes[-1], limit))
     costs = {size: _cost(path, array, placement, size) for size in sizes if size >= _least(placement)}
     best = min(costs.values(), default=0.0)
-    return next((size for size, cost in costs.items() if cost <= _AS_GOOD * best), most)
+    return next((size for size, cost in costs.items() if cost <= _AS_GOOD * best), limit)
 
 
 def _cost(path: Path, array: LazyArray, placement: Placement, size: int) -> float:
@@ -98,44 +98,44 @@ def _least(placement: Placement) -> int:
     return placement.chunk_nbytes if placement.codec else placement.itemsize
 
 
-def cut_in_order(path: Path, array: LazyArray, placement: Placement, most: int) -> Iterator[Task]:
-    """The array as tasks whose buffers hold at most `most` bytes, in the order of the bytes that they write.
+def cut_in_order(path: Path, array: LazyArray, placement: Placement, limit: int) -> Iterator[Task]:
+    """The array as tasks whose buffers hold at most `limit` bytes, in the order of the bytes that they write.
 
     Raises:
         MemoryBudgetError: not even one element fits, or not one chunk where chunks are encoded.
     """
     if array.size == 0:
         return
-    for region in _regions(path, array.shape, placement, most):
+    for region in _regions(path, array.shape, placement, limit):
         yield task_of(path, array, region)
 
 
-def _regions(path: Path, shape: Shape, placement: Placement, most: int) -> Iterator[Region]:
+def _regions(path: Path, shape: Shape, placement: Placement, limit: int) -> Iterator[Region]:
     """Parts of an array, none of which needs bytes of a file that come before those of another before it."""
     least = _least(placement)
-    if most < least:
+    if limit < least:
         raise MemoryBudgetError(
             "a chunk that must be encoded whole does not fit" if placement.codec else "no element fits",
-            place=keystr(path),
+            location=keystr(path),
             got=f"{least} bytes",
-            wanted=f"at most {most}",
+            expected=f"at most {limit}",
         )
     home = placement.home
     stride = home.per_file if isinstance(home, DataFile) else None
     for cells in grid_boxes(
-        [placement.grid[axis] for axis in placement.order], _cells(placement, most), stride
+        [placement.grid[axis] for axis in placement.order], _cells(placement, limit), stride
     ):
         region = _covered(shape, placement, cells)
-        if region.size * placement.itemsize <= most:
+        if region.size * placement.itemsize <= limit:
             yield region
         else:
-            inside = grid_boxes(region.shape, most // placement.itemsize)
+            inside = grid_boxes(region.shape, limit // placement.itemsize)
             yield from (part.shifted(region.start) for part in inside)
 
 
-def _cells(placement: Placement, most: int) -> int:
+def _cells(placement: Placement, limit: int) -> int:
     """Chunks of a task at most."""
-    return max(1, most // placement.chunk_nbytes)
+    return max(1, limit // placement.chunk_nbytes)
 
 
 def _covered(shape: Shape, placement: Placement, cells: Region) -> Region:
@@ -162,13 +162,13 @@ def _first_byte(task: Task, placement: Placement) -> tuple[str, int]:
     return placement.chunk_range(first).file, 0
 
 
-def groups(tasks: Sequence[Task], layout: Layout, most: int) -> Iterator[Sequence[int]]:
+def groups(tasks: Sequence[Task], layout: Layout, limit: int) -> Iterator[Sequence[int]]:
     """The numbers of the tasks that belong to one object each.
 
     Args:
         tasks: as `in_write_order` sorts them.
         layout: where they write.
-        most: bytes of chunks, before they are encoded, that are appended to one object.
+        limit: bytes of chunks, before they are encoded, that are appended to one object.
     """
 
     def file(number: int) -> str:
@@ -181,7 +181,7 @@ def groups(tasks: Sequence[Task], layout: Layout, most: int) -> Iterator[Sequenc
         for number in numbers:
             task = tasks[number]
             is_appended = isinstance(layout.placements[task.path].home, Appended)
-            if group and is_appended and nbytes + task.bytes_out > most:
+            if group and is_appended and nbytes + task.bytes_out > limit:
                 yield group
                 group, nbytes = [], 0
             group.append(number)
@@ -189,7 +189,7 @@ def groups(tasks: Sequence[Task], layout: Layout, most: int) -> Iterator[Sequenc
         yield group
 
 
-def most_groups(layout: Layout, most: int) -> int:
+def most_groups(layout: Layout, limit: int) -> int:
     """About how many groups there are: more workers than that are of no use."""
     appended = chunks = 0
     for placement in layout.placements.values():
@@ -197,4 +197,4 @@ def most_groups(layout: Layout, most: int) -> int:
             appended += placement.nbytes
         elif isinstance(placement.home, ChunkFiles):
             chunks += prod(placement.grid)
-    return len(layout.files) + chunks + ceil_div(appended, most)
+    return len(layout.files) + chunks + ceil_div(appended, limit)

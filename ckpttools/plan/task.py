@@ -43,15 +43,15 @@ class Task:
     locality: tuple[str, int]
 
 
-def cut(path: Path, array: LazyArray, placement: Placement, most: int) -> Iterator[Task]:
-    """The array as tasks whose buffers hold at most `most` bytes; they tile it exactly.
+def cut(path: Path, array: LazyArray, placement: Placement, limit: int) -> Iterator[Task]:
+    """The array as tasks whose buffers hold at most `limit` bytes; they tile it exactly.
 
     Raises:
         MemoryBudgetError: not even one element fits, or not one chunk where chunks are encoded.
     """
     if array.size == 0:
         return
-    for region in grid_cells(array.shape, _tile(path, array, placement, most // array.dtype.itemsize)):
+    for region in grid_cells(array.shape, _tile(path, array, placement, limit // array.dtype.itemsize)):
         yield task_of(path, array, region)
 
 
@@ -61,16 +61,16 @@ def task_of(path: Path, array: LazyArray, region: Region) -> Task:
     return Task(path, region, bytes_in, region.size * array.dtype.itemsize, array.first_byte(region))
 
 
-def _tile(path: Path, array: LazyArray, placement: Placement, most: int) -> Shape:
-    """A shape of at most `most` elements; chunks that are encoded are never cut."""
+def _tile(path: Path, array: LazyArray, placement: Placement, limit: int) -> Shape:
+    """A shape of at most `limit` elements; chunks that are encoded are never cut."""
     cost = partial(_cost_per_element, array, placement, prices(array))
-    tile = tile_shape(array.shape, most, [placement.chunk], cost, whole=placement.codec is not None)
-    if tile is None or most < 1:
+    tile = tile_shape(array.shape, limit, [placement.chunk], cost, whole=placement.codec is not None)
+    if tile is None or limit < 1:
         raise MemoryBudgetError(
-            "a chunk that must be encoded whole does not fit" if most else "no element fits",
-            place=keystr(path),
-            got=f"{prod(placement.chunk if most else ()) * array.dtype.itemsize} bytes",
-            wanted=f"at most {most * array.dtype.itemsize}",
+            "a chunk that must be encoded whole does not fit" if limit else "no element fits",
+            location=keystr(path),
+            got=f"{prod(placement.chunk if limit else ()) * array.dtype.itemsize} bytes",
+            expected=f"at most {limit * array.dtype.itemsize}",
         )
     return tile
 

@@ -9,13 +9,13 @@ from ckpttools.core.region import Shape, ceil_div
 
 
 def tile_shape(
-    shape: Shape, most: int, cells: Sequence[Shape], cost: Callable[[Shape], float], *, whole: bool = False
+    shape: Shape, limit: int, cells: Sequence[Shape], cost: Callable[[Shape], float], *, whole: bool = False
 ) -> Shape | None:
-    """A shape of at most `most` elements: the axis is halved, again and again, whose halving costs least.
+    """A shape of at most `limit` elements: the axis is halved, again and again, whose halving costs least.
 
     Args:
         shape: of what is cut.
-        most: elements of a tile.
+        limit: elements of a tile.
         cells: shapes of the cells of grids along which it is cut as long as it spans several of them.
         cost: of a tile of that shape, for each of its elements.
         whole: whether no cell may be cut.
@@ -23,7 +23,7 @@ def tile_shape(
     Returns:
         The shape; None where even a single cell has more elements.
     """
-    while prod(shape) > most:
+    while prod(shape) > limit:
         halves = (_halved(shape, axis, cells, whole) for axis in range(len(shape)))
         shorter = [half for half in halves if half != shape]
         if not shorter:
@@ -35,6 +35,6 @@ def tile_shape(
 def _halved(shape: Shape, axis: int, cells: Sequence[Shape], whole: bool) -> Shape:
     """The shape with one axis halved, rounded up to whole cells; the same shape if it cannot be."""
     length = shape[axis]
-    cell = max((each[axis] for each in cells if each[axis] < length), default=length if whole else 1)
+    cell = max((item[axis] for item in cells if item[axis] < length), default=length if whole else 1)
     half = ceil_div(ceil_div(length, 2), cell) * cell
     return (*shape[:axis], half, *shape[axis + 1 :])

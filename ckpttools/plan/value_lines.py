@@ -43,24 +43,26 @@ def said_of(
     name = f"{kind.__module__}:{kind.__qualname__}"
     if not (is_dataclass(kind) and name.startswith(rooms) and "<" not in name):
         raise NotInLinesError(f"{value!r:.80}")
-    said = {each.name: (plain or json_of)(getattr(value, each.name)) for each in fields(kind) if each.init}
-    return [name, said]
+    declared = {
+        field.name: (plain or json_of)(getattr(value, field.name)) for field in fields(kind) if field.init
+    }
+    return [name, declared]
 
 
-def made_of(said: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] | None = None) -> Any:
+def made_of(declared: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] | None = None) -> Any:
     """The inverse of `said_of`. Raises ValueError where something else is named."""
-    name, values = said
+    name, values = declared
     module, _, kind = str(name).partition(":")
     # Nothing else is imported, and no other class is made, whatever the file says.
     if not (str(name).startswith(rooms) and kind.isidentifier()):
         raise ValueError(f"{name!r:.80} is not allowed in a plan")
     try:
-        found = getattr(import_module(module), kind)
+        result = getattr(import_module(module), kind)
     except ImportError as error:
         raise ValueError(f"{name!r:.80} is not allowed in a plan") from error
-    if not (isinstance(found, type) and is_dataclass(found) and found.__module__ == module):
+    if not (isinstance(result, type) and is_dataclass(result) and result.__module__ == module):
         raise ValueError(f"{name!r:.80} is not allowed in a plan")
-    return found(**{key: (unplain or of_json)(value) for key, value in values.items()})
+    return result(**{key: (unplain or of_json)(value) for key, value in values.items()})
 
 
 def json_of(value: object) -> object:
@@ -73,7 +75,7 @@ def json_of(value: object) -> object:
         case None | bool() | int() | float() | str():
             return value
         case tuple():
-            return {TUPLE: [json_of(each) for each in value]}
+            return {TUPLE: [json_of(item) for item in value]}
     # An op may be made of others.
     return {OP: said_of(value, OPS)}
 
@@ -87,8 +89,8 @@ def of_json(value: Any) -> object:
             return bytes.fromhex(text)
         case {"tuple": values}:
             return tuple(map(of_json, values))
-        case {"op": said}:
-            return made_of(said, OPS)
+        case {"op": declared}:
+            return made_of(declared, OPS)
         case dict() | list():
             raise ValueError(f"{value!r:.80} is no value")
     return value
@@ -101,9 +103,9 @@ def dtype_name(dtype: DType) -> str:
     return dtype.name
 
 
-def list_line(said: Iterable[object]) -> str:
+def list_line(declared: Iterable[object]) -> str:
     """A list as a line of JSON."""
-    return json.dumps(said, separators=(",", ":"))
+    return json.dumps(declared, separators=(",", ":"))
 
 
 def texts(lines: Iterable[Iterable[object]]) -> Iterator[str]:

@@ -30,12 +30,14 @@ def says_quantized(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None
     """What a `config.json` says of how its weights are quantised; None if it says nothing."""
     config = config or {}
     text = config.get("text_config")
-    places = [config, text] if isinstance(text, Mapping) else [config]
-    found = ((place.get(field), place) for place in places for field in _FIELDS)
-    said, place = next((each for each in found if isinstance(each[0], Mapping) and each[0]), (None, config))
+    locations = [config, text] if isinstance(text, Mapping) else [config]
+    result = ((location.get(field), location) for location in locations for field in _FIELDS)
+    declared, location = next(
+        (item for item in result if isinstance(item[0], Mapping) and item[0]), (None, config)
+    )
     # DeepSeek V4 says beside it what V4.1 says in it.
-    beside = place.get(_EXPERTS, config.get(_EXPERTS))
-    return {_EXPERTS: beside, **said} if said and isinstance(beside, str) else said
+    beside = location.get(_EXPERTS, config.get(_EXPERTS))
+    return {_EXPERTS: beside, **declared} if declared and isinstance(beside, str) else declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +63,15 @@ class Exempt:
         return self.pattern is not None and any(self.pattern.match(".".join(keys[:stop])) for stop in stops)
 
 
-def exempt_modules(said: Mapping[str, Any] | None) -> Exempt:
+def exempt_modules(declared: Mapping[str, Any] | None) -> Exempt:
     """The modules that a `quantization_config` says are not quantised.
 
     Of regular expressions (`re:.*lm_head`) those that are globs as well; the others exempt nothing.
     """
-    lists = [(said or {}).get(field) for field in _EXEMPT]
-    entries = [each for one in lists if isinstance(one, list) for each in one if isinstance(each, str)]
-    globs = [glob for each in entries if (glob := _glob(each)) and "*" in glob][:_MOST_PATTERNS]
-    names = frozenset(each for each in entries if each and not each.startswith("re:"))
+    lists = [(declared or {}).get(field) for field in _EXEMPT]
+    entries = [item for one in lists if isinstance(one, list) for item in one if isinstance(item, str)]
+    globs = [glob for entry in entries if (glob := _glob(entry)) and "*" in glob][:_MOST_PATTERNS]
+    names = frozenset(entry for entry in entries if entry and not entry.startswith("re:"))
     return Exempt(names, re.compile("|".join(map(translate, globs))) if globs else None)
 
 
@@ -90,32 +92,37 @@ def states(config: Mapping[str, Any] | None, dtype: DType) -> bool:
 def stated_dtypes(config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The dtypes that a configuration states, at the top and in its parts."""
     parts = [part for name, part in (config or {}).items() if name.endswith(_PART) and name != FIELD]
-    said = [place.get(field) for place in (config, *parts) if isinstance(place, Mapping) for field in _DTYPES]
-    return tuple(dict.fromkeys(each.removeprefix("torch.") for each in said if isinstance(each, str)))
+    declared = [
+        location.get(field)
+        for location in (config, *parts)
+        if isinstance(location, Mapping)
+        for field in _DTYPES
+    ]
+    return tuple(dict.fromkeys(item.removeprefix("torch.") for item in declared if isinstance(item, str)))
 
 
 def without_quantization(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without what it and its parts say of how weights are quantised."""
-    left = {field: each for field, each in config.items() if field not in (*_FIELDS, _EXPERTS)}
-    parts = {field: each for field, each in left.items() if field.endswith(_PART) and isinstance(each, dict)}
-    return left | {field: without_quantization(each) for field, each in parts.items()}
+    left = {field: item for field, item in config.items() if field not in (*_FIELDS, _EXPERTS)}
+    parts = {field: item for field, item in left.items() if field.endswith(_PART) and isinstance(item, dict)}
+    return left | {field: without_quantization(item) for field, item in parts.items()}
 
 
-def scheme(said: Mapping[str, Any] | None) -> str:
+def scheme(declared: Mapping[str, Any] | None) -> str:
     """A `quantization_config` in words: `fp8 in blocks of 128 x 128`; empty where there is none."""
-    if not said:
+    if not declared:
         return ""
-    groups = [_scheme_of_group(each) for each in _groups(said)]
-    method = str(said.get("quant_method") or said.get("quant_algo") or "of no named method")
-    parts = [method, *(str(said[key]) for key in ("quant_algo", "format", "fmt") if said.get(key))]
-    block = said.get("weight_block_size")
+    groups = [_scheme_of_group(group) for group in _groups(declared)]
+    method = str(declared.get("quant_method") or declared.get("quant_algo") or "of no named method")
+    parts = [method, *(str(declared[key]) for key in ("quant_algo", "format", "fmt") if declared.get(key))]
+    block = declared.get("weight_block_size")
     size = f" in blocks of {' x '.join(map(str, block))}" if isinstance(block, list | tuple) and block else ""
-    return ", ".join(dict.fromkeys((*parts, *groups, *_bits(said)))) + size
+    return ", ".join(dict.fromkeys((*parts, *groups, *_bits(declared)))) + size
 
 
-def _groups(said: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _groups(declared: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """What compressed-tensors says of the weights of each of its groups."""
-    groups = said.get("config_groups")
+    groups = declared.get("config_groups")
     for group in groups.values() if isinstance(groups, Mapping) else ():
         weights = group.get("weights") if isinstance(group, Mapping) else None
         if isinstance(weights, Mapping):
@@ -127,7 +134,7 @@ def _scheme_of_group(weights: Mapping[str, Any]) -> str:
     return f"{weights.get('type', '')}{weights.get('num_bits', '')}{size}"
 
 
-def _bits(said: Mapping[str, Any]) -> Iterator[str]:
+def _bits(declared: Mapping[str, Any]) -> Iterator[str]:
     """What GPTQ and AWQ say."""
-    if isinstance(said.get("bits"), int):
-        yield f"{said['bits']} bits in groups of {said.get('group_size')}"
+    if isinstance(declared.get("bits"), int):
+        yield f"{declared['bits']} bits in groups of {declared.get('group_size')}"

@@ -23,19 +23,19 @@ _MOST_FAR = 1000
 
 
 def damaged_error(
-    lines: Iterable[str], *, place: str | None = None, got: str | None = None, hint: str = GET_AGAIN
+    lines: Iterable[str], *, location: str | None = None, got: str | None = None, hint: str = GET_AGAIN
 ) -> DamagedScalesError:
     """The error for damaged scales.
 
     Args:
         lines: one for each quantised weight that has some.
-        place: the checkpoint.
+        location: the checkpoint.
         got: how its weights are quantised.
         hint: the next step.
     """
     return DamagedScalesError(
         "these quantised weights have scales of which no finite numbers can be made:" + listing(list(lines)),
-        place=place,
+        location=location,
         got=got,
         hint=hint,
     )
@@ -48,7 +48,7 @@ def of_no_numbers(decode: Decode) -> str:
 
 def are_near(scales: Iterable[LazyArray]) -> bool:
     """Whether reading them takes no request to a store behind a network."""
-    return all(getattr(source, "price", 1) == 1 for each in scales for source in each.sources())
+    return all(getattr(source, "price", 1) == 1 for scale in scales for source in scale.sources())
 
 
 def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseException:
@@ -63,44 +63,44 @@ def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseExcepti
     # Several may have one name: weights of averaged models, zero points and what they are taken from.
     scaled = [*_scaled(arrays)]
     far = dict.fromkeys(sound.decode.where for sound, scales in scaled if not are_near(scales))
-    rest = {*[*far][_MOST_FAR:]} - {error.place}
-    found: dict[Decode, float] = {}
+    rest = {*[*far][_MOST_FAR:]} - {error.location}
+    result: dict[Decode, float] = {}
     try:
         for sound, scales in scaled:
             if sound.decode.where not in rest and (wrong := next(_wrong(sound, scales), None)) is not None:
-                found.setdefault(sound.decode, wrong)
+                result.setdefault(sound.decode, wrong)
     except CheckpointError:
         return error
-    if not found:
+    if not result:
         return error
     unseen = f"; scales of {len(rest):,} more weights were not looked at" if rest else ""
-    made = _error_of(found, GET_AGAIN + unseen)
-    made.__cause__ = error
-    return made
+    built = _error_of(result, GET_AGAIN + unseen)
+    built.__cause__ = error
+    return built
 
 
-def _error_of(found: Mapping[Decode, float], hint: str) -> DamagedScalesError:
+def _error_of(result: Mapping[Decode, float], hint: str) -> DamagedScalesError:
     """The error for damaged scales: of one checkpoint under its place, of several each with its own."""
-    places = {decode.place for decode in found}
-    named = ((d.name if len(places) == 1 else d.where, d, value) for d, value in found.items())
+    locations = {decode.location for decode in result}
+    named = ((d.name if len(locations) == 1 else d.where, d, value) for d, value in result.items())
     lines = dict.fromkeys(f"{name}: {value:g}, {of_no_numbers(d)}" for name, d, value in named)
-    return damaged_error(lines, place=places.pop() or None if len(places) == 1 else None, hint=hint)
+    return damaged_error(lines, location=locations.pop() or None if len(locations) == 1 else None, hint=hint)
 
 
 def _scaled(arrays: Iterable[LazyArray]) -> Iterator[tuple[Sound, Sequence[LazyArray]]]:
     """What makes numbers of scales, and these, of all arrays that are made of quantised weights."""
-    for each in distinct(arrays):
-        if isinstance(each, Dequantized) and isinstance(each.decoding, Decode):
-            yield Sound(each.decoding), each.scales[: len(each.decoding.scales)]
-        elif isinstance(each, Elementwise) and isinstance(each.op, Sound):
-            yield each.op, (each.source,)
+    for item in distinct(arrays):
+        if isinstance(item, Dequantized) and isinstance(item.decoding, Decode):
+            yield Sound(item.decoding), item.scales[: len(item.decoding.scales)]
+        elif isinstance(item, Elementwise) and isinstance(item.op, Sound):
+            yield item.op, (item.source,)
 
 
 def _wrong(sound: Sound, scales: Sequence[LazyArray]) -> Iterator[float]:
     """Factors of which no finite numbers can be made."""
     first, *others = scales
     # All but the first have one element.
-    ones = [each.read().view(each.dtype.carrier) for each in others]
+    ones = [other.read().view(other.dtype.carrier) for other in others]
     for region in split_to(Region.whole(first.shape), _TOGETHER):
         some = first.read(region).view(first.dtype.carrier)
         for factors in sound.factors([some, *ones]):

@@ -35,7 +35,7 @@ _BLOCK = 1 << 18
 # Rows of them: where each is short, what says which scale it has is longer than it.
 _MOST_ROWS = 1 << 13
 # What is allocated for each of them then, whole numbers of 64 bits: places on up to six axes, and of scales.
-_PLACES = 24
+_LOCATIONS = 24
 # Tables of what codes stand for.
 _TABLES = 16 * 1024
 
@@ -53,7 +53,7 @@ class Decode:
         like: how products are rounded.
         has_zero_points: whether the last array beside the codes has zero points, of `ZERO_POINT_DTYPE`: what
             is taken from numbers before they are multiplied, one for each block of the first array.
-        place: of the checkpoint, for messages.
+        location: of the checkpoint, for messages.
     """
 
     numbers: str
@@ -64,12 +64,12 @@ class Decode:
     like: Like = "float32"
     has_zero_points: bool = False
     # What is read is the same wherever it lies.
-    place: str = field(default="", repr=False)
+    location: str = field(default="", repr=False)
 
     @property
     def where(self) -> str:
         """The scales with their checkpoint, as far as that has a place."""
-        return f"{self.place}: {self.name}" if self.place else self.name
+        return f"{self.location}: {self.name}" if self.location else self.name
 
     @property
     def kind(self) -> Hashable:
@@ -84,7 +84,7 @@ class Decode:
         # they are over rows, whose places are looked up; and of 8 bytes the place of each code in a table.
         rounded = 8 * scales if self.like == "maxtext" else 0
         kept, each = 4 * many * self.has_zero_points, 4 * many + 16 * rows
-        spread = kept + each + max(2 * many, 8 * rows * _PLACES)
+        spread = kept + each + max(2 * many, 8 * rows * _LOCATIONS)
         looked_up = kept + each + 8 * (many if packed == 1 else many // 2 + packed * rows)
         return factors + buffers + max(rounded, spread, looked_up) + _TABLES
 
@@ -124,8 +124,8 @@ class Decode:
         flat = out.reshape(-1, out.shape[-1])
         if not np.may_share_memory(flat, out):
             count = flat.shape[0] // out.shape[0]
-            for number, each in enumerate(out):
-                self._fill(rows, each, before + number * count, buffers)
+            for number, item in enumerate(out):
+                self._fill(rows, item, before + number * count, buffers)
             return
         width = min(_BLOCK, flat.shape[1])
         height = min(max(1, _BLOCK // width), _MOST_ROWS)
@@ -158,21 +158,21 @@ class Decode:
 
         from ckpttools.array.elements import widen
 
-        made = np.empty(scales[0].shape, np.float32) if out is None else out
+        built = np.empty(scales[0].shape, np.float32) if out is None else out
         with np.errstate(divide="ignore", over="ignore", invalid="ignore", under="ignore"):
-            widen(scales[0], self.scales[0], made)
+            widen(scales[0], self.scales[0], built)
             if self.divides[0]:
-                made[np.isinf(made)] = np.nan
-                np.divide(np.float32(1), made, out=made)
+                built[np.isinf(built)] = np.nan
+                np.divide(np.float32(1), built, out=built)
             for one, dtype, divides in zip(scales[1:], self.scales[1:], self.divides[1:], strict=True):
                 scale = one.view(dtype.numpy).astype(np.float32)
                 if divides:
                     # An infinite one is damaged, and what it divides would be zero.
                     scale[np.isinf(scale)] = np.nan
-                (np.divide if divides else np.multiply)(made, scale, out=made)
+                (np.divide if divides else np.multiply)(built, scale, out=built)
         if self.like == "maxtext":
-            made[...] = made.astype(DTYPES["bfloat16"].numpy)
-        return made
+            built[...] = built.astype(DTYPES["bfloat16"].numpy)
+        return built
 
     def check(self, factors: np.ndarray) -> None:
         """Refuses factors that make no finite numbers of the largest code.
@@ -184,9 +184,9 @@ class Decode:
         if wrong.size:
             raise DamagedScalesError(
                 "a quantised weight has scales of which no finite numbers can be made",
-                place=self.where,
+                location=self.where,
                 got=", ".join(f"{value:g}" for value in wrong[:3]),
-                wanted=f"scales of which products are within the range of {self.result}",
+                expected=f"scales of which products are within the range of {self.result}",
                 hint=GET_AGAIN,
             )
 
@@ -196,8 +196,8 @@ class Decode:
 
         # One for all may have no axes.
         factors = factors.reshape(-1)
-        least, most = float(factors.min(initial=0)), float(factors.max(initial=0))
-        if self._is_within(max(most, -least)):
+        least, limit = float(factors.min(initial=0)), float(factors.max(initial=0))
+        if self._is_within(max(limit, -least)):
             return factors[:0]
         # A signalling NaN is told of by whoever asks.
         with np.errstate(invalid="ignore"):
@@ -215,13 +215,13 @@ class Decode:
 
         from ckpttools.array.elements import widen
 
-        made = buffer[: codes.size * packed].reshape(codes.shape[0], -1)
+        built = buffer[: codes.size * packed].reshape(codes.shape[0], -1)
         if packed == 1:
-            widen(codes, DTYPES[self.numbers], made)
+            widen(codes, DTYPES[self.numbers], built)
         else:
             pairs = codes.view(np.uint8)
-            _pairs(self.numbers).take(pairs, out=made.view(np.uint64), mode="clip")
-        return made
+            _pairs(self.numbers).take(pairs, out=built.view(np.uint64), mode="clip")
+        return built
 
 
 class _RowBatch(NamedTuple):
@@ -230,7 +230,7 @@ class _RowBatch(NamedTuple):
     Attributes:
         codes: theirs, with all that those at the ends hold.
         packed: numbers in a code.
-        first: the first number that is wanted.
+        first: the first number that is expected.
         factors: of each number; of one row or column where all have the same.
         zeros: what is taken from each before, likewise; None for nothing.
     """

@@ -68,22 +68,22 @@ def _squares(values: np.ndarray) -> float:
 
 def errors_of(counts: Mapping[str, Mapping[str, float]]) -> dict[str, QuantizationError]:
     """The errors in the tallies of arrays, by their names, the worst first."""
-    found = {
+    result = {
         name: _error(int(tally[_ELEMENTS]), tally[_MAX], tally[_SQUARES], tally[_OWN])
         for name, tally in counts.items()
         if _ELEMENTS in tally
     }
-    return dict(sorted(found.items(), key=lambda each: (-each[1].relative, each[0])))
+    return dict(sorted(result.items(), key=lambda item: (-item[1].relative, item[0])))
 
 
 def total(errors: Mapping[str, QuantizationError]) -> QuantizationError:
     """The error of several arrays together."""
-    found = errors.values()
+    result = errors.values()
     return _error(
-        sum(each.elements for each in found),
-        max((each.largest for each in found), default=0.0),
-        sum(each.rms**2 * each.elements for each in found),
-        sum(each.rms_of_values**2 * each.elements for each in found),
+        sum(item.elements for item in result),
+        max((item.largest for item in result), default=0.0),
+        sum(item.rms**2 * item.elements for item in result),
+        sum(item.rms_of_values**2 * item.elements for item in result),
     )
 
 
@@ -98,7 +98,7 @@ def without_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Mappi
 
 def _error(elements: int, largest: float, squares: float, own: float) -> QuantizationError:
     """An error from the sums of the squares of distances, and of the values."""
-    rms, rms_of_values = (sqrt(each / elements) if elements else 0.0 for each in (squares, own))
+    rms, rms_of_values = (sqrt(item / elements) if elements else 0.0 for item in (squares, own))
     return QuantizationError(
         elements, largest, rms, rms_of_values, rms / rms_of_values if rms_of_values else 0.0
     )

@@ -71,7 +71,7 @@ def is_linear(name: str, array: Described) -> bool:
         keys[-1] not in _LEFT
         and _ROUTER not in keys
         and _LEFT_WORDS.isdisjoint(words_of_key(keys[-1]))
-        and not any(each.startswith(_TOWERS) for each in keys)
+        and not any(item.startswith(_TOWERS) for item in keys)
     )
 
 

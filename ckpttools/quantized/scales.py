@@ -65,13 +65,13 @@ class _ModuleArray:
     """An array as one of its module.
 
     Attributes:
-        place: among those of the module.
+        location: among those of the module.
         key, item, dtype, rank: as of `_InModule`.
         words: of its last key; of a scale those that say whose it is.
         is_scale: whether a word for a scale is among them.
     """
 
-    place: int
+    location: int
     key: str
     item: str
     dtype: DType
@@ -109,7 +109,7 @@ def bare_name(name: str) -> str:
 def words_of_key(key: str) -> tuple[str, ...]:
     """`weight_scale_inv` -> weight, scale, inv."""
     spelled = key.lower().replace("g_idx", "gidx")
-    return tuple("".join(each if each.isalnum() else " " for each in spelled).split())
+    return tuple("".join(item if item.isalnum() else " " for item in spelled).split())
 
 
 def scales_word(name: str) -> bool:
@@ -145,13 +145,13 @@ def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
     for names, described in modules.values():
         module_kind = tuple(described)
         if module_kind not in known:
-            known[module_kind] = list(_pairs([_array(*each) for each in enumerate(described)]))
+            known[module_kind] = list(_pairs([_array(*item) for item in enumerate(described)]))
         pairs += [(names[weight], names[scale]) for weight, scale in known[module_kind]]
     pairs += _below(arrays)
-    found: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    result: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for weight, scale in pairs:
-        found[weight][scale] = None
-    return {weight: tuple(scales) for weight, scales in found.items()}
+        result[weight][scale] = None
+    return {weight: tuple(scales) for weight, scales in result.items()}
 
 
 def last_key(name: str) -> str:
@@ -192,11 +192,11 @@ def split_name(name: str) -> tuple[str, str, str]:
     return module, key, index
 
 
-def _array(place: int, array: _InModule) -> _ModuleArray:
+def _array(location: int, array: _InModule) -> _ModuleArray:
     words = words_of_key(array.key)
     at = _scale_at(words)
     owner = words if at is None else _owner(words, at)
-    return _ModuleArray(place, *array, words=owner, is_scale=at is not None)
+    return _ModuleArray(location, *array, words=owner, is_scale=at is not None)
 
 
 def _scale_at(words: tuple[str, ...]) -> int | None:
@@ -211,20 +211,20 @@ def _owner(words: tuple[str, ...], at: int) -> tuple[str, ...]:
 
 def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
     """The places of (weight, scale) for all arrays of a module."""
-    scales = [each for each in module if each.is_scale and each.dtype.kind not in ("bool", "complex")]
+    scales = [item for item in module if item.is_scale and item.dtype.kind not in ("bool", "complex")]
     if not scales:
         return
-    others = [each for each in module if not each.is_scale]
+    others = [item for item in module if not item.is_scale]
     known = _named(others)
-    owners = {scale.place: _owners(scale, known) for scale in scales}
+    owners = {scale.location: _owners(scale, known) for scale in scales}
     yield from ((weight, scale) for scale, weights in owners.items() for weight in weights or ())
     owned = {weight for weights in owners.values() for weight in weights or ()}
-    weights = [each for each in others if each.is_weight]
-    are_packed = not any(each.dtype.is_float for each in weights)
-    if (len(weights) == 1 or are_packed) and owned.isdisjoint(each.place for each in weights):
+    weights = [other for other in others if other.is_weight]
+    are_packed = not any(item.dtype.is_float for item in weights)
+    if (len(weights) == 1 or are_packed) and owned.isdisjoint(item.location for item in weights):
         # `qvalue` and `kernel_scale`: there is nothing else that it could be the scale of.
-        near = [each for each in scales if owners[each.place] is None and not of_activations(each.words)]
-        yield from ((w.place, each.place) for w in weights for each in near if _may_scale(each, w))
+        near = [item for item in scales if owners[item.location] is None and not of_activations(item.words)]
+        yield from ((w.location, item.location) for w in weights for item in near if _may_scale(item, w))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +247,11 @@ class _WordIndex:
         """The arrays that have all of these words, or none but these."""
         if not words:
             return self.arrays
-        wanted = set(words)
-        rarest = min((self.with_word.get(word, []) for word in wanted), key=len)
-        wider = [each for each in rarest if wanted <= {*each.words}]
+        expected = set(words)
+        rarest = min((self.with_word.get(word, []) for word in expected), key=len)
+        wider = [item for item in rarest if expected <= {*item.words}]
         narrower = [
-            each for word in wanted for each in self.with_rarest.get(word, ()) if wanted > {*each.words}
+            item for word in expected for item in self.with_rarest.get(word, ()) if expected > {*item.words}
         ]
         return wider + narrower + self.with_words.get((), [])
 
@@ -260,13 +260,13 @@ def _named(arrays: list[_ModuleArray]) -> _WordIndex:
     with_words: defaultdict[tuple[str, ...], list[_ModuleArray]] = defaultdict(list)
     with_word: defaultdict[str, list[_ModuleArray]] = defaultdict(list)
     with_rarest: defaultdict[str, list[_ModuleArray]] = defaultdict(list)
-    for each in arrays:
-        with_words[each.words].append(each)
-        for word in dict.fromkeys(each.words):
-            with_word[word].append(each)
-    for each in arrays:
-        if each.words:
-            with_rarest[min(each.words, key=lambda word: len(with_word[word]))].append(each)
+    for array in arrays:
+        with_words[array.words].append(array)
+        for word in dict.fromkeys(array.words):
+            with_word[word].append(array)
+    for array in arrays:
+        if array.words:
+            with_rarest[min(array.words, key=lambda word: len(with_word[word]))].append(array)
     return _WordIndex(arrays, with_words, with_word, with_rarest)
 
 
@@ -274,14 +274,14 @@ def _owners(scale: _ModuleArray, others: _WordIndex) -> list[int] | None:
     """The arrays that a scale belongs to by its words; None where no array has them."""
     named = _near(scale, others.with_words.get(scale.words, ()))
     if named:
-        return [each.place for each in named if _is_scaled(each, scale)]
+        return [item.location for item in named if _is_scaled(item, scale)]
     alike = _near(scale, others.alike(scale.words))
-    return [each.place for each in alike if each.is_weight and _may_scale(scale, each)] or None
+    return [item.location for item in alike if item.is_weight and _may_scale(scale, item)] or None
 
 
 def _near(scale: _ModuleArray, arrays: Iterable[_ModuleArray]) -> list[_ModuleArray]:
     """Those of its place, where both are of lists."""
-    return [each for each in arrays if not (scale.item and each.item) or scale.item == each.item]
+    return [array for array in arrays if not (scale.item and array.item) or scale.item == array.item]
 
 
 def _is_scaled(array: _ModuleArray, scale: _ModuleArray) -> bool:

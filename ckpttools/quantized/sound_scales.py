@@ -52,17 +52,17 @@ class Sound:
         yield self.decode.factors(scales)
         if self.then is not None:
             (source,), (dtype,) = scales, self.decode.scales
-            made = np.empty_like(source)
-            self.then.apply(source, made, dtype)
-            yield self.decode.factors([made])
+            built = np.empty_like(source)
+            self.then.apply(source, built, dtype)
+            yield self.decode.factors([built])
 
 
-def sound_of(scales: LazyArray, codes: DType, name: str, place: str = "") -> Sound:
+def sound_of(scales: LazyArray, codes: DType, name: str, location: str = "") -> Sound:
     """What looks at scales of a weight in float8, which they multiply.
 
     Args:
         scales: as they are stored.
         codes: the dtype of the weight as it is stored.
-        name, place: of the scales and of their checkpoint, for messages.
+        name, location: of the scales and of their checkpoint, for messages.
     """
-    return Sound(Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name, place=place))
+    return Sound(Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name, location=location))

@@ -24,7 +24,7 @@ from ckpttools.core.text import first_of, plural
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.damaged_scales import are_near, damaged_error, of_no_numbers
 from ckpttools.quantized.decoding import Decode, Like
-from ckpttools.quantized.logical import decode_of, unscaled
+from ckpttools.quantized.dequantized_tree import decode_of, unscaled
 from ckpttools.quantized.schemes.base import Scales, Weight
 
 if TYPE_CHECKING:
@@ -64,27 +64,27 @@ def check_values(
     Args:
         tree: with the quantised weights.
         weights: those whose scales are read.
-        dtype: of the numbers that are wanted; None for bfloat16.
+        dtype: of the numbers that are expected; None for bfloat16.
         like: how products are rounded.
 
     Raises:
         DamagedScalesError: a scale makes no finite number; lists all.
         StorageError: they cannot be read.
     """
-    found = value_faults(tree, weights, dtype, like)
-    said = says_quantized(tree.metadata.config)
-    if found.damaged:
+    result = value_faults(tree, weights, dtype, like)
+    declared = says_quantized(tree.metadata.config)
+    if result.damaged:
         raise damaged_error(
-            found.damaged,
-            place=tree.metadata.place or None,
-            got=f"{scheme(said)} ({FIELD})" if said else None,
+            result.damaged,
+            location=tree.metadata.location or None,
+            got=f"{scheme(declared)} ({FIELD})" if declared else None,
         )
-    if not found.not_positive:
+    if not result.not_positive:
         return Notes()
-    count = plural(len(found.not_positive), "quantised weight")
+    count = plural(len(result.not_positive), "quantised weight")
     remark = (
         f"{count} with scales that are zero or negative, which quantisers do not write: numbers of their "
-        f"blocks vanish, or change their signs ({first_of(found.not_positive)})"
+        f"blocks vanish, or change their signs ({first_of(result.not_positive)})"
     )
     return Notes(remarks=(remark,))
 
@@ -106,7 +106,7 @@ def value_faults(
         StorageError: they cannot be read.
     """
     arrays = by_name(tree.arrays)
-    looked_at = (each for each in weights if are_near(arrays[scale.name] for scale in each.scales))
+    looked_at = (weight for weight in weights if are_near(arrays[scale.name] for scale in weight.scales))
     damaged: dict[str, str] = {}
     least: dict[str, tuple[float, Weight]] = {}
     decoding = partial(decode_of, dtype=dtype, like=like)
@@ -115,9 +115,9 @@ def value_faults(
         damaged |= {name: line for name, line in beyond.items() if name not in damaged}
         least |= {name: low for name, low in odd.items() if name not in least or low[0] < least[name][0]}
     told = (
-        f"{each.scaled_by}: {low:g}"
-        for low, each in least.values()
-        if low < 0 or _vanishes(each, decoding(each), arrays)
+        f"{item.scaled_by}: {low:g}"
+        for low, item in least.values()
+        if low < 0 or _vanishes(item, decoding(item), arrays)
     )
     return ValueFaults(tuple(damaged.values()), tuple(told))
 
@@ -129,19 +129,19 @@ def _vanishes(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray]) -
     """
     scale, *others = weight.scales
     scales, codes = reshaped(arrays[scale.name], scale.shape), unscaled(weight, arrays)
-    ones = [arrays[each.name].read().view(each.dtype.carrier) for each in others]
-    most, left = max(1, min(_LOOKED_AT, _TOGETHER) // max(1, prod(scale.block))), _LOOKED_AT
+    ones = [arrays[other.name].read().view(other.dtype.carrier) for other in others]
+    limit, left = max(1, min(_LOOKED_AT, _TOGETHER) // max(1, prod(scale.block))), _LOOKED_AT
     for region in split_to(Region.whole(scale.shape), _TOGETHER):
         zero = decode.factors([scales.read(region).view(scale.dtype.carrier), *ones]) == 0
-        for cells in split_to(region, most):
+        for cells in split_to(region, limit):
             here = zero[cells.relative_to(region).slices]
             if not here.any():
                 continue
             for part in split_to(_numbers(cells, scale, weight), _TOGETHER):
-                found = codes.read(part) != 0
+                result = codes.read(part) != 0
                 # The numbers of one cell may be many parts; those of several are one.
                 among = here if cells.size == 1 else _of_numbers(here, scale, part)
-                if (found & among).any():
+                if (result & among).any():
                     return True
                 left -= max(part.size // _FEW, part.size if cells.size == 1 else int(among.sum()))
                 if left <= 0:
@@ -167,12 +167,12 @@ def _together(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Ite
     """Weights and the regions of their first arrays of scales, so many that they fit into memory."""
     parts: list[_Part] = []
     size = 0
-    for each in weights:
-        for region in split_to(Region.whole(arrays[each.scales[0].name].shape), _TOGETHER):
+    for weight in weights:
+        for region in split_to(Region.whole(arrays[weight.scales[0].name].shape), _TOGETHER):
             if parts and size + region.size > _TOGETHER:
                 yield parts
                 parts, size = [], 0
-            parts.append((each, region))
+            parts.append((weight, region))
             size += region.size
     if parts:
         yield parts
@@ -189,22 +189,22 @@ def _scale_faults(
 
     from ckpttools.array.scratch import Scratch
 
-    named = [arrays[scale.name] for each, _ in parts for scale in each.scales]
-    scratch = Scratch(max((each.scratch_bytes for each in named), default=0))
+    named = [arrays[scale.name] for item, _ in parts for scale in item.scales]
+    scratch = Scratch(max((item.scratch_bytes for item in named), default=0))
 
     def carriers(name: str, region: Region) -> np.ndarray:
-        made = np.empty(region.shape, arrays[name].dtype.carrier)
-        arrays[name].read_into(region, made, scratch)
-        return made
+        built = np.empty(region.shape, arrays[name].dtype.carrier)
+        arrays[name].read_into(region, built, scratch)
+        return built
 
     alike: defaultdict[Hashable, list[tuple[Weight, list[np.ndarray]]]] = defaultdict(list)
-    for each, region in parts:
-        first, *others = (scale.name for scale in each.scales)
+    for item, region in parts:
+        first, *others = (scale.name for scale in item.scales)
         # All but the first have one element.
         read = [carriers(first, region), *(carriers(o, Region.whole(arrays[o].shape)) for o in others)]
-        of_scales = tuple((scale.dtype.name, scale.divides) for scale in each.scales)
-        kind = each.numbers, of_scales, each.zero_points is not None
-        alike[kind].append((each, read))
+        of_scales = tuple((scale.dtype.name, scale.divides) for scale in item.scales)
+        kind = item.numbers, of_scales, item.zero_points is not None
+        alike[kind].append((item, read))
     beyond: dict[str, str] = {}
     odd: dict[str, tuple[float, Weight]] = {}
     for group in alike.values():

@@ -28,7 +28,7 @@ class QuantizedTree:
     @property
     def scaled_weights(self) -> dict[Path, Quantized]:
         """The weights by their paths."""
-        return {self.paths[name]: each for name, each in self.weights.items()}
+        return {self.paths[name]: item for name, item in self.weights.items()}
 
 
 def quantized_in(tree: Tree) -> QuantizedTree:
@@ -43,10 +43,10 @@ def _found(tree: Tree) -> QuantizedTree:
     )
     if not any(may_be_scaled(_last(path), dtype) for path, dtype in arrays):
         return QuantizedTree({}, {}, {})
-    config, (paths, found) = tree.metadata.config, by_names(tree)
-    if says_quantized(config) or any(each.scales for each in found.values()):
-        return QuantizedTree(paths, found, {})
-    return QuantizedTree(paths, {}, {name: each for name, each in found.items() if each.dtype.is_float})
+    config, (paths, result) = tree.metadata.config, by_names(tree)
+    if says_quantized(config) or any(item.scales for item in result.values()):
+        return QuantizedTree(paths, result, {})
+    return QuantizedTree(paths, {}, {name: item for name, item in result.items() if item.dtype.is_float})
 
 
 def _last(path: Path) -> str:
@@ -61,5 +61,5 @@ def by_names(tree: Tree) -> tuple[dict[str, Path], dict[str, Quantized]]:
         FormatError: there are such weights, and arrays have one name.
     """
     paths = {dotted(path): path for path in tree.arrays}
-    found = quantized({name: tree.arrays[path] for name, path in paths.items()}, tree.metadata.config)
-    return (by_name({path: path for path in tree.arrays}) if found else paths), found
+    result = quantized({name: tree.arrays[path] for name, path in paths.items()}, tree.metadata.config)
+    return (by_name({path: path for path in tree.arrays}) if result else paths), result

@@ -2,7 +2,7 @@
 
 The numbers of a quantised weight mean nothing without its scales: nothing may part them, and none may be
 taken for the weight's own numbers. `ckpttools.quantized.scales` finds which arrays scale which,
-`ckpttools.quantized.belongings` what else belongs to them.
+`ckpttools.quantized.auxiliary_tensors` what else belongs to them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.quantized.belongings import belongings
+from ckpttools.quantized.auxiliary_tensors import belongings
 from ckpttools.quantized.config import (
     exempt_modules,
     says_quantized,
@@ -110,24 +110,24 @@ def quantized(
     """
     if not any(may_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
-    said, scales = says_quantized(config), scales_of(arrays)
-    if not said:
+    declared, scales = says_quantized(config), scales_of(arrays)
+    if not declared:
         scales = _without_indices(arrays, scales)
     narrow = {name for name, array in arrays.items() if _needs_scale(name, array)}
-    packed = _packed(arrays) if said else set()
-    exempt = exempt_modules(said)
+    packed = _packed(arrays) if declared else set()
+    exempt = exempt_modules(declared)
 
     def is_exempt(name: str) -> bool:
         return _may_be_exempt(arrays[name], config) and exempt.has(name)
 
     bare = {name for name in narrow | packed if name not in scales and not is_exempt(name)}
-    if not (said or scales):
+    if not (declared or scales):
         bare = {name for name in bare if not states(config, arrays[name].dtype)}
     weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
-    whole = narrow | scales.keys() if said else set()
+    whole = narrow | scales.keys() if declared else set()
     whole |= _of_layers(arrays, packed - whole)
     others = belongings(arrays, weights, whole) if weights else {}
-    strange = _strange(arrays, weights, others, is_exempt) if said else set()
+    strange = _strange(arrays, weights, others, is_exempt) if declared else set()
     if strange:
         weights |= dict.fromkeys(strange, ())
         others = belongings(arrays, weights, whole | _of_layers(arrays, strange))

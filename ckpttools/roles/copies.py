@@ -14,7 +14,7 @@ from ckpttools.roles.names import MOMENTS, WEIGHTS, wraps
 from ckpttools.roles.subtrees import mostly, sizes
 
 # A tuple of a model, its average, an optimizer and random states; no more are expected.
-_PLACES = 4
+_LOCATIONS = 4
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ def copies(mirrors: Mirrors, kept: list[Path], state: list[Path]) -> Copies:
         state: those that one did.
     """
     search = _CopySearch(mirrors, kept, state)
-    wanted = search.trained() or search.beside_others()
-    found = [place for path in kept if (place := search.place(path, wanted))] if wanted else []
-    counts = Counter(place.head for place in found)
-    main = _main(counts, {place.head for place in found if place.is_moment}, _counted(mirrors))
+    expected = search.trained() or search.beside_others()
+    result = [location for path in kept if (location := search.location(path, expected))] if expected else []
+    counts = Counter(location.head for location in result)
+    main = _main(counts, {location.head for location in result if location.is_moment}, _counted(mirrors))
     below = sizes(kept, counts.keys())
     others = (
         head
         for head, count in counts.items()
-        if head not in (main, ()) and (mostly(count, len(wanted)) or (count > 1 and below[head] == count))
+        if head not in (main, ()) and (mostly(count, len(expected)) or (count > 1 and below[head] == count))
     )
     return Copies(main, frozenset(others))
 
@@ -83,17 +83,17 @@ class _CopySearch:
     kept: list[Path]
     state: list[Path]
 
-    def place(self, path: Path, wanted: Mapping[Path, Shape]) -> _TailMatch | None:
-        """Where a path ends as one of `wanted` of the same shape, or as one of them and a moment's name."""
+    def location(self, path: Path, expected: Mapping[Path, Shape]) -> _TailMatch | None:
+        """Where a path ends as one of `expected` of the same shape, or as one of them and a moment's name."""
         last = path[-1] if path and path[-1] in MOMENTS else ""
         for k in range(len(path)):
             tail = path[k:]
             # Without its last key a path is only a parameter's where that names a moment.
             for end in (tail, tail[:-1]) if last else (tail,):
-                if end not in wanted:
+                if end not in expected:
                     continue
                 name = last if end != tail else _moment_above(path, k)
-                if is_moments_shape(name, self.mirrors.arrays[path].shape, wanted[end]):
+                if is_moments_shape(name, self.mirrors.arrays[path].shape, expected[end]):
                     return _TailMatch(path[:k], end, bool(name))
         return None
 
@@ -104,9 +104,9 @@ class _CopySearch:
             shape = self.mirrors.arrays[path].shape
             for k in range(len(path)):
                 ends.setdefault(path[k:], shape)
-        places = (self.place(path, ends) for path in self.state if not self.mirrors.is_step(path))
+        locations = (self.location(path, ends) for path in self.state if not self.mirrors.is_step(path))
         # A key that only ends alike, such as `scale`, is no path of a parameter where longer ones are.
-        return {_bare(place.tail): ends[place.tail] for place in places if place}
+        return {_bare(location.tail): ends[location.tail] for location in locations if location}
 
     def beside_others(self) -> dict[Path, Shape]:
         """The paths and shapes of parameters that lie under a name of their own, beside something else."""
@@ -129,8 +129,8 @@ class _CopySearch:
     def _numbered(self) -> list[Path]:
         """Places in a tuple; more numbers than a tuple of states has places are those of layers."""
         numbered = (path[:1] for path in self.kept if len(path) > 1 and str(path[0]).isdecimal())
-        places = list(dict.fromkeys(numbered))
-        return places if len(places) <= _PLACES else []
+        locations = list(dict.fromkeys(numbered))
+        return locations if len(locations) <= _LOCATIONS else []
 
 
 def _moment_above(path: Path, end: int) -> str | int:

@@ -75,15 +75,15 @@ class Mirrors:
         return self._indexed(self._inner)
 
     def _indexed(self, ends: Callable[[Path], Iterable[Path]]) -> _PathIndex:
-        found: dict[Path, list[Path]] = {}
+        result: dict[Path, list[Path]] = {}
         for path in self.arrays:
             if self.is_step(path):
                 continue
             for end in ends(path):
-                same = found.setdefault(end, [])
+                same = result.setdefault(end, [])
                 if len(same) < _SAME:
                     same.append(path)
-        return found
+        return result
 
     def _ends(self, path: Path) -> Iterator[Path]:
         yield from unwrapped(path)
@@ -130,15 +130,15 @@ class Mirrors:
         """The moment that an array would be if not for its shape, or if it were not a part of one."""
         for tails in (path, path[:-1]):
             for index in (self._whole, self._named):
-                for found in self._candidates(tails, 0, index):
-                    return found
+                for result in self._candidates(tails, 0, index):
+                    return result
         return None
 
     def _moments(self, path: Path, start: int, index: _PathIndex) -> Iterator[Moment]:
         shape = self.arrays[path].shape
-        for found in self._candidates(path, start, index):
-            if is_moments_shape(found.name, shape, self.arrays[found.parameter].shape):
-                yield found
+        for result in self._candidates(path, start, index):
+            if is_moments_shape(result.name, shape, self.arrays[result.parameter].shape):
+                yield result
 
     def _candidates(self, path: Path, start: int, index: _PathIndex) -> Iterator[Moment]:
         """What is named as a moment, with a parameter's whole path below the name or above it."""

@@ -41,10 +41,10 @@ def named_state(mirrors: Mirrors, empty: Collection[Path]) -> Heads:
     around = _around_enclosed(mirrors.arrays) | _around_keras(mirrors.arrays)
     containers = _containers(mirrors, empty, around)
     models = _Models(mirrors, frozenset(containers))
-    found = Heads()
+    result = Heads()
     for head, inner in containers.items():
-        found |= _Container(mirrors, models, head, inner).found(head in around)
-    return found
+        result |= _Container(mirrors, models, head, inner).result(head in around)
+    return result
 
 
 def _around_enclosed(paths: Collection[Path]) -> set[Path]:
@@ -60,31 +60,31 @@ def _around_keras(arrays: Mapping[Path, ArrayFacts]) -> set[Path]:
     A block of a model may have an iteration and a norm. An optimizer has a learning rate as well, or moments
     of most of the model and nothing else.
     """
-    steps = (path for path, each in arrays.items() if each.shape == () and path[-1:])
+    steps = (path for path, item in arrays.items() if item.shape == () and path[-1:])
     heads = {path[:-1] for path in steps if path[-1] in KERAS_STEPS} - {()}
     if not heads:
         return set()
-    large = {path: each for path, each in arrays.items() if each.shape}
+    large = {path: item for path, item in arrays.items() if item.shape}
     joined: dict[tuple[str, Shape], list[Path]] = {}
     variables: dict[Path, list[Path]] = {}
-    for path, each in large.items():
+    for path, item in large.items():
         for tail in unwrapped(path):
-            joined.setdefault(("_".join(map(str, tail)), each.shape), []).append(path)
+            joined.setdefault(("_".join(map(str, tail)), item.shape), []).append(path)
         if path[:-1] in heads:
             variables.setdefault(path[:-1], []).append(path)
     inner = sizes(list(large), heads)
-    found: set[Path] = set()
+    result: set[Path] = set()
     for head, paths in variables.items():
         names = [(keras_parameter(path[-1]), arrays[path].shape) for path in paths]
         of = {
             name
             for name, shape in names
-            if name and any(each[: len(head)] != head for each in joined.get((name, shape), ()))
+            if name and any(item[: len(head)] != head for item in joined.get((name, shape), ()))
         }
         is_whole = all(name for name, _ in names) and mostly(len(of), len(large) - inner[head])
         if of and (is_whole or _is_rate(arrays.get((*head, KERAS_RATE)))):
-            found.add(head)
-    return found
+            result.add(head)
+    return result
 
 
 def _is_rate(array: ArrayFacts | None) -> bool:
@@ -95,15 +95,15 @@ def _containers(
     mirrors: Mirrors, empty: Collection[Path], around: Collection[Path]
 ) -> dict[Path, list[Path]]:
     """Keys that are named as optimizers' states are, or identified otherwise -> the arrays below them."""
-    found: dict[Path, list[Path]] = {}
+    result: dict[Path, list[Path]] = {}
     for paths, are_arrays in ((mirrors.arrays, True), (empty, False)):
         for path in paths:
             at = next((k for k, key in enumerate(path) if container(key) or path[: k + 1] in around), None)
             if at is not None:
-                below = found.setdefault(path[: at + 1], [])
+                below = result.setdefault(path[: at + 1], [])
                 if are_arrays:
                     below.append(path)
-    return found
+    return result
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class _Models:
     @cached_property
     def shapes(self) -> dict[Path, Shape]:
         """Whole paths of arrays, below what may be around a model -> shape."""
-        found: dict[Path, Shape] = {}
+        result: dict[Path, Shape] = {}
         for path in outside(self.mirrors.arrays, self.containers):
             for tail in (*unwrapped(path), *unwrapped(path, self.mirrors.common + 1)):
-                found.setdefault(tail, self.mirrors.arrays[path].shape)
-        return found
+                result.setdefault(tail, self.mirrors.arrays[path].shape)
+        return result
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class _Container:
     head: Path
     inner: list[Path]
 
-    def found(self, is_sure: bool) -> Heads:
+    def result(self, is_sure: bool) -> Heads:
         here = frozenset([self.head])
         if is_sure:
             return Heads(state=here) | self._kept()
@@ -204,7 +204,7 @@ class _Container:
         last = is_outer(self.head[self.mirrors.common :]) and all(path[-1] in MOMENTS for path in large)
         if not ((named or last) and any(map(self.mirrors.is_step, self.inner))):
             return False
-        return any(each.shape and path[:start] != self.head for path, each in self.mirrors.arrays.items())
+        return any(item.shape and path[:start] != self.head for path, item in self.mirrors.arrays.items())
 
     def _kept(self) -> Heads:
         """What is kept of it: parameters that lie in it alone, and what may be weights once more."""
@@ -250,7 +250,7 @@ class _Container:
             return Heads()
         start = len(self.head)
         clear = (path[start:] for path in self.inner if path not in odd and self._is_clear(path))
-        heads = frozenset(self.head + each for each in lifted({path[start:] for path in odd}, clear))
+        heads = frozenset(self.head + item for item in lifted({path[start:] for path in odd}, clear))
         return Heads(weights=heads, unclear=heads)
 
     def _is_clear(self, path: Path) -> bool:
@@ -321,5 +321,5 @@ def _lies_in(path: Path, heads: Collection[Path]) -> bool:
 
 def _first(heads: Iterable[Path]) -> set[Path]:
     """The heads that lie in no other one."""
-    found = set(heads)
-    return {head for head in found if not any(head[:k] in found for k in range(1, len(head)))}
+    result = set(heads)
+    return {head for head in result if not any(head[:k] in result for k in range(1, len(head)))}

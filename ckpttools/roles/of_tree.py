@@ -90,9 +90,9 @@ class Roles:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_unclear", frozenset(self.unclear))
-        object.__setattr__(self, "_unclear_lengths", tuple(sorted({len(each) for each in self.unclear})))
+        object.__setattr__(self, "_unclear_lengths", tuple(sorted({len(item) for item in self.unclear})))
         known = self.optimizer | self.weights | self.others
-        object.__setattr__(self, "_lengths", tuple(sorted({len(each) for each in known}, reverse=True)))
+        object.__setattr__(self, "_lengths", tuple(sorted({len(item) for item in known}, reverse=True)))
 
     def of(self, path: Path) -> Role:
         """The role of the leaf at a path."""
@@ -141,15 +141,15 @@ def roles_of(arrays: Mapping[Path, Typed], empty: Iterable[Path] = (), random: I
     keys = _keys(chain(arrays, empty))
     if not may_be_bookkeeping(keys):
         return _inferred(arrays, empty, random, keys)
-    named = {path: each for path, each in arrays.items() if is_bookkeeping(keys_of(path))}
-    learned = {path for path, each in named.items() if _is_learned(keys_of(path), each)}
-    found = _inferred(arrays, empty, random, keys, learned)
-    if not (found.optimizer or found.unclear):
-        learned |= {path for path, each in named.items() if not _is_of_any_model(keys_of(path), each)}
-    elif scales := [path for path, each in named.items() if _is_fraction(each) and path not in learned]:
+    named = {path: item for path, item in arrays.items() if is_bookkeeping(keys_of(path))}
+    learned = {path for path, item in named.items() if _is_learned(keys_of(path), item)}
+    result = _inferred(arrays, empty, random, keys, learned)
+    if not (result.optimizer or result.unclear):
+        learned |= {path for path, item in named.items() if not _is_of_any_model(keys_of(path), item)}
+    elif scales := [path for path, item in named.items() if _is_fraction(item) and path not in learned]:
         moments = {tail for path in arrays for tail in _below_moment(keys_of(path))}
         learned |= {path for path in scales if not moments.isdisjoint(unwrapped(keys_of(path)))}
-    return replace(found, learned=frozenset(map(keys_of, learned)))
+    return replace(result, learned=frozenset(map(keys_of, learned)))
 
 
 def _below_moment(keys: Path) -> Iterator[Path]:
@@ -190,8 +190,8 @@ def _inferred(
     if not (any(map(may_tell, keys)) or _may_be_random(arrays, keys) or _may_be_twice(arrays)):
         return Roles(others=frozenset(random))
     known = {
-        core_of(path): ArrayFacts(each.shape, _is_whole_number(each), _name(each) == _WORDS)
-        for path, each in arrays.items()
+        core_of(path): ArrayFacts(item.shape, _is_whole_number(item), _name(item) == _WORDS)
+        for path, item in arrays.items()
     }
     others = frozenset((*random, *_random_states(known)))
     own = set(map(core_of, learned))
@@ -201,36 +201,36 @@ def _inferred(
 
 def _analysed(mirrors: Mirrors, empty: frozenset[Path], others: frozenset[Path]) -> Roles:
     """First what names say, then what mirrors parameters as moments do, then what does so without a sign."""
-    found = named_state(mirrors, empty)
-    found |= unnamed_state(mirrors, outside(mirrors.arrays, found.state))
-    state = outside(inside(mirrors.arrays, found.state), found.weights)
+    result = named_state(mirrors, empty)
+    result |= unnamed_state(mirrors, outside(mirrors.arrays, result.state))
+    state = outside(inside(mirrors.arrays, result.state), result.weights)
     told = frozenset(state)
     kept = [path for path in mirrors.arrays if path not in told]
-    twice = copies(mirrors, outside(kept, found.unclear), state)
-    found |= Heads(unclear=twice.others)
-    found |= in_branches(mirrors, kept, found, _branches_with_steps(mirrors, twice))
-    clear = (path for path in outside(mirrors.arrays, found.unclear) if not mirrors.is_count(path))
-    odd = sorted(lifted(found.unclear, clear), key=str)
-    return Roles(found.state, found.weights, others, tuple(odd), twice.parameters)
+    twice = copies(mirrors, outside(kept, result.unclear), state)
+    result |= Heads(unclear=twice.others)
+    result |= in_branches(mirrors, kept, result, _branches_with_steps(mirrors, twice))
+    clear = (path for path in outside(mirrors.arrays, result.unclear) if not mirrors.is_count(path))
+    odd = sorted(lifted(result.unclear, clear), key=str)
+    return Roles(result.state, result.weights, others, tuple(odd), twice.parameters)
 
 
 def _branches_with_steps(mirrors: Mirrors, twice: Copies) -> set[Path]:
     """Branches with a copy of the parameters and a number of steps."""
     branches = {branch(head, twice.parameters or ()) for head in twice.others} - {()}
-    steps = {path[: len(each)] for path in mirrors.arrays if mirrors.is_step(path) for each in branches}
+    steps = {path[: len(item)] for path in mirrors.arrays if mirrors.is_step(path) for item in branches}
     return branches & steps
 
 
 def _may_be_random(arrays: Mapping[Path, Typed], keys: Collection[str | int]) -> bool:
     """Whether there may be keys of random number generators; attention has a `key`, too, above its kernel."""
     return not KEYS.isdisjoint(keys) and any(
-        not KEYS.isdisjoint(keys_of(path)[-2:]) and _is_whole_number(each) for path, each in arrays.items()
+        not KEYS.isdisjoint(keys_of(path)[-2:]) and _is_whole_number(item) for path, item in arrays.items()
     )
 
 
 def _may_be_twice(arrays: Mapping[Path, Typed]) -> bool:
     """Whether so much lies beside the largest key that it may be what up to three copies are of."""
-    heads = Counter([_head(path) for path, each in arrays.items() if each.shape])
+    heads = Counter([_head(path) for path, item in arrays.items() if item.shape])
     for start in range(2):
         counts: Counter[Path] = Counter()
         for keys, count in heads.items():

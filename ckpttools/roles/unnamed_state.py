@@ -31,8 +31,8 @@ def unnamed_state(mirrors: Mirrors, rest: list[Path]) -> Heads:
     }
     if not named:
         return Heads()
-    found = _Evidence(mirrors, rest, moments, below_names, odd).found()
-    return found if found != Heads() else _of_few(mirrors, rest)
+    result = _Evidence(mirrors, rest, moments, below_names, odd).result()
+    return result if result != Heads() else _of_few(mirrors, rest)
 
 
 def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
@@ -54,7 +54,7 @@ def _of_few(mirrors: Mirrors, rest: list[Path]) -> Heads:
         return Heads()
     shapes = {path[len(head) :]: mirrors.arrays[path].shape for path in named}
     root = {path[: len(path) - len(tail)] for path in model for tail in shapes if path[-len(tail) :] == tail}
-    is_copy = any({p[len(each) :]: mirrors.arrays[p].shape for p in model} == shapes for each in root - {()})
+    is_copy = any({p[len(item) :]: mirrors.arrays[p].shape for p in model} == shapes for item in root - {()})
     return Heads(unclear=frozenset(heads)) if is_copy else Heads()
 
 
@@ -86,18 +86,18 @@ class _Evidence:
     below_names: Mapping[Path, Moment]
     odd: Mapping[Path, Moment]
 
-    def found(self) -> Heads:
+    def result(self) -> Heads:
         groups = _grouped({**self.moments, **self.below_names})
-        sure = frozenset(head for each in groups if self._is_state(each) for head in each.heads)
+        sure = frozenset(head for group in groups if self._is_state(group) for head in group.heads)
         unclear = frozenset(
             path[: len(moment.head) + 1]
-            for each in groups
-            if not self._is_state(each) and self._may_be_state(each)
-            for path, moment in each.moments.items()
+            for group in groups
+            if not self._is_state(group) and self._may_be_state(group)
+            for path, moment in group.moments.items()
         )
-        odd = [each for each in _grouped(self.odd) if self._may_be_state(each) and self._is_counted(each)]
-        unclear |= {head for each in odd for head in each.heads if head not in sure}
-        branches = {each.branch for each in (*groups, *odd) if each.branch}
+        odd = [item for item in _grouped(self.odd) if self._may_be_state(item) and self._is_counted(item)]
+        unclear |= {head for item in odd for head in item.heads if head not in sure}
+        branches = {group.branch for group in (*groups, *odd) if group.branch}
         known = Heads(sure, unclear=unclear)
         return known | in_branches(self.mirrors, self.rest, known, branches - self._above_models())
 
@@ -119,7 +119,7 @@ class _Evidence:
     @cached_property
     def _sizes(self) -> Counter[Path]:
         known = (*self.moments.values(), *self.below_names.values(), *self.odd.values())
-        return sizes(self._others, {key for each in known for key in (each.head, each.root)})
+        return sizes(self._others, {key for item in known for key in (item.head, item.root)})
 
     def _is_state(self, group: _BranchMoments) -> bool:
         # Below a key of its own, one moment with a counter beside it may be a module's as well.
@@ -150,7 +150,7 @@ class _Evidence:
 
     def _is_counted(self, group: _BranchMoments) -> bool:
         """Whether a number of steps is in the state, or beside each moment where these lie by parameter."""
-        return any((*place, name) in self._steps for place in group.places() for name in STEPS)
+        return any((*location, name) in self._steps for location in group.locations() for name in STEPS)
 
 
 @dataclass(frozen=True)
@@ -162,21 +162,21 @@ class _BranchMoments:
 
     @cached_property
     def heads(self) -> set[Path]:
-        return {each.head for each in self.moments.values()}
+        return {moment.head for moment in self.moments.values()}
 
     @cached_property
     def roots(self) -> set[Path]:
-        return {each.root for each in self.moments.values()}
+        return {moment.root for moment in self.moments.values()}
 
     @cached_property
     def names(self) -> set[str | int]:
-        return {each.name for each in self.moments.values()}
+        return {moment.name for moment in self.moments.values()}
 
     @cached_property
     def parameters(self) -> set[Path]:
-        return {each.parameter for each in self.moments.values()}
+        return {moment.parameter for moment in self.moments.values()}
 
-    def places(self) -> Iterator[Path]:
+    def locations(self) -> Iterator[Path]:
         """Where the number of steps may be."""
         yield from self.heads
         yield from (path[:-1] for path, moment in self.moments.items() if path[-1] == moment.name)
@@ -204,7 +204,7 @@ def in_branches(mirrors: Mirrors, paths: list[Path], known: Heads, branches: Col
 
 
 def _above(heads: Collection[Path], branches: Collection[Path]) -> set[Path]:
-    return {each for each in branches if any(head[: len(each)] == each for head in heads)}
+    return {item for item in branches if any(head[: len(item)] == item for head in heads)}
 
 
 def _outermost(path: Path) -> str | int:

@@ -22,9 +22,8 @@ import numpy as np
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.stores.abilities import FindsHoles
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import File, FileKind, Status
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import (
     FindsChangedFiles,
     IdentifiesFiles,
@@ -33,6 +32,7 @@ from ckpttools.stores.publishing import (
     Sink,
     file_identity,
 )
+from ckpttools.stores.thread_map import at_once
 
 _VOID = -1
 """Replaces the task index in a record that voids other records, and in an entry that voids all of a run."""
@@ -44,7 +44,7 @@ _SCANNED_AT_ONCE = 1 << 20
 
 class _ResumedWork(Protocol):
     @property
-    def content(self) -> Place: ...
+    def content(self) -> Location: ...
     @property
     def records(self) -> Sequence[Record]: ...
     def enter(self, records: Iterable[Record]) -> None: ...
@@ -80,7 +80,7 @@ class FileBinding:
         identity, end, encoded, encoded_ranges, file = text.split(" ", 4)
         pairs = (sample.split(":") for sample in encoded.split(",") if sample)
         samples = tuple((int(offset), bytes.fromhex(data)) for offset, data in pairs)
-        pairs = (each.split("-") for each in encoded_ranges.split(",") if each)
+        pairs = (item.split("-") for item in encoded_ranges.split(",") if item)
         ranges = tuple((int(start), int(stop)) for start, stop in pairs)
         return cls(file, identity, int(end), samples, ranges)
 
@@ -184,9 +184,9 @@ class BindingSink:
         self._sink.write_whole(name, data)
         self._add(name, 0, memoryview(data))
 
-    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+    def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
         """Append data; see `Sink.append`."""
-        file, offset = self._sink.append(name, most, data)
+        file, offset = self._sink.append(name, limit, data)
         self._add(file, offset, memoryview(data))
         return file, offset
 
@@ -264,7 +264,7 @@ def select_sound_records(
     if isinstance(work, FindsChangedFiles):
         changed = set(work.changed_files())
         names = [[FileBinding.file_of(text) for text in record.bindings] for record in bound]
-        void = {index for index, each in enumerate(names) if not changed.isdisjoint(each)}
+        void = {index for index, item in enumerate(names) if not changed.isdisjoint(item)}
     else:
         void = _find_void_records(work, bound, is_sampled)
     if void:
@@ -290,7 +290,7 @@ def _find_void_records(
 
 
 def _find_lost_records(
-    content: Place, root: Status | None, item: tuple[str, list[tuple[int, str, bool]]]
+    content: Location, root: Status | None, item: tuple[str, list[tuple[int, str, bool]]]
 ) -> list[int]:
     """Return the indexes of the records whose data a file does not hold.
 
@@ -301,12 +301,12 @@ def _find_lost_records(
             compared.
     """
     name, bindings = item
-    place = content / name
-    status = place.status()
+    location = content / name
+    status = location.status()
     if root is None or status is None or status.kind is not FileKind.FILE:
         return [index for index, _, _ in bindings]
     identity = file_identity(root.identity, status.identity)
-    with place.open(status) as file:
+    with location.open(status) as file:
         return [
             index
             for index, text, is_sampled in bindings
@@ -323,7 +323,7 @@ def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
     if file.size < binding.end or not _is_same_file(binding.identity, identity):
         return False
     samples = binding.samples if is_sampled else ()
-    if is_sampled and isinstance(file, FindsHoles) and any(file.has_hole(*each) for each in binding.ranges):
+    if is_sampled and isinstance(file, FindsHoles) and any(file.has_hole(*span) for span in binding.ranges):
         return False
     try:
         return all(file.read(offset, len(data)) == data for offset, data in samples)

@@ -8,13 +8,13 @@ from functools import cache
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, listing
+from ckpttools.core.message_terms import plan_step
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
-from ckpttools.core.wording import plan_step
 from ckpttools.formats.placement import ChunkFiles, Range
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Record
 from ckpttools.stores.shares import who_does_what
 
@@ -49,7 +49,7 @@ class FinishedTask:
             run: ID of the run that finished it; see `ckpttools.run.bindings.new_run_id`.
             copy, process: as of `ckpttools.run.source_copies.SourceCopy`.
         """
-        chunks = [[index, each.file, each.offset, each.nbytes] for index, each in self.chunks.items()]
+        chunks = [[index, item.file, item.offset, item.nbytes] for index, item in self.chunks.items()]
         return [self.task, chunks, dict(self.counts), [self.digest, copy, process], list(self.bindings), run]
 
     @classmethod
@@ -66,12 +66,12 @@ class FinishedTask:
         Raises:
             TypeError, ValueError: they are not the items of such a record.
         """
-        places: dict[Shape, Range] = {tuple(index): Range(*place) for index, *place in chunks}  # type: ignore
+        locations: dict[Shape, Range] = {tuple(index): Range(*location) for index, *location in chunks}  # type: ignore
         digest, copy, process = map(str, source)
-        return cls(int(task), places, dict(counts), (), digest, copy, process)
+        return cls(int(task), locations, dict(counts), (), digest, copy, process)
 
 
-def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[FinishedTask]:
+def kept(records: Iterable[Record], plan: Plan, content: Location) -> list[FinishedTask]:
     """The finished tasks of an earlier run whose bytes are still in their files.
 
     Args:
@@ -82,10 +82,10 @@ def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Finished
 
     @cache
     def size(file: str) -> int:
-        found = content.store.stat((content / file).key)
-        return -1 if found is None else found.size
+        result = content.store.stat((content / file).key)
+        return -1 if result is None else result.size
 
-    found = {entry.task: entry for entry in entries(records) if 0 <= entry.task < len(plan.tasks)}
+    result = {entry.task: entry for entry in entries(records) if 0 <= entry.task < len(plan.tasks)}
 
     def is_held(entry: FinishedTask) -> bool:
         # A chunk in a file of its own is all of that file.
@@ -93,7 +93,7 @@ def kept(records: Iterable[Record], plan: Plan, content: Place) -> list[Finished
         sizes = ((size(file), stop) for file, stop in _ends(entry, plan))
         return all(there == stop if is_exact else there >= stop for there, stop in sizes)
 
-    return [entry for entry in found.values() if is_held(entry)]
+    return [entry for entry in result.values() if is_held(entry)]
 
 
 def left_of(plan: Plan, done: Iterable[FinishedTask]) -> list[Task]:
@@ -106,13 +106,15 @@ class UnfinishedError(UsageError):
     """Tasks are missing of what is to get its name."""
 
 
-def unfinished(missing: Sequence[int], count: int, place: object, got: str | None = None) -> UnfinishedError:
+def unfinished(
+    missing: Sequence[int], count: int, location: object, got: str | None = None
+) -> UnfinishedError:
     """The error that lists tasks that nobody has done.
 
     Args:
         missing: their numbers, in order.
         count: how many there are in all.
-        place: where they are missing.
+        location: where they are missing.
         got: who is at work on them.
     """
     ask = who_does_what()
@@ -120,22 +122,22 @@ def unfinished(missing: Sequence[int], count: int, place: object, got: str | Non
     listed = listing([_range_text(*stretch) for stretch in stretches(missing)], folds=False)
     return UnfinishedError(
         f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",
-        place=place,
+        location=location,
         got=got,
-        wanted="all parts done",
+        expected="all parts done",
         hint=f"{ask} says who does what; {rest} does all that is left",
     )
 
 
 def stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Sorted numbers as stretches (first, stop) without gaps."""
-    found: list[tuple[int, int]] = []
+    result: list[tuple[int, int]] = []
     for number in numbers:
-        if found and found[-1][1] == number:
-            found[-1] = found[-1][0], number + 1
+        if result and result[-1][1] == number:
+            result[-1] = result[-1][0], number + 1
         else:
-            found.append((number, number + 1))
-    return found
+            result.append((number, number + 1))
+    return result
 
 
 def _range_text(first: int, stop: int) -> str:
@@ -163,6 +165,6 @@ def _ends(entry: FinishedTask, plan: Plan) -> Iterator[tuple[str, int]]:
             yield from ((run.file, run.offset + run.nbytes) for run in placement.runs(task.region))
         return
     for index in placement.cells(task.region):
-        place = entry.chunks.get(index)
+        location = entry.chunks.get(index)
         # Without a place no file is long enough.
-        yield ("", 1 << 62) if place is None else (place.file, place.offset + place.nbytes)
+        yield ("", 1 << 62) if location is None else (location.file, location.offset + location.nbytes)

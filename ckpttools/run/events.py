@@ -13,7 +13,7 @@ from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import QuantizationError
 from ckpttools.stores.costs import Traffic
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Published
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Receipt:
         published: what the checkpoint has become in a repository of the hub; None elsewhere.
     """
 
-    destination: Place
+    destination: Location
     arrays: int
     tasks: int
     tasks_resumed: int

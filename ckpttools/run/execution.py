@@ -16,11 +16,11 @@ from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.damaged_scales import naming_all
 from ckpttools.run.bindings import new_run_id
-from ckpttools.run.doing import DoesTasks, InThread, see_nothing
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
 from ckpttools.run.journaled import Enters, JournaledThreads
 from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy
+from ckpttools.run.task_runner import DoesTasks, InThread, see_nothing
 from ckpttools.run.threads import WorkerThread, is_ending, start_some
 from ckpttools.stores.base import File
 from ckpttools.stores.publishing import Sink
@@ -65,7 +65,7 @@ class Execution:
         self._run = run or new_run_id()
         self._copy = copy
         # Elsewhere every answer says of which state it is, and looking takes a request for each file.
-        near = [each for each in plan.sources if isinstance(each, File) and each.price == 1]
+        near = [source for source in plan.sources if isinstance(source, File) and source.price == 1]
         near = near if len(near) <= _MOST_LOOKED_AT else []
         # What was read of another state may not count if this process is killed before all is read.
         self._threads = JournaledThreads(files, work, partial(check_unchanged, near))
@@ -84,8 +84,8 @@ class Execution:
         with self._threads.working() as workers:
             try:
                 doers = iter(self._processes)
-                most = len(self._processes) or self._plan.jobs
-                start_some(lambda: self._start(todo, next(doers, None)), most, workers)
+                limit = len(self._processes) or self._plan.jobs
+                start_some(lambda: self._start(todo, next(doers, None)), limit, workers)
             except MemoryBudgetError as error:
                 if not is_ending(error):
                     raise
@@ -145,6 +145,6 @@ class Execution:
         path = self._plan.tasks[entry.task].path
         if entry.counts:
             add(self._counts.setdefault(keystr(path), {}), entry.counts)
-        self._extents.update({(path, index): place for index, place in entry.chunks.items()})
-        for place in entry.chunks.values():
-            self._files.extend(place.file, place.offset + place.nbytes)
+        self._extents.update({(path, index): location for index, location in entry.chunks.items()})
+        for location in entry.chunks.values():
+            self._files.extend(location.file, location.offset + location.nbytes)

@@ -10,20 +10,19 @@ from functools import partial
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.resident import peak_bytes
-from ckpttools.core.wording import option
 from ckpttools.formats.base import Extents, Writer
 from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import errors_of, without_errors
-from ckpttools.run.apart import check_apart, check_unread
 from ckpttools.run.bindings import select_sound_records
-from ckpttools.run.doing import DoesTasks, see_nothing
 from ckpttools.run.entries import FinishedTask, kept, left_of, unfinished
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution
 from ckpttools.run.fingerprint import fingerprint, source_of
 from ckpttools.run.linking import link_files
+from ckpttools.run.overlap_check import check_apart, check_unread
 from ckpttools.run.source_copies import SourceCopy, check_same_model, identify_plan_copy, select_comparable
 from ckpttools.run.source_states import (
     is_written_from,
@@ -31,19 +30,20 @@ from ckpttools.run.source_states import (
     repeat_if_touched,
     source_state_record,
 )
+from ckpttools.run.task_runner import DoesTasks, see_nothing
 from ckpttools.run.worker_processes import worker_processes
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import (
     DataFiles,
+    JobInfo,
     KeepsFiles,
     PublishesChecked,
-    Purpose,
     Staging,
-    TellsPublished,
+    SupportsPublished,
     Work,
     staging_of,
 )
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
 
@@ -51,11 +51,11 @@ from ckpttools.stores.unchanged import check_unchanged
 def execute(
     plan: Plan,
     writer: Writer,
-    destination: Where,
+    destination: LocationLike,
     *,
     overwrite: bool = False,
-    check_replaced: Callable[[Place], None] = lambda destination: None,
-    check_published: Callable[[Place], None] = lambda destination: None,
+    check_replaced: Callable[[Location], None] = lambda destination: None,
+    check_published: Callable[[Location], None] = lambda destination: None,
     observe: Observer = lambda event: None,
     watch: Watch = see_nothing,
     conclude: Callable[[], None] = lambda: None,
@@ -87,26 +87,26 @@ def execute(
             what was done.
     """
     started = time.monotonic()
-    place = parse(destination)
-    staging = staging_of(place, overwrite, partial(check_replaced, place))
-    own = _checked(plan, writer, place, staging, planned)
-    purpose = Purpose(own, source_of(plan), command, str(parse(".").absolute()) if command else "")
+    location = parse(destination)
+    staging = staging_of(location, overwrite, partial(check_replaced, location))
+    own = _checked(plan, writer, location, staging, planned)
+    purpose = JobInfo(own, source_of(plan), command, str(parse(".").absolute()) if command else "")
     with counted() as traffic, ExitStack() as opened:
-        work = _open_work(opened, staging, purpose, plan, place, overwrite=overwrite)
+        work = _open_work(opened, staging, purpose, plan, location, overwrite=overwrite)
         if work.is_complete:
             done = _Done(len(plan.tasks), plan.bytes_out)
             observe(Started(plan, done.tasks, done.bytes_out))
         else:
             done = _made(plan, writer, work, observe, watch, only_last_steps=bool(planned))
             if isinstance(work, PublishesChecked):
-                work.publish_checked(partial(check_published, place))
+                work.publish_checked(partial(check_published, location))
             else:
                 work.publish()
         conclude()
         work.conclude()
-        published = work.published if isinstance(work, TellsPublished) else None
+        published = work.published if isinstance(work, SupportsPublished) else None
     receipt = Receipt(
-        destination=place,
+        destination=location,
         **plan.totals,
         tasks_resumed=done.tasks,
         bytes_resumed=done.bytes_out,
@@ -126,7 +126,7 @@ def execute(
 
 
 def _open_work(
-    opened: ExitStack, staging: Staging, purpose: Purpose, plan: Plan, place: Place, *, overwrite: bool
+    opened: ExitStack, staging: Staging, purpose: JobInfo, plan: Plan, location: Location, *, overwrite: bool
 ) -> Work:
     """Take the destination. A complete result of an earlier run counts only if the source is unchanged."""
     work = opened.enter_context(staging.opened(purpose, plan.layout.nbytes))
@@ -134,18 +134,18 @@ def _open_work(
         return work
     # The plan did not notice: sizes, times and samples are unchanged.
     if not overwrite:
-        raise _stale_error(purpose.source, place)
+        raise _stale_error(purpose.source, location)
     # Replace it like any other checkpoint.
     work.conclude()
     opened.close()
     return opened.enter_context(staging.opened(purpose, plan.layout.nbytes))
 
 
-def _stale_error(source: str, destination: Place) -> SourceChangedError:
+def _stale_error(source: str, destination: Location) -> SourceChangedError:
     return SourceChangedError(
         f"{source} may have changed since an interrupted run wrote {destination}",
         got="a file with other status times (ctime), or another file",
-        wanted="the files that were read",
+        expected="the files that were read",
         hint=f"replace the checkpoint with {option('overwrite', True)}",
     )
 
@@ -153,26 +153,28 @@ def _stale_error(source: str, destination: Place) -> SourceChangedError:
 def check(
     plan: Plan,
     writer: Writer,
-    destination: Where,
+    destination: LocationLike,
     overwrite: bool,
-    check_replaced: Callable[[Place], None],
+    check_replaced: Callable[[Location], None],
     planned: str = "",
 ) -> None:
     """Raises what stops `execute` before it writes anything; arguments as there."""
-    place = parse(destination)
-    _checked(plan, writer, place, staging_of(place, overwrite, partial(check_replaced, place)), planned)
+    location = parse(destination)
+    _checked(
+        plan, writer, location, staging_of(location, overwrite, partial(check_replaced, location)), planned
+    )
 
 
-def _checked(plan: Plan, writer: Writer, destination: Place, staging: Staging, planned: str = "") -> str:
+def _checked(plan: Plan, writer: Writer, destination: Location, staging: Staging, planned: str = "") -> str:
     """The fingerprint of a run that nothing stops before it writes anything."""
-    own, source = planned or fingerprint(plan, writer), plan.tree.metadata.place
+    own, source = planned or fingerprint(plan, writer), plan.tree.metadata.location
     if source:
         check_apart(source, destination)
     if destination.store.streams and plan.streams is None:
         raise UsageError(
             "the plan was made for a place where files are written at any offset",
-            place=destination,
-            wanted="a plan for this place",
+            location=destination,
+            expected="a plan for this place",
             hint="also give the destination when the plan is made",
         )
     check_unread(plan.sources, staging.taken)

@@ -23,7 +23,7 @@ def fingerprint(
     plan: Plan,
     writer: Writer,
     identify: Identify = identity,
-    said: Callable[[str], str] = lambda text: text,
+    declared: Callable[[str], str] = lambda text: text,
     is_timed: Callable[[ByteSource], bool] = is_local,
 ) -> str:
     """The same for two runs that make the same files of the same sources by the same tasks.
@@ -31,7 +31,7 @@ def fingerprint(
     Args:
         plan, writer: the run.
         identify: says which file a source is.
-        said: a text that may name places, as it is to count.
+        declared: a text that may name places, as it is to count.
         is_timed: whether the version of a source is a time: then some of its bytes count as well.
 
     Raises:
@@ -42,20 +42,28 @@ def fingerprint(
     marks = sorted(map(repr, metadata.scalars)), metadata.key_impls
     rest = writer, leaves, metadata.step, metadata.item, marks
     samples = _samples(plan, identify, is_timed)
-    return hashlib.sha256(f"{plan.fingerprint(identify)} {samples} {said(repr(rest))}".encode()).hexdigest()
+    return hashlib.sha256(
+        f"{plan.fingerprint(identify)} {samples} {declared(repr(rest))}".encode()
+    ).hexdigest()
 
 
 def _samples(plan: Plan, identify: Identify, is_timed: Callable[[ByteSource], bool]) -> str:
-    files = {identify(each)[0]: each for each in plan.sources if isinstance(each, File) and is_timed(each)}
+    files = {
+        identify(source)[0]: source
+        for source in plan.sources
+        if isinstance(source, File) and is_timed(source)
+    }
     return sampled_files([files[name] for name in sorted(files)])
 
 
 def source_of(plan: Plan) -> str:
     """What is converted, for messages: where it was opened, or where all its files lie."""
-    if plan.tree.metadata.place:
-        return str(parse(plan.tree.metadata.place).absolute())
+    if plan.tree.metadata.location:
+        return str(parse(plan.tree.metadata.location).absolute())
     directories = {parse(source.path).absolute().parent for source in plan.sources}
     common = min(directories, default=None)
-    while common is not None and not all(common in (each, *each.parents) for each in directories):
+    while common is not None and not all(
+        common in (directory, *directory.parents) for directory in directories
+    ):
         common = None if common == common.parent else common.parent
     return "" if common is None else str(common)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from ckpttools.formats.base import Layout
 from ckpttools.stores.abilities import Links
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
-def link_files(layout: Layout, content: Place) -> int:
+def link_files(layout: Layout, content: Location) -> int:
     """Links every file of a layout below a place; does nothing where an earlier run did.
 
     Where the store refuses although a trial went well, or none was made, the parts that are needed are copied

@@ -13,16 +13,16 @@ from ckpttools.core.resident import peak_bytes
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.bindings import drop_voided_records, new_run_id, select_sound_records, void_run
-from ckpttools.run.doing import DoesTasks
 from ckpttools.run.entries import FinishedTask, kept, left_of
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution
 from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy, select_comparable
 from ckpttools.run.source_states import SourceStates, repeat_if_touched
+from ckpttools.run.task_runner import DoesTasks
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.costs import Traffic
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import DataFiles, IdentifiesFiles, Purpose, Record, Sink, staging_of
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import DataFiles, IdentifiesFiles, JobInfo, Record, Sink, staging_of
 from ckpttools.stores.shares import PartWork, Share, shared_staging
 from ckpttools.stores.traffic import counted
 from ckpttools.stores.unchanged import check_unchanged
@@ -44,7 +44,7 @@ class PartReceipt:
     """
 
     part: str
-    destination: Place
+    destination: Location
     tasks: int = 0
     tasks_resumed: int = 0
     bytes_out: int = 0
@@ -65,8 +65,8 @@ def execute_part(
     plan: Plan,
     first: int,
     share: Share,
-    destination: Place,
-    purpose: Purpose,
+    destination: Location,
+    purpose: JobInfo,
     *,
     nbytes: int,
     overwrite: bool,
@@ -233,11 +233,11 @@ class _OwnSink:
         if isinstance(sink, IdentifiesFiles):
             self.identity = sink.identity
 
-    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
-        return self._sink.append(f"{name}-{self._token}", most, data)
+    def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
+        return self._sink.append(f"{name}-{self._token}", limit, data)
 
 
 def finished_tasks(records: Iterable[Record], count: int) -> set[int]:
     """The tasks that records tell of, of so many."""
     heads: Iterable[Sequence[object]] = drop_voided_records(records)
-    return {each[0] for each in heads if each and isinstance(each[0], int) and 0 <= each[0] < count}
+    return {head[0] for head in heads if head and isinstance(head[0], int) and 0 <= head[0] < count}

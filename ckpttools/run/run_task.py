@@ -100,7 +100,7 @@ def _write_encoded(
     scratch: Scratch,
 ) -> Mapping[Shape, Range]:
     """Encodes and writes every chunk of the region, which is made of whole chunks."""
-    places: dict[Shape, Range] = {}
+    locations: dict[Shape, Range] = {}
     for index in placement.cells(task.region):
         part, inside = placement.part(task.region, index)
         with scratch.take(placement.chunk, values.dtype) as chunk:
@@ -108,14 +108,14 @@ def _write_encoded(
                 chunk[...] = 0
             chunk[inside.slices] = values[part.relative_to(task.region).slices]
             encoded = encode(chunk.reshape(-1).view(np.uint8).data)
-        places[index] = _place(placement, index, encoded, files)
-    return places
+        locations[index] = _location(placement, index, encoded, files)
+    return locations
 
 
-def _place(placement: Placement, index: Shape, encoded: bytes, files: Sink) -> Range:
+def _location(placement: Placement, index: Shape, encoded: bytes, files: Sink) -> Range:
     match placement.home:
-        case Appended(series, most):
-            return Range(*files.append(series, most, encoded), len(encoded))
+        case Appended(series, limit):
+            return Range(*files.append(series, limit, encoded), len(encoded))
         case ChunkFiles() as home:
             files.write_whole(home.name(index), encoded)
             return Range(home.name(index), 0, len(encoded))

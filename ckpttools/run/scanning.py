@@ -199,8 +199,8 @@ class _Scan(Generic[Result]):
     def _next(self) -> _Batch[Result] | None:
         """The next batch, once there is room for its results; None when there is nothing more to do."""
         with self._changed:
-            most = BATCHES_AHEAD * self._fit.jobs
-            self._changed.wait_for(lambda: self._ended or len(self._batches) < most)
+            limit = BATCHES_AHEAD * self._fit.jobs
+            self._changed.wait_for(lambda: self._ended or len(self._batches) < limit)
             if self._ended:
                 return None
             batch: _Batch[Result] = _Batch([], [])

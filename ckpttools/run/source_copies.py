@@ -18,18 +18,18 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.message_terms import step
 from ckpttools.core.text import plural
-from ckpttools.core.wording import step
 from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.fingerprint import source_of
 from ckpttools.run.run_task import hash_memory, open_task_values
 from ckpttools.stores.abilities import CopyIdentity, DistinguishesCopies
-from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 from ckpttools.stores.shares import this_process
+from ckpttools.stores.thread_map import in_threads
 
 
 class MixedCopiesError(FormatError):
@@ -90,10 +90,10 @@ def identify_plan_copy(plan: Plan) -> SourceCopy:
     return identify_copy((str(parse(file.path).absolute()), file.version) for file in files)
 
 
-def _identity(place: Place, version: str) -> CopyIdentity:
-    store = place.store
+def _identity(location: Location, version: str) -> CopyIdentity:
+    store = location.store
     if isinstance(store, DistinguishesCopies):
-        return store.copy_identity(place.key)
+        return store.copy_identity(location.key)
     return CopyIdentity(version, is_reliable=bool(version))
 
 
@@ -106,7 +106,7 @@ def check_same_model(
     plan: Plan,
     done: Iterable[FinishedTask],
     copy: SourceCopy,
-    content: Place,
+    content: Location,
     observe: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Repeat the finished tasks of other copies with this copy, and compare their output.
@@ -150,7 +150,7 @@ def check_same_model(
 
 
 def _mixed_copies_error(
-    plan: Plan, wrong: Sequence[FinishedTask], count: int, copy: SourceCopy, content: Place
+    plan: Plan, wrong: Sequence[FinishedTask], count: int, copy: SourceCopy, content: Location
 ) -> MixedCopiesError:
     arrays = dict.fromkeys((keystr(plan.tasks[entry.task].path), entry.process) for entry in wrong)
     listed = listing([f"{name}: {process}" for name, process in arrays], folds=False)
@@ -161,9 +161,9 @@ def _mixed_copies_error(
     doctor = step(f'ckpttools.doctor("{work}")', f"ckpt doctor {quote(str(work))}")
     return MixedCopiesError(
         f"parts read different copies of the model: {len(wrong)} of {plural(count, 'task')} differ:{listed}",
-        place=work,
+        location=work,
         got=f"values that differ from those that {copy.process} reads from {source}",
-        wanted="the same values in all copies",
+        expected="the same values in all copies",
         hint=f"run {hash_source} on every host to find the wrong copy. If this host has it, publish on "
         f"another host. If a part read it, replace it, discard the parts as {doctor} explains, and run all "
         "parts again",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias, TypeVar
 
 from ckpttools.core.errors import SourceChangedError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.plan.plan import Plan
 from ckpttools.run.source_copies import SourceCopy
 from ckpttools.stores.abilities import DistinguishesCopies
@@ -35,11 +35,11 @@ def read_source_states(paths: Iterable[str]) -> SourceStates:
     Raises:
         StorageError: a file cannot be inspected.
     """
-    places = {path: parse(path) for path in paths}
+    locations = {path: parse(path) for path in paths}
     return {
-        path: place.store.copy_identity(place.key).file
-        for path, place in places.items()
-        if isinstance(place.store, DistinguishesCopies)
+        path: location.store.copy_identity(location.key).file
+        for path, location in locations.items()
+        if isinstance(location.store, DistinguishesCopies)
     }
 
 
@@ -77,7 +77,7 @@ def repeat_if_touched(
     raise SourceChangedError(
         f"{touched} was changed while it was read",
         got="another status time (ctime), with the same size and modification time",
-        wanted="a file that nothing changes",
+        expected="a file that nothing changes",
         hint=f"find out what writes to it or sets its attributes; then {again()}",
     )
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from ckpttools.core.errors import MemoryBudgetError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 
 # What a thread takes before it can say that it has begun, beside its stack.
 _BEGINNING_BYTES = 8 << 20
@@ -66,18 +66,18 @@ def join_all(started: Iterable[WorkerThread]) -> None:
         raise interruption
 
 
-def start_some(make: Callable[[], WorkerThread], most: int, started: list[WorkerThread]) -> None:
+def start_some(make: Callable[[], WorkerThread], limit: int, started: list[WorkerThread]) -> None:
     """Starts threads until there are so many, or the system gives no memory for another one.
 
     Args:
         make: allocates what one needs.
-        most: how many are wanted.
+        limit: how many are expected.
         started: gets them, also where something is raised.
 
     Raises:
         MemoryBudgetError: there is not even one.
     """
-    for _ in range(most):
+    for _ in range(limit):
         try:
             thread = make()
             _require_room()
@@ -86,7 +86,7 @@ def start_some(make: Callable[[], WorkerThread], most: int, started: list[Worker
             thread.start()
         # What CPython raises where pthread_create fails is a RuntimeError.
         except (MemoryError, OSError, RuntimeError) as error:
-            started[:] = [each for each in started if each.ident is not None]
+            started[:] = [item for item in started if item.ident is not None]
             if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EAGAIN):
                 raise
             if not started:

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ckpttools.core.ending import end_process
 from ckpttools.core.errors import OtherProcessError
+from ckpttools.core.message_terms import again
 from ckpttools.core.resident import own_bytes, threads
-from ckpttools.core.wording import again
 from ckpttools.formats.placement import ChunkFiles
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
-from ckpttools.run.doing import InThread
 from ckpttools.run.entries import FinishedTask
+from ckpttools.run.task_runner import InThread
 from ckpttools.stores.base import File
 from ckpttools.stores.publishing import ForksWriters, Sink
 
@@ -77,18 +77,18 @@ def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterato
         work: where; see `ckpttools.stores.publishing.ForksWriters`.
         tasks: those that they would do.
     """
-    found = WorkerProcesses()
+    result = WorkerProcesses()
     try:
         if isinstance(work, ForksWriters) and _is_worth_it(plan, tasks) and _may_fork():
             # What the collector of cycles touches in another process is copied for it.
             gc.freeze()
             try:
-                _fork(found, plan, lambda: work.files_of_fork(plan.layout.files))
+                _fork(result, plan, lambda: work.files_of_fork(plan.layout.files))
             finally:
                 gc.unfreeze()
-        yield found
+        yield result
     finally:
-        found.close()
+        result.close()
 
 
 def _may_fork() -> bool:
@@ -100,17 +100,17 @@ def _may_fork() -> bool:
     return threads() == 1 and not current_process().daemon
 
 
-def _fork(found: WorkerProcesses, plan: Plan, sink: Callable[[], Sink]) -> None:
+def _fork(result: WorkerProcesses, plan: Plan, sink: Callable[[], Sink]) -> None:
     # A signal before they have handlers of their own would have those of this process, and one that is
     # raised between two lines would leave a process that nobody ends.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         for _ in range(plan.jobs):
-            found.doers.append(InProcess(plan, sink, found.doers))
+            result.doers.append(InProcess(plan, sink, result.doers))
     except OSError:
         # The system gives no more: threads take less.
-        found.close()
-        found.doers = []
+        result.close()
+        result.doers = []
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -122,10 +122,10 @@ def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
         plan.jobs > 1
         and sum(task.bytes_out for task in tasks if arrays[task.path].computed) >= _LEAST_BYTES
         and plan.projected_peak + plan.jobs * (_PROCESS_BYTES + len(plan.tasks) * _TASK_BYTES) <= plan.memory
-        and all(isinstance(each, File) and each.price == 1 for each in plan.sources)
+        and all(isinstance(source, File) and source.price == 1 for source in plan.sources)
         and all(
-            each.codec is None and not isinstance(each.home, ChunkFiles)
-            for each in plan.layout.placements.values()
+            placement.codec is None and not isinstance(placement.home, ChunkFiles)
+            for placement in plan.layout.placements.values()
         )
     )
 
@@ -157,7 +157,7 @@ class InProcess:
         context = get_context("fork")
         self._pipe, far = context.Pipe()
         # Who waits for an answer finds out that there will be none only if nobody else has that end.
-        inherited = [self._pipe, *(each._pipe for each in others)]
+        inherited = [self._pipe, *(other._pipe for other in others)]
         arguments = plan, sink, far, inherited, os.getpid()
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
         try:
@@ -227,8 +227,8 @@ def _serve(
     plan: Plan, sink: Callable[[], Sink], pipe: Connection, inherited: Sequence[Connection], parent: int
 ) -> None:
     """What a worker process does until it is told to end, or whoever forked it has ended."""
-    for each in _SIGNALS:
-        signal.signal(each, signal.SIG_IGN)
+    for item in _SIGNALS:
+        signal.signal(item, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     _end_with(parent)
     _keep_memory()

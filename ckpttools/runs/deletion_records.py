@@ -9,7 +9,7 @@ from __future__ import annotations
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.json_file import read_json
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 RECORD = "_CHECKPOINT_DELETION"
 
@@ -27,23 +27,23 @@ class Deletion:
     destination: str | None
 
 
-def deletion_at(step: Place) -> Deletion | None:
+def deletion_at(step: Location) -> Deletion | None:
     """The deletion that is going on in a step, or was interrupted; None if none is.
 
     Raises:
         FormatError: the record is none.
         StorageError: it cannot be read.
     """
-    place = step / RECORD
-    if not place.is_file():
+    location = step / RECORD
+    if not location.is_file():
         return None
-    said = read_json(place)
-    item, destination = said.get("checkpointable_name"), said.get("destination")
+    declared = read_json(location)
+    item, destination = declared.get("checkpointable_name"), declared.get("destination")
     if not isinstance(item, str) or not item or not isinstance(destination, str | None):
         raise FormatError(
             "not a record of a deletion",
-            place=place,
-            wanted="checkpointable_name, and destination or null",
+            location=location,
+            expected="checkpointable_name, and destination or null",
             hint="retry the deletion with Orbax, or restore the step from another copy",
         )
     return Deletion(item, destination)

@@ -17,12 +17,12 @@ from dataclasses import asdict, field
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY
-from ckpttools.stores.abilities import Forgets, Removes
-from ckpttools.stores.place import Place
+from ckpttools.stores.abilities import Removes, SupportsCacheInvalidation
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
 
 _VERSION = 1
@@ -49,7 +49,7 @@ class PruneJournal:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     version: int = _VERSION
 
-    def begin(self, run: Place) -> None:
+    def begin(self, run: Location) -> None:
         """Writes it down.
 
         Raises:
@@ -60,7 +60,7 @@ class PruneJournal:
             raise interrupted(run)
 
 
-def removing(run: Place) -> Removes:
+def removing(run: Location) -> Removes:
     """The store of a run, where it can delete.
 
     Raises:
@@ -70,13 +70,13 @@ def removing(run: Place) -> Removes:
         return run.store
     raise UsageError(
         f"nothing can be deleted in {run.store.scheme}://",
-        place=run,
-        wanted="a run on a disk or in a bucket",
+        location=run,
+        expected="a run on a disk or in a bucket",
     )
 
 
 @contextmanager
-def locked_run(run: Place) -> Iterator[None]:
+def locked_run(run: Location) -> Iterator[None]:
     """Has a run to itself, among all that prune it.
 
     Raises:
@@ -88,60 +88,60 @@ def locked_run(run: Place) -> Iterator[None]:
             stack.enter_context(removing(run).locked(run.key))
         except LockedError as error:
             what = "another process prunes this run"
-            raise LockedError(what, place=run, got=error.got, hint=error.hint) from error
+            raise LockedError(what, location=run, got=error.got, hint=error.hint) from error
         yield
 
 
-def at_work(run: Place, *names: str) -> Place:
+def at_work(run: Location, *names: str) -> Location:
     """A place in the directory of the prune of a run."""
-    place = run / PRUNE_DIRECTORY
+    location = run / PRUNE_DIRECTORY
     for name in names:
-        place = place / name
-    return place
+        location = location / name
+    return location
 
 
-def plan_of(run: Place) -> Place:
+def plan_of(run: Location) -> Location:
     """Where the journal of a run is, if there is one."""
     return at_work(run, "plan.json")
 
 
-def begun(run: Place) -> PruneJournal | None:
+def begun(run: Location) -> PruneJournal | None:
     """The prune that was begun; None where none was, or none of it was done.
 
     Raises:
         FormatError: what is there is not such a journal, and something was done.
     """
-    place = plan_of(run)
-    if not place.is_file():
+    location = plan_of(run)
+    if not location.is_file():
         return None
     try:
-        said = read_json(place)
-        if said.pop("version", None) != _VERSION:
-            raise FormatError("a journal of another version", place=place)
-        return PruneJournal(**said)
+        declared = read_json(location)
+        if declared.pop("version", None) != _VERSION:
+            raise FormatError("a journal of another version", location=location)
+        return PruneJournal(**declared)
     except (FormatError, TypeError) as error:
         if not any(at_work(run, name).is_dir() for name in ("removed", "deleting")):
             # The crash was before the journal was durable, and so before all else.
             return PruneJournal({}, {}, {}, (), {})
         raise FormatError(
             "the journal of a prune cannot be read",
-            place=place,
+            location=location,
             got=str(error),
             hint=f"look into {at_work(run)}: steps in its directory removed are whole, and can be moved back",
         ) from error
 
 
-def interrupted(run: Place) -> UsageError:
+def interrupted(run: Location) -> UsageError:
     """The error of a run in which a prune was begun, and nobody is at it."""
     return UsageError(
         "a prune of this run was interrupted",
-        place=at_work(run),
+        location=at_work(run),
         hint=f"finish it with {option('finish', True)}, or put back what is still whole with "
         f"{option('undo', True)}",
     )
 
 
-def fingerprint(step: Place) -> str:
+def fingerprint(step: Location) -> str:
     """Return a hash that changes when a step is saved again: of its files, without commit files.
 
     S3 gives the same ETag to the same bytes, so the hash also covers the modification times.
@@ -149,11 +149,11 @@ def fingerprint(step: Place) -> str:
     Raises:
         StorageError: it cannot be listed.
     """
-    if isinstance(step.store, Forgets):
+    if isinstance(step.store, SupportsCacheInvalidation):
         step.store.forget(step.key)
     files = sorted(
-        (name, found.size, found.version, found.modified)
-        for name, found in step.walk()
+        (name, result.size, result.version, result.modified)
+        for name, result in step.walk()
         if name.rpartition("/")[2] != COMMIT_FILE
     )
     return hashlib.sha256(json.dumps(files).encode(errors="surrogatepass")).hexdigest()

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 # Below the directories beside the run: RUN/../other/checkpoints/STEP/ITEM.
 _DEEPEST = 4
@@ -18,7 +18,7 @@ MOST_BESIDE = 20_000
 """Directories beside a run that are looked into, the nearest first: more are not those of runs."""
 
 
-def links_into(run: Place) -> Mapping[str, tuple[str, ...]]:
+def links_into(run: Location) -> Mapping[str, tuple[str, ...]]:
     """Name of a step -> links that lead into it, from anywhere in the run and from directories beside it.
 
     Raises:
@@ -26,24 +26,24 @@ def links_into(run: Place) -> Mapping[str, tuple[str, ...]]:
     """
     if run.store.scheme != "file":
         return {}
-    top, found = run.resolve(), defaultdict(list)
-    for place in chain(_within(run), _beside(run.absolute())):
-        target = place.resolve()
+    top, result = run.resolve(), defaultdict(list)
+    for location in chain(_within(run), _beside(run.absolute())):
+        target = location.resolve()
         try:
             name = target.relative_to(top).partition("/")[0]
         except ValueError:
             continue
         # One within a step is gone with it.
-        if name and not _is_inside(place, run / name):
-            found[name].append(str(place))
-    return {name: tuple(links) for name, links in found.items()}
+        if name and not _is_inside(location, run / name):
+            result[name].append(str(location))
+    return {name: tuple(links) for name, links in result.items()}
 
 
-def _is_inside(place: Place, directory: Place) -> bool:
-    return directory.absolute() in place.absolute().parents
+def _is_inside(location: Location, directory: Location) -> bool:
+    return directory.absolute() in location.absolute().parents
 
 
-def _within(directory: Place) -> Iterator[Place]:
+def _within(directory: Location) -> Iterator[Location]:
     """All links in a directory and below it."""
     for entry in directory.entries():
         if entry.is_link:
@@ -52,7 +52,7 @@ def _within(directory: Place) -> Iterator[Place]:
             yield from _within(directory / entry.name)
 
 
-def _beside(run: Place) -> Iterator[Place]:
+def _beside(run: Location) -> Iterator[Location]:
     """Links in the directory that a run is in, and below it, but for those in the run."""
     waiting = deque([(run.parent, 0)])
     for _ in range(MOST_BESIDE):
@@ -64,8 +64,8 @@ def _beside(run: Place) -> Iterator[Place]:
         except StorageError:
             continue  # somebody else's
         for entry in entries:
-            place = directory / entry.name
+            location = directory / entry.name
             if entry.is_link:
-                yield place
-            elif entry.is_dir and depth < _DEEPEST and place != run:
-                waiting.append((place, depth + 1))
+                yield location
+            elif entry.is_dir and depth < _DEEPEST and location != run:
+                waiting.append((location, depth + 1))

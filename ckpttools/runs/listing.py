@@ -36,8 +36,8 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
 from ckpttools.runs.metrics import METRICS, metrics_of
 from ckpttools.runs.usage import usage_of
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 _T = TypeVar("_T")
 # So often at most a run is looked at anew that changes meanwhile.
@@ -105,12 +105,12 @@ class StepListing:
     @property
     def missing_chunks(self) -> int:
         """Of all its trees."""
-        return sum(each.missing_chunks for each in self.items)
+        return sum(item.missing_chunks for item in self.items)
 
     @property
     def kind(self) -> str:
         """Those of its trees."""
-        kinds = dict.fromkeys(each.kind for each in self.items if each.kind not in ("files", "metrics"))
+        kinds = dict.fromkeys(item.kind for item in self.items if item.kind not in ("files", "metrics"))
         return ", ".join(kinds)
 
 
@@ -144,7 +144,7 @@ class RunListing:
     @property
     def finished(self) -> tuple[StepListing, ...]:
         """The steps that are finished saves."""
-        return tuple(each for each in self.steps if each.unfinished is None)
+        return tuple(step for step in self.steps if step.unfinished is None)
 
     def __repr__(self) -> str:
         taken = "" if self.resumes is None else f", {self.resumes} would be resumed"
@@ -152,7 +152,7 @@ class RunListing:
         return f"<RunListing of {self.path}: {steps}{taken}>"
 
 
-def run_at(path: Place) -> OrbaxRun:
+def run_at(path: Location) -> OrbaxRun:
     """The run at a path, or that a step or an item at the path is of.
 
     Raises:
@@ -161,25 +161,25 @@ def run_at(path: Place) -> OrbaxRun:
     """
     if not path.exists():
         raise absent(path)
-    found = orbax_at(path.absolute()) if path.is_dir() else None
-    match found:
-        case OrbaxItem() if found.step.number is not None:
-            return OrbaxRun(found.step.path.parent)
-        case Step() if found.number is not None:
-            return OrbaxRun(found.path.parent)
-        case OrbaxRun() if found.steps:
-            return found
+    result = orbax_at(path.absolute()) if path.is_dir() else None
+    match result:
+        case OrbaxItem() if result.step.number is not None:
+            return OrbaxRun(result.step.path.parent)
+        case Step() if result.number is not None:
+            return OrbaxRun(result.path.parent)
+        case OrbaxRun() if result.steps:
+            return result
         case OrbaxRun() if hosts := hosts_at(path):
             raise FormatError(
                 f"{path} holds what {plural(len(hosts), 'host')} of a job kept, each a part of its steps",
                 hint=f"`ckpt assemble {quote(str(path))} --list` says which steps are there",
             )
     refuse_empty(path)
-    if isinstance(found, OrbaxRun) and numbered_states(path):
+    if isinstance(result, OrbaxRun) and numbered_states(path):
         return OrbaxRun(path.absolute())
     raise FormatError(
         f"{path} is not a run with steps",
-        wanted="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
+        expected="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
         hint=f"`ckpt {quote(str(path))}` says what it is",
     )
 
@@ -234,10 +234,10 @@ def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
     """The steps next to those of Orbax that `flax.training.checkpoints` wrote as files."""
     if run.steps and not any(step.prefix == FLAX_PREFIX for step in run.steps.values()):
         return
-    for step, place in numbered_states(run.path).items():
-        status = place.stat()
+    for step, location in numbered_states(run.path).items():
+        status = location.stat()
         try:
-            item = tree_listing(open_tree(place), "")
+            item = tree_listing(open_tree(location), "")
         except StorageError:
             raise
         except CheckpointError:
@@ -246,26 +246,26 @@ def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
         fault = "it cannot be read" if is_damaged else None
         modified = status.modified / 1e9 if status.modified else None
         yield StepListing(
-            step, place.name, (item,), status.size, status.size, modified, fault, is_damaged=is_damaged
+            step, location.name, (item,), status.size, status.size, modified, fault, is_damaged=is_damaged
         )
 
 
 def _legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
     """The steps next to those with `_METADATA` that older versions of Orbax wrote."""
     known = {step.path for step in run.steps.values()}
-    for place in directories(run.path):
-        step = Step(place)
-        if step.number is None or step.is_in_progress or place in known or not is_legacy_step(place):
+    for location in directories(run.path):
+        step = Step(location)
+        if step.number is None or step.is_in_progress or location in known or not is_legacy_step(location):
             continue
-        usage = usage_of(place)
+        usage = usage_of(location)
         try:
-            item, fault = tree_listing(open_tree(place), ""), None
+            item, fault = tree_listing(open_tree(location), ""), None
         except StorageError:
             raise
         except CheckpointError as error:
             item, fault = ItemListing("", "unreadable"), error.line
         modified = None if usage.modified is None else usage.modified / 1e9
-        yield StepListing(step.number, place.name, (item,), usage.nbytes, usage.own, modified, fault)
+        yield StepListing(step.number, location.name, (item,), usage.nbytes, usage.own, modified, fault)
 
 
 def _resumed_item(step: Step) -> str | None:
@@ -276,19 +276,19 @@ def _resumed_item(step: Step) -> str | None:
 
 def _hindered(latest: Step, item: str | None, steps: Sequence[StepListing]) -> str:
     """Why a run does not go on with a step; "" where it does."""
-    listed = next((each for each in steps if each.name == latest.path.name), None)
+    listed = next((step for step in steps if step.name == latest.path.name), None)
     if listed is None or listed.unfinished is not None:
         return "which Orbax takes for finished and is not: loading it fails"
     if listed.missing_chunks:
-        is_part = any(is_part_of_a_host(each.directory) for each in latest.items)
+        is_part = any(is_part_of_a_host(entry.directory) for entry in latest.items)
         others = ": this is one host's part, and `ckpt assemble` puts those of all together"
         return f"of which {plural(listed.missing_chunks, 'chunk')} are not here{others if is_part else ''}"
-    states = [each.name for each in listed.items if each.is_state]
+    states = [entry.name for entry in listed.items if entry.is_state]
     if states and item not in (None, *states):
         return f"whose optimizer state is in {some(states)}: MaxText restores {item} alone"
     if not states:
         loaded = ": MaxText loads it with load_parameters_path"
-        is_maxtext = any(each.kind.startswith(_MAXTEXT) for each in listed.items)
+        is_maxtext = any(entry.kind.startswith(_MAXTEXT) for entry in listed.items)
         return f"which holds no state of an optimizer{loaded * is_maxtext}"
     return ""
 
@@ -296,7 +296,7 @@ def _hindered(latest: Step, item: str | None, steps: Sequence[StepListing]) -> s
 def listed_step(step: Step) -> StepListing:
     """One step; errors as of `listed`."""
     usage = usage_of(step.path)
-    committed = step.said.fields.get("commit_timestamp_nsecs")
+    committed = step.declared.fields.get("commit_timestamp_nsecs")
     saved = committed if isinstance(committed, int) else usage.modified
     deletion = deletion_at(step.path)
     unfinished = why_no_save(step)
@@ -329,11 +329,11 @@ def _items(step: Step) -> Iterator[ItemListing]:
         yield listed_item(OrbaxItem(step.path, step), "")
         return
     step_tree = _open_all_items(step) if len(trees) > 1 else None
-    for place in directories(step.path):
-        if place in trees:
-            yield listed_item(OrbaxItem(place, step), place.name, step_tree)
-        elif IN_PROGRESS not in place.name:
-            yield ItemListing(place.name, METRICS if place.name == METRICS else "files")
+    for location in directories(step.path):
+        if location in trees:
+            yield listed_item(OrbaxItem(location, step), location.name, step_tree)
+        elif IN_PROGRESS not in location.name:
+            yield ItemListing(location.name, METRICS if location.name == METRICS else "files")
 
 
 def _open_all_items(step: Step) -> Tree | None:
@@ -388,5 +388,5 @@ def tree_listing(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemLi
     arrays = tree.arrays.values()
     lacking = incomplete(arrays)
     missing = 0 if lacking is None else lacking.missing
-    nbytes = sum(each.nbytes for each in arrays)
+    nbytes = sum(array.nbytes for array in arrays)
     return ItemListing(name, kind, len(arrays), nbytes, missing, is_state)

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from ckpttools.formats.json_file import read_json
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 METRICS = "metrics"
 """Name of the item, and of the one file in it."""
 
 
-def metrics_of(step: Place) -> Mapping[str, float] | None:
+def metrics_of(step: Location) -> Mapping[str, float] | None:
     """Name -> number, names of nested ones joined by "/"; None where none are stored.
 
     Raises:
         FormatError, StorageError: the file is no JSON object, or cannot be read.
     """
-    place = step / METRICS / METRICS
-    return dict(_numbers(read_json(place), "")) if place.is_file() else None
+    location = step / METRICS / METRICS
+    return dict(_numbers(read_json(location), "")) if location.is_file() else None
 
 
 def _numbers(document: Mapping[str, object], above: str) -> Iterator[tuple[str, float]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, did_you_mean
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 
 Metrics = Mapping[str, float]
 
@@ -47,7 +47,7 @@ class Best:
         if not (name and count.isascii() and count.isdigit() and int(count) and mode in ("", "min", "max")):
             raise UsageError(
                 f"{text!r} names no metric and how many of the best steps by it",
-                wanted="METRIC:K, METRIC:K:min or METRIC:K:max, such as loss:3",
+                expected="METRIC:K, METRIC:K:min or METRIC:K:max, such as loss:3",
             )
         parts = set(name.lower().replace("/", "_").replace("-", "_").split("_"))
         low, high = not parts.isdisjoint(_LOWEST), not parts.isdisjoint(_HIGHEST)
@@ -77,7 +77,7 @@ class Keep:
     def __post_init__(self) -> None:
         for name, value in (("keep_last", self.last), ("keep_every", self.every)):
             if value is not None and value < 1:
-                raise UsageError(f"{option(name, value)} means nothing", wanted="1 or more")
+                raise UsageError(f"{option(name, value)} means nothing", expected="1 or more")
 
     @property
     def says_nothing(self) -> bool:
@@ -130,8 +130,8 @@ def _best(rule: Best, steps: Mapping[int, Metrics | None]) -> dict[int, str]:
     ranked = sorted(
         known, key=lambda n: (not math.isnan(known[n]), sign * known[n] if known[n] == known[n] else 0, n)
     )
-    found = {
+    result = {
         number: f"{rule.metric} {known[number]:.6g}, one of the best {rule.count}"
         for number in ranked[-rule.count :]
     }
-    return found | {number: f"{rule.metric} is not known of it" for number in steps if number not in known}
+    return result | {number: f"{rule.metric} is not known of it" for number in steps if number not in known}

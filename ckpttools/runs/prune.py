@@ -14,7 +14,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.core.step_warnings import unwarned
 from ckpttools.core.text import some
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, V1_FILE
-from ckpttools.formats.orbax.own import strangers_in_item
+from ckpttools.formats.orbax.owned_files import strangers_in_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import open_tree
 from ckpttools.runs.deletion_records import RECORD
@@ -23,9 +23,9 @@ from ckpttools.runs.links import links_into
 from ckpttools.runs.listing import RunListing, StepListing, listed
 from ckpttools.runs.policy import Keep
 from ckpttools.runs.usage import usage_of
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import DirEntry
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 Fate = Literal["kept", "stripped", "deleted", "left alone"]
 _OF_A_STEP = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, V1_FILE))
@@ -73,7 +73,7 @@ class PruneDecision:
 
     def named(self, fate: Fate) -> list[str]:
         """Names of the steps with a fate."""
-        return [each.name for each in self.fates if each.fate == fate]
+        return [item.name for item in self.fates if item.fate == fate]
 
 
 def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
@@ -94,14 +94,14 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     names = [step.path.name for step in run.steps.values()]
     prints = at_once(run.path.store, lambda name: fingerprint(run.path / name), names)
     listing = listed(run)
-    whole = {each.step: each for each in listing.steps if _why_not_whole(each) is None}
+    whole = {item.step: item for item in listing.steps if _why_not_whole(item) is None}
     if not whole:
         raise FormatError(
             "no step of this run is finished and whole, so none is deleted",
-            place=run.path,
-            got=some([f"{each.name}: {_why_not_whole(each)}" for each in listing.steps]) or "no step",
+            location=run.path,
+            got=some([f"{item.name}: {_why_not_whole(item)}" for item in listing.steps]) or "no step",
         )
-    reasons = keep.reasons({number: each.metrics for number, each in whole.items()})
+    reasons = keep.reasons({number: item.metrics for number, item in whole.items()})
     latest = sorted(whole)[-keep.last :] if keep.last else [max(whole)]
     last = {max(whole): "the last finished step"}
     if listing.latest is not None:
@@ -129,7 +129,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
         return _made(each, "stripped", ", ".join(kept))
 
     fates = tuple(at_once(run.path.store, fate, listing.steps))
-    deleted = [run.path / each.name for each in fates if each.fate == "deleted"]
+    deleted = [run.path / item.name for item in fates if item.fate == "deleted"]
     return PruneDecision(run, listing, fates, dict(zip(names, prints, strict=True)), usage_of(*deleted).own)
 
 
@@ -164,28 +164,28 @@ def _hindrances(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[st
     if step.path.name in links:
         yield f"links lead into it: {some(links[step.path.name])}"
     try:
-        strangers = list(_strangers(step))
+        unowned_files = list(_strangers(step))
     except StorageError:
         raise
     except CheckpointError as error:
         yield error.message
         return
-    if strangers:
-        yield f"it holds what is no part of a checkpoint: {some(strangers)}"
+    if unowned_files:
+        yield f"it holds what is no part of a checkpoint: {some(unowned_files)}"
 
 
 def _strangers(step: Step) -> Iterator[str]:
     """What lies in a step that nobody accounts for."""
-    handlers = step.said.handlers
+    handlers = step.declared.handlers
     known = set(handlers) if isinstance(handlers, dict) else set()
     items = {item.directory: item for item in step.items}
     if step.path in items:
         yield from _in_item(items[step.path])
         return
     for entry in step.path.entries():
-        place = step.path / entry.name
-        if place in items:
-            yield from (f"{entry.name}/{name}" for name in _in_item(items[place]))
+        location = step.path / entry.name
+        if location in items:
+            yield from (f"{entry.name}/{name}" for name in _in_item(items[location]))
         elif entry.is_link or IN_PROGRESS in entry.name or entry.name not in _known(entry, known):
             yield entry.name
 
@@ -202,7 +202,7 @@ def _in_item(item: OrbaxItem) -> list[str]:
     return [name for name in strangers_in_item(item.directory, tree) if name not in bare]
 
 
-def commit_texts(run: Place, names: list[str]) -> dict[str, str]:
+def commit_texts(run: Location, names: list[str]) -> dict[str, str]:
     """Name of a step -> what its commit file says, where it has one."""
     files = {name: run / name / COMMIT_FILE for name in names}
     return {

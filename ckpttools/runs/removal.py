@@ -12,13 +12,13 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, listing
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import DELETING, Step, deletion_marker, has_new_files
 from ckpttools.runs.journal import PruneJournal, at_work, fingerprint, plan_of, removing
-from ckpttools.stores.abilities import Forgets, Renames
-from ckpttools.stores.place import Place
+from ckpttools.stores.abilities import Renames, SupportsCacheInvalidation
+from ckpttools.stores.location import Location
 
 _REMOVED, _DELETING, _STRIPPED = "removed", DELETING, "stripped"
 _PROBE = "probe"
@@ -33,7 +33,7 @@ class Removal:
         journal: what was decided.
     """
 
-    run: Place
+    run: Location
     journal: PruneJournal
 
     def carry_out(self) -> tuple[str, ...]:
@@ -90,14 +90,14 @@ class Removal:
 
     def _is_saved_again(self, name: str) -> bool:
         """Whether a step of a bucket has its commit file, which is deleted first, or newer files."""
-        place, marker = self.run / name, at_work(self.run, _DELETING, name)
+        location, marker = self.run / name, at_work(self.run, _DELETING, name)
         if self._renames:
             return False
-        if isinstance(place.store, Forgets):
-            place.store.forget(place.key)
-        if name in self.journal.commits and (place / COMMIT_FILE).is_file():
+        if isinstance(location.store, SupportsCacheInvalidation):
+            location.store.forget(location.key)
+        if name in self.journal.commits and (location / COMMIT_FILE).is_file():
             return True
-        return has_new_files(place, marker)
+        return has_new_files(location, marker)
 
     def _condemned(self) -> list[str]:
         """Names of steps of which nothing is deleted yet, and may be now."""
@@ -106,13 +106,13 @@ class Removal:
         return [name for name in self.journal.delete if self._is_planned(name)]
 
     def _names(self, directory: str) -> list[str]:
-        place = at_work(self.run, directory)
-        return [entry.name for entry in place.entries()] if place.is_dir() else []
+        location = at_work(self.run, directory)
+        return [entry.name for entry in location.entries()] if location.is_dir() else []
 
     def _is_planned(self, name: str) -> bool:
         """Whether a step is the one that was to be deleted, all of it."""
-        place = self.run / name
-        return place.is_dir() and fingerprint(place) == self.journal.delete.get(name)
+        location = self.run / name
+        return location.is_dir() and fingerprint(location) == self.journal.delete.get(name)
 
     def _taken_by_stripped(self) -> list[str]:
         """Names of steps in the place of which is what has no optimizer."""
@@ -127,14 +127,14 @@ class Removal:
         """Raises FormatError where what was to be kept is not there any more, or not whole."""
         lost = []
         for name in self.journal.keep:
-            place = self.run / name
-            why = why_no_save(Step(place)) if place.is_dir() else "it is not there"
+            location = self.run / name
+            why = why_no_save(Step(location)) if location.is_dir() else "it is not there"
             if why:
                 lost.append(f"{name}: {why}")
         if lost:
             raise FormatError(
                 "steps that were to be kept are not whole any more, so no others are deleted" + listing(lost),
-                place=self.run,
+                location=self.run,
                 hint="look at the run again; of a prune that was interrupted, put back what is whole with "
                 f"{option('undo', True)}",
             )
@@ -145,7 +145,7 @@ class Removal:
             if name in self.journal.strip and not (self.run / name).is_dir():
                 raise FormatError(
                     f"step {name} without its optimizer is not there any more",
-                    place=self.run / name,
+                    location=self.run / name,
                     hint=f"put the whole one back with {option('undo', True)}",
                 )
 
@@ -153,12 +153,12 @@ class Removal:
 
     def _renamed(self) -> Iterator[str]:
         """Gives steps the names under which they can be deleted; what has another's name now stays."""
-        for name, wanted in self.journal.strip.items():
+        for name, expected in self.journal.strip.items():
             step, stripped = self.run / name, at_work(self.run, _STRIPPED, name)
             if not stripped.is_dir():
                 continue  # it has its name, or was not made
             if step.is_dir():
-                if fingerprint(step) != wanted:
+                if fingerprint(step) != expected:
                     yield f"{name}: it was written again meanwhile"
                     continue
                 step.rename(at_work(self.run, _REMOVED, name))
@@ -177,7 +177,7 @@ class Removal:
             if step.is_dir():
                 raise StorageError(
                     f"step {name} cannot be put back: another one has its name",
-                    place=removed,
+                    location=removed,
                     hint="move one of them away",
                 )
             removed.rename(step)
@@ -187,10 +187,10 @@ class Removal:
     def _hidden(self) -> Iterator[str]:
         """Takes the commit files of steps away, so that nobody takes them for finished."""
         for name in self.journal.delete:
-            place = self.run / name
+            location = self.run / name
             if self._is_planned(name):
-                removing(self.run).remove((place / COMMIT_FILE).key)
-            elif place.is_dir() and (name not in self._names(_DELETING) or self._is_saved_again(name)):
+                removing(self.run).remove((location / COMMIT_FILE).key)
+            elif location.is_dir() and (name not in self._names(_DELETING) or self._is_saved_again(name)):
                 yield f"{name}: it was written again meanwhile"
 
     def _show(self) -> None:
@@ -218,7 +218,7 @@ class Removal:
         tidy_all(self.run)
 
 
-def check_can_rename(run: Place, names: Iterable[str]) -> None:
+def check_can_rename(run: Location, names: Iterable[str]) -> None:
     """Check that the store can rename each step, before anything is written or renamed.
 
     Args:
@@ -230,7 +230,7 @@ def check_can_rename(run: Place, names: Iterable[str]) -> None:
     """
     if not isinstance(run.store, Renames):
         return
-    for name in (each for each in names if (run / each).is_dir()):
+    for name in (item for item in names if (run / item).is_dir()):
         try:
             run.store.check_can_rename((run / name).key, at_work(run, _PROBE).key)
         except StorageError as error:
@@ -242,24 +242,24 @@ def check_can_rename(run: Place, names: Iterable[str]) -> None:
             raise error.at(hint=hint) from error
 
 
-def tidy_all(run: Place) -> None:
+def tidy_all(run: Location) -> None:
     """Removes the traces of a prune that is done, the journal after all others."""
     store = removing(run)
     for name in (_STRIPPED, _REMOVED, _DELETING):
         store.remove(at_work(run, name).key)
     store.remove(plan_of(run).key)
     tidy(run)
-    if isinstance(run.store, Forgets):
+    if isinstance(run.store, SupportsCacheInvalidation):
         run.store.forget(run.key)
 
 
-def tidy(run: Place) -> None:
+def tidy(run: Location) -> None:
     """Removes what is left of a prune that has ended, or was killed before it began: nothing of a step."""
-    place, store = at_work(run), removing(run)
+    location, store = at_work(run), removing(run)
     if plan_of(run).exists():
         return
     store.remove(at_work(run, _STRIPPED).key)
     if isinstance(run.store, Renames) and at_work(run, _PROBE).exists():
         store.remove(at_work(run, _PROBE).key)
-    if place.is_dir() and not place.entries():
-        store.remove(place.key)
+    if location.is_dir() and not location.entries():
+        store.remove(location.key)

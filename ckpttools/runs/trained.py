@@ -17,8 +17,8 @@ from ckpttools.formats.torch.latest import LATEST, text_in
 from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_run
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing, tree_listing
 from ckpttools.runs.usage import usage_of
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 _STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
 # Steps of Orbax before `_METADATA`.
@@ -27,22 +27,22 @@ _TRACKED = re.compile(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
 _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
 
 
-def trained_run(place: Place) -> RunListing | None:
+def trained_run(location: Location) -> RunListing | None:
     """The run of such a trainer at a place, or that a step or a checkpoint in one at the place is of.
 
     Raises:
         StorageError: the store cannot answer.
     """
-    here = place.absolute()
-    run = next((each.parent for each in (here.parent, here) if _STEP.fullmatch(each.name)), here)
+    here = location.absolute()
+    run = next((item.parent for item in (here.parent, here) if _STEP.fullmatch(item.name)), here)
     if not run.is_dir():
         return None
     run, names = _steps_in(run)
     steps = at_once(run.store, partial(_listed, legacy=legacy_run(run)), [run / name for name in names])
-    if not any(each.items for each in steps):
+    if not any(step.items for step in steps):
         return None
     tracker, latest = _tracked(run)
-    known = {each.step: each for each in steps}
+    known = {step.step: step for step in steps}
     hindered = ""
     if latest is not None and latest not in known:
         hindered = "which is not here"
@@ -55,25 +55,25 @@ def trained_run(place: Place) -> RunListing | None:
         None if hindered else latest,
         None,
         hindered,
-        beside=tuple(each.name for each in run.entries() if each.name not in names),
+        beside=tuple(entry.name for entry in run.entries() if entry.name not in names),
         tracker=tracker,
     )
 
 
-def _steps_in(run: Place) -> tuple[Place, list[str]]:
+def _steps_in(run: Location) -> tuple[Location, list[str]]:
     """Return the directory above the steps, which may be `checkpoints` in a run, and their names."""
     below = run / "checkpoints"
     for pattern in (_STEP, _PLAIN):
-        for place in (run, below) if below.is_dir() else (run,):
+        for location in (run, below) if below.is_dir() else (run,):
             names = in_natural_order(
-                each.name for each in place.directories() if pattern.fullmatch(each.name)
+                directory.name for directory in location.directories() if pattern.fullmatch(directory.name)
             )
             if names:
-                return place, names
+                return location, names
     return run, []
 
 
-def _tracked(run: Place) -> tuple[str, int | None]:
+def _tracked(run: Location) -> tuple[str, int | None]:
     """Which file says which step is gone on with, and that step; "" and None where none does."""
     for name in _TRACKERS:
         if (run / name).is_file():
@@ -82,19 +82,23 @@ def _tracked(run: Place) -> tuple[str, int | None]:
     return "", None
 
 
-def _listed(step: Place, legacy: LegacyRun | None) -> StepListing:
+def _listed(step: Location, legacy: LegacyRun | None) -> StepListing:
     match, usage = _STEP.fullmatch(step.name) or _PLAIN.fullmatch(step.name), usage_of(step)
-    found = {"": step} if _is_one(step) else {each.name: each for each in step.directories() if _is_one(each)}
+    result = (
+        {"": step}
+        if _is_one(step)
+        else {directory.name: directory for directory in step.directories() if _is_one(directory)}
+    )
     items, wrong = list[ItemListing](), list[str]()
-    for name, place in found.items():
+    for name, location in result.items():
         try:
-            items.append(tree_listing(open_tree(place, ReadOptions(with_optimizer=True)), name))
+            items.append(tree_listing(open_tree(location, ReadOptions(with_optimizer=True)), name))
         except StorageError:
             raise
         except CheckpointError as error:
             items.append(ItemListing(name, "unreadable"))
             wrong.append(f"{name}: {error.line}" if name else error.line)
-    unfinished = "; ".join(wrong) if found else "there is no checkpoint in it that is read"
+    unfinished = "; ".join(wrong) if result else "there is no checkpoint in it that is read"
     number = int(match["number"]) if match else 0
     if legacy is not None and step in legacy.steps.values():
         unfinished = unfinished or legacy.mismatch_reason(number) or ""
@@ -109,9 +113,9 @@ def _listed(step: Place, legacy: LegacyRun | None) -> StepListing:
     )
 
 
-def _is_one(place: Place) -> bool:
+def _is_one(location: Location) -> bool:
     try:
-        return is_checkpoint(place)
+        return is_checkpoint(location)
     except StorageError:
         raise
     except CheckpointError:

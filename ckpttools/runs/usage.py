@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,20 @@ class Usage:
         return self.nbytes - self.own
 
 
-def usage_of(*directories: Place) -> Usage:
+def usage_of(*directories: Location) -> Usage:
     """That of directories together, none of which is in another; StorageError if one cannot be listed."""
     names: dict[object, int] = {}
     sizes: dict[object, int] = {}
     links: dict[object, int] = {}
     newest: int | None = None
-    for place, found in ((each / name, found) for each in directories for name, found in each.walk()):
+    for location, result in (
+        (directory / name, result) for directory in directories for name, result in directory.walk()
+    ):
         # A store without links knows no file by anything but its name.
-        file = str(place) if found.identity is None else found.identity
+        file = str(location) if result.identity is None else result.identity
         names[file] = names.get(file, 0) + 1
-        sizes[file], links[file] = found.size, found.links
-        if found.modified is not None:
-            newest = max(newest or 0, found.modified)
+        sizes[file], links[file] = result.size, result.links
+        if result.modified is not None:
+            newest = max(newest or 0, result.modified)
     own = sum(sizes[file] for file, count in names.items() if count >= links[file])
     return Usage(sum(sizes.values()), own, sum(names.values()), newest)

@@ -85,12 +85,12 @@ class AppliedRules:
         """
         if arrays is None:
             arrays = {self.of(path): array.ndim for path, array in self.tree.arrays.items()}
-        others = [each for each, rank in arrays.items() if self.leaves_out(each, rank)]
+        others = [item for item, rank in arrays.items() if self.leaves_out(item, rank)]
         if not others:
             return
         known = {logical for logical, _ in self.rules.axes}
-        of_others = (names for each in others for names in each.axes)
+        of_others = (names for other in others for names in other.axes)
         axes = {"/".join(names) for names in of_others if names and known.isdisjoint(names)}
-        said = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
-        listed = some([keystr(each.path) for each in others])
-        yield f"no rule is about {array_count(others)}, of which every device has all: {listed}{said}"
+        declared = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
+        listed = some([keystr(other.path) for other in others])
+        yield f"no rule is about {array_count(others)}, of which every device has all: {listed}{declared}"

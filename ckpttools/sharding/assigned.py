@@ -13,13 +13,13 @@ from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.sharding.applied_rules import AppliedRules, Ruled
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.placing import ArrayTarget
 from ckpttools.sharding.rules import Rules, own_axes
 from ckpttools.sharding.specs import Spec, partition_spec
-from ckpttools.sharding.templates import Wanted
+from ckpttools.sharding.templates import Expected
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Devices:
     mesh: jax.sharding.Mesh | None = None
     memory_kind: str | None = None
 
-    def lack(self, wanted: Wanted) -> bool:
+    def lack(self, expected: Expected) -> bool:
         """Whether there are shardings of paths, and none for this one."""
-        return isinstance(self.shardings, Mapping) and wanted.path not in self.shardings
+        return isinstance(self.shardings, Mapping) and expected.path not in self.shardings
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Assigned:
         target: where it goes.
         key_impl: of PRNG keys the name of their implementation.
         number: the Python type of what becomes a number.
-        wanted: what the caller wants of it.
+        expected: what the caller wants of it.
     """
 
     path: Path
@@ -61,12 +61,12 @@ class Assigned:
     target: ArrayTarget
     key_impl: str | None = None
     number: type | None = None
-    wanted: Wanted = field(default_factory=lambda: Wanted((), None, None))
+    expected: Expected = field(default_factory=lambda: Expected((), None, None))
 
     @property
     def name(self) -> str:
         """As the caller has it."""
-        return self.wanted.name
+        return self.expected.name
 
 
 class Assigning:
@@ -87,73 +87,73 @@ class Assigning:
                 raise UsageError("rules are for a mesh", hint=f"also give {option('mesh')}")
             self._rules = AppliedRules(devices.rules, tree, self._mesh)
 
-    def assigned(self, path: Path, wanted: Wanted) -> Assigned:
+    def assigned(self, path: Path, expected: Expected) -> Assigned:
         """What becomes of an array."""
         array = self._tree.arrays[path]
         metadata = self._tree.metadata
-        is_data = wanted.key_impl is None and wanted.dtype is not None
+        is_data = expected.key_impl is None and expected.dtype is not None
         was_number = path in metadata.scalars and not is_data
-        number = wanted.number or (_number_type(array.dtype) if was_number else None)
-        key_impl = wanted.key_impl or (None if is_data else metadata.key_impls.get(path))
-        target = ArrayTarget(array.shape, array.dtype, self._sharding(path, wanted))
-        return Assigned(path, array, target, key_impl, number, wanted)
+        number = expected.number or (_number_type(array.dtype) if was_number else None)
+        key_impl = expected.key_impl or (None if is_data else metadata.key_impls.get(path))
+        target = ArrayTarget(array.shape, array.dtype, self._sharding(path, expected))
+        return Assigned(path, array, target, key_impl, number, expected)
 
     def remarks(self, arrays: Iterable[Assigned]) -> Iterator[str]:
         """What the user should know of rules that are about few arrays."""
         if self._rules is not None:
             yield from self._rules.remarks(
-                {self._ruled(each.path, each.wanted): each.array.ndim for each in arrays}
+                {self._ruled(array.path, array.expected): array.array.ndim for array in arrays}
             )
 
     def uncut_share(self, arrays: Sequence[Assigned]) -> float:
         """How much of the bytes of all arrays is of those that no rule is about, as of `remarks`."""
         if self._rules is None:
             return 0.0
-        ruled = [(self._ruled(each.path, each.wanted), each.array) for each in arrays]
-        uncut = sum(array.nbytes for each, array in ruled if self._rules.leaves_out(each, array.ndim))
-        return uncut / max(1, sum(each.array.nbytes for each in arrays))
+        ruled = [(self._ruled(item.path, item.expected), item.array) for item in arrays]
+        uncut = sum(array.nbytes for item, array in ruled if self._rules.leaves_out(item, array.ndim))
+        return uncut / max(1, sum(item.array.nbytes for item in arrays))
 
-    def _ruled(self, path: Path, wanted: Wanted) -> Ruled:
+    def _ruled(self, path: Path, expected: Expected) -> Ruled:
         assert self._rules is not None
-        return self._rules.of(path, wanted.path, wanted.axes)
+        return self._rules.of(path, expected.path, expected.axes)
 
-    def _sharding(self, path: Path, wanted: Wanted) -> jax.sharding.Sharding:
-        found = self._said(path, wanted) or self._default
+    def _sharding(self, path: Path, expected: Expected) -> jax.sharding.Sharding:
+        result = self._said(path, expected) or self._default
         kind = self._devices.memory_kind
         try:
-            return found if kind is None else found.with_memory_kind(kind)
+            return result if kind is None else result.with_memory_kind(kind)
         except ValueError as error:
             raise UsageError(
-                "there is no such memory", got=option("memory_kind", kind), wanted=error
+                "there is no such memory", got=option("memory_kind", kind), expected=error
             ) from error
 
-    def _said(self, path: Path, wanted: Wanted) -> jax.sharding.Sharding | None:
+    def _said(self, path: Path, expected: Expected) -> jax.sharding.Sharding | None:
         shardings = self._devices.shardings
         if isinstance(shardings, jax.sharding.Sharding):
             return shardings
         if shardings is not None:
-            return shardings.get(wanted.path)
+            return shardings.get(expected.path)
         if self._rules is not None:
-            return self._named(self._rules.spec(self._ruled(path, wanted)))
-        if wanted.sharding is None and wanted.axes and self._mesh is not None:
-            return self._named(own_axes(self._mesh).spec(wanted.path, wanted.axes, self._mesh))
-        if is_abstract(wanted.sharding):
-            return jax.sharding.NamedSharding(self._with_devices(wanted), wanted.sharding.spec)
-        found: jax.sharding.Sharding | None = wanted.sharding
-        return found
+            return self._named(self._rules.spec(self._ruled(path, expected)))
+        if expected.sharding is None and expected.axes and self._mesh is not None:
+            return self._named(own_axes(self._mesh).spec(expected.path, expected.axes, self._mesh))
+        if is_abstract(expected.sharding):
+            return jax.sharding.NamedSharding(self._with_devices(expected), expected.sharding.spec)
+        result: jax.sharding.Sharding | None = expected.sharding
+        return result
 
     def _named(self, spec: Spec) -> jax.sharding.Sharding:
         assert self._devices.mesh is not None
         return jax.sharding.NamedSharding(self._devices.mesh, partition_spec(spec))
 
-    def _with_devices(self, wanted: Wanted) -> jax.sharding.Mesh:
+    def _with_devices(self, expected: Expected) -> jax.sharding.Mesh:
         """The mesh with devices for a sharding over one without."""
         mesh = self._devices.mesh if self._devices.mesh is not None else jax.sharding.get_mesh()
-        if not set(wanted.sharding.mesh.axis_names) <= set(mesh.axis_names):
+        if not set(expected.sharding.mesh.axis_names) <= set(mesh.axis_names):
             raise UsageError(
                 "a sharding is over a mesh without devices",
-                place=wanted.name,
-                got=wanted.sharding,
+                location=expected.name,
+                got=expected.sharding,
                 hint=f"also give {option('mesh')}, or load within `jax.set_mesh`",
             )
         return mesh

@@ -30,30 +30,30 @@ class Cutter:
     """
 
     def __init__(self, held: Sequence[HeldParts]) -> None:
-        self.items: list[Item] = [(each.array,) for each in held]
-        self._held = {id(item): each for item, each in zip(self.items, held, strict=True)}
+        self.items: list[Item] = [(entry.array,) for entry in held]
+        self._held = {id(item): entry for item, entry in zip(self.items, held, strict=True)}
         self._tiles: dict[Hashable, tuple[Shape, bool]] = {}
 
-    def __call__(self, item: Item, most: int) -> Iterator[Region]:
-        """Pieces of at most `most` elements; see `ckpttools.plan.pieces.Cut`."""
+    def __call__(self, item: Item, limit: int) -> Iterator[Region]:
+        """Pieces of at most `limit` elements; see `ckpttools.plan.pieces.Cut`."""
         held = self._held[id(item)]
         if held.shards.size == 0:
             return
-        tile, inside = self._tile(held, most)
+        tile, inside = self._tile(held, limit)
         yield from pieces(held.shards, tile, inside=inside)
 
-    def _tile(self, held: HeldParts, most: int) -> tuple[Shape, bool]:
+    def _tile(self, held: HeldParts, limit: int) -> tuple[Shape, bool]:
         shards = held.shards
-        kind = (held.array.read_kind, shards.shape, shards.part, shards.boxes, most)
+        kind = (held.array.read_kind, shards.shape, shards.part, shards.boxes, limit)
         if kind not in self._tiles:
-            self._tiles[kind] = _cheapest(held.array, shards, most)
+            self._tiles[kind] = _cheapest(held.array, shards, limit)
         return self._tiles[kind]
 
 
-def _cheapest(array: LazyArray, shards: Shards, most: int) -> tuple[Shape, bool]:
+def _cheapest(array: LazyArray, shards: Shards, limit: int) -> tuple[Shape, bool]:
     """The shape of the pieces, and whether they end where parts do."""
-    across = tile_for(array, max((box.shape for box in shards.boxes), key=prod), most)
-    inside = tile_for(array, shards.part, most)
+    across = tile_for(array, max((box.shape for box in shards.boxes), key=prod), limit)
+    inside = tile_for(array, shards.part, limit)
     first = _sampled(array, pieces(shards, across, inside=False))
     second = _sampled(array, pieces(shards, inside, inside=True))
     price = prices(array)
@@ -64,9 +64,9 @@ def _cheapest(array: LazyArray, shards: Shards, most: int) -> tuple[Shape, bool]
 
 def _sampled(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
     """What reading the first pieces takes, for a million elements."""
-    found = list(itertools.islice(regions, _SAMPLES))
-    cost = sum((array.read_cost(region) for region in found), ReadCost())
-    elements = sum(region.size for region in found)
+    result = list(itertools.islice(regions, _SAMPLES))
+    cost = sum((array.read_cost(region) for region in result), ReadCost())
+    elements = sum(region.size for region in result)
     return ReadCost((cost.nbytes << 20) // elements, (cost.reads << 20) // elements)
 
 
@@ -98,16 +98,16 @@ def projected(held: Sequence[HeldParts], most_bytes: int) -> ReadCost:
         held: what is read.
         most_bytes: of a piece in memory.
     """
-    held = [as_one_part(each) or each for each in held]
+    held = [as_one_part(entry) or entry for entry in held]
     cutter = Cutter(held)
     known: dict[Hashable, ReadCost] = {}
     total = ReadCost()
-    for item, each in zip(cutter.items, held, strict=True):
-        shards = each.shards
-        kind = (each.array.read_kind, shards.shape, shards.part, shards.boxes)
+    for item, entry in zip(cutter.items, held, strict=True):
+        shards = entry.shards
+        kind = (entry.array.read_kind, shards.shape, shards.part, shards.boxes)
         if kind not in known:
-            regions = cutter(item, max(1, most_bytes // each.array.dtype.itemsize))
-            known[kind] = _cost(each.array, regions)
+            regions = cutter(item, max(1, most_bytes // entry.array.dtype.itemsize))
+            known[kind] = _cost(entry.array, regions)
         total += known[kind]
     return total
 

@@ -28,15 +28,15 @@ _PROCESS, _DEVICE = "process", "device"
 
 def homes_of(target: ArrayTarget) -> Homes:
     """What the devices of each process hold of an array."""
-    found: dict[int, list[Region]] = {}
+    result: dict[int, list[Region]] = {}
     placed: Mapping[Any, Any] = target.sharding.devices_indices_map(target.shape)
     for device, index in placed.items():
-        found.setdefault(device.process_index, []).append(_region(index, target))
-    return found
+        result.setdefault(device.process_index, []).append(_region(index, target))
+    return result
 
 
 def _region(index: Any, target: ArrayTarget) -> Region:
-    start = tuple(each.start or 0 for each in index or ())
+    start = tuple(item.start or 0 for item in index or ())
     return Region(start, tuple(a + n for a, n in zip(start, target.part, strict=True)))
 
 
@@ -121,11 +121,11 @@ def _settled(moved: jax.Array, target: ArrayTarget) -> jax.Array:
     singles = [shard.data for shard in typed.addressable_shards]
     if target.sharding.memory_kind not in (None, typed.sharding.memory_kind):
         kind = target.sharding.memory_kind
-        places = [
-            jax.sharding.SingleDeviceSharding(next(iter(each.devices())), memory_kind=kind)
-            for each in singles
+        locations = [
+            jax.sharding.SingleDeviceSharding(next(iter(single.devices())), memory_kind=kind)
+            for single in singles
         ]
-        singles = jax.device_put(singles, places)
+        singles = jax.device_put(singles, locations)
     return jax.make_array_from_single_device_arrays(target.shape, target.sharding, singles)
 
 

@@ -10,7 +10,7 @@ from ckpttools.formats.zarr.chunking import LARGEST, SMALLEST
 
 
 def mesh_chunk(
-    shape: Shape, shard: Shape, itemsize: int, stacked: Collection[int], most: int | None = None
+    shape: Shape, shard: Shape, itemsize: int, stacked: Collection[int], limit: int | None = None
 ) -> Shape:
     """The chunks of an array.
 
@@ -19,23 +19,23 @@ def mesh_chunk(
         shard: what each device has of it; divides the shape.
         itemsize: bytes of one element.
         stacked: axes of layers and experts, along which it is cut first.
-        most: bytes of a chunk at most, in whole elements; None for `LARGEST`.
+        limit: bytes of a chunk at most, in whole elements; None for `LARGEST`.
 
     Returns:
         The shard, or an even part of it; all of an array that is small.
     """
-    most = LARGEST if most is None else most
-    if prod(shape) * itemsize <= min(SMALLEST, most):
+    limit = LARGEST if limit is None else limit
+    if prod(shape) * itemsize <= min(SMALLEST, limit):
         return shape
     chunk = list(shard)
     # The outermost first: what is left of a row is then read in one go.
     order = [*sorted(stacked), *(axis for axis in range(len(shape)) if axis not in stacked)]
     for axis in order:
-        while chunk[axis] > 1 and prod(chunk) * itemsize > most:
+        while chunk[axis] > 1 and prod(chunk) * itemsize > limit:
             chunk[axis] //= _least_factor(chunk[axis])
     return tuple(chunk)
 
 
 def _least_factor(number: int) -> int:
     """The least prime that divides a number above 1."""
-    return next((each for each in range(2, isqrt(number) + 1) if number % each == 0), number)
+    return next((item for item in range(2, isqrt(number) + 1) if number % item == 0), number)

@@ -14,7 +14,7 @@ from ckpttools.sharding.shards import Shards
 
 @dataclass(frozen=True)
 class HeldParts:
-    """An array and the parts of it that are wanted here.
+    """An array and the parts of it that are expected here.
 
     Attributes:
         array: what they are parts of.
@@ -74,8 +74,8 @@ def with_axes_split(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | No
         case Stored() | Constant():
             return replace(array, shape=shape)
         case Relayout():
-            made = relayout(array, groups, range(len(shape)), (1,) * len(shape))
-            return made if not isinstance(made, Relayout) or made.source is array.source else None
+            built = relayout(array, groups, range(len(shape)), (1,) * len(shape))
+            return built if not isinstance(built, Relayout) or built.source is array.source else None
         case Elementwise(source=source):
             inner = with_axes_split(source, groups)
             return None if inner is None else replace(array, shape=shape, source=inner)
@@ -87,8 +87,10 @@ def with_axes_split(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | No
         case Stack(axis=axis, parts=parts) if len(groups[axis]) == 1:
             inner_groups = [*groups[:axis], *groups[axis + 1 :]]
             split = [with_axes_split(part, inner_groups) for part in parts]
-            found = tuple(part for part in split if part is not None)
+            result = tuple(part for part in split if part is not None)
             before = sum(map(len, groups[:axis]))
-            return replace(array, shape=shape, parts=found, axis=before) if len(found) == len(parts) else None
+            return (
+                replace(array, shape=shape, parts=result, axis=before) if len(result) == len(parts) else None
+            )
         case _:
             return None

@@ -32,27 +32,29 @@ class Joint:
         if len(self.members) == 1:
             yield self.members[0], parts
             return
-        for place, number in enumerate(self.members):
-            yield number, {cell[1:]: part[place] for cell, part in parts.items()}
+        for location, number in enumerate(self.members):
+            yield number, {cell[1:]: part[location] for cell, part in parts.items()}
 
 
 def joints(held: Sequence[HeldParts]) -> list[Joint]:
     """All arrays, those together that read the same bytes; each in the place of its first."""
-    found: dict[Hashable, list[tuple[int, int]]] = {}
+    result: dict[Hashable, list[tuple[int, int]]] = {}
     sources: dict[Hashable, LazyArray] = {}
     known: dict[int, tuple[LazyArray, Hashable]] = {}
-    for number, each in enumerate(held):
-        whole = _untaken(each.array) if each.shards.size else None
+    for number, item in enumerate(held):
+        whole = _untaken(item.array) if item.shards.size else None
         if whole is None:
-            found[number] = [(0, number)]
+            result[number] = [(0, number)]
             continue
         source, index = whole
         # Layers are mostly coordinates of one and the same array: it is described once, and kept meanwhile.
         known.setdefault(id(source), (source, _described(source)))
-        key = known[id(source)][1], each.shards.part, each.shards.held
-        found.setdefault(key, []).append((index, number))
+        key = known[id(source)][1], item.shards.part, item.shards.held
+        result.setdefault(key, []).append((index, number))
         sources.setdefault(key, source)
-    return [made for key, members in found.items() for made in _made(held, sources.get(key), sorted(members))]
+    return [
+        built for key, members in result.items() for built in _made(held, sources.get(key), sorted(members))
+    ]
 
 
 def _made(
@@ -65,14 +67,14 @@ def _made(
         if projected([together], PIECE_BYTES).nbytes < projected(alone, PIECE_BYTES).nbytes:
             yield Joint(together, numbers)
             return
-    yield from (Joint(each, (number,)) for each, number in zip(alone, numbers, strict=True))
+    yield from (Joint(item, (number,)) for item, number in zip(alone, numbers, strict=True))
 
 
 def _together(alone: Sequence[HeldParts], source: LazyArray) -> HeldParts:
     count, shards = len(alone), alone[0].shards
     held = tuple((0, *cell) for cell in shards.held)
     above = Shards((count, *shards.shape), (count, *shards.part), held)
-    return HeldParts(source, above, " and ".join(each.name for each in alone))
+    return HeldParts(source, above, " and ".join(item.name for item in alone))
 
 
 def _untaken(array: LazyArray) -> tuple[LazyArray, int] | None:
@@ -81,11 +83,11 @@ def _untaken(array: LazyArray) -> tuple[LazyArray, int] | None:
         return array.source, array.index
     if not isinstance(array, Stack):
         return None
-    found = [whole for part in array.parts if (whole := _untaken(part)) is not None]
-    indices = {index for _, index in found}
-    if len(found) < len(array.parts) or len(indices) > 1:
+    result = [whole for part in array.parts if (whole := _untaken(part)) is not None]
+    indices = {index for _, index in result}
+    if len(result) < len(array.parts) or len(indices) > 1:
         return None
-    return stack([source for source, _ in found], array.axis + 1), indices.pop()
+    return stack([source for source, _ in result], array.axis + 1), indices.pop()
 
 
 def _described(array: LazyArray) -> Hashable:
@@ -93,5 +95,5 @@ def _described(array: LazyArray) -> Hashable:
     parts = inner(array)
     if not parts:
         return id(array)
-    own = (repr(getattr(array, each.name)) for each in fields(array) if each.name not in INNER)
+    own = (repr(getattr(array, field.name)) for field in fields(array) if field.name not in INNER)
     return (type(array), *own, *map(_described, parts))

@@ -50,10 +50,10 @@ def abandoned_job(job: Service) -> None:
             _all_say(job, _AWAY, _FAILED_SECONDS)
             time.sleep(_GRACE_SECONDS)
     state = distributed.global_state
-    for each in (state.client, state.service):
-        if each is not None:
+    for item in (state.client, state.service):
+        if item is not None:
             # What is destroyed takes leave, too, and ends the process by a signal if nobody answers.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
     state.client = state.service = None
 
 

@@ -134,11 +134,11 @@ class LoadPlan:
         )
 
 
-def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -> LoadPlan:
+def plan_load(expected: Request, sharing: Sharing, *, memory: int, notes: Notes) -> LoadPlan:
     """What loading takes.
 
     Args:
-        wanted: what goes where.
+        expected: what goes where.
         sharing: how processes share reading.
         memory: bytes of host memory beside the result.
         notes: what the user should know beside what the request says.
@@ -147,25 +147,25 @@ def plan_load(wanted: Request, sharing: Sharing, *, memory: int, notes: Notes) -
         MemoryBudgetError: one worker, or an array that must be staged on its way to devices, does not fit.
     """
     room = _room(memory)
-    routes = tuple(_route(leaf, sharing, room) for leaf in wanted.arrays if leaf.number is None)
-    held = [each.held for each in joined_reads(routes)]
+    routes = tuple(_route(leaf, sharing, room) for leaf in expected.arrays if leaf.number is None)
+    held = [read.held for read in joined_reads(routes)]
     cost, staged = projected(held, PIECE_BYTES), _staging(routes, room, memory)
     shared = any(route.way != "direct" for route in routes)
     alone = projected([route.needed for route in routes], PIECE_BYTES) if shared else cost
-    fitted_pieces([(each.array,) for each in held], memory=memory, jobs=1, scratch=0, reserved=staged)
+    fitted_pieces([(item.array,) for item in held], memory=memory, jobs=1, scratch=0, reserved=staged)
     return LoadPlan(
-        arrays=len(wanted.arrays),
+        arrays=len(expected.arrays),
         processes=jax.process_count(),
         bytes_needed=sum(route.needed.stored_bytes for route in routes),
         bytes_read=cost.nbytes,
         bytes_read_alone=alone.nbytes,
         reads=cost.reads,
-        bytes_in_memory=sum(each.nbytes for each in held),
+        bytes_in_memory=sum(item.nbytes for item in held),
         bytes_on_devices=sum(route.leaf.target.nbytes for route in routes),
         bytes_exchanged=sum(route.needed.nbytes for route in routes if route.way != "direct"),
         staging=staged,
         memory=memory,
-        notes=notes + wanted.notes,
+        notes=notes + expected.notes,
         array_list=tuple(map(_described, routes)),
         routes=routes,
     )
@@ -232,7 +232,7 @@ def groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
     Those of which processes exchange what they have read come last and as they were asked for, which is the
     order in all processes; the others in that of their files.
     """
-    ordered = in_place_order(routes)
+    ordered = in_location_order(routes)
     yield [route for route in ordered if route.stays]
     rest = [route for route in ordered if not route.stays and route.way == "direct"]
     group: list[Route] = []
@@ -250,13 +250,13 @@ def groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
 def joined_reads(routes: Sequence[Route]) -> list[Joint]:
     """What is read together. What processes exchange stays in its order, each by itself."""
     own = [number for number, route in enumerate(routes) if route.way == "direct"]
-    made = joints([routes[number].held for number in own])
-    direct = [Joint(each.held, tuple(own[member] for member in each.members)) for each in made]
+    built = joints([routes[number].held for number in own])
+    direct = [Joint(item.held, tuple(own[member] for member in item.members)) for item in built]
     others = [Joint(route.held, (number,)) for number, route in enumerate(routes) if route.way != "direct"]
     return [*direct, *others]
 
 
-def in_place_order(routes: Iterable[Route]) -> list[Route]:
+def in_location_order(routes: Iterable[Route]) -> list[Route]:
     """The same in the order in which they lie in their files."""
 
     def first(route: Route) -> tuple[str, int]:

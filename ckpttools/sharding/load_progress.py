@@ -46,11 +46,13 @@ class JobProgress:
     waiting_for: int | None = None
 
     def __repr__(self) -> str:
-        done = sum(each.bytes_done for each in self.processes)
-        nbytes = sum(each.nbytes for each in self.processes)
-        rate = sum(each.bytes_per_second for each in self.processes)
+        done = sum(process.bytes_done for process in self.processes)
+        nbytes = sum(process.nbytes for process in self.processes)
+        rate = sum(process.bytes_per_second for process in self.processes)
         waits = "" if self.waiting_for is None else f", all wait for process {self.waiting_for}"
-        last = min(self.processes, key=lambda each: each.bytes_done / max(1, each.nbytes), default=None)
+        last = min(
+            self.processes, key=lambda process: process.bytes_done / max(1, process.nbytes), default=None
+        )
         slowest = f", process {last.process} has least" if last and len(self.processes) > 1 else ""
         share = f"{100 * done // max(1, nbytes)} % of {nbytes:,} bytes, {rate:,.0f} bytes/s"
         return f"<JobProgress of {self.count:,} processes: {share}{slowest}{waits}>"
@@ -71,23 +73,23 @@ class Teller:
     tell: Callable[[JobProgress], None]
     done: int = 0
     began: float = field(default_factory=time.monotonic)
-    said: float = 0.0
+    declared: float = 0.0
 
     def add(self, nbytes: int) -> None:
         """So many bytes more are made."""
         self.done += nbytes
-        if time.monotonic() - self.said >= _SAID_SECONDS or self.done == self.nbytes:
+        if time.monotonic() - self.declared >= _SAID_SECONDS or self.done == self.nbytes:
             self.say()
 
     def say(self, waiting_for: int | None = None) -> None:
         """Says it now."""
-        self.said = time.monotonic()
-        rate = self.done / max(1e-9, self.said - self.began)
+        self.declared = time.monotonic()
+        rate = self.done / max(1e-9, self.declared - self.began)
         self.processes.note(_TOPIC, f"{self.nbytes} {self.done} {rate:.0f}")
         if self.processes.number == 0:
             noted = sorted(self.processes.noted(_TOPIC).items())
-            found = [ProcessProgress(number, *map(int, text.split())) for number, text in noted]
-            self.tell(JobProgress(self.processes.count, tuple(found), waiting_for))
+            result = [ProcessProgress(number, *map(int, text.split())) for number, text in noted]
+            self.tell(JobProgress(self.processes.count, tuple(result), waiting_for))
 
     def waits(self, topic: str) -> None:
         """Process 0 waits for what another is to say; the number of that ends the topic."""

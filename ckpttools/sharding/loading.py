@@ -23,7 +23,7 @@ from ckpttools.sharding.scatter import Parts, ReadResources, read_parts
 
 
 def loaded(
-    wanted: Request,
+    expected: Request,
     plan: LoadPlan,
     *,
     jobs: int | None,
@@ -33,7 +33,7 @@ def loaded(
     """Reads all that was asked for.
 
     Args:
-        wanted, plan: what.
+        expected, plan: what.
         jobs: workers at a time.
         observe: called with the bytes that are made.
         observe_job: called in process 0 of several now and then with how far all have come.
@@ -57,20 +57,20 @@ def loaded(
     reading = ReadResources(plan.memory, jobs, plan.staging, observe, losing)
     on_the_way: list[jax.Array] = []
     for group in groups(plan.routes, plan.staging // 2):
-        found = _parts(group, reading)
+        result = _parts(group, reading)
         if processes is not None and shared:
-            found = _with_all(found, group, shared, processes)
-        made = list(_arrays(group, found))
+            result = _with_all(result, group, shared, processes)
+        built = list(_arrays(group, result))
         # What was staged for the group before this one is free now, or will be before more is staged.
         _wait_for(on_the_way)
-        on_the_way = [array for route, array in made if not route.stays]
-        values.update({id(route.leaf): _typed(array, route.leaf) for route, array in made})
+        on_the_way = [array for route, array in built if not route.stays]
+        values.update({id(route.leaf): _typed(array, route.leaf) for route, array in built})
     _wait_for(on_the_way)
-    for leaf in wanted.arrays:
+    for leaf in expected.arrays:
         if leaf.number is not None:
             values[id(leaf)] = _number(leaf, leaf.number)
     _tell(lost)
-    return wanted.filled([values[id(leaf)] for leaf in wanted.arrays])
+    return expected.filled([values[id(leaf)] for leaf in expected.arrays])
 
 
 def _number(leaf: Assigned, kind: type) -> Any:
@@ -78,7 +78,7 @@ def _number(leaf: Assigned, kind: type) -> Any:
     stored = leaf.array.read().reshape(()).item()
     value = kind(stored)
     if isinstance(stored, int) and value != stored:
-        raise CoverageError(f"{leaf.name}: no {kind.__name__} is exactly {stored}", wanted="an int")
+        raise CoverageError(f"{leaf.name}: no {kind.__name__} is exactly {stored}", expected="an int")
     return value
 
 
@@ -93,8 +93,8 @@ def _agreed(plan: LoadPlan) -> Processes | None:
     if plan.processes == 1 or not spread:
         return None
     processes = Processes.of_job("load")
-    said = repr([(route.leaf.name, route.way, route.leaf.target.shape) for route in spread])
-    processes.all_same("plan of the load", hashlib.sha256(said.encode()).hexdigest())
+    declared = repr([(route.leaf.name, route.way, route.leaf.target.shape) for route in spread])
+    processes.all_same("plan of the load", hashlib.sha256(declared.encode()).hexdigest())
     return processes
 
 
@@ -131,10 +131,12 @@ def _wait_for(arrays: list[jax.Array]) -> None:
         array.block_until_ready()
 
 
-def _arrays(routes: Sequence[Route], found: Iterator[tuple[int, Parts]]) -> Iterator[tuple[Route, jax.Array]]:
+def _arrays(
+    routes: Sequence[Route], result: Iterator[tuple[int, Parts]]
+) -> Iterator[tuple[Route, jax.Array]]:
     """Arrays as they are read; what needs all processes in the order of the routes."""
     batches = Batches()
-    for number, parts in found:
+    for number, parts in result:
         route = routes[number]
         if route.way == "direct":
             yield from (
@@ -146,19 +148,19 @@ def _arrays(routes: Sequence[Route], found: Iterator[tuple[int, Parts]]) -> Iter
 
 
 def _with_all(
-    found: Iterator[tuple[int, Parts]], routes: Sequence[Route], shared: deque[str], processes: Processes
+    result: Iterator[tuple[int, Parts]], routes: Sequence[Route], shared: deque[str], processes: Processes
 ) -> Iterator[tuple[int, Parts]]:
     """The same, where all processes have read what they are to exchange next, or all learn which has not.
 
     Args:
-        found: numbers of routes, with their parts.
+        result: numbers of routes, with their parts.
         routes: by number.
         shared: names of all arrays that they will exchange, in their order; taken from as they come.
         processes: all of them.
     """
     while True:
         try:
-            number, parts = next(found)
+            number, parts = next(result)
         except StopIteration:
             return
         except BaseException as error:
@@ -172,9 +174,9 @@ def _with_all(
 
 def _parts(routes: Sequence[Route], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
     """The parts of each route, by its number."""
-    made = joined_reads(routes)
-    for number, parts in reordered(read_parts([each.held for each in made], reading)):
-        yield from made[number].split(parts)
+    built = joined_reads(routes)
+    for number, parts in reordered(read_parts([item.held for item in built], reading)):
+        yield from built[number].split(parts)
 
 
 def _together(route: Route, parts: Parts) -> jax.Array:
@@ -184,11 +186,11 @@ def _together(route: Route, parts: Parts) -> jax.Array:
     return broadcast(parts, route.leaf.target)
 
 
-def reordered(made: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
+def reordered(built: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
     """The same by their numbers, from 0 on."""
     waiting: dict[int, Parts] = {}
     following = 0
-    for number, parts in made:
+    for number, parts in built:
         waiting[number] = parts
         while following in waiting:
             yield following, waiting.pop(following)

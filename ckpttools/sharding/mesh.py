@@ -14,7 +14,7 @@ from math import prod
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 
-_WANTED = "such as 8, 4x2 or data=4,fsdp=2"
+_EXPECTED = "such as 8, 4x2 or data=4,fsdp=2"
 _LENGTH = re.compile(r"\s*[1-9][0-9]{0,17}\s*")
 _MOST_DEVICES = 1 << 20
 
@@ -56,11 +56,11 @@ def parse_mesh(text: str) -> MeshShape:
     named = {name.strip(): length for name, _, length in pairs} if "=" in text else {}
     lengths = list(named.values()) if named else words
     if named and len(lengths) != len(words):
-        raise UsageError(f"{text!r} is no mesh", got="an axis that is named twice", wanted=_WANTED)
+        raise UsageError(f"{text!r} is no mesh", got="an axis that is named twice", expected=_EXPECTED)
     if not all(_LENGTH.fullmatch(length) for length in lengths):
-        raise UsageError(f"{text!r} is no mesh", wanted=_WANTED)
+        raise UsageError(f"{text!r} is no mesh", expected=_EXPECTED)
     names = list(named) if named else [str(number) for number in range(len(lengths))]
     mesh = MeshShape(dict(zip(names, map(int, lengths), strict=True)))
     if "" in mesh.axes or mesh.size > _MOST_DEVICES:
-        raise UsageError(f"{text!r} is no mesh", wanted=f"{_WANTED}; at most {_MOST_DEVICES:,} devices")
+        raise UsageError(f"{text!r} is no mesh", expected=f"{_EXPECTED}; at most {_MOST_DEVICES:,} devices")
     return mesh

@@ -57,7 +57,9 @@ class ArrayTarget:
         """Whether memory of the host that is aligned becomes the array's own, without a copy."""
         devices: Any = self.sharding.addressable_devices
         kind = self.sharding.memory_kind
-        return all(each.platform == "cpu" and kind in (None, each.default_memory().kind) for each in devices)
+        return all(
+            device.platform == "cpu" and kind in (None, device.default_memory().kind) for device in devices
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -71,22 +73,22 @@ def _homes(
 
 def _cell(index: object, part: Shape) -> Shape:
     slices: tuple[slice, ...] = index if isinstance(index, tuple) else ()
-    return tuple((each.start or 0) // max(1, n) for each, n in zip(slices, part, strict=True))
+    return tuple((item.start or 0) // max(1, n) for item, n in zip(slices, part, strict=True))
 
 
-def device_arrays(made: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Array]:
+def device_arrays(built: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Array]:
     """Arrays of these parts; parts on the CPU stay where they are and belong to JAX from now on."""
     buffers: list[np.ndarray] = []
-    places: list[jax.sharding.Sharding] = []
+    locations: list[jax.sharding.Sharding] = []
     counts: list[int] = []
-    for target, parts in made:
+    for target, parts in built:
         homes = target.homes
         kind = target.sharding.memory_kind
         buffers += [parts[cell].view(target.dtype.numpy) for _, cell in homes]
-        places += [jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for device, _ in homes]
+        locations += [jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for device, _ in homes]
         counts.append(len(homes))
-    singles = iter(jax.device_put(buffers, places) if buffers else [])
-    for (target, _), count in zip(made, counts, strict=True):
+    singles = iter(jax.device_put(buffers, locations) if buffers else [])
+    for (target, _), count in zip(built, counts, strict=True):
         own = [next(singles) for _ in range(count)]
         yield jax.make_array_from_single_device_arrays(
             target.shape, target.sharding, own, dtype=target.dtype.numpy
@@ -111,6 +113,6 @@ class Batches:
 
     def rest(self) -> Iterator[tuple[int, jax.Array]]:
         """Those that were not put yet."""
-        numbers, made = self._numbers, self._made
+        numbers, built = self._numbers, self._made
         self._numbers, self._made, self._parts = [], [], 0
-        yield from zip(numbers, device_arrays(made), strict=True)
+        yield from zip(numbers, device_arrays(built), strict=True)

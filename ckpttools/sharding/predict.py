@@ -9,8 +9,8 @@ from functools import cache, partial
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, grid_index
-from ckpttools.core.wording import option
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.routes import FetchPlan, Homes, Way, some_of, way_of
 from ckpttools.sharding.specs import Spec, cuts, shard_shape
@@ -69,23 +69,23 @@ def process_loading(
         raise UsageError(
             "the devices cannot be shared evenly",
             got=f"{mesh.size} devices, {option('processes', processes)}",
-            wanted=f"a divisor of {mesh.size}",
+            expected=f"a divisor of {mesh.size}",
         )
     devices = mesh.size // processes
-    found = _Predicted(mesh, processes)
+    result = _Predicted(mesh, processes)
     for path, array in arrays.items():
-        found.add(array, specs.get(path, ()))
+        result.add(array, specs.get(path, ()))
     return ProcessLoading(
         processes=processes,
         devices=devices,
-        needed=found.alone.needed,
-        fetched=found.alone.fetched,
-        over_read=found.alone.over_read,
+        needed=result.alone.needed,
+        fetched=result.alone.fetched,
+        over_read=result.alone.over_read,
         max_over_read=MAX_OVER_READ,
-        exchanged=found.exchanged,
-        fetched_exchanging=found.together.fetched,
-        broadcast=found.broadcast,
-        fetched_single_replica=found.single.fetched,
+        exchanged=result.exchanged,
+        fetched_exchanging=result.together.fetched,
+        broadcast=result.broadcast,
+        fetched_single_replica=result.single.fetched,
     )
 
 
@@ -109,28 +109,28 @@ class _Predicted:
         """Adds what is read of an array."""
         homes = self._homes(array.shape, spec)
         some = {process: homes[process] for process in some_of(range(self.processes))}
-        way, found = self._way(array, some, float("inf"))
-        self.alone += found
-        if found.over_read > MAX_OVER_READ:
-            way, found = self._way(array, some, MAX_OVER_READ)
-        self.together += found
+        way, result = self._way(array, some, float("inf"))
+        self.alone += result
+        if result.over_read > MAX_OVER_READ:
+            way, result = self._way(array, some, MAX_OVER_READ)
+        self.together += result
         self.exchanged += way == "exchange"
-        way, found = self._way(array, homes, MAX_OVER_READ, single_replica=True)
-        self.single += found
+        way, result = self._way(array, homes, MAX_OVER_READ, single_replica=True)
+        self.single += result
         self.broadcast += way == "broadcast"
 
     def _way(
-        self, array: LazyArray, homes: Homes, most: float, *, single_replica: bool = False
+        self, array: LazyArray, homes: Homes, limit: float, *, single_replica: bool = False
     ) -> tuple[Way, FetchPlan]:
-        way, _, found = way_of(
+        way, _, result = way_of(
             array,
             homes,
             processes=self.processes,
             devices=self.mesh.size // self.processes,
-            max_over_read=most,
+            max_over_read=limit,
             single_replica=single_replica,
         )
-        return way, found
+        return way, result
 
 
 def homes_on(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:

@@ -57,9 +57,9 @@ class Processes(Service):
             return text
         return self.get(f"{topic}/0")
 
-    def gathered(self, topic: str, said: str) -> list[str]:
+    def gathered(self, topic: str, declared: str) -> list[str]:
         """What each process says, in the order of their numbers; in process 0, and elsewhere nothing."""
-        self.put(f"{topic}/{self.number}", said)
+        self.put(f"{topic}/{self.number}", declared)
         if self.number:
             return []
         return [self.get(f"{topic}/{number}") for number in range(self.count)]
@@ -68,11 +68,11 @@ class Processes(Service):
         """Does something in each process, and returns what came of it here; errors as `all_well`."""
         error: BaseException | None = None
         try:
-            made = do()
+            built = do()
         except BaseException as raised:
             error = raised
         self.all_well(topic, error)
-        return made
+        return built
 
     def all_well(self, topic: str, error: BaseException | None) -> None:
         """Returns when all processes have come here.
@@ -85,10 +85,10 @@ class Processes(Service):
             BaseException: `error`.
             OtherProcessError: something went wrong elsewhere; says where.
         """
-        said = self.gathered(topic, "" if error is None else _message(error))
+        declared = self.gathered(topic, "" if error is None else _message(error))
         wrong = self.told(
             f"{topic} in all",
-            lambda: "\n".join(f"process {number}: {text}" for number, text in enumerate(said) if text),
+            lambda: "\n".join(f"process {number}: {text}" for number, text in enumerate(declared) if text),
         )
         if error is not None:
             raise error
@@ -99,12 +99,12 @@ class Processes(Service):
                 hint="see what that process says",
             )
 
-    def all_same(self, topic: str, said: str) -> None:
+    def all_same(self, topic: str, declared: str) -> None:
         """Raises OtherProcessError if the processes do not say the same."""
-        every = self.gathered(topic, said)
+        every = self.gathered(topic, declared)
         wrong = self.told(
             f"{topic} compared",
-            lambda: ", ".join(str(number) for number, each in enumerate(every) if each != every[0]),
+            lambda: ", ".join(str(number) for number, item in enumerate(every) if item != every[0]),
         )
         if wrong:
             raise OtherProcessError(

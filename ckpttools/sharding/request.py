@@ -24,15 +24,15 @@ from ckpttools.core.errors import (
     listing,
     near_names,
 )
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, some, type_text
-from ckpttools.core.wording import option
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.names import is_wrapper
 from ckpttools.sharding.assigned import Assigned, Assigning, Devices
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.specs import shard_shape, spec_of
-from ckpttools.sharding.templates import TreeTemplate, Wanted
+from ckpttools.sharding.templates import Expected, TreeTemplate
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import CastMap, can_cast, cast, cast_notes
 
@@ -58,7 +58,7 @@ class Request:
 
 
 def request(
-    tree: Tree, template: TreeTemplate | None, devices: Devices, dtype: DType | str | None, place: str
+    tree: Tree, template: TreeTemplate | None, devices: Devices, dtype: DType | str | None, location: str
 ) -> Request:
     """Checks all that was asked for against a checkpoint.
 
@@ -67,7 +67,7 @@ def request(
         template: what the caller wants to have; None for the tree as it is.
         devices: where to.
         dtype: of floating-point arrays; "like" for those of the template; None for those stored.
-        place: of the checkpoint, for messages.
+        location: of the checkpoint, for messages.
 
     Raises:
         CoverageError: names, shapes or dtypes that the checkpoint has not, axes that cannot be divided, and
@@ -85,15 +85,15 @@ def request(
             raise error.at(hint="load these arrays as they are, and cast them there") from error
         tree, notes = changed.tree, changed.notes
     assigning = Assigning(tree, devices)
-    arrays = [assigning.assigned(path, wanted) for path, wanted in pairs]
+    arrays = [assigning.assigned(path, expected) for path, expected in pairs]
     problems += _unfit(arrays, tree, devices)
     if problems:
         raise CoverageError(
             f"the checkpoint and what was asked for do not fit:{listing(problems)}",
-            place=place or None,
+            location=location or None,
             hint=_hint(arrays, tree),
         )
-    paths = [each.path for each in arrays]
+    paths = [array.path for array in arrays]
     filled = _whole(tree, paths) if template is None else _with_texts(template, texts)
     uncut = tuple(assigning.remarks(arrays))
     if assigning.uncut_share(arrays) > _MOST_UNCUT:
@@ -101,50 +101,50 @@ def request(
     return Request(tuple(arrays), filled, notes + Notes(remarks=(*remarks, *uncut)))
 
 
-Pairs = list[tuple[Path, Wanted]]
+Pairs = list[tuple[Path, Expected]]
 
 
 def _pairs(
     tree: Tree, template: TreeTemplate | None
 ) -> tuple[Pairs, Mapping[Path, str], list[str], list[str]]:
-    """Paths and what is wanted of each; texts by their names; what is not there; remarks."""
+    """Paths and what is expected of each; texts by their names; what is not there; remarks."""
     if template is None:
-        return [(path, Wanted(path, None, None)) for path in tree.arrays], {}, [], []
+        return [(path, Expected(path, None, None)) for path in tree.arrays], {}, [], []
     texts = {path: leaf.value for path, leaf in tree.items() if isinstance(leaf, Text)}
     known = view_of(tree).roles
-    found = match(
-        [each.path for each in template.leaves],
+    result = match(
+        [item.path for item in template.leaves],
         [*tree.arrays, *texts],
         lambda path: path in texts or known.of(path) == "parameter",
     )
-    matched = [(found.found[each.path], each) for each in template.leaves if each.path in found.found]
-    pairs = [(path, each) for path, each in matched if path in tree.arrays and not each.is_text]
+    matched = [(result.result[item.path], item) for item in template.leaves if item.path in result.result]
+    pairs = [(path, item) for path, item in matched if path in tree.arrays and not item.is_text]
     remarks = []
-    if found.found and not all(map(is_wrapper, found.below)):
-        remarks.append(f"what is asked for is found below {keystr(found.below)} of the checkpoint")
-    unread = [path for path in found.unread if path in tree.arrays]
+    if result.result and not all(map(is_wrapper, result.below)):
+        remarks.append(f"what is asked for is found below {keystr(result.below)} of the checkpoint")
+    unread = [path for path in result.unread if path in tree.arrays]
     if unread:
         names = some(map(keystr, unread))
         remarks.append(f"not asked for: {array_count(unread)} of the checkpoint, {names}")
-    problems = [*_missing(found.missing, tree), *_misread(matched, tree)]
-    if found.others:
-        places = " and ".join(map(keystr, found.others))
+    problems = [*_missing(result.missing, tree), *_misread(matched, tree)]
+    if result.others:
+        locations = " and ".join(map(keystr, result.others))
         name = keystr(template.leaves[0].path)
         problems.append(
-            f"{name}: there are {places}; give {option('like')} their keys, too, or {option('keep')}"
+            f"{name}: there are {locations}; give {option('like')} their keys, too, or {option('keep')}"
         )
-    read = {each.path: texts[path] for path, each in matched if each.is_text and path in texts}
+    read = {item.path: texts[path] for path, item in matched if item.is_text and path in texts}
     return pairs, read, problems, remarks
 
 
 def _misread(matched: Pairs, tree: Tree) -> Iterator[str]:
-    """Arrays where texts are wanted, and texts where arrays are."""
-    for path, each in matched:
+    """Arrays where texts are expected, and texts where arrays are."""
+    for path, item in matched:
         array = tree.arrays.get(path)
-        if array is None and not each.is_text:
-            yield f"{each.name}: is a text, wanted an array or a number"
-        elif array is not None and each.is_text:
-            yield f"{each.name}: is {type_text(array.dtype, array.shape)}, wanted a text"
+        if array is None and not item.is_text:
+            yield f"{item.name}: is a text, expected an array or a number"
+        elif array is not None and item.is_text:
+            yield f"{item.name}: is {type_text(array.dtype, array.shape)}, expected a text"
 
 
 def _with_texts(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
@@ -153,7 +153,7 @@ def _with_texts(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[
     def filled(values: Sequence[Any]) -> Any:
         others = iter(values)
         return template.filled(
-            [texts[each.path] if each.is_text else next(others) for each in template.leaves]
+            [texts[leaf.path] if leaf.is_text else next(others) for leaf in template.leaves]
         )
 
     return filled
@@ -167,41 +167,41 @@ def _missing(paths: Sequence[Path], tree: Tree) -> Iterator[str]:
 
 
 def _unfit(arrays: Sequence[Assigned], tree: Tree, devices: Devices) -> Iterator[str]:
-    """Why arrays cannot be loaded as wanted."""
-    for each in arrays:
-        yield from reasons(each, tree.metadata.key_impls.get(each.path))
-        if each.number is None and devices.lack(each.wanted):
-            yield f"{each.name}: `shardings` has none for it"
+    """Why arrays cannot be loaded as expected."""
+    for array in arrays:
+        yield from reasons(array, tree.metadata.key_impls.get(array.path))
+        if array.number is None and devices.lack(array.expected):
+            yield f"{array.name}: `shardings` has none for it"
 
 
 def _hint(arrays: Sequence[Assigned], tree: Tree) -> str | None:
     """How to cast, where that can be done to all whose dtypes differ."""
-    differing = [each for each in arrays if each.wanted.dtype not in (None, each.array.dtype)]
-    if differing and all(_casts(each, tree) for each in differing):
+    differing = [array for array in arrays if array.expected.dtype not in (None, array.array.dtype)]
+    if differing and all(_casts(item, tree) for item in differing):
         return f"{option('dtype', LIKE)} casts, if only dtypes differ"
     return None
 
 
 def _casts(assigned: Assigned, tree: Tree) -> bool:
     """Whether dtype="like" casts an array, which it does to nothing that is made of keys or loses numbers."""
-    wanted, dtype = assigned.wanted, assigned.array.dtype
-    is_key = wanted.key_impl is not None or assigned.path in tree.metadata.key_impls
-    return wanted.dtype is not None and not is_key and can_cast(dtype, wanted.dtype)
+    expected, dtype = assigned.expected, assigned.array.dtype
+    is_key = expected.key_impl is not None or assigned.path in tree.metadata.key_impls
+    return expected.dtype is not None and not is_key and can_cast(dtype, expected.dtype)
 
 
-def _cast(tree: Tree, pairs: Sequence[tuple[Path, Wanted]], dtype: DType | str) -> Transformed:
-    """The tree with its numbers in the dtypes that are wanted."""
+def _cast(tree: Tree, pairs: Sequence[tuple[Path, Expected]], dtype: DType | str) -> Transformed:
+    """The tree with its numbers in the dtypes that are expected."""
     if dtype != LIKE:
         return CastMap({}, dtype)(tree)
-    both = [(path, tree.arrays[path], each.dtype) for path, each in pairs if each.dtype]
-    differing = {path: (array, wanted) for path, array, wanted in both if array.dtype != wanted}
+    both = [(path, tree.arrays[path], item.dtype) for path, item in pairs if item.dtype]
+    differing = {path: (array, expected) for path, array, expected in both if array.dtype != expected}
     # Whole numbers and what may be quantised are for the transform to judge.
-    if all(_is_plain(array.dtype) and wanted.is_of_weights for array, wanted in differing.values()):
-        made = {path: cast(array, wanted) for path, (array, wanted) in differing.items()}
-        kinds = {(array.dtype, wanted): array for array, wanted in differing.values()}
-        notes = [note for (_, wanted), array in kinds.items() for note in cast_notes({"": array}, wanted)]
-        return Transformed(Tree({**tree.leaves, **made}, tree.metadata), Notes(tuple(notes)))
-    return CastMap({keystr(path): wanted for path, (_, wanted) in differing.items()})(tree)
+    if all(_is_plain(array.dtype) and expected.is_of_weights for array, expected in differing.values()):
+        built = {path: cast(array, expected) for path, (array, expected) in differing.items()}
+        kinds = {(array.dtype, expected): array for array, expected in differing.values()}
+        notes = [note for (_, expected), array in kinds.items() for note in cast_notes({"": array}, expected)]
+        return Transformed(Tree({**tree.leaves, **built}, tree.metadata), Notes(tuple(notes)))
+    return CastMap({keystr(path): expected for path, (_, expected) in differing.items()})(tree)
 
 
 def _is_plain(dtype: DType) -> bool:
@@ -223,7 +223,7 @@ def _filled(node: Any, path: Path, values: Mapping[Path, Any]) -> Any:
     if isinstance(node, dict):
         return {key: _filled(value, (*path, key), values) for key, value in node.items()}
     if isinstance(node, list):
-        return [_filled(value, (*path, place), values) for place, value in enumerate(node)]
+        return [_filled(value, (*path, location), values) for location, value in enumerate(node)]
     return node
 
 
@@ -237,26 +237,26 @@ _KINDS: Mapping[type, tuple[str, ...]] = {
 
 
 def reasons(assigned: Assigned, stored_impl: str | None) -> Iterator[str]:
-    """Why an array cannot be loaded as wanted.
+    """Why an array cannot be loaded as expected.
 
     Args:
         assigned: the array, and what the caller wants of it.
         stored_impl: of PRNG keys the name of their implementation, as it is stored.
     """
-    array, name, wanted = assigned.array, assigned.name, assigned.wanted
-    if wanted.shape is not None and wanted.shape != array.shape:
-        yield f"{name}: has the shape {list(array.shape)}, wanted {list(wanted.shape)}"
+    array, name, expected = assigned.array, assigned.name, assigned.expected
+    if expected.shape is not None and expected.shape != array.shape:
+        yield f"{name}: has the shape {list(array.shape)}, expected {list(expected.shape)}"
         return
-    if wanted.dtype is not None and wanted.dtype != array.dtype:
-        yield f"{name}: is {array.dtype}, wanted {wanted.dtype}"
-    if stored_impl and wanted.key_impl and stored_impl != wanted.key_impl:
-        yield f"{name}: is a key of {stored_impl}, wanted one of {wanted.key_impl}"
+    if expected.dtype is not None and expected.dtype != array.dtype:
+        yield f"{name}: is {array.dtype}, expected {expected.dtype}"
+    if stored_impl and expected.key_impl and stored_impl != expected.key_impl:
+        yield f"{name}: is a key of {stored_impl}, expected one of {expected.key_impl}"
     if assigned.number is None:
         yield from _no_array(assigned)
     elif array.size != 1:
-        yield f"{name}: is {type_text(array.dtype, array.shape)}, wanted a number"
+        yield f"{name}: is {type_text(array.dtype, array.shape)}, expected a number"
     elif array.dtype.kind not in _KINDS[assigned.number]:
-        yield f"{name}: is {array.dtype}, wanted a {assigned.number.__name__}"
+        yield f"{name}: is {array.dtype}, expected a {assigned.number.__name__}"
 
 
 def _no_array(assigned: Assigned) -> Iterator[str]:
@@ -278,7 +278,7 @@ def _uneven(assigned: Assigned) -> Iterator[str]:
             shard_shape(target.shape, spec, MeshShape(dict(target.sharding.mesh.shape)))
         _ = target.part
     except CheckpointError as error:
-        yield f"{assigned.name}: {error.message}: {error.got}; wanted {error.wanted}"
+        yield f"{assigned.name}: {error.message}: {error.got}; expected {error.expected}"
     except ValueError as error:
         yield f"{assigned.name}: {error}"
 
@@ -305,7 +305,7 @@ class Match:
     """How names of two trees belong together.
 
     Attributes:
-        found: name of the caller -> path of the checkpoint.
+        result: name of the caller -> path of the checkpoint.
         missing: names of the caller that the checkpoint has not.
         unread: paths of the checkpoint, from the same place in it, that the caller does not name.
         below: keys of the checkpoint below which the names are.
@@ -313,7 +313,7 @@ class Match:
             comes first. Empty where there is one choice.
     """
 
-    found: Mapping[Path, Path]
+    result: Mapping[Path, Path]
     missing: tuple[Path, ...]
     unread: tuple[Path, ...]
     below: Path = ()
@@ -321,34 +321,34 @@ class Match:
 
 
 def match(
-    wanted: Sequence[Path], known: Iterable[Path], is_parameter: Callable[[Path], bool] = lambda path: True
+    expected: Sequence[Path], known: Iterable[Path], is_parameter: Callable[[Path], bool] = lambda path: True
 ) -> Match:
-    """Finds each wanted name in a checkpoint: as it is, or all of them below one key, or without one.
+    """Finds each expected name in a checkpoint: as it is, or all of them below one key, or without one.
 
     Numbers are the same as text or as places in lists; a last key `value`, as NNX has one, counts for
     nothing.
 
     Args:
-        wanted: names of the caller.
+        expected: names of the caller.
         known: paths of the checkpoint.
         is_parameter: whether one of them is a parameter: of several places where the names are as well found
             it is that of the parameters which is meant, not that of their moments.
     """
     paths = {_name(path): path for path in known}
-    names = [(path, _name(path)) for path in wanted]
+    names = [(path, _name(path)) for path in expected]
     choices = _best([name for _, name in names], paths)
     if len(choices) > 1:
-        choices = [each for each in choices if all(map(is_parameter, _found(each, paths)))] or choices
+        choices = [choice for choice in choices if all(map(is_parameter, _found(choice, paths)))] or choices
     best = choices[0]
-    found = dict(zip(wanted, best.names, strict=True))
+    result = dict(zip(expected, best.names, strict=True))
     below, reached = best.below, set(best.names)
     unread = tuple(
         path for name, path in paths.items() if name[: len(below)] == below and name not in reached
     )
-    firsts = [path for each in choices for path in _found(each, paths)[:1]]
+    firsts = [path for choice in choices for path in _found(choice, paths)[:1]]
     return Match(
-        {path: paths[name] for path, name in found.items() if name in paths},
-        tuple(path for path, name in found.items() if name not in paths),
+        {path: paths[name] for path, name in result.items() if name in paths},
+        tuple(path for path, name in result.items() if name not in paths),
         unread,
         below,
         tuple(firsts) if len(firsts) > 1 else (),
@@ -385,17 +385,17 @@ def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
     by_last: dict[str, list[Name]] = {}
     for known in paths:
         by_last.setdefault(known[-1] if known else "", []).append(known)
-    places: dict[tuple[Name, int], None] = {((), 0): None}
+    locations: dict[tuple[Name, int], None] = {((), 0): None}
     for name in names[:: max(1, len(names) // _SAMPLES)]:
-        places.update(dict.fromkeys(_choices(name, shared, by_last.get(name[-1] if name else "", []))))
+        locations.update(dict.fromkeys(_choices(name, shared, by_last.get(name[-1] if name else "", []))))
     # The same names may be reached with other keys in common.
     choices: dict[tuple[Name, ...], _Choice] = {}
-    for below, above in sorted(places, key=lambda place: (place[1], len(place[0]))):
-        made = tuple(below + name[above:] for name in names)
-        choices.setdefault(made, _Choice(below, made))
-    counts = {made: sum(name in paths for name in made) for made in choices}
-    most = max(counts.values())
-    best = [choice for made, choice in choices.items() if counts[made] == most]
+    for below, above in sorted(locations, key=lambda location: (location[1], len(location[0]))):
+        built = tuple(below + name[above:] for name in names)
+        choices.setdefault(built, _Choice(below, built))
+    counts = {built: sum(name in paths for name in built) for built in choices}
+    limit = max(counts.values())
+    best = [choice for built, choice in choices.items() if counts[built] == limit]
     return [as_they_are] if as_they_are in best else best
 
 

@@ -50,16 +50,16 @@ class FetchPlan:
 
 def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
     """Equal boxes of an array as parts of it, each once."""
-    found = list(dict.fromkeys(boxes))
-    part = found[0].shape if found else shape
-    cells = (tuple(a // max(1, n) for a, n in zip(box.start, part, strict=True)) for box in found)
+    result = list(dict.fromkeys(boxes))
+    part = result[0].shape if result else shape
+    cells = (tuple(a // max(1, n) for a, n in zip(box.start, part, strict=True)) for box in result)
     return Shards(shape, part, tuple(cells))
 
 
 def reads(array: LazyArray, homes: Homes) -> FetchPlan:
     """What a process fetches of an array, for itself; of many processes, what some do."""
-    held = [HeldParts(array, shards_of(array.shape, homes[each])) for each in some_of(list(homes))]
-    needed = sum(each.stored_bytes for each in held)
+    held = [HeldParts(array, shards_of(array.shape, homes[item])) for item in some_of(list(homes))]
+    needed = sum(item.stored_bytes for item in held)
     return FetchPlan(needed // len(held), projected(held, PIECE_BYTES).nbytes // len(held))
 
 
@@ -89,18 +89,18 @@ class Stretches:
             devices: of each process.
         """
         return {
-            place: [self._box(shape, processes, devices, place, device) for device in range(devices)]
-            for place in some_of(range(processes))
+            location: [self._box(shape, processes, devices, location, device) for device in range(devices)]
+            for location in some_of(range(processes))
         }
 
-    def _box(self, shape: Shape, processes: int, devices: int, place: int, device: int) -> Region:
-        box = _stretch(Region.whole(shape), self.over_processes, processes, place)
+    def _box(self, shape: Shape, processes: int, devices: int, location: int, device: int) -> Region:
+        box = _stretch(Region.whole(shape), self.over_processes, processes, location)
         return _stretch(box, self.over_devices, devices, device)
 
 
-def _stretch(box: Region, axis: int, count: int, place: int) -> Region:
+def _stretch(box: Region, axis: int, count: int, location: int) -> Region:
     length = box.shape[axis] // count
-    start = box.start[axis] + place * length
+    start = box.start[axis] + location * length
     return box.replaced(axis, start, start + length)
 
 
@@ -112,11 +112,11 @@ def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches
         processes: how many there are.
         devices: of each process.
     """
-    found = [
-        (each, reads(array, each.homes(array.shape, processes, devices)))
-        for each in _choices(array.shape, processes, devices)
+    result = [
+        (choice, reads(array, choice.homes(array.shape, processes, devices)))
+        for choice in _choices(array.shape, processes, devices)
     ]
-    return min(found, key=lambda each: each[1].fetched, default=None)
+    return min(result, key=lambda item: item[1].fetched, default=None)
 
 
 def _choices(shape: Shape, processes: int, devices: int) -> Iterator[Stretches]:
@@ -157,10 +157,10 @@ def way_of(
         return "broadcast", None, reads(array, first_homes(homes))
     if own.over_read <= max_over_read or devices is None:
         return "direct", None, own
-    found = stretches(array, processes, devices)
-    if found is None or found[1].fetched >= own.fetched:
+    result = stretches(array, processes, devices)
+    if result is None or result[1].fetched >= own.fetched:
         return "direct", None, own
-    return "exchange", *found
+    return "exchange", *result
 
 
 def is_shared(homes: Homes) -> bool:
@@ -169,16 +169,16 @@ def is_shared(homes: Homes) -> bool:
     for process, boxes in homes.items():
         for box in boxes:
             holders.setdefault(box, set()).add(process)
-    return all(len(each) > 1 for each in holders.values())
+    return all(len(holder) > 1 for holder in holders.values())
 
 
 def first_homes(homes: Homes) -> Homes:
     """Of each box the first process that needs it; processes that read nothing are left out."""
     seen: set[Region] = set()
-    found: dict[int, list[Region]] = {}
+    result: dict[int, list[Region]] = {}
     for process, boxes in homes.items():
         own = [box for box in dict.fromkeys(boxes) if box not in seen]
         seen.update(own)
         if own:
-            found[process] = own
-    return found
+            result[process] = own
+    return result

@@ -28,10 +28,10 @@ from ckpttools.maxtext.axis_names import AxisNames
 from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.specs import Spec, checked_spec, parse_spec, require_axes, spec_of
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
-_WANTED = "pairs of a logical axis and mesh axes, or patterns of paths and partition specs"
+_EXPECTED = "pairs of a logical axis and mesh axes, or patterns of paths and partition specs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Rules:
             needed = tuple(name for name in axes if name not in self.absent)
             require_axes((needed,), mesh, f"{self.name}: {logical}")
         for axis in sorted(mesh.axes.keys() - self._named - self.absent):
-            wanted = self.absent if self.is_closed else self._named - mesh.axes.keys()
-            near = near_names(axis, wanted, 1)
+            expected = self.absent if self.is_closed else self._named - mesh.axes.keys()
+            near = near_names(axis, expected, 1)
             if near or self.is_closed:
                 raise UsageError(
                     "the mesh has an axis that these rules know nothing of",
-                    place=self.name,
+                    location=self.name,
                     got=f"{axis}={mesh.axes[axis]}",
-                    wanted=", ".join(sorted(wanted)),
+                    expected=", ".join(sorted(expected)),
                     hint=f"did you mean {near[0]}?" if near else "name the axis as the rules do",
                 )
 
@@ -87,7 +87,7 @@ class Rules:
             if not any(first_match(path, (pattern,)) for path in known):
                 raise UsageError(
                     "no array has a name that this pattern of rules matches",
-                    place=self.name,
+                    location=self.name,
                     got=pattern,
                     hint="ckpt inspect tree lists the names",
                 )
@@ -101,17 +101,17 @@ class Rules:
                 known.
             mesh: its devices.
         """
-        pattern = first_match(path, (each for each, _ in self.arrays))
+        pattern = first_match(path, (item for item, _ in self.arrays))
         if pattern is not None:
-            return next(spec for each, spec in self.arrays if each == pattern)
-        found = _by_axes(self.axes, axes)
+            return next(spec for item, spec in self.arrays if item == pattern)
+        result = _by_axes(self.axes, axes)
         # Those of length one cut nothing; MaxText leaves them out as well.
-        return tuple(tuple(name for name in entry if mesh.axes.get(name, 1) > 1) for entry in found)
+        return tuple(tuple(name for name in entry if mesh.axes.get(name, 1) > 1) for entry in result)
 
     def applies(self, path: Path, axes: AxisNames) -> bool:
         """Whether some rule is about this array: others are whole on every device."""
         known = {logical for logical, _ in self.axes}
-        return first_match(path, (each for each, _ in self.arrays)) is not None or any(
+        return first_match(path, (item for item, _ in self.arrays)) is not None or any(
             not known.isdisjoint(names) for names in axes
         )
 
@@ -120,15 +120,18 @@ class Rules:
 def _by_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) -> Spec:
     # The same for all layers.
     known = {logical for logical, _ in rules}
-    names = [next((each for each in alternatives if each in known), None) for alternatives in axes]
-    found: list[tuple[str, ...] | None] = [None] * len(axes)
+    names = [
+        next((alternative for alternative in alternatives if alternative in known), None)
+        for alternatives in axes
+    ]
+    result: list[tuple[str, ...] | None] = [None] * len(axes)
     used: set[str] = set()
     for logical, cut in rules:
         for position, name in enumerate(names):
-            if name == logical and found[position] is None and used.isdisjoint(cut):
-                found[position] = cut
+            if name == logical and result[position] is None and used.isdisjoint(cut):
+                result[position] = cut
                 used.update(cut)
-    return tuple(each or () for each in found)
+    return tuple(item or () for item in result)
 
 
 # As MaxText resolves them on a mesh on which the axes that are not named here have length one.
@@ -171,7 +174,7 @@ def _named(name: str) -> Rules:
         raise UsageError(
             "there are no such rules",
             got=name,
-            wanted=f"{', '.join(PRESETS)}, or a file that ends in .toml or .json",
+            expected=f"{', '.join(PRESETS)}, or a file that ends in .toml or .json",
             hint=did_you_mean(name, PRESETS),
         )
 
@@ -184,10 +187,10 @@ def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
     axes: list[tuple[str, tuple[str, ...]]] = []
     for pair in pairs:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise UsageError("not a rule", place=name, got=repr(pair), wanted=_WANTED)
+            raise UsageError("not a rule", location=name, got=repr(pair), expected=_EXPECTED)
         key, value = pair
         if not isinstance(key, str):
-            raise UsageError("not a rule", place=name, got=repr(pair), wanted=_WANTED)
+            raise UsageError("not a rule", location=name, got=repr(pair), expected=_EXPECTED)
         if (spec := _spec_in(value, key)) is not None:
             arrays.append((key, spec))
         else:
@@ -195,21 +198,21 @@ def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
     return Rules(tuple(arrays), tuple(axes), frozenset(MESH_AXES), name=name)
 
 
-def _spec_in(value: object, place: str) -> Spec | None:
+def _spec_in(value: object, location: str) -> Spec | None:
     """The spec, where the value is one: a text with brackets, or one of JAX's."""
     if isinstance(value, str):
         return parse_spec(value) if "(" in value else None
     # One of JAX's is there only where JAX is.
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.sharding.PartitionSpec):
-        return spec_of(value, place)
+        return spec_of(value, location)
     return None
 
 
-def _axes_in(value: object, place: str) -> tuple[str, ...]:
+def _axes_in(value: object, location: str) -> tuple[str, ...]:
     if value is None or isinstance(value, str | tuple | list):
-        return spec_of([value or None], place)[0]
-    raise UsageError("not a rule", place=place, got=repr(value), wanted=_WANTED)
+        return spec_of([value or None], location)[0]
+    raise UsageError("not a rule", location=location, got=repr(value), expected=_EXPECTED)
 
 
 # Rules out of a file of one's own, TOML or JSON with the same two keys.
@@ -230,35 +233,39 @@ def read_rules(file: str) -> Rules:
         FormatError: it is not TOML or JSON.
         MappingError: it has other keys, or a value is no rule; says which.
     """
-    place = parse(file)
-    document = _document(place)
+    location = parse(file)
+    document = _document(location)
     try:
-        found = fields({"axes": _axes, "arrays": mapping(_spec)})(document, f"{place}:")
-        by_axes = rules_from(found.get("axes", ()), str(place))
+        result = fields({"axes": _axes, "arrays": mapping(_spec)})(document, f"{location}:")
+        by_axes = rules_from(result.get("axes", ()), str(location))
     except UsageError as error:
         raise MappingError(
-            error.message, place=error.place or place, got=error.got, wanted=error.wanted, hint=error.hint
+            error.message,
+            location=error.location or location,
+            got=error.got,
+            expected=error.expected,
+            hint=error.hint,
         ) from error
-    return replace(by_axes, arrays=tuple(found.get("arrays", {}).items()))
+    return replace(by_axes, arrays=tuple(result.get("arrays", {}).items()))
 
 
-def _spec(value: object, place: str) -> Spec:
-    return parse_spec(text(value, place))
+def _spec(value: object, location: str) -> Spec:
+    return parse_spec(text(value, location))
 
 
-def _document(place: Place) -> Any:
-    content = place.read_bytes()
+def _document(location: Location) -> Any:
+    content = location.read_bytes()
     try:
-        return tomllib.loads(content.decode()) if place.suffix == ".toml" else parse_json(content)
+        return tomllib.loads(content.decode()) if location.suffix == ".toml" else parse_json(content)
     except (ValueError, RecursionError) as error:
-        kind = "TOML" if place.suffix == ".toml" else "JSON"
-        raise FormatError(f"not a {kind} file", place=place, got=error) from error
+        kind = "TOML" if location.suffix == ".toml" else "JSON"
+        raise FormatError(f"not a {kind} file", location=location, got=error) from error
 
 
-def _axes(value: object, place: str) -> list[tuple[str, Any]]:
+def _axes(value: object, location: str) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         value = [[name, axes] for name, axes in value.items()]
-    if not isinstance(value, list) or not all(isinstance(each, list) and len(each) == 2 for each in value):
-        wanted = 'a list of pairs, [["embed", "fsdp"], ...], or a table'
-        raise MappingError("not rules of axes", place=place, wanted=wanted)
+    if not isinstance(value, list) or not all(isinstance(item, list) and len(item) == 2 for item in value):
+        expected = 'a list of pairs, [["embed", "fsdp"], ...], or a table'
+        raise MappingError("not rules of axes", location=location, expected=expected)
     return [(name, axes) for name, axes in value]

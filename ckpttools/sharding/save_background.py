@@ -12,14 +12,14 @@ from dataclasses import field
 from ckpttools.core.budget import size_text
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
+from ckpttools.core.message_terms import option
 from ckpttools.core.resident import available_bytes
 from ckpttools.core.text import printable_text
-from ckpttools.core.wording import option
 from ckpttools.run.events import Receipt
 from ckpttools.sharding.save_shards import Abstract, ShardHolder
-from ckpttools.stores.at_once import in_threads
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
+from ckpttools.stores.thread_map import in_threads
 
 # Copies from devices that are under way at once: one waits for its device while another is put in its place.
 _COPIES = 4
@@ -37,7 +37,7 @@ class Saving:
         destination: where it is written.
     """
 
-    def __init__(self, destination: Place) -> None:
+    def __init__(self, destination: Location) -> None:
         self.destination = destination
         self._ended = threading.Event()
         self._receipt: Receipt | None = None
@@ -98,8 +98,8 @@ class _Background:
             MemoryBudgetError: there is no such room.
         """
         with self.lock:
-            self.savings = [each for each in self.savings if not (each.done and each._is_told)]
-            _check_place(saving.destination, self.savings)
+            self.savings = [item for item in self.savings if not (item.done and item._is_told)]
+            _check_location(saving.destination, self.savings)
             _check_room(nbytes, self.held, allowed)
             self.savings.append(saving)
             self.held += nbytes
@@ -140,7 +140,7 @@ _BACKGROUND = _Background()
 
 
 def start(
-    destination: Place,
+    destination: Location,
     held: Iterable[ShardHolder | Abstract],
     save: Callable[[], Receipt],
     host_memory: int | None = None,
@@ -159,14 +159,14 @@ def start(
         MemoryBudgetError: the copies would take more than `host_memory`.
         SourceChangedError: an array was deleted.
     """
-    shards = [each for each in held if isinstance(each, ShardHolder)]
-    nbytes = sum(each.nbytes for each in shards)
+    shards = [item for item in held if isinstance(item, ShardHolder)]
+    nbytes = sum(shard.nbytes for shard in shards)
     saving = Saving(destination)
     _BACKGROUND.take(saving, nbytes, host_memory)
 
     def release() -> None:
-        for each in shards:
-            each.let_go()
+        for shard in shards:
+            shard.let_go()
         _BACKGROUND.release(nbytes)
 
     try:
@@ -180,27 +180,27 @@ def start(
     return saving
 
 
-def refuse_under_way(destination: Place) -> None:
+def refuse_under_way(destination: Location) -> None:
     """Refuses a place where a save of this process is under way, also one whose thread has not begun.
 
     Raises:
         LockedError: there is one.
     """
     with _BACKGROUND.lock:
-        _check_place(destination, _BACKGROUND.savings)
+        _check_location(destination, _BACKGROUND.savings)
 
 
 def _copy(shards: Collection[ShardHolder]) -> None:
     in_threads(_COPIES, ShardHolder.copy_to_host, shards)
 
 
-def _check_place(destination: Place, others: Iterable[Saving]) -> None:
-    wanted = destination.resolve()
+def _check_location(destination: Location, others: Iterable[Saving]) -> None:
+    expected = destination.resolve()
     for other in others:
-        if not other.done and other.destination.resolve() == wanted:
+        if not other.done and other.destination.resolve() == expected:
             raise LockedError(
                 f"{destination} is being written by an earlier save of this process",
-                wanted="one save to a place at a time",
+                expected="one save to a place at a time",
                 hint="wait for it: saving.wait(), or save to another place",
             )
 
@@ -213,7 +213,7 @@ def _check_room(nbytes: int, held: int, allowed: int | None) -> None:
     raise MemoryBudgetError(
         "copies of the arrays do not fit into the memory of the host that is allowed",
         got=f"{size_text(nbytes)} of arrays{others}",
-        wanted=f"at most {size_text(limit)} in all",
+        expected=f"at most {size_text(limit)} in all",
         hint=f"allow more with {option('host_memory')}, wait for the saves under way, or use ckpttools.save, "
         "which needs no copies",
     )

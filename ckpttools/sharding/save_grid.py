@@ -9,8 +9,8 @@ from ckpttools.array.nodes import Held
 from ckpttools.array.shardings import Sharding
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.core.wording import option
 from ckpttools.formats.base import Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.zarr.given_chunks import GivenChunks

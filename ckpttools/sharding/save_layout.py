@@ -23,7 +23,7 @@ from ckpttools.formats.registry import strangers_in
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.sharding.save_shards import ShardHolder
 from ckpttools.stores.costs import Streams
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _PAGE, _LINE = 4096, 64
 
@@ -34,19 +34,19 @@ class Placed(DataFile):
 
     Attributes:
         files: names of the data files.
-        places: for each chunk, in sequence, the number of its file and its first byte.
+        locations: for each chunk, in sequence, the number of its file and its first byte.
     """
 
     files: tuple[str, ...] = ()
-    places: tuple[tuple[int, int], ...] = ()
+    locations: tuple[tuple[int, int], ...] = ()
 
-    def place(self, position: int, chunk_nbytes: int) -> tuple[str, int]:
-        number, offset = self.places[position]
+    def location(self, position: int, chunk_nbytes: int) -> tuple[str, int]:
+        number, offset = self.locations[position]
         return self.files[number], offset
 
     def __str__(self) -> str:
         """Equal where the same places are meant."""
-        return f"placed {hashlib.sha256(repr((self.files, self.places)).encode()).hexdigest()}"
+        return f"placed {hashlib.sha256(repr((self.files, self.locations)).encode()).hexdigest()}"
 
 
 @dataclass(frozen=True)
@@ -65,39 +65,39 @@ class OwnedWriter:
     def name(self) -> str:
         return self.writer.name
 
-    def layout(self, tree: Tree, most: int) -> Layout:
+    def layout(self, tree: Tree, limit: int) -> Layout:
         """As `Writer.layout`.
 
         Raises:
             UsageError: the format has one order for all bytes of a file; or shards are of several shapes.
         """
-        found = self.writer.layout(tree, most)
-        if self.streams is None and not any(each.codec for each in found.placements.values()):
-            return found
-        if self.streams is not None and found.heads:
+        result = self.writer.layout(tree, limit)
+        if self.streams is None and not any(placement.codec for placement in result.placements.values()):
+            return result
+        if self.streams is not None and result.heads:
             raise UsageError(
                 f"{self.name} is written to a bucket by one process, and several have parts of the arrays",
-                wanted="a format in which each process has files of its own: orbax, zarr3",
+                expected="a format in which each process has files of its own: orbax, zarr3",
                 hint="save as orbax, then convert it; or save to a directory that all processes see",
             )
         placements = {
-            path: _within_shards(path, tree.arrays[path], each, most)
-            for path, each in found.placements.items()
+            path: _within_shards(path, tree.arrays[path], item, limit)
+            for path, item in result.placements.items()
         }
         if self.streams is None:
-            return replace(found, placements=placements)
+            return replace(result, placements=placements)
         files = _ProcessFiles(self.streams.file_bytes)
         placed = {
-            path: files.placed(tree.arrays[path], each) if isinstance(each.home, DataFile) else each
-            for path, each in placements.items()
+            path: files.placed(tree.arrays[path], item) if isinstance(item.home, DataFile) else item
+            for path, item in placements.items()
         }
-        return replace(found, placements=placed, files=files.sizes)
+        return replace(result, placements=placed, files=files.sizes)
 
-    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
-        """As `TellsStrangers.strangers`."""
+    def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
+        """As `SupportsUnownedFiles.unowned_files`."""
         return strangers_in(directory, tree, self.writer)
 
-    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`."""
         self.writer.finish(directory, tree, layout, extents)
 
@@ -119,26 +119,26 @@ def owned_chunks(array: LazyArray, placement: Placement) -> Iterator[tuple[int, 
         yield starts[tuple(i * chunk // length * length for i, chunk, length in cell)], index
 
 
-def _within_shards(path: Path, array: LazyArray, placement: Placement, most: int) -> Placement:
+def _within_shards(path: Path, array: LazyArray, placement: Placement, limit: int) -> Placement:
     """The same with chunks of which each lies in one shard."""
     boxes = {region.shape for region in owners_of(array)}
     if len(boxes) > 1:
         raise UsageError(
             "the shards of an array are of several shapes, and several processes have them",
-            place=keystr(path),
+            location=keystr(path),
             got=", ".join(str(list(shape)) for shape in sorted(boxes)),
             hint="put it on a NamedSharding before it is saved",
         )
     (box,) = boxes
     if box == array.shape or not array.size:
         return placement
-    chunk = chunk_shape(box, placement.itemsize, (), most if placement.codec else None)
+    chunk = chunk_shape(box, placement.itemsize, (), limit if placement.codec else None)
     return replace(placement, chunk=tuple(map(_dividing, box, chunk)))
 
 
-def _dividing(length: int, most: int) -> int:
+def _dividing(length: int, limit: int) -> int:
     """The largest divisor of a length that is at most so large."""
-    pieces = range(ceil_div(length, most), length + 1)
+    pieces = range(ceil_div(length, limit), length + 1)
     return next(length // count for count in pieces if length % count == 0)
 
 
@@ -147,11 +147,11 @@ class _ProcessFiles:
     """Data files, each of one process.
 
     Attributes:
-        most: bytes after which the next one is begun.
+        limit: bytes after which the next one is begun.
         sizes: of each.
     """
 
-    most: int
+    limit: int
     sizes: dict[str, int] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)
 
@@ -159,12 +159,12 @@ class _ProcessFiles:
         """The same with chunks in files of those that have them."""
         assert isinstance(placement.home, DataFile)
         directory = placement.home.file.rpartition("/")[0]
-        places: dict[Shape, tuple[str, int]] = {}
+        locations: dict[Shape, tuple[str, int]] = {}
         for process, index in owned_chunks(array, placement):
-            places[index] = self._next(f"{directory}/process", process, placement.chunk_nbytes)
-        files = tuple(dict.fromkeys(name for name, _ in places.values()))
+            locations[index] = self._next(f"{directory}/process", process, placement.chunk_nbytes)
+        files = tuple(dict.fromkeys(name for name, _ in locations.values()))
         numbers = {name: number for number, name in enumerate(files)}
-        numbered = tuple((numbers[name], start) for name, start in places.values())
+        numbered = tuple((numbers[name], start) for name, start in locations.values())
         return replace(placement, home=Placed(placement.home.file, 0, None, files, numbered))
 
     def _next(self, name: str, process: int, nbytes: int) -> tuple[str, int]:
@@ -172,7 +172,7 @@ class _ProcessFiles:
         file = f"{name}-{process:05d}-{number:05d}"
         alignment = _PAGE if nbytes >= _PAGE else _LINE
         start = ceil_div(self.sizes.get(file, 0), alignment) * alignment
-        if start and start + nbytes > self.most:
+        if start and start + nbytes > self.limit:
             self._numbers[process] = number + 1
             return self._next(name, process, nbytes)
         self.sizes[file] = start + nbytes

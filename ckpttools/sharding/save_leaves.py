@@ -17,7 +17,7 @@ from ckpttools.core.region import Region
 from ckpttools.sharding.processes import is_spread
 from ckpttools.sharding.save_shards import Abstract, Shard, ShardHolder, refuse_deleted, shards_of
 from ckpttools.sharding.save_versions import version_of_elements
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 def pytree_as_tree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
@@ -33,21 +33,21 @@ def pytree_as_tree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree
         UnknownNameError: an array of a dtype that no format has.
     """
     _refuse_path(pytree)
-    found = _HeldLeaves()
+    result = _HeldLeaves()
     for path, leaf in _leaves(pytree):
-        found.add(path, leaf)
-    if not any(isinstance(leaf, LazyArray) for leaf in found.leaves.values()):
+        result.add(path, leaf)
+    if not any(isinstance(leaf, LazyArray) for leaf in result.leaves.values()):
         raise UsageError("there is no array in the tree, so nothing to save", got=type(pytree).__name__)
-    metadata = Metadata(custom=custom or {}, scalars=frozenset(found.scalars), key_impls=found.key_impls)
-    return Tree(found.leaves, metadata)
+    metadata = Metadata(custom=custom or {}, scalars=frozenset(result.scalars), key_impls=result.key_impls)
+    return Tree(result.leaves, metadata)
 
 
 def _refuse_path(pytree: Any) -> None:
-    if isinstance(pytree, str | Place) or hasattr(pytree, "__fspath__"):
+    if isinstance(pytree, str | Location) or hasattr(pytree, "__fspath__"):
         raise UsageError(
             "a path is no tree of arrays",
             got=pytree,
-            wanted="a tree that was opened, or arrays in memory",
+            expected="a tree that was opened, or arrays in memory",
             hint="ckpttools.save(ckpttools.open(path), …), or ckpttools.convert(path, …)",
         )
 
@@ -66,25 +66,25 @@ def with_own_holders(tree: Tree) -> Tree:
     """The same tree with other holders of the same elements: those of the user stay as they are."""
     if not any(holders(tree)):
         return tree
-    made: dict[int, Held] = {}
+    built: dict[int, Held] = {}
 
     def renew(array: LazyArray) -> LazyArray:
         if not isinstance(array, Held) or not isinstance(array.holder, ShardHolder):
             return array
-        return made.setdefault(id(array.holder), replace(array, holder=array.holder.again()))
+        return built.setdefault(id(array.holder), replace(array, holder=array.holder.again()))
 
     return replace(tree, leaves={**tree.leaves, **renewed(tree.arrays, renew)})
 
 
 def has_parts_elsewhere(tree: Tree) -> bool:
     """Whether other processes have what process 0 has not."""
-    return any(isinstance(each, ShardHolder) and each.has_parts_elsewhere for each in holders(tree))
+    return any(isinstance(holder, ShardHolder) and holder.has_parts_elsewhere for holder in holders(tree))
 
 
 def is_shared(tree: Tree | Any) -> bool:
     """Whether other processes have parts of the arrays of a tree, or of a pytree."""
     if isinstance(tree, Tree):
-        return any(isinstance(each, ShardHolder) and each.is_spread for each in holders(tree))
+        return any(isinstance(holder, ShardHolder) and holder.is_spread for holder in holders(tree))
     jax: Any = sys.modules.get("jax")
     if jax is None:
         return False
@@ -111,7 +111,7 @@ class _HeldLeaves:
         if path in self.leaves:
             raise UsageError(
                 "two leaves have one path when keys are text",
-                place=keystr(path),
+                location=keystr(path),
                 hint="give one of the keys another name",
             )
         match leaf:
@@ -139,8 +139,8 @@ def _leaves(pytree: Any) -> Iterator[tuple[Path, Any]]:
     """Leaves with their paths; empty nodes and None are leaves, as they are to Orbax."""
     from jax import tree_util
 
-    found, _ = tree_util.tree_flatten_with_path(_with_states(pytree), is_leaf=_is_empty)
-    for keys, leaf in found:
+    result, _ = tree_util.tree_flatten_with_path(_with_states(pytree), is_leaf=_is_empty)
+    for keys, leaf in result:
         yield tuple(map(_key, keys)), leaf
 
 
@@ -168,7 +168,7 @@ def _is_empty(node: Any) -> bool:
         return True
     if tree_util.all_leaves([node]):
         return False
-    children, _ = tree_util.tree_flatten(node, is_leaf=lambda each: each is not node)
+    children, _ = tree_util.tree_flatten(node, is_leaf=lambda item: item is not node)
     return not children
 
 
@@ -190,10 +190,10 @@ def _key(key: Any) -> str | int:
     from jax import tree_util
 
     match key:
-        case tree_util.SequenceKey(idx=place):
-            return int(place)
-        case tree_util.FlattenedIndexKey(key=place):
-            return int(place)
+        case tree_util.SequenceKey(idx=location):
+            return int(location)
+        case tree_util.FlattenedIndexKey(key=location):
+            return int(location)
         case tree_util.GetAttrKey(name=name):
             return str(name)
         case _:
@@ -230,7 +230,7 @@ def _held(name: str, leaf: Any) -> LazyArray:
     if isinstance(leaf, np.ma.MaskedArray):
         raise UsageError(
             "no format holds what an array masks",
-            place=name or None,
+            location=name or None,
             hint="fill it: array.filled(), and save array.mask beside it",
         )
     if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
@@ -243,9 +243,9 @@ def _held(name: str, leaf: Any) -> LazyArray:
         return Held(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))
     raise UsageError(
         "a leaf of the tree is no array",
-        place=name or None,
+        location=name or None,
         got=type(leaf).__name__,
-        wanted="arrays of JAX or numpy, numbers, strings, None",
+        expected="arrays of JAX or numpy, numbers, strings, None",
         hint="leave it out, or make it an array: numpy.asarray(leaf)",
     )
 
@@ -263,13 +263,13 @@ def _held_key(name: str, leaf: Any) -> LazyArray:
 
 
 def _dtype(name: str, dtype: Any) -> DType:
-    found = DTYPES.get(str(getattr(dtype, "name", dtype)))
-    if found is None:
+    result = DTYPES.get(str(getattr(dtype, "name", dtype)))
+    if result is None:
         raise UnknownNameError(
             "no format holds arrays of this dtype",
-            place=name or None,
+            location=name or None,
             got=dtype,
-            wanted=", ".join(DTYPES),
+            expected=", ".join(DTYPES),
             hint="leave it out, or cast it",
         )
-    return found
+    return result

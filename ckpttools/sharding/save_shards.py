@@ -154,16 +154,16 @@ class ShardHolder:
         if self.owners and not self._shards and not self.is_spread:
             raise UsageError(
                 "an array is on devices of another process alone",
-                place=self._name,
+                location=self._name,
                 got=f"process {self.owners[0][0]}",
-                wanted="arrays on devices of this process, or of several",
+                expected="arrays on devices of this process, or of several",
                 hint="save it there, in a call of its own; or put it on a mesh of several processes",
             )
 
         if self._is_let_go:
             raise SourceChangedError(
                 "the copy of the array was given back when its save had ended",
-                place=self._name,
+                location=self._name,
                 hint="save the array again, with ckpttools.save or ckpttools.save_async",
             )
         for shard in self._shards:
@@ -194,7 +194,7 @@ class ShardHolder:
         if count != region.size:
             raise UsageError(
                 "other processes have elements of the array that are to be read here",
-                place=self._name,
+                location=self._name,
                 got=f"{count:,} of the {region.size:,} elements of {region}",
                 hint=ALONE,
             )
@@ -220,7 +220,7 @@ def refuse_deleted(name: str, array: jax.Array) -> None:
     if array.is_deleted():
         raise SourceChangedError(
             "the array was deleted before it was saved",
-            place=name,
+            location=name,
             hint="save it before it is donated to a jitted function, or use ckpttools.save_async",
         )
 
@@ -244,8 +244,8 @@ class Abstract:
         """Raises UsageError: there is nothing to save."""
         raise UsageError(
             "the array has a shape and no elements",
-            place=self.name,
-            wanted="an array of JAX or numpy",
+            location=self.name,
+            expected="an array of JAX or numpy",
             hint="ckpttools.save.plan takes it; save takes the tree of arrays",
         )
 
@@ -286,7 +286,7 @@ def _first_replicas(array: jax.Array) -> Iterable[Shard]:
 
 def _region(index: tuple[slice, ...], shape: Shape) -> Region:
     """The box that JAX gives as slices, of which the ends may be left out."""
-    limits = [each.indices(length) for each, length in zip(index, shape, strict=True)]
+    limits = [item.indices(length) for item, length in zip(index, shape, strict=True)]
     return Region(tuple(start for start, _, _ in limits), tuple(stop for _, stop, _ in limits))
 
 

@@ -33,8 +33,8 @@ from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_layout import owned_chunks, owners_of
 from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders
 from ckpttools.sharding.save_shards import ALONE, ShardHolder
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose, staging_of
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import JobInfo, staging_of
 from ckpttools.stores.shares import Share
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def check_dealt(plan: Plan) -> None:
         if path in whole and _is_elsewhere(array) and not _is_cut_within(array, plan.layout.placements[path]):
             raise UsageError(
                 "an array that several processes have is written in chunks of which no process has all",
-                place=keystr(path),
-                wanted="what is converted to be in a directory, and not compressed",
+                location=keystr(path),
+                expected="what is converted to be in a directory, and not compressed",
                 hint=ALONE,
             )
 
@@ -89,7 +89,7 @@ class Together:
 
     plan: Plan
     writer: Writer
-    destination: Place
+    destination: Location
     overwrite: bool
     observe: Observer
     check: Callable[[], None]
@@ -120,12 +120,12 @@ class Together:
         own = fingerprint(dealt.plan, self.writer)
         _check_same(f"{own} {self.destination.absolute()}", processes)
         processes.done("prepared", self._in_first(lambda: self._prepare(own, dealt.plan.layout.nbytes)))
-        made = processes.done("written", lambda: self._part(dealt, own))
+        built = processes.done("written", lambda: self._part(dealt, own))
         receipt = processes.done("published", self._in_first(lambda: self._published(dealt.plan, own)))
         if receipt is None:
-            return _receipt(dealt.plan, made, self.destination, time.monotonic() - started)
+            return _receipt(dealt.plan, built, self.destination, time.monotonic() - started)
         # To the last steps all that was done here is work of others.
-        return replace(receipt, tasks_resumed=made.tasks_resumed, bytes_resumed=made.bytes_resumed)
+        return replace(receipt, tasks_resumed=built.tasks_resumed, bytes_resumed=built.bytes_resumed)
 
     def _in_first(self, do: Callable[[], T]) -> Callable[[], T | None]:
         """Does something in process 0, and nothing elsewhere."""
@@ -133,7 +133,7 @@ class Together:
 
     def _prepare(self, own: str, nbytes: int) -> None:
         """Makes the destination one for parts of this plan."""
-        with staging_of(self.destination, self.overwrite).opened(Purpose(own), nbytes):
+        with staging_of(self.destination, self.overwrite).opened(JobInfo(own), nbytes):
             pass
 
     def _published(self, plan: Plan, own: str) -> Receipt:
@@ -152,7 +152,7 @@ class Together:
             dealt.tasks[number],
             Share(f"{number}/{self.processes.count}", dealt.groups[number], dealt.groups[number + 1]),
             self.destination,
-            Purpose(own),
+            JobInfo(own),
             nbytes=dealt.plan.layout.nbytes,
             overwrite=self.overwrite,
             sources=lambda: (),
@@ -165,24 +165,24 @@ def _agree_on_versions(tree: Tree, processes: Processes) -> None:
     held = list(holders(tree))
 
     def token() -> str:
-        return hashlib.sha256("\n".join(each.version for each in held).encode()).hexdigest()
+        return hashlib.sha256("\n".join(item.version for item in held).encode()).hexdigest()
 
     agreed = processes.told("version", token)
-    for number, each in enumerate(held):
-        if isinstance(each, ShardHolder):
-            each.version = f"{agreed} {number}"
+    for number, item in enumerate(held):
+        if isinstance(item, ShardHolder):
+            item.version = f"{agreed} {number}"
 
 
 def _check_same(own: str, processes: Processes) -> None:
-    said = processes.gathered("plan", own)
+    declared = processes.gathered("plan", own)
     others = processes.told(
-        "same plan", lambda: ", ".join(str(number) for number, each in enumerate(said) if each != own)
+        "same plan", lambda: ", ".join(str(number) for number, item in enumerate(declared) if item != own)
     )
     if others:
         raise UsageError(
             "the processes do not save the same arrays, in the same way, to the same place",
             got=f"another plan, or another place, in process {others} than in process 0",
-            wanted="the same call in the same order in all processes, with the same tree of arrays",
+            expected="the same call in the same order in all processes, with the same tree of arrays",
             hint="where machines differ, say memory and jobs",
         )
 
@@ -210,8 +210,8 @@ def _dealt(plan: Plan, count: int) -> _Dealt:
     for owner, task in _owned_tasks(plan):
         tasks[owner].append(task)
     if plan.streams is not None:
-        tasks = [in_write_order(each, plan.layout) for each in tasks]
-    groups = [sum(1 for _ in replace(plan, tasks=tuple(each)).groups) for each in tasks]
+        tasks = [in_write_order(item, plan.layout) for item in tasks]
+    groups = [sum(1 for _ in replace(plan, tasks=tuple(item)).groups) for item in tasks]
     return _Dealt(
         replace(plan, tasks=tuple(chain.from_iterable(tasks))),
         [*accumulate(map(len, tasks), initial=0)],
@@ -242,7 +242,7 @@ def _owned_boxes(path: Path, array: LazyArray, region: Region) -> Iterable[tuple
 
 def _whole(plan: Plan) -> set[Path]:
     """The arrays of which each chunk is written by one process, from its first byte to its last."""
-    return {path for path, each in plan.layout.placements.items() if plan.streams or each.codec}
+    return {path for path, item in plan.layout.placements.items() if plan.streams or item.codec}
 
 
 def _chunk_tasks(plan: Plan, path: Path) -> Iterator[tuple[int, Task]]:
@@ -259,18 +259,18 @@ def _task(path: Path, array: LazyArray, region: Region) -> Task:
     return Task(path, region, nbytes, nbytes, array.first_byte(region))
 
 
-def _receipt(plan: Plan, made: PartReceipt, destination: Place, seconds: float) -> Receipt:
+def _receipt(plan: Plan, built: PartReceipt, destination: Location, seconds: float) -> Receipt:
     return Receipt(
         destination,
         len(plan.tree.arrays),
         len(plan.tasks),
-        made.tasks_resumed,
-        made.bytes_out,
-        made.bytes_out,
-        made.bytes_resumed,
+        built.tasks_resumed,
+        built.bytes_out,
+        built.bytes_out,
+        built.bytes_resumed,
         seconds,
-        made.peak_bytes,
-        traffic=made.traffic,
+        built.peak_bytes,
+        traffic=built.traffic,
     )
 
 
@@ -300,31 +300,31 @@ class Makers:
             UsageError: it would be too many.
         """
         asked = _Owners(array)
-        found = self._found.get((array.shape, region), ())
-        if not found or any(asked.maker(piece) != process for process, piece in found):
-            found = _cut(path, asked, region)
-            self._found[array.shape, region] = found
-        return found
+        result = self._found.get((array.shape, region), ())
+        if not result or any(asked.maker(piece) != process for process, piece in result):
+            result = _cut(path, asked, region)
+            self._found[array.shape, region] = result
+        return result
 
 
 def _cut(path: Path, asked: _Owners, region: Region) -> Sequence[Piece]:
-    found: list[Piece] = []
+    result: list[Piece] = []
     rest = [region]
     while rest:
         piece = rest.pop()
         process = asked.maker(piece)
         if process is not None:
-            found.append((process, piece))
+            result.append((process, piece))
         else:
             rest.extend(reversed(asked.halves(piece)))
-        if (process is None and piece.size == 1) or len(found) + len(rest) > _MOST_PIECES:
+        if (process is None and piece.size == 1) or len(result) + len(rest) > _MOST_PIECES:
             raise UsageError(
                 "no process has enough of what an array is made of",
-                place=keystr(path),
+                location=keystr(path),
                 got=f"elements of {len(asked.of(region))} processes, side by side all over {region}",
                 hint=ALONE,
             )
-    return found
+    return result
 
 
 class _Owners:

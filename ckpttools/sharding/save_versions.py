@@ -24,20 +24,20 @@ _known: dict[int, tuple[weakref.ref[Any], str]] = {}
 def version_of(array: Any) -> str:
     """The same text for the same object, as long as it lives; another one for any other."""
     with _lock:
-        found = _known.get(id(array))
-        if found is not None and found[0]() is array:
-            return found[1]
-        made = secrets.token_hex(16)
+        result = _known.get(id(array))
+        if result is not None and result[0]() is array:
+            return result[1]
+        built = secrets.token_hex(16)
         with suppress(TypeError):
-            _known[id(array)] = weakref.ref(array, _forgetting(id(array), made)), made
-        return made
+            _known[id(array)] = weakref.ref(array, _forgetting(id(array), built)), built
+        return built
 
 
-def _forgetting(key: int, made: str) -> Any:
+def _forgetting(key: int, built: str) -> Any:
     def forget(gone: object) -> None:
         # Without the lock, which this thread may have: another array may have the number already.
-        found = _known.get(key)
-        if found is not None and found[1] == made:
+        result = _known.get(key)
+        if result is not None and result[1] == built:
             _known.pop(key, None)
 
     return forget

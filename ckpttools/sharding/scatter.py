@@ -53,27 +53,27 @@ def read_parts(held: Sequence[HeldParts], reading: ReadResources) -> Iterator[tu
         MemoryBudgetError: the memory does not suffice even for one worker.
         CheckpointError: as `scan`, after the arrays before the one that cannot be read.
     """
-    made = dict(enumerate(map(buffers, held)))
-    wanted = [each.held for each in made.values()]
-    fresh = [Populating(each.memory) for each in made.values()]
-    left = [each.shards.size for each in held]
-    cutter = Cutter(wanted)
+    built = dict(enumerate(map(buffers, held)))
+    expected = [item.held for item in built.values()]
+    fresh = [Populating(item.memory) for item in built.values()]
+    left = [item.shards.size for item in held]
+    cutter = Cutter(expected)
 
     def into(index: int, region: Region) -> np.ndarray | None:
         fresh[index].help()
-        part = wanted[index].shards.only_part(region)
-        return None if part is None else made[index].place(part, region)
+        part = expected[index].shards.only_part(region)
+        return None if part is None else built[index].location(part, region)
 
     def visit(
         index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
     ) -> Mapping[str, float]:
-        shards = wanted[index].shards
+        shards = expected[index].shards
         if shards.only_part(region) is None:
             for part, common in shards.parts_of(region):
-                made[index].place(part, common)[...] = values[0][common.relative_to(region).slices]
+                built[index].location(part, common)[...] = values[0][common.relative_to(region).slices]
         return scratch.take_counts()
 
-    yield from ((index, made.pop(index).parts) for index, count in enumerate(left) if count == 0)
+    yield from ((index, built.pop(index).parts) for index, count in enumerate(left) if count == 0)
     seen = scan(
         cutter.items,
         visit,
@@ -85,12 +85,12 @@ def read_parts(held: Sequence[HeldParts], reading: ReadResources) -> Iterator[tu
         name=lambda index: held[index].name,
         into=into,
     )
-    for each in seen:
-        if each.result:
-            reading.lost(held[each.index].name, each.result)
-        left[each.index] -= each.region.size
-        if left[each.index] == 0:
-            yield each.index, made.pop(each.index).parts
+    for item in seen:
+        if item.result:
+            reading.lost(held[item.index].name, item.result)
+        left[item.index] -= item.region.size
+        if left[item.index] == 0:
+            yield item.index, built.pop(item.index).parts
 
 
 Parts = Mapping[Shape, np.ndarray]
@@ -105,7 +105,7 @@ class Buffers:
         held: what is read: the array and its parts, or the same with axes split where parts end, which makes
             all of them one part.
         targets: memory of each part of `held`.
-        parts: the same memory as the parts that are wanted.
+        parts: the same memory as the parts that are expected.
         memory: all of it.
     """
 
@@ -114,7 +114,7 @@ class Buffers:
     parts: Parts
     memory: tuple[np.ndarray, ...]
 
-    def place(self, part: Shape, region: Region) -> np.ndarray:
+    def location(self, part: Shape, region: Region) -> np.ndarray:
         """The view in which a box lies that is inside one part of `held`."""
         index: Any = (*region.relative_to(self.held.shards.region(part)).slices, ...)
         view: np.ndarray = self.targets[part][index]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, UsageError
-from ckpttools.core.wording import option, step
+from ckpttools.core.message_terms import option, step
 from ckpttools.plan.dealing import Part
 from ckpttools.plan.engines import misnumbered
 
@@ -75,8 +75,8 @@ class Service:
 
     def noted(self, topic: str) -> dict[int, str]:
         """What processes have said of themselves so far, by number."""
-        found = self.client.key_value_dir_get(f"{self.name}/{topic}/")
-        return {int(key.rpartition("/")[2]): str(value)[1:] for key, value in found}
+        result = self.client.key_value_dir_get(f"{self.name}/{topic}/")
+        return {int(key.rpartition("/")[2]): str(value)[1:] for key, value in result}
 
     def _asked(self, get: Callable[[str, int], T], topic: str) -> T:
         while True:
@@ -133,7 +133,7 @@ def _no_job(got: str) -> UsageError:
     return UsageError(
         "this is no process of a job of jax.distributed",
         got=got,
-        wanted="an environment that says so: GKE, TPU, SLURM or MPI, numbering processes from 0",
+        expected="an environment that says so: GKE, TPU, SLURM or MPI, numbering processes from 0",
         hint=f"say it: {option('coordinator', 'HOST:PORT')}, {option('process', 'I/N')}; or use "
         f"{step('ckpttools.write_plan', 'ckpt plan')} and {step('ckpttools.run_part', 'ckpt run')}",
     )

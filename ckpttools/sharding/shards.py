@@ -78,12 +78,12 @@ def joined_boxes(cells: Iterable[Shape]) -> list[Region]:
 
 
 def _joined_along(axis: int, boxes: list[Region]) -> list[Region]:
-    made: list[Region] = []
+    built: list[Region] = []
     for box in sorted(boxes, key=lambda box: (box.without(axis).start, box.start[axis])):
-        last = made[-1] if made else None
+        last = built[-1] if built else None
         follows = last is not None and last.stop[axis] == box.start[axis]
         if last is not None and follows and last.without(axis) == box.without(axis):
-            made[-1] = last.replaced(axis, last.start[axis], box.stop[axis])
+            built[-1] = last.replaced(axis, last.start[axis], box.stop[axis])
         else:
-            made.append(box)
-    return made
+            built.append(box)
+    return built

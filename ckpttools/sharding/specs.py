@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Spec = tuple[tuple[str, ...], ...]
 """Later axes of the array than it has entries are whole, as in `jax.sharding.PartitionSpec`."""
 
-_WANTED = "such as P('fsdp', None) or P(('data', 'fsdp'))"
+_EXPECTED = "such as P('fsdp', None) or P(('data', 'fsdp'))"
 
 
 def parse_spec(text: str) -> Spec:
@@ -32,7 +32,7 @@ def parse_spec(text: str) -> Spec:
         node = None
     is_call = isinstance(node, ast.Call) and not node.keywords and isinstance(node.func, ast.Name)
     if not isinstance(node, ast.Call) or not is_call or ast.unparse(node.func) not in ("P", "PartitionSpec"):
-        raise UsageError(f"{text!r} is no partition spec", wanted=_WANTED)
+        raise UsageError(f"{text!r} is no partition spec", expected=_EXPECTED)
     spec = tuple(_mesh_axes(argument, text) for argument in node.args)
     return checked_spec(spec, text)
 
@@ -46,40 +46,44 @@ def _mesh_axes(node: ast.expr, text: str) -> tuple[str, ...]:
         case ast.Name(id=name):
             return (name,)
         case ast.Tuple(elts=nodes) | ast.List(elts=nodes):
-            return tuple(name for each in nodes for name in _mesh_axes(each, text))
+            return tuple(name for item in nodes for name in _mesh_axes(item, text))
         case _:
-            raise UsageError(f"{text!r} is no partition spec", wanted=_WANTED)
+            raise UsageError(f"{text!r} is no partition spec", expected=_EXPECTED)
 
 
-def spec_of(entries: Iterable[object], place: object) -> Spec:
+def spec_of(entries: Iterable[object], location: object) -> Spec:
     """The spec that a sequence means whose entries are None, names, or sequences of names.
 
     Raises:
         UsageError: an entry is something else, or a mesh axis is named twice.
     """
-    return checked_spec(tuple(_entry(each, place) for each in entries), place)
+    return checked_spec(tuple(_entry(entry, location) for entry in entries), location)
 
 
-def _entry(entry: object, place: object) -> tuple[str, ...]:
+def _entry(entry: object, location: object) -> tuple[str, ...]:
     if entry is None:
         return ()
     if isinstance(entry, str):
         return (entry,)
     if isinstance(entry, Sequence) and all(isinstance(name, str) for name in entry):
         return tuple(entry)
-    raise UsageError("not an entry of a partition spec", place=place, got=repr(entry), wanted=_WANTED)
+    raise UsageError(
+        "not an entry of a partition spec", location=location, got=repr(entry), expected=_EXPECTED
+    )
 
 
 def partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
     """The same as JAX has it; `spec_of` is the way back."""
     import jax
 
-    made: Any = jax.sharding.PartitionSpec
-    found: jax.sharding.PartitionSpec = made(*(each[0] if len(each) == 1 else each or None for each in spec))
-    return found
+    built: Any = jax.sharding.PartitionSpec
+    result: jax.sharding.PartitionSpec = built(
+        *(item[0] if len(item) == 1 else item or None for item in spec)
+    )
+    return result
 
 
-def checked_spec(spec: Spec, place: object) -> Spec:
+def checked_spec(spec: Spec, location: object) -> Spec:
     """The spec.
 
     Raises:
@@ -87,7 +91,7 @@ def checked_spec(spec: Spec, place: object) -> Spec:
     """
     names = mesh_axes(spec)
     if len(set(names)) != len(names):
-        raise UsageError("a mesh axis can cut only one axis of an array", got=place)
+        raise UsageError("a mesh axis can cut only one axis of an array", got=location)
     return spec
 
 
@@ -96,15 +100,15 @@ def mesh_axes(spec: Spec) -> list[str]:
     return [name for entry in spec for name in entry]
 
 
-def require_axes(spec: Spec, mesh: MeshShape, place: object) -> None:
+def require_axes(spec: Spec, mesh: MeshShape, location: object) -> None:
     """Raises UsageError where the mesh lacks an axis of the spec."""
     for name in mesh_axes(spec):
         if name not in mesh.axes:
             raise UsageError(
                 f"the mesh has no axis {name!r}",
-                place=place,
+                location=location,
                 got=spec_text(spec),
-                wanted="one of " + ", ".join(mesh.axes),
+                expected="one of " + ", ".join(mesh.axes),
                 hint=did_you_mean(name, mesh.axes),
             )
 
@@ -127,7 +131,7 @@ def shard_shape(shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
         raise ShapeError(
             "a partition spec has more entries than the array has axes",
             got=spec_text(spec),
-            wanted=f"at most {len(shape)} for the shape {list(shape)}",
+            expected=f"at most {len(shape)} for the shape {list(shape)}",
         )
     counts = cuts(len(shape), spec, mesh)
     for axis, (length, count) in enumerate(zip(shape, counts, strict=True)):
@@ -135,7 +139,7 @@ def shard_shape(shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
             raise ShapeError(
                 "an axis cannot be divided evenly over the mesh",
                 got=f"axis {axis} of {list(shape)}, {spec_text(spec)} on {mesh}",
-                wanted=f"a multiple of {count}, not {length}",
+                expected=f"a multiple of {count}, not {length}",
             )
     return tuple(length // count for length, count in zip(shape, counts, strict=True))
 

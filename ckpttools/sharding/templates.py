@@ -23,7 +23,7 @@ _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Expected:
     """One leaf that the caller wants to have.
 
     Attributes:
@@ -60,12 +60,12 @@ class TreeTemplate:
         filled: makes the tree of the values of all leaves.
     """
 
-    leaves: tuple[Wanted, ...]
+    leaves: tuple[Expected, ...]
     filled: Callable[[Sequence[Any]], Any]
 
 
 def template_of(like: Any) -> TreeTemplate:
-    """A pytree as what is wanted.
+    """A pytree as what is expected.
 
     Args:
         like: of `jax.ShapeDtypeStruct`s, arrays, PRNG keys, numbers or strings; an `nnx.State`; or an
@@ -84,12 +84,12 @@ def template_of(like: Any) -> TreeTemplate:
             return like
 
         return TreeTemplate(inner.leaves, filled)
-    found, structure = jax.tree_util.tree_flatten_with_path(like)
-    if not found:
+    result, structure = jax.tree_util.tree_flatten_with_path(like)
+    if not result:
         raise UsageError("a tree without leaves says nothing", got=f"like={like!r}")
     names = _axis_names(like)
-    leaves = tuple(_wanted(path_of(keys), leaf) for keys, leaf in found)
-    leaves = tuple(replace(each, axes=names.get(each.path, ())) for each in leaves)
+    leaves = tuple(_expected(path_of(keys), leaf) for keys, leaf in result)
+    leaves = tuple(replace(item, axes=names.get(item.path, ())) for item in leaves)
     return TreeTemplate(leaves, lambda values: jax.tree_util.tree_unflatten(structure, values))
 
 
@@ -99,9 +99,9 @@ def _axis_names(like: Any) -> dict[Path, AxisNames]:
     kinds = (*([nnx.Variable] if nnx else []), *([meta.AxisMetadata] if meta else []))
     if not kinds:
         return {}
-    found, _ = jax.tree_util.tree_flatten_with_path(like, is_leaf=lambda each: isinstance(each, kinds))
-    said = {path_of(keys): _names_in(each) for keys, each in found if isinstance(each, kinds)}
-    return {path: tuple(map(_alternatives, names)) for path, names in said.items() if names}
+    result, _ = jax.tree_util.tree_flatten_with_path(like, is_leaf=lambda item: isinstance(item, kinds))
+    declared = {path_of(keys): _names_in(item) for keys, item in result if isinstance(item, kinds)}
+    return {path: tuple(map(_alternatives, names)) for path, names in declared.items() if names}
 
 
 def _names_in(box: Any) -> Sequence[Any]:
@@ -117,7 +117,7 @@ def _alternatives(name: Any) -> tuple[str, ...]:
 
 def path_of(keys: Sequence[Any]) -> Path:
     """The path that JAX's keys say."""
-    path = tuple(_key(each) for each in keys)
+    path = tuple(_key(key) for key in keys)
     boxed = keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and path[-1] == _VALUE
     return path[:-1] if boxed else path
 
@@ -130,19 +130,19 @@ def _key(key: Any) -> str | int:
     return str(key)
 
 
-def _wanted(path: Path, leaf: Any) -> Wanted:
+def _expected(path: Path, leaf: Any) -> Expected:
     if isinstance(leaf, jax.sharding.Sharding):
-        return Wanted(path, None, None, leaf)
+        return Expected(path, None, None, leaf)
     if isinstance(leaf, bool | int | float):
-        return Wanted(path, (), None, number=type(leaf))
+        return Expected(path, (), None, number=type(leaf))
     if isinstance(leaf, str):
-        return Wanted(path, None, None, is_text=True)
+        return Expected(path, None, None, is_text=True)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise UsageError(
             "a leaf that is no array",
-            place=keystr(path),
+            location=keystr(path),
             got=type(leaf).__name__,
-            wanted="a jax.ShapeDtypeStruct, an array, a PRNG key, a number, a string or a sharding",
+            expected="a jax.ShapeDtypeStruct, an array, a PRNG key, a number, a string or a sharding",
             hint="put it on a mesh: jax.sharding.NamedSharding(mesh, spec); or give specs by names, as rules"
             if isinstance(leaf, jax.sharding.PartitionSpec)
             else None,
@@ -151,8 +151,8 @@ def _wanted(path: Path, leaf: Any) -> Wanted:
     sharding = getattr(leaf, "sharding", None)
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, leaf)
-        return Wanted(path, data.shape, parse_dtype(str(data.dtype)), sharding, _key_impl(leaf.dtype))
-    return Wanted(path, tuple(leaf.shape), _dtype(path, leaf.dtype), sharding)
+        return Expected(path, data.shape, parse_dtype(str(data.dtype)), sharding, _key_impl(leaf.dtype))
+    return Expected(path, tuple(leaf.shape), _dtype(path, leaf.dtype), sharding)
 
 
 def _dtype(path: Path, dtype: Any) -> DType:

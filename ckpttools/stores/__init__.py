@@ -1,7 +1,7 @@
-"""Where bytes live, and the only room that knows: `parse` makes a `Place` of what a user writes."""
+"""Where bytes live, and the only room that knows: `parse` makes a `Location` of what a user writes."""
 
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 
-__all__ = ["DirEntry", "File", "FileKind", "Place", "Status", "Store", "Where", "parse"]
+__all__ = ["DirEntry", "File", "FileKind", "Location", "LocationLike", "Status", "Store", "parse"]

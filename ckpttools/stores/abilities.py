@@ -139,14 +139,14 @@ class StoredLock(NamedTuple):
     """A lock that is an object in a bucket.
 
     Attributes:
-        place: the object's location.
+        location: the object's location.
         owner: the process that wrote it, for messages.
         age: seconds since it was written.
         is_held: whether that process may still be running.
         release: the command that deletes the object.
     """
 
-    place: str
+    location: str
     owner: str
     age: float
     is_held: bool
@@ -165,7 +165,7 @@ class KeepsLocks(Protocol):
 
 
 @runtime_checkable
-class Forgets(Protocol):
+class SupportsCacheInvalidation(Protocol):
     """A store that remembers what it was told, to ask less."""
 
     def forget(self, key: str) -> None:
@@ -197,7 +197,7 @@ class Renames(Protocol):
 
 @runtime_checkable
 class Removes(Protocol):
-    """A store in which what is there can be deleted. Nothing here asks whether that is wanted."""
+    """A store in which what is there can be deleted. Nothing here asks whether that is expected."""
 
     def claim(self, key: str, content: bytes) -> bool:
         """Writes a small file that nothing has the key of; durable when it returns.

@@ -163,12 +163,12 @@ def is_inside(name: str) -> bool:
 def occurrences(words: bytes, source: File, end: int | None = None) -> int:
     """How often words stand in a file before a byte of it, without having it in memory; errors as reading."""
     end = source.size if end is None else end
-    found, before = 0, b""
+    result, before = 0, b""
     for start in range(0, end, _BLOCK):
         block = before + source.read(start, min(_BLOCK, end - start))
-        found += block.count(words)
+        result += block.count(words)
         before = block[-len(words) + 1 :]
-    return found
+    return result
 
 
 class Store(ABC):
@@ -211,42 +211,42 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def open(self, key: str, found: Status | None = None) -> File:
+    def open(self, key: str, result: Status | None = None) -> File:
         """A file, to be read.
 
         Args:
             key: its key.
-            found: what `stat` said of it just now; None to look at it.
+            result: what `stat` said of it just now; None to look at it.
 
         Raises:
             FormatError: it is not there.
             StorageError: it cannot be accessed.
         """
 
-    def read(self, key: str, most: int = LARGEST_WHOLE) -> bytes:
+    def read(self, key: str, limit: int = LARGEST_WHOLE) -> bytes:
         """All of a small file.
 
         Args:
             key: its key.
-            most: bytes that it may have.
+            limit: bytes that it may have.
 
         Raises:
             FormatError: it is not a file, or larger.
             StorageError: it is not there, or cannot be read.
         """
-        found, place = self.stat(key), self.uri(key)
-        if found is None or found.kind is FileKind.DIRECTORY:
+        result, location = self.stat(key), self.uri(key)
+        if result is None or result.kind is FileKind.DIRECTORY:
             raise StorageError(
-                f"cannot read {place}",
-                got="nothing of this name" if found is None else "a directory",
+                f"cannot read {location}",
+                got="nothing of this name" if result is None else "a directory",
                 hint="check the spelling of the path",
             )
-        if found.kind is FileKind.OTHER:
-            raise FormatError("not a file", place=place, got=found.kind.value)
-        if found.size > most:
-            raise too_large(place, found.size, most)
-        with self.open(key, found) as file:
-            return file.read(0, found.size)
+        if result.kind is FileKind.OTHER:
+            raise FormatError("not a file", location=location, got=result.kind.value)
+        if result.size > limit:
+            raise too_large(location, result.size, limit)
+        with self.open(key, result) as file:
+            return file.read(0, result.size)
 
     def uri(self, key: str) -> str:
         """A key as users write it; the inverse of `ckpttools.stores.parse`."""
@@ -289,7 +289,9 @@ class Store(ABC):
         return None
 
 
-def too_large(place: object, size: int, most: int) -> FormatError:
+def too_large(location: object, size: int, limit: int) -> FormatError:
     """The error of a file that is read whole, and has more bytes than any of its name."""
-    wanted = f"at most {most} bytes"
-    return FormatError("too large for what it should be", place=place, got=f"{size} bytes", wanted=wanted)
+    expected = f"at most {limit} bytes"
+    return FormatError(
+        "too large for what it should be", location=location, got=f"{size} bytes", expected=expected
+    )

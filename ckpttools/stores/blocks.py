@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from ckpttools.stores.kept import ByteCache, is_document
+from ckpttools.stores.lru import ByteCache, is_document
 
 SIZE = 256 << 10
 """Bytes of a block. The header of a shard with 1,500 tensors fits into one."""
@@ -43,7 +43,7 @@ class BlockCache:
         Args:
             name: key and version of the object.
             size: its length in bytes.
-            start: first byte wanted.
+            start: first byte expected.
             out: not long, unless all of the object is worth keeping.
             fetch: reads what is not here.
         """
@@ -70,13 +70,13 @@ class BlockCache:
                 if not missing:
                     return blocks, range(0)
                 if all((*name, number) not in self._under_way for number in missing):
-                    wanted = self._wanted(name, size, missing)
-                    self._under_way |= {(*name, number) for number in wanted}
-                    return blocks, wanted
+                    expected = self._expected(name, size, missing)
+                    self._under_way |= {(*name, number) for number in expected}
+                    return blocks, expected
                 # What another thread is reading; if that fails it is asked for here.
                 self._changed.wait()
 
-    def _wanted(self, name: tuple[str, str], size: int, missing: list[int]) -> range:
+    def _expected(self, name: tuple[str, str], size: int, missing: list[int]) -> range:
         """What to ask for where some blocks are missing; more where those before were read one by one."""
         last = (size - 1) // SIZE
         if is_document(name[0], size):

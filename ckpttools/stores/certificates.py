@@ -71,9 +71,9 @@ def distrust(text: str) -> Distrust:
     Args:
         text: What the library says about it.
     """
-    found = next((why for pattern, why in _REASONS if re.search(pattern, text)), None)
-    if found is not None:
-        return found
+    result = next((why for pattern, why in _REASONS if re.search(pattern, text)), None)
+    if result is not None:
+        return result
     if _UNKNOWN.search(text):
         return unknown_authority()
     reason = " ".join(re.findall(r"\w[\w ]*", text))
@@ -89,7 +89,9 @@ def added_certificates() -> str:
     named = {name: Path(os.environ[name]) for name in VARIABLES if os.environ.get(name)}
     blocks = {name: _certificates(name, path) for name, path in named.items()}
     known = set(blocks.pop(_SYSTEM, ()))
-    return "\n".join(dict.fromkeys(each for found in blocks.values() for each in found if each not in known))
+    return "\n".join(
+        dict.fromkeys(item for result in blocks.values() for item in result if item not in known)
+    )
 
 
 def _certificates(name: str, path: Path) -> list[str]:
@@ -97,21 +99,21 @@ def _certificates(name: str, path: Path) -> list[str]:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         if path.is_dir():
             # It may have private keys as well, which others cannot read.
-            files = [each for each in files if each.is_file() and os.access(each, os.R_OK)]
-        found = [block for each in files for block in _BLOCK.findall(each.read_text(errors="replace"))]
+            files = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
+        result = [block for file in files for block in _BLOCK.findall(file.read_text(errors="replace"))]
     except OSError as error:
         raise _unusable(name, path, error.strerror or str(error)) from error
-    if not found:
+    if not result:
         raise _unusable(name, path, "no certificate")
-    return found
+    return result
 
 
 def _unusable(name: str, path: Path, got: str) -> StorageError:
     return StorageError(
         f"the certificates that {name} names cannot be used",
-        place=path,
+        location=path,
         got=got,
-        wanted="a file of certificates in PEM format (-----BEGIN CERTIFICATE-----)",
+        expected="a file of certificates in PEM format (-----BEGIN CERTIFICATE-----)",
         hint=f"correct the path; or trust only the system's CAs: unset {name}",
     )
 

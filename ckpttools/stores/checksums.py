@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
-from ckpttools.stores.at_once import in_threads
 from ckpttools.stores.base import File
 from ckpttools.stores.fetching import Observe
+from ckpttools.stores.thread_map import in_threads
 
 _BLOCK = 4 << 20
 _MOST_THREADS = 8
@@ -46,7 +46,7 @@ def damage_in(files: Sequence[Sequence[Checksummed]], tell: Observe) -> list[Dam
         files: what has a checksum in each.
         tell: called with the bytes read so far and the bytes to read in all.
     """
-    total, done, lock = sum(each.nbytes for found in files for each in found), 0, threading.Lock()
+    total, done, lock = sum(item.nbytes for result in files for item in result), 0, threading.Lock()
     tell(0, total)
 
     def observe(nbytes: int) -> None:
@@ -55,18 +55,18 @@ def damage_in(files: Sequence[Sequence[Checksummed]], tell: Observe) -> list[Dam
             done += nbytes
             tell(done, total)
 
-    def look(found: Sequence[Checksummed]) -> Damaged | CheckpointError:
+    def look(result: Sequence[Checksummed]) -> Damaged | CheckpointError:
         try:
-            read = [(each, _crc32_of(each, observe)) for each in found]
+            read = [(item, _crc32_of(item, observe)) for item in result]
         except CheckpointError as error:
             return error
         finally:
-            for each in found:
-                each.file.close()
-        return [(each, got) for each, got in read if got != each.crc32]
+            for item in result:
+                item.file.close()
+        return [(item, got) for item, got in read if got != item.crc32]
 
-    costs = {each.file.costs.requests for found in files for each in found[:1]}
-    requests = max((each or 0 for each in costs), default=0)
+    costs = {item.file.costs.requests for result in files for item in result[:1]}
+    requests = max((cost or 0 for cost in costs), default=0)
     return in_threads(requests or min(os.cpu_count() or 1, _MOST_THREADS), look, files)
 
 

@@ -15,7 +15,7 @@ from ckpttools.core.budget import base_bytes, does_not_fit
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -46,20 +46,20 @@ class Content(NamedTuple):
         """What makes such a digest of the bytes of a file."""
         if len(self.digest) == _SHA256_DIGITS:
             return hashlib.sha256()
-        made = hashlib.sha1(usedforsecurity=False)
-        made.update(b"blob %d\0" % self.size)
-        return made
+        built = hashlib.sha1(usedforsecurity=False)
+        built.update(b"blob %d\0" % self.size)
+        return built
 
 
 class Contents(NamedTuple):
     """What a store says of the files below a key.
 
     Attributes:
-        said: who says it, as in "equal to what the hub lists".
+        declared: who says it, as in "equal to what the hub lists".
         files: by the rest of their key; "" for the key itself.
     """
 
-    said: str
+    declared: str
     files: Mapping[str, Content]
 
 
@@ -85,18 +85,18 @@ class FileDifference:
 
     Attributes:
         name: below the key.
-        got, wanted: digests, or in words what stands for them.
+        got, expected: digests, or in words what stands for them.
         copy: the local file that was read in its place; "" where none was.
     """
 
     name: str
     got: str
-    wanted: str
+    expected: str
     copy: str = ""
 
 
 def differing(
-    root: Place,
+    root: Location,
     files: Mapping[str, Content],
     *,
     memory: int,
@@ -127,41 +127,41 @@ def differing(
     at_once = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))
     with ThreadPoolExecutor(requests) as reading, ThreadPoolExecutor(at_once) as hashing:
         check = _FileHasher(root, reading, requests // at_once, observe)
-        futures = [hashing.submit(check, name, wanted) for name, wanted in sorted(files.items())]
+        futures = [hashing.submit(check, name, expected) for name, expected in sorted(files.items())]
         try:
-            found = [each.result() for each in futures]
+            result = [future.result() for future in futures]
         finally:
             check.ended.set()
-    return [each for each in found if each is not None]
+    return [item for item in result if item is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class _FileHasher:
     """Reads one file, some blocks ahead of the one that is being hashed; none once it has ended for all."""
 
-    root: Place
+    root: Location
     reading: ThreadPoolExecutor
     ahead: int
     observe: Callable[[int], None]
     ended: Event = field(default_factory=Event)
     lock: Lock = field(default_factory=Lock)
 
-    def __call__(self, name: str, wanted: Content) -> FileDifference | None:
-        place = self.root / name if name else self.root
+    def __call__(self, name: str, expected: Content) -> FileDifference | None:
+        location = self.root / name if name else self.root
         try:
-            with place.open() as file:
-                got = self._digest(file, wanted)
+            with location.open() as file:
+                got = self._digest(file, expected)
                 copy = file.local_copy
         except (FormatError, WrongLengthError) as error:
-            said = ", ".join(filter(None, (error.message, error.got)))
-            return FileDifference(name or place.name, said, f"{wanted.size} bytes")
-        if got == wanted.digest:
+            declared = ", ".join(filter(None, (error.message, error.got)))
+            return FileDifference(name or location.name, declared, f"{expected.size} bytes")
+        if got == expected.digest:
             return None
-        what = wanted.algorithm
-        return FileDifference(name or place.name, f"{what} {got}", f"{what} {wanted.digest}", copy)
+        what = expected.algorithm
+        return FileDifference(name or location.name, f"{what} {got}", f"{what} {expected.digest}", copy)
 
-    def _digest(self, file: File, wanted: Content) -> str:
-        hasher = wanted.hasher()
+    def _digest(self, file: File, expected: Content) -> str:
+        hasher = expected.hasher()
         waiting: deque[Future[bytearray]] = deque()
         try:
             for start in range(0, file.size, _BLOCK):
@@ -173,8 +173,8 @@ class _FileHasher:
             while waiting:
                 self._take(hasher, waiting)
         finally:
-            for each in waiting:
-                each.cancel()
+            for item in waiting:
+                item.cancel()
             wait(waiting)  # before the file is closed
         return hasher.hexdigest()
 

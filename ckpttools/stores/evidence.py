@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ckpttools.core.errors import CheckpointError
 from ckpttools.stores.base import Status
 from ckpttools.stores.local.mounts import LOCAL_CTIME_TYPES, file_system_type
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 # A file that was changed this shortly before it was inspected may change again within one tick of the file
@@ -51,26 +51,26 @@ class Stamp(NamedTuple):
         return self.text if self.is_evidence else ""
 
 
-def get_stamp(place: Place, status: Status, *, is_source: bool = False) -> Stamp:
+def get_stamp(location: Location, status: Status, *, is_source: bool = False) -> Stamp:
     """Return the stamp of a file.
 
     Args:
-        place: the file.
+        location: the file.
         status: its status.
         is_source: whether other processes may be changing it.
     """
-    if place.store.scheme == "file":
-        return _get_local_stamp(place.key, is_source=is_source)
+    if location.store.scheme == "file":
+        return _get_local_stamp(location.key, is_source=is_source)
     is_content = status.version != "" and not status.version.startswith(("changed ", "W/"))
-    is_evidence = is_content and place.store.scheme in _VERSIONED_SCHEMES
+    is_evidence = is_content and location.store.scheme in _VERSIONED_SCHEMES
     return Stamp(f"{status.size} {status.version}", is_evidence)
 
 
-def get_stamp_text(place: Place) -> str:
+def get_stamp_text(location: Location) -> str:
     """Return the present text of a local file's stamp; "" for other files. Takes one system call."""
-    if place.store.scheme == "file":
+    if location.store.scheme == "file":
         with suppress(OSError):
-            return _format_stamp(Path(place.key).stat())
+            return _format_stamp(Path(location.key).stat())
     return ""
 
 
@@ -140,7 +140,7 @@ def combine_evidence(source: str, copy: str) -> str:
     return hashlib.sha256(f"{source}\n{copy}".encode()).hexdigest()[:24]
 
 
-def load_evidence(source: Place, copy: Place) -> Mapping[str, str]:
+def load_evidence(source: Location, copy: Location) -> Mapping[str, str]:
     """Load the record of a directory and its copy: combined evidence by file name.
 
     Returns an empty mapping if there is no readable record.
@@ -153,7 +153,7 @@ def load_evidence(source: Place, copy: Place) -> Mapping[str, str]:
     return record if is_valid else {}
 
 
-def save_evidence(source: Place, copy: Place, files: Mapping[str, str]) -> None:
+def save_evidence(source: Location, copy: Location, files: Mapping[str, str]) -> None:
     """Save the combined evidence of each file of a directory and its copy.
 
     Does nothing if the record cannot be written.
@@ -163,7 +163,7 @@ def save_evidence(source: Place, copy: Place, files: Mapping[str, str]) -> None:
         _record_location(source, copy).put(json.dumps(known).encode())
 
 
-def _record_location(source: Place, copy: Place) -> Place:
+def _record_location(source: Location, copy: Location) -> Location:
     """Return the location of a record. Raises OSError if the user has no cache directory."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache"))
     with suppress(RuntimeError):  # a user without a home directory

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.registry import parse
 
@@ -33,7 +33,7 @@ def check_fetched(sources: Iterable[object]) -> None:
         raise UsageError(
             f"{option('download', True)} applies only to models on the hub",
             got="nothing that is read from there",
-            wanted="hf://org/name",
+            expected="hf://org/name",
             hint=f"leave out {option('download', True)}: what lies elsewhere is read from where it is",
         )
 
@@ -51,9 +51,9 @@ def fetch(sources: Iterable[object], observe: Observe = lambda done, total: None
 
 
 def _by_store(sources: Iterable[object]) -> dict[Fetches, list[File]]:
-    found: dict[Fetches, list[File]] = {}
-    for file in {each.path: each for each in sources if isinstance(each, File)}.values():
+    result: dict[Fetches, list[File]] = {}
+    for file in {source.path: source for source in sources if isinstance(source, File)}.values():
         store: Store = parse(file.path).store
         if isinstance(store, Fetches):
-            found.setdefault(store, []).append(file)
-    return found
+            result.setdefault(store, []).append(file)
+    return result

@@ -15,10 +15,10 @@ from ckpttools.core.errors import (
     SourceChangedError,
     StorageError,
 )
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.abilities import LinkTrials
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import SUFFIX, Unfinished
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class MemoryFile(File):
             raise SourceChangedError(
                 f"{self.path} was changed while it was read",
                 got=f"{now.size} bytes, version {now.version}",
-                wanted=f"{self.size} bytes, version {self.version}",
+                expected=f"{self.size} bytes, version {self.version}",
                 hint=again(),
             )
 
@@ -114,9 +114,9 @@ class MemoryStore(Store):
 
     def stat(self, key: str) -> Status | None:
         with self.lock:
-            found = self._files.get(key)
-            if found is not None:
-                return found.status
+            result = self._files.get(key)
+            if result is not None:
+                return result.status
             return Status(FileKind.DIRECTORY) if next(self._below(key), None) is not None else None
 
     def list(self, key: str) -> Sequence[DirEntry]:
@@ -130,12 +130,12 @@ class MemoryStore(Store):
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         with self.lock:
-            found = [(name, self._files[_joined(key, name)].status) for name in self._below(key)]
-        if not found:
+            result = [(name, self._files[_joined(key, name)].status) for name in self._below(key)]
+        if not result:
             self.list(key)
-        yield from found
+        yield from result
 
-    def open(self, key: str, found: Status | None = None) -> MemoryFile:
+    def open(self, key: str, result: Status | None = None) -> MemoryFile:
         content = self._files.get(key)
         if content is None:
             raise _absent(self.uri(key))
@@ -143,12 +143,12 @@ class MemoryStore(Store):
 
     def put(self, key: str, content: bytes) -> None:
         with self.lock:
-            place = self.uri(key)
+            location = self.uri(key)
             if not key or next(self._below(key), None) is not None:
-                raise StorageError(f"cannot write {place}", got="a directory")
+                raise StorageError(f"cannot write {location}", got="a directory")
             above = [key[:at] for at, letter in enumerate(key) if letter == "/"]
-            if file := next((each for each in above if each in self._files), None):
-                raise StorageError(f"cannot write {place}", got=f"{self.uri(file)} is a file")
+            if file := next((item for item in above if item in self._files), None):
+                raise StorageError(f"cannot write {location}", got=f"{self.uri(file)} is a file")
             self._files[key] = _StoredBytes(content)
 
     def write(self, key: str, content: bytes) -> None:
@@ -194,7 +194,7 @@ class MemoryStore(Store):
         return MemoryStaging(self, key, overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
-        return Unfinished(Place(self, key)) if key in self.begun else None
+        return Unfinished(Location(self, key)) if key in self.begun else None
 
     def begun_at(self, key: str) -> Unfinished | None:
         return self.unfinished(key + SUFFIX)
@@ -202,14 +202,14 @@ class MemoryStore(Store):
     def _below(self, key: str) -> Iterator[str]:
         """The rest of each key below one."""
         start = _joined(key, "")
-        return (each[len(start) :] for each in self._files if each.startswith(start))
+        return (file[len(start) :] for file in self._files if file.startswith(start))
 
     def move(self, old: str, new: str) -> None:
         """Gives all below one key another, in the place of what is there."""
         with self.lock:
             moved = ((_joined(new, name), self._files[_joined(old, name)]) for name in self._below(old))
             # What is read by others does not change any more: a later `write_at` copies it.
-            files = {name: _StoredBytes(bytes(found.data), found.number) for name, found in moved}
+            files = {name: _StoredBytes(bytes(result.data), result.number) for name, result in moved}
             self.remove(old)
             self.remove(new)
             self._files.update(files)

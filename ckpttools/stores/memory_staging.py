@@ -10,18 +10,18 @@ from typing import ClassVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.stores.base import FileKind
+from ckpttools.stores.location import Location
 from ckpttools.stores.memory import MemoryStore
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import SUFFIX, LockedError, Purpose, Record, Series, check_name
+from ckpttools.stores.publishing import SUFFIX, JobInfo, LockedError, Record, Series, check_name
 
 
 @dataclass
 class Begun:
     """A conversion that has been begun: what a journal says elsewhere."""
 
-    purpose: Purpose
+    purpose: JobInfo
     records: list[Record] = field(default_factory=list)
     is_locked: bool = False
 
@@ -40,25 +40,25 @@ class MemoryStaging:
         return self.key + SUFFIX
 
     @property
-    def taken(self) -> tuple[Place, Place]:
-        return Place(self.store, self.key), Place(self.store, self.partial)
+    def taken(self) -> tuple[Location, Location]:
+        return Location(self.store, self.key), Location(self.store, self.partial)
 
     def check(self, plan: str, nbytes: int) -> None:
-        found, place = self.store.stat(self.key), self.store.uri(self.key)
+        result, location = self.store.stat(self.key), self.store.uri(self.key)
         check_name(self.taken[0])
-        if found is None:
+        if result is None:
             return
-        if found.kind is FileKind.FILE:
-            raise DestinationExistsError(f"{place} is a file", hint="choose another destination")
+        if result.kind is FileKind.FILE:
+            raise DestinationExistsError(f"{location} is a file", hint="choose another destination")
         self.check_replaced()
         if not self.overwrite:
             hint = f"choose another destination, or allow its replacement with {option('overwrite', True)}"
             raise DestinationExistsError(
-                f"{place} exists", wanted="a new name, or an empty directory", hint=hint
+                f"{location} exists", expected="a new name, or an empty directory", hint=hint
             )
 
     @contextmanager
-    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[MemoryWork]:
+    def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[MemoryWork]:
         begun = self._begun(purpose)
         try:
             self.check(purpose.plan, nbytes)
@@ -68,11 +68,11 @@ class MemoryStaging:
             if not begun.records and self.store.stat(self.partial) is None:
                 self.store.begun.pop(self.partial, None)
 
-    def _begun(self, purpose: Purpose) -> Begun:
+    def _begun(self, purpose: JobInfo) -> Begun:
         with self.store.lock:
             begun = self.store.begun.get(self.partial)
             if begun is not None and begun.is_locked:
-                raise LockedError("another thread is writing this checkpoint", place=self.taken[0])
+                raise LockedError("another thread is writing this checkpoint", location=self.taken[0])
             if begun is None or begun.purpose.plan != purpose.plan:
                 if begun is not None and not self.overwrite:
                     raise UsageError(
@@ -96,8 +96,8 @@ class MemoryWork:
     is_complete: ClassVar[bool] = False
 
     @property
-    def content(self) -> Place:
-        return Place(self.staging.store, f"{self.staging.partial}/content")
+    def content(self) -> Location:
+        return Location(self.staging.store, f"{self.staging.partial}/content")
 
     @property
     def records(self) -> Sequence[Record]:
@@ -128,7 +128,7 @@ class MemoryDataFiles:
 
     is_rehearsal: ClassVar[bool] = False
 
-    def __init__(self, content: Place, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> None:
+    def __init__(self, content: Location, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> None:
         self._content = content
         self._heads = heads
         self._series = Series()
@@ -144,15 +144,15 @@ class MemoryDataFiles:
             (self._content / name).write_at(0, head)
 
     def _grown(self, name: str, size: int) -> tuple[MemoryStore, str]:
-        place = self._content / name
-        assert isinstance(place.store, MemoryStore)
+        location = self._content / name
+        assert isinstance(location.store, MemoryStore)
         with self._lock:
-            found = place.store.stat(place.key)
-            if found is None:
-                place.store.put(place.key, b"")
-            if found is None or found.size < size:
-                place.store.write_at(place.key, size, b"")
-        return place.store, place.key
+            result = location.store.stat(location.key)
+            if result is None:
+                location.store.put(location.key, b"")
+            if result is None or result.size < size:
+                location.store.write_at(location.key, size, b"")
+        return location.store, location.key
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
         store, key = self._grown(name, loose or 0)
@@ -161,8 +161,8 @@ class MemoryDataFiles:
     def write_whole(self, name: str, data: bytes) -> None:
         (self._content / name).write_bytes(data)
 
-    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
-        file, end = self._series.take(name, most, len(data))
+    def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
+        file, end = self._series.take(name, limit, len(data))
         self.write(file, end, memoryview(data), 0)
         return file, end
 

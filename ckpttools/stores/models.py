@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ckpttools.stores.place import Place
-from ckpttools.stores.registry import Where, parse
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.web.hub_name import is_model_name
 
 
-def model_at(where: Where) -> Place:
+def model_at(where: LocationLike) -> Location:
     """The place that a user names, or the model of the hub where no such directory is.
 
     Args:
@@ -17,7 +17,12 @@ def model_at(where: Where) -> Place:
     Raises:
         UsageError: as `ckpttools.stores.parse`.
     """
-    place = parse(where)
-    if not isinstance(where, str) or not is_model_name(where) or place.exists() or place.parent.exists():
-        return place
+    location = parse(where)
+    if (
+        not isinstance(where, str)
+        or not is_model_name(where)
+        or location.exists()
+        or location.parent.exists()
+    ):
+        return location
     return parse(f"hf://{where}")

@@ -12,16 +12,16 @@ from functools import cache
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
-from ckpttools.core.wording import option
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 # Name prefixes of repositories in the cache of huggingface_hub, where snapshots are links to blobs.
 _REPOSITORY_PREFIXES = ("models--", "datasets--", "spaces--")
 _MAX_LISTED = 3
 
 
-def outside_links(root: Place, paths: Iterable[str]) -> Mapping[str, str]:
+def outside_links(root: Location, paths: Iterable[str]) -> Mapping[str, str]:
     """Find the files below a directory whose content is outside of it.
 
     Paths that are not below the directory are skipped: the user named them. In the cache of huggingface_hub,
@@ -77,7 +77,7 @@ def check_outside_links(links: Mapping[str, str], *, is_public: bool, is_allowed
         raise UsageError(
             "symbolic links in the source lead to files outside of it, and the destination is public",
             got=listed,
-            wanted="only files inside the source",
+            expected="only files inside the source",
             hint=f"remove the links, or publish these files with {option('allow_outside_links', True)}",
         )
     return (f"{plural(len(links), 'file')} read from outside the source through symbolic links: {listed}",)

@@ -41,7 +41,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from ckpttools.stores.place import Place
+    from ckpttools.stores.location import Location
 
 PLAN_MARK = ".ckpttools-plan"
 """File in a checkpoint that is being published: the fingerprint of its plan. The last thing to leave it."""
@@ -76,7 +76,7 @@ class LockedError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Purpose:
+class JobInfo:
     """What a conversion is for.
 
     Attributes:
@@ -99,11 +99,11 @@ class Series:
         self._lock = threading.Lock()
         self._ends: dict[str, tuple[int, int]] = {}
 
-    def take(self, name: str, most: int, nbytes: int) -> tuple[str, int]:
+    def take(self, name: str, limit: int, nbytes: int) -> tuple[str, int]:
         """The file and the offset that the next `nbytes` get; arguments as of `DataFiles.append`."""
         with self._lock:
             number, end = self._ends.get(name, (0, 0))
-            if end >= most:
+            if end >= limit:
                 number, end = number + 1, 0
             self._ends[name] = number, end + nbytes
         return f"{name}-{number:05d}", end
@@ -146,12 +146,12 @@ class Sink(Protocol):
     def write_whole(self, name: str, data: bytes) -> None:
         """Writes a file of its own; errors as `write`."""
 
-    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+    def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
         """Writes at the end of the last file of a series; errors as `write`.
 
         Args:
             name: of the series; its files have numbers appended.
-            most: bytes after which the next file is begun.
+            limit: bytes after which the next file is begun.
             data: what to write.
 
         Returns:
@@ -246,7 +246,7 @@ class Work(Protocol):
     """A destination that is this process's alone, from the first look at it to the end."""
 
     @property
-    def content(self) -> Place:
+    def content(self) -> Location:
         """Where the checkpoint grows; its store has `Writes`."""
 
     @property
@@ -334,7 +334,7 @@ class Published:
 
 
 @runtime_checkable
-class TellsPublished(Protocol):
+class SupportsPublished(Protocol):
     """Work whose result others find at an address."""
 
     @property
@@ -346,7 +346,7 @@ class Staging(Protocol):
     """A destination, before anything is written to it."""
 
     @property
-    def taken(self) -> Sequence[Place]:
+    def taken(self) -> Sequence[Location]:
         """What is written, replaced or deleted: the destination, and where it grows."""
 
     def check(self, plan: str, nbytes: int) -> None:
@@ -362,7 +362,7 @@ class Staging(Protocol):
             NoSpaceError: there is less room than needed.
         """
 
-    def opened(self, purpose: Purpose, nbytes: int = 0) -> AbstractContextManager[Work]:
+    def opened(self, purpose: JobInfo, nbytes: int = 0) -> AbstractContextManager[Work]:
         """Takes the destination for this process.
 
         Args:
@@ -382,7 +382,7 @@ class Unfinished:
     """What an interrupted conversion has left.
 
     Attributes:
-        place: where.
+        location: where.
         replaced: what had the destination's name and has to get it back; None if nothing has.
         command: the command line that began it, where that is known.
         writer: the process that is at work on it, in words; "" if none is, as far as is known.
@@ -390,8 +390,8 @@ class Unfinished:
         release: the command that releases the lock of `writer`; "" where there is none.
     """
 
-    place: Place
-    replaced: Place | None = None
+    location: Location
+    replaced: Location | None = None
     command: str = ""
     writer: str = ""
     directory: str = ""
@@ -431,7 +431,7 @@ class Publishes(Protocol):
 
 
 def staging_of(
-    destination: Place, overwrite: bool = False, check_replaced: Callable[[], None] = lambda: None
+    destination: Location, overwrite: bool = False, check_replaced: Callable[[], None] = lambda: None
 ) -> Staging:
     """How a checkpoint grows before it gets this name; arguments as those of `Publishes.staging`.
 
@@ -442,27 +442,27 @@ def staging_of(
         return destination.store.staging(destination.key, overwrite, check_replaced)
     raise UsageError(
         f"no checkpoint can be written to {destination.store.scheme}://",
-        place=destination,
-        wanted="a destination that can be written, such as a local directory",
+        location=destination,
+        expected="a destination that can be written, such as a local directory",
         hint=destination.store.instead_of_writing(destination.key),
     )
 
 
-def unfinished_at(place: Place) -> Unfinished | None:
-    """What an interrupted conversion has left, if `place` is where it grew."""
-    return place.store.unfinished(place.key) if isinstance(place.store, Publishes) else None
+def unfinished_at(location: Location) -> Unfinished | None:
+    """What an interrupted conversion has left, if `location` is where it grew."""
+    return location.store.unfinished(location.key) if isinstance(location.store, Publishes) else None
 
 
-def begun_at(destination: Place) -> Unfinished | None:
+def begun_at(destination: Location) -> Unfinished | None:
     """What an interrupted conversion to a destination has left beside it, None if there is nothing."""
     return destination.store.begun_at(destination.key) if isinstance(destination.store, Publishes) else None
 
 
-def check_name(destination: Place) -> None:
+def check_name(destination: Location) -> None:
     """Raises UsageError if a destination is not a name that a directory can be given."""
     if not destination.name or destination.name == "..":
         raise UsageError(
             f"{str(destination)!r} cannot be a destination",
-            wanted="the name of a directory to be made, such as out or /data/out",
+            expected="the name of a directory to be made, such as out or /data/out",
             hint="give it a name of its own",
         )

@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckpttools.stores.pace import MOST, Pace, asked_for
+from ckpttools.stores.concurrency import MOST, Pace, asked_for
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -105,14 +105,14 @@ class _ReadPart:
     """A part of a read.
 
     Args:
-        start: of the first byte wanted.
+        start: of the first byte expected.
         out: where they go.
         fetch: asks for them.
         changed: guards all that changes; notified when the part is over.
 
     Attributes:
         out: None once nothing may be written there any more.
-        length: bytes wanted.
+        length: bytes expected.
         asked: start of the latest attempt, by the monotonic clock; None before the first.
         attempts: number of attempts.
         errors: of those that failed.

@@ -13,9 +13,9 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.plugins import load_group
 from ckpttools.stores.base import Store
 from ckpttools.stores.local.store import STORE as LOCAL
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
-Where: TypeAlias = str | os.PathLike[str] | Place
+LocationLike: TypeAlias = str | os.PathLike[str] | Location
 """What says where something is: a path, `scheme://…`, or a place."""
 
 # Modules of this package with a `STORE`, by the scheme that stands before `://`.
@@ -44,7 +44,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
 
 
-def parse(where: Where, *, is_written: bool = False) -> Place:
+def parse(where: LocationLike, *, is_written: bool = False) -> Location:
     """The place that a user names.
 
     Args:
@@ -54,18 +54,18 @@ def parse(where: Where, *, is_written: bool = False) -> Place:
     Raises:
         UsageError: no store of that scheme is installed.
     """
-    if isinstance(where, Place):
+    if isinstance(where, Location):
         return where
     text = os.fsdecode(where)
     scheme, separator, rest = text.partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
         _refuse_joined(text)
-        return Place(LOCAL, _key(text))
+        return Location(LOCAL, _key(text))
     store = _store(scheme.lower())
     if store is None:
         raise _no_store(scheme, text, is_written)
     _IN_USE[store.scheme] = store
-    return Place(store, _key(rest))
+    return Location(store, _key(rest))
 
 
 # Stores other than the local one in which something was named, by scheme.
@@ -87,8 +87,8 @@ def _store(scheme: str) -> Store | None:
     """The store of a scheme; None if there is none."""
     # Looking for plug-ins takes 30 ms.
     if scheme in _BUILT_IN:
-        found: Store = import_module(f"{__package__}.{_BUILT_IN[scheme]}").STORE
-        return found
+        result: Store = import_module(f"{__package__}.{_BUILT_IN[scheme]}").STORE
+        return result
     return load_group("ckpttools.stores").get(scheme)
 
 
@@ -98,7 +98,7 @@ def _refuse_joined(text: str) -> None:
     if match and match[1] in _BUILT_IN and not os.path.lexists(f"{match[1]}:"):
         raise UsageError(
             f"{text} is a path, and looks like {match[1]}://{match[2]}, which pathlib makes such a path of",
-            wanted="two slashes, in text",
+            expected="two slashes, in text",
             hint=f"write {match[1]}://{match[2]}; or ./{text}, if a directory of that name is meant",
         )
 
@@ -109,7 +109,7 @@ def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
     own = _ELSEWHERE.get(scheme.lower())
     return UsageError(
         f"no store for {scheme}:// is installed",
-        place=text,
-        wanted="a local path, or a package that brings such a store (entry point `ckpttools.stores`)",
+        location=text,
+        expected="a local path, or a package that brings such a store (entry point `ckpttools.stores`)",
         hint=f"here that is {own}://" if own else hint,
     )

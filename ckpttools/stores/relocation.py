@@ -22,21 +22,21 @@ class Relocation:
     roots: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, said: Roots) -> Relocation:
+    def of(cls, declared: Roots) -> Relocation:
         """What a user means by texts such as "/data=/mnt/data", or by a mapping of them.
 
         Raises:
             UsageError: not of this form.
         """
-        if isinstance(said, Relocation):
-            return said
-        if isinstance(said, Mapping):
-            said = [f"{old}={new}" for old, new in said.items()]
+        if isinstance(declared, Relocation):
+            return declared
+        if isinstance(declared, Mapping):
+            declared = [f"{old}={new}" for old, new in declared.items()]
         roots = []
-        for text in [said] if isinstance(said, str) else said:
+        for text in [declared] if isinstance(declared, str) else declared:
             old, equals, new = text.partition("=")
             if not (old and equals and new):
-                raise UsageError(f"{text!r} is not OLD=NEW", wanted="a pair such as /data=/mnt/data")
+                raise UsageError(f"{text!r} is not OLD=NEW", expected="a pair such as /data=/mnt/data")
             roots.append((_bare(old), _bare(new if "://" in new else str(parse(new).absolute()))))
         return cls(tuple(roots))
 

@@ -27,10 +27,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
+from ckpttools.core.message_terms import plan_step
 from ckpttools.core.text import age, first_of
-from ckpttools.core.wording import plan_step
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import DataFiles, LockedError, Purpose, Record
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import DataFiles, JobInfo, LockedError, Record
 
 Prepared = TypeVar("Prepared")
 _LOOK_SECONDS = 0.25
@@ -125,7 +125,7 @@ class PartWork(Protocol):
     token: str
 
     @property
-    def content(self) -> Place:
+    def content(self) -> Location:
         """Where the checkpoint grows."""
 
     @property
@@ -146,7 +146,7 @@ class PartWork(Protocol):
 class SharedStaging(Protocol):
     """A destination that several processes can write."""
 
-    def joined(self, purpose: Purpose, nbytes: int, share: Share) -> AbstractContextManager[PartWork]:
+    def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> AbstractContextManager[PartWork]:
         """Takes a share of a destination, which is prepared for the plan by whoever comes first.
 
         Raises:
@@ -158,7 +158,7 @@ class SharedStaging(Protocol):
         """How far a plan has come; takes no lock, and changes nothing."""
 
 
-def shared_staging(staging: object, destination: Place) -> SharedStaging:
+def shared_staging(staging: object, destination: Location) -> SharedStaging:
     """The same staging, of which several processes can have a share.
 
     Raises:
@@ -168,32 +168,32 @@ def shared_staging(staging: object, destination: Place) -> SharedStaging:
         return staging
     raise UsageError(
         f"what is written to {destination.store.scheme}:// is written by one process",
-        place=destination,
-        wanted="a local directory that all processes see, gs://, s3:// or az://",
+        location=destination,
+        expected="a local directory that all processes see, gs://, s3:// or az://",
         hint="convert to one of these, then copy the checkpoint with ckpt copy",
     )
 
 
-def check_free(share: Share, members: Iterable[Member], place: object) -> None:
+def check_free(share: Share, members: Iterable[Member], location: object) -> None:
     """Raises LockedError if a process is at work on groups of a share."""
     for member in members:
         if member.is_alive and member.share.meets(share):
             raise claimed_error(
-                f"another process is at work on tasks of part {share.name}", [member], place, "wait for it"
+                f"another process is at work on tasks of part {share.name}", [member], location, "wait for it"
             )
 
 
-def claimed_error(what: str, members: Sequence[Member], place: object, wait: str) -> LockedError:
+def claimed_error(what: str, members: Sequence[Member], location: object, wait: str) -> LockedError:
     """Return the error of a destination that other processes write.
 
     Args:
         what: The first line of the error.
         members: The processes, at least one.
-        place: The destination.
+        location: The destination.
         wait: What to do as long as they are at work.
     """
     release = f"; if it is gone, release its claim: {members[0].release}" if members[0].release else ""
-    return LockedError(what, place=place, got=first_of([*map(str, members)]), hint=wait + release)
+    return LockedError(what, location=location, got=first_of([*map(str, members)]), hint=wait + release)
 
 
 class PublishedError(DestinationExistsError):
@@ -204,7 +204,7 @@ def published(destination: object) -> PublishedError:
     """The error of who comes too late."""
     return PublishedError(
         f"{destination} is complete: all parts are done, and it has its name",
-        wanted="nothing more to do",
+        expected="nothing more to do",
         hint=f"{plan_step('ckpttools.publish_plan', '--publish')} removes what is left beside it",
     )
 
@@ -226,7 +226,7 @@ def prepared(
     until = time.monotonic() + patience
     while True:
         try:
-            found = attempt()
+            result = attempt()
         except LockedError:
             if is_preparing():
                 until = time.monotonic() + patience
@@ -234,13 +234,13 @@ def prepared(
                 raise
             time.sleep(_LOOK_SECONDS)
         else:
-            if found is not None:
-                return found
+            if result is not None:
+                return result
 
 
 def at_work(members: Iterable[Member]) -> list[Member]:
     """Return the processes that are at work."""
-    return [each for each in members if each.is_alive]
+    return [member for member in members if member.is_alive]
 
 
 def this_process() -> str:
@@ -248,15 +248,15 @@ def this_process() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def who_does_what(begun: Purpose | None = None) -> str:
+def who_does_what(begun: JobInfo | None = None) -> str:
     """How to see who does the parts of a plan; `begun`: their work, whose command names the plan."""
     words = begun.command.split(" --part ")[0].partition("ckpt run ") if begun else ("", "", "")
     return plan_step("ckpttools.plan_status(plan)", "--status", words[2])
 
 
-def share_of(said: Any) -> Share | None:
+def share_of(declared: Any) -> Share | None:
     """A share as a journal says it; None for anything else."""
-    match said:
+    match declared:
         case [str(name), int(first), int(stop)]:
             return Share(name, first, stop)
     return None

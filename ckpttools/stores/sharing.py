@@ -6,9 +6,9 @@ from typing import Protocol, runtime_checkable
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.stores.base import Store
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Shares(Protocol):
         """
 
 
-def shared(destination: Place, sharing: RepositoryOptions) -> Place:
+def shared(destination: Location, sharing: RepositoryOptions) -> Location:
     """The destination, written as the user says.
 
     Raises:
@@ -49,16 +49,16 @@ def shared(destination: Place, sharing: RepositoryOptions) -> Place:
     if sharing == RepositoryOptions():
         return destination
     if isinstance(destination.store, Shares):
-        return Place(destination.store.shared(sharing), destination.key)
-    said = option("public", True) if sharing.public else option("model_card", True)
+        return Location(destination.store.shared(sharing), destination.key)
+    declared = option("public", True) if sharing.public else option("model_card", True)
     raise UsageError(
-        f"{said} applies only to repositories on the hub",
-        place=destination,
-        wanted="hf://org/name as destination",
-        hint=f"leave out {said}",
+        f"{declared} applies only to repositories on the hub",
+        location=destination,
+        expected="hf://org/name as destination",
+        hint=f"leave out {declared}",
     )
 
 
-def is_of_repository(root: Place, path: str) -> bool:
+def is_of_repository(root: Location, path: str) -> bool:
     """Whether a file below a checkpoint is one of the repository that it lies in."""
     return isinstance(root.store, Shares) and root.store.is_of_repository(path)

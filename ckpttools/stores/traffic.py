@@ -18,11 +18,11 @@ def counted() -> Iterator[Callable[[], Mapping[str, Traffic]]]:
     before = {id(store): store.traffic or Traffic() for store in in_use()}
 
     def since() -> Mapping[str, Traffic]:
-        found = {
+        result = {
             f"{store.scheme}://": store.traffic - before.get(id(store), Traffic())
             for store in in_use()
             if store.traffic is not None
         }
-        return {address: found[address] for address in sorted(found) if found[address].requests}
+        return {address: result[address] for address in sorted(result) if result[address].requests}
 
     yield since

@@ -6,23 +6,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ckpttools.core.errors import CheckpointError, StorageError
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
-def is_unanswered(error: Exception, place: Place) -> bool:
+def is_unanswered(error: Exception, location: Location) -> bool:
     """Whether an error tells of a store behind a network, and nothing of the file that is there."""
-    return isinstance(error, StorageError) and place.store.scheme != "file" and place.exists()
+    return isinstance(error, StorageError) and location.store.scheme != "file" and location.exists()
 
 
-def kept_unless_unanswered(error: CheckpointError, place: Place) -> CheckpointError:
+def kept_unless_unanswered(error: CheckpointError, location: Location) -> CheckpointError:
     """The error, if it says something of the file at a place; raises it if the store did not answer."""
-    if is_unanswered(error, place):
+    if is_unanswered(error, location):
         raise error
     return error
 
 
 @contextmanager
-def faults_told_elsewhere(place: Place) -> Iterator[None]:
+def faults_told_elsewhere(location: Location) -> Iterator[None]:
     """Ends what is done in it at an error that says something of the files at a place, which others tell.
 
     Raises:
@@ -31,4 +31,4 @@ def faults_told_elsewhere(place: Place) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        kept_unless_unanswered(error, place)
+        kept_unless_unanswered(error, location)

@@ -27,10 +27,10 @@ from ckpttools.core.region import Region, grid_indices
 from ckpttools.formats.base import (
     Format,
     ReadOptions,
+    SupportsFaults,
+    SupportsFiles,
+    SupportsStorage,
     Target,
-    TellsFaults,
-    TellsFiles,
-    TellsStorage,
     Writable,
     Writer,
 )
@@ -39,7 +39,7 @@ from ckpttools.formats.survey import plain_storage
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
-from ckpttools.stores import Place, Where, parse
+from ckpttools.stores import Location, LocationLike, parse
 from ckpttools.stores.memory import MemoryStore
 from ckpttools.testing.strategies import noise, regions, stored
 from ckpttools.testing.trees import assert_same, many_leaves, trees, unambiguous
@@ -50,16 +50,16 @@ _SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(
 
 
 @contextmanager
-def new_place(scheme: str) -> Iterator[Place]:
+def new_location(scheme: str) -> Iterator[Location]:
     """An empty directory in one of the stores that are always there; what is in it goes afterwards."""
     with tempfile.TemporaryDirectory() as name:
-        place = parse(name if scheme == "file" else f"{scheme}://{name}")
-        yield place
-        if isinstance(place.store, MemoryStore):
-            place.store.remove(place.key)
+        location = parse(name if scheme == "file" else f"{scheme}://{name}")
+        yield location
+        if isinstance(location.store, MemoryStore):
+            location.store.remove(location.key)
 
 
-def write(tree: Tree, writer: Writer, destination: Where) -> None:
+def write(tree: Tree, writer: Writer, destination: LocationLike) -> None:
     """Plans and runs, as a conversion does."""
     execute(build(tree, writer, memory=MEMORY, jobs=2), writer, destination)
 
@@ -85,12 +85,12 @@ class FormatTests:
         return self.format.writer(Target(tree), **parsed(self.format.options, {}, tuple, self.format.name))
 
     @contextmanager
-    def written(self, tree: Tree, scheme: str = "file") -> Iterator[tuple[Tree, Place]]:
+    def written(self, tree: Tree, scheme: str = "file") -> Iterator[tuple[Tree, Location]]:
         """The tree as it comes back, and where it lies meanwhile."""
-        with new_place(scheme) as above:
-            place = above / "checkpoint"
-            write(tree, self.writer(tree), place)
-            yield self.format.open(place, ReadOptions()), place
+        with new_location(scheme) as above:
+            location = above / "checkpoint"
+            write(tree, self.writer(tree), location)
+            yield self.format.open(location, ReadOptions()), location
 
     @_SETTINGS
     @given(data=st.data())
@@ -137,21 +137,21 @@ class FormatTests:
 
     @pytest.mark.parametrize("scheme", SCHEMES)
     def test_it_recognises_its_own_and_nothing_else(self, scheme: str) -> None:
-        with new_place(scheme) as place:
-            assert self.format.why_not(place)
-            (place / "notes.txt").put(b"no checkpoint")
-            assert self.format.why_not(place)
-            assert self.format.why_not(place / "notes.txt")
-        with self.written(many_leaves(2), scheme) as (_, place):
-            assert self.format.why_not(place) is None
+        with new_location(scheme) as location:
+            assert self.format.why_not(location)
+            (location / "notes.txt").put(b"no checkpoint")
+            assert self.format.why_not(location)
+            assert self.format.why_not(location / "notes.txt")
+        with self.written(many_leaves(2), scheme) as (_, location):
+            assert self.format.why_not(location) is None
 
     def test_a_file_cut_short_is_an_error_never_wrong_values(self) -> None:
         tree = many_leaves(3)
-        with self.written(tree) as (_, place):
-            for file in sorted(place / name for name, _ in place.walk()):
+        with self.written(tree) as (_, location):
+            for file in sorted(location / name for name, _ in location.walk()):
                 whole = file.read_bytes()
                 file.write_bytes(whole[: len(whole) // 2])
-                self._opens_the_same_or_refuses(place, tree)
+                self._opens_the_same_or_refuses(location, tree)
                 file.write_bytes(whole)
 
     @_SETTINGS
@@ -162,20 +162,20 @@ class FormatTests:
         assume(unambiguous(tree))
         plan = build(tree, self.writer(tree), memory=MEMORY, jobs=2)
         assert plan.layout.placements.keys() == tree.arrays.keys()
-        made = {path: np.zeros(array.shape, np.uint8) for path, array in tree.arrays.items()}
+        built = {path: np.zeros(array.shape, np.uint8) for path, array in tree.arrays.items()}
         for task in plan.tasks:
-            made[task.path][task.region.slices] += 1
-        assert all((counts == 1).all() for counts in made.values())
+            built[task.path][task.region.slices] += 1
+        assert all((counts == 1).all() for counts in built.values())
         spans: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for placement in plan.layout.placements.values():
             if placement.codec is None:
                 for index in grid_indices(placement.shape, placement.chunk):
-                    place = placement.chunk_range(index)
-                    spans[place.file].append((place.offset, place.offset + place.nbytes))
-        for file, found in spans.items():
-            found.sort()
-            assert all(stop <= start for (_, stop), (start, _) in pairwise(found)), file
-            assert found[-1][1] <= plan.layout.files.get(file, found[-1][1]), file
+                    location = placement.chunk_range(index)
+                    spans[location.file].append((location.offset, location.offset + location.nbytes))
+        for file, result in spans.items():
+            result.sort()
+            assert all(stop <= start for (_, stop), (start, _) in pairwise(result)), file
+            assert result[-1][1] <= plan.layout.files.get(file, result[-1][1]), file
 
     def test_it_refuses_what_it_cannot_hold(self) -> None:
         """Before anything is written, and by name."""
@@ -198,34 +198,34 @@ class FormatTests:
         assert self.format.help
 
     def test_it_tells_its_own_files_from_others(self) -> None:
-        if isinstance(self.format, TellsFiles):
-            with self.written(many_leaves(2)) as (back, place):
-                assert set(self.format.strangers(place, back)) == set()
-                (place / "notes.txt").write_bytes(b"mine")
-                assert set(self.format.strangers(place, back)) == {"notes.txt"}
+        if isinstance(self.format, SupportsFiles):
+            with self.written(many_leaves(2)) as (back, location):
+                assert set(self.format.unowned_files(location, back)) == set()
+                (location / "notes.txt").write_bytes(b"mine")
+                assert set(self.format.unowned_files(location, back)) == {"notes.txt"}
 
     def test_it_finds_nothing_wrong_but_where_something_is(self) -> None:
-        if isinstance(self.format, TellsFaults):
-            with self.written(many_leaves(3)) as (_, place):
-                assert list(faults_in(self.format, place, ReadOptions())) == []
-                largest = max((place / name for name, _ in place.walk()), key=_size)
+        if isinstance(self.format, SupportsFaults):
+            with self.written(many_leaves(3)) as (_, location):
+                assert list(faults_in(self.format, location, ReadOptions())) == []
+                largest = max((location / name for name, _ in location.walk()), key=_size)
                 largest.write_bytes(largest.read_bytes()[:-1])
-                assert list(faults_in(self.format, place, ReadOptions())) != []
+                assert list(faults_in(self.format, location, ReadOptions())) != []
 
     def test_it_describes_how_arrays_lie(self) -> None:
         tree = many_leaves(3)
         with self.written(tree) as (back, _):
             storage = plain_storage(back)
-            if isinstance(self.format, TellsStorage):
+            if isinstance(self.format, SupportsStorage):
                 storage = self.format.storage(back, ReadOptions())
-            found = {each.path: (each.shape, each.dtype, each.missing) for each in storage.arrays}
+            result = {item.path: (item.shape, item.dtype, item.missing) for item in storage.arrays}
             arrays = tree.arrays.items()
-            assert found == {keystr(path): (array.shape, array.dtype, 0) for path, array in arrays}
+            assert result == {keystr(path): (array.shape, array.dtype, 0) for path, array in arrays}
             assert all(file.kind != "missing" and file.dead >= 0 for file in storage.files)
 
-    def _opens_the_same_or_refuses(self, place: Place, tree: Tree) -> None:
+    def _opens_the_same_or_refuses(self, location: Location, tree: Tree) -> None:
         try:
-            back = self.format.open(place, ReadOptions())
+            back = self.format.open(location, ReadOptions())
             for path, array in back.arrays.items():
                 if prod(array.shape):
                     region = Region.whole(array.shape)
@@ -234,11 +234,11 @@ class FormatTests:
             return
 
 
-def _size(file: Place) -> int:
+def _size(file: Location) -> int:
     return file.stat().size
 
 
-def _data(place: Place) -> dict[str, bytes]:
+def _data(location: Location) -> dict[str, bytes]:
     """All files but those that say when they were written."""
-    files = {name: (place / name).read_bytes() for name, _ in place.walk()}
+    files = {name: (location / name).read_bytes() for name, _ in location.walk()}
     return {name: content for name, content in files.items() if b"timestamp" not in content}

@@ -25,9 +25,9 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
-from ckpttools.stores import Place, parse
+from ckpttools.stores import Location, parse
 from ckpttools.stores.abilities import Links, Puts, Writes
-from ckpttools.stores.publishing import KeepsFiles, LockedError, Publishes, Purpose, Staging, Work
+from ckpttools.stores.publishing import JobInfo, KeepsFiles, LockedError, Publishes, Staging, Work
 
 _SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 _NAMES = st.text(st.characters(codec="ascii", categories=("L", "N"), include_characters="._- "), min_size=1)
@@ -49,31 +49,33 @@ class StoreTests(ABC):
     """What holds for every store; what a store cannot do is not asked of it."""
 
     @abstractmethod
-    def filled(self, files: Mapping[str, bytes]) -> AbstractContextManager[Place]:
+    def filled(self, files: Mapping[str, bytes]) -> AbstractContextManager[Location]:
         """A new place with these files below it, by name with `/` between the parts, and nothing else."""
 
     @_SETTINGS
     @given(files=_FILES.filter(_is_tree), data=st.data())
     def test_any_range_equals_the_slice(self, files: Mapping[str, bytes], data: st.DataObject) -> None:
-        with self.filled(files) as place:
+        with self.filled(files) as location:
             for name, content in files.items():
-                with closing((place / name).open()) as file:
+                with closing((location / name).open()) as file:
                     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(content))] * 2)))
                     assert file.size == len(content)
                     assert file.read(start, stop - start) == content[start:stop]
                     with pytest.raises(FormatError):
                         file.read(start, len(content) - start + 1)
-                assert (place / name).read_bytes() == content
+                assert (location / name).read_bytes() == content
 
     @_SETTINGS
     @given(files=_FILES.filter(_is_tree))
     def test_what_is_there_is_listed(self, files: Mapping[str, bytes]) -> None:
-        with self.filled(files) as place:
-            assert {name: found.size for name, found in place.walk()} == {k: len(v) for k, v in files.items()}
+        with self.filled(files) as location:
+            assert {name: result.size for name, result in location.walk()} == {
+                k: len(v) for k, v in files.items()
+            }
             above = {name.rpartition("/")[0] for name in files}
-            for directory in (place / each if each else place for each in above):
+            for directory in (location / each if each else location for each in above):
                 assert directory.is_dir() and not directory.is_file()
-                start = f"{each}/" if (each := directory.relative_to(place)) else ""
+                start = f"{each}/" if (each := directory.relative_to(location)) else ""
                 inside = {name[len(start) :] for name in files if name.startswith(start)}
                 listed = {entry.name: entry.kind for entry in directory.entries()}
                 assert set(listed) >= {each for each in inside if "/" not in each}
@@ -81,18 +83,18 @@ class StoreTests(ABC):
                     assert (directory / name).stat().kind is kind
 
     def test_names_lead_back(self) -> None:
-        with self.filled({"a b/c.d": b"x"}) as place:
-            file = place / "a b" / "c.d"
+        with self.filled({"a b/c.d": b"x"}) as location:
+            file = location / "a b" / "c.d"
             assert parse(str(file)) == file == parse(file)
             assert (file.name, file.suffix, file.parent.name) == ("c.d", ".d", "a b")
-            assert file.relative_to(place) == "a b/c.d" and place in file.parents
-            assert [each.name for each in place.glob("*/c.*")] == ["c.d"]
+            assert file.relative_to(location) == "a b/c.d" and location in file.parents
+            assert [item.name for item in location.glob("*/c.*")] == ["c.d"]
             with closing(file.open()) as opened:
                 assert parse(opened.path).read_bytes() == b"x"
 
     def test_what_is_not_there_is_told_in_our_words(self) -> None:
-        with self.filled({"d/file": b"1234"}) as place:
-            missing, directory, file = place / "no", place / "d", place / "d" / "file"
+        with self.filled({"d/file": b"1234"}) as location:
+            missing, directory, file = location / "no", location / "d", location / "d" / "file"
             assert not missing.exists() and not (missing / "x").exists()
             for nothing in (missing.read_bytes, missing.entries, missing.stat, file.entries):
                 with pytest.raises(StorageError):
@@ -102,12 +104,12 @@ class StoreTests(ABC):
             with pytest.raises(CheckpointError):
                 directory.read_bytes()
             with pytest.raises(FormatError, match="too large"):
-                file.read_bytes(most=3)
+                file.read_bytes(limit=3)
 
     def test_a_file_that_changes_has_another_version(self) -> None:
-        with self.filled({"file": b"before"}) as place:
-            file = place / "file"
-            self._needs(place, Puts)
+        with self.filled({"file": b"before"}) as location:
+            file = location / "file"
+            self._needs(location, Puts)
             before, opened = file.stat(), file.open()
             opened.check_unchanged()
             file.put(b"behind")
@@ -116,9 +118,9 @@ class StoreTests(ABC):
                 opened.check_unchanged()
 
     def test_a_file_is_put_whole_or_not_at_all(self) -> None:
-        with self.filled({"file": bytes(1 << 16)}) as place:
-            self._needs(place, Puts)
-            file, contents = place / "file", [bytes([number]) * (1 << 16) for number in range(2)]
+        with self.filled({"file": bytes(1 << 16)}) as location:
+            self._needs(location, Puts)
+            file, contents = location / "file", [bytes([number]) * (1 << 16) for number in range(2)]
 
             def put() -> None:
                 for number in range(20):
@@ -130,39 +132,43 @@ class StoreTests(ABC):
                 with suppress(CheckpointError):  # another file has the name while it is read
                     assert file.read_bytes() in contents
             writer.join()
-            (place / "new" / "one").put(b"x")
-            assert (place / "new" / "one").read_bytes() == b"x"
+            (location / "new" / "one").put(b"x")
+            assert (location / "new" / "one").read_bytes() == b"x"
             with pytest.raises(CheckpointError):
                 (file / "below").put(b"x")
             with pytest.raises(CheckpointError):
-                place.put(b"x")
-            assert [entry.name for entry in place.entries()] == ["file", "new"]
+                location.put(b"x")
+            assert [entry.name for entry in location.entries()] == ["file", "new"]
 
     def test_a_link_has_the_same_bytes_and_a_copy_those_asked_for(self) -> None:
-        with self.filled({"file": bytes(range(100))}) as place:
-            self._needs(place, Links)
-            store: Any = place.store
-            source, linked, copied = (place / "file").open(), place / "x" / "linked", place / "copied"
+        with self.filled({"file": bytes(range(100))}) as location:
+            self._needs(location, Links)
+            store: Any = location.store
+            source, linked, copied = (
+                (location / "file").open(),
+                location / "x" / "linked",
+                location / "copied",
+            )
             assert store.trials(linked.key).refusal(source) is None
             assert store.link(source, linked.key) and store.link(source, linked.key)
             store.copy_parts(source, copied.key, [(10, 20), (30, 40)])
             assert linked.read_bytes() == bytes(range(100))
-            found = copied.read_bytes()
-            assert len(found) == 100
-            assert found[10:20] + found[30:40] == bytes((*range(10, 20), *range(30, 40)))
+            result = copied.read_bytes()
+            assert len(result) == 100
+            assert result[10:20] + result[30:40] == bytes((*range(10, 20), *range(30, 40)))
             with suppress(CheckpointError):
-                (place / "file").put(b"")
+                (location / "file").put(b"")
             assert linked.read_bytes() == bytes(range(100)), "a link outlives what it was made of"
 
     def test_a_checkpoint_is_published_whole_or_not_at_all(self) -> None:
-        with self.filled({"beside": b"x"}) as place:
-            target = place / "out"
+        with self.filled({"beside": b"x"}) as location:
+            target = location / "out"
             for stopped_in in ("data", "small", "end"):
-                with pytest.raises(_StoppedError), self._staging(target).opened(Purpose("plan")) as work:
+                with pytest.raises(_StoppedError), self._staging(target).opened(JobInfo("plan")) as work:
                     self._write(work, stopped_in)
                 assert not (target / "meta.json").exists()
                 assert target.store.streams or not target.exists()
-            with self._staging(target).opened(Purpose("plan")) as work:
+            with self._staging(target).opened(JobInfo("plan")) as work:
                 assert [list(record) for record in work.records] == [[0, [], {}]]
                 if isinstance(work, KeepsFiles):
                     work.keep_files((), {"d/more"})
@@ -173,14 +179,14 @@ class StoreTests(ABC):
             more = f"d/more-{2 if target.store.streams else 0:05d}"
             assert {name for name, _ in target.walk()} == {"d/data", more, "chunk/0", "meta.json"}
             assert (target / more).read_bytes() == b"onetwo"
-            assert [entry.name for entry in place.entries()] == ["beside", "out"]
+            assert [entry.name for entry in location.entries()] == ["beside", "out"]
 
     def test_a_checkpoint_that_is_there_is_replaced_only_where_that_is_asked_for(self) -> None:
-        with self.filled({"out/old": b"x"}) as place:
-            target = place / "out"
+        with self.filled({"out/old": b"x"}) as location:
+            target = location / "out"
             with pytest.raises(DestinationExistsError):
                 self._staging(target).check("plan", 0)
-            with self._staging(target, overwrite=True).opened(Purpose("plan")) as work:
+            with self._staging(target, overwrite=True).opened(JobInfo("plan")) as work:
                 self._write(work, "")
                 assert (target / "old").read_bytes() == b"x"
                 work.publish()
@@ -188,24 +194,24 @@ class StoreTests(ABC):
             assert not (target / "old").exists() and (target / "meta.json").is_file()
 
     def test_a_destination_is_one_process_s(self) -> None:
-        with self.filled({"beside": b"x"}) as place:
-            target = place / "out"
-            with self._staging(target).opened(Purpose("plan")) as work:
-                with pytest.raises(LockedError), self._staging(target).opened(Purpose("plan")):
+        with self.filled({"beside": b"x"}) as location:
+            target = location / "out"
+            with self._staging(target).opened(JobInfo("plan")) as work:
+                with pytest.raises(LockedError), self._staging(target).opened(JobInfo("plan")):
                     raise AssertionError("two have it")
                 with suppress(_StoppedError):
                     self._write(work, "end")
-            assert isinstance(place.store, Publishes) and place.store.begun_at(target.key)
-            another = self._staging(target).opened(Purpose("another"))
+            assert isinstance(location.store, Publishes) and location.store.begun_at(target.key)
+            another = self._staging(target).opened(JobInfo("another"))
             with pytest.raises(UsageError, match="beginning of another"), another:
                 raise AssertionError("it was taken for its own")
-            with self._staging(target, overwrite=True).opened(Purpose("another")) as work:
+            with self._staging(target, overwrite=True).opened(JobInfo("another")) as work:
                 assert list(work.records) == []
                 self._write(work, "")
                 work.discard()
                 assert list(work.records) == []
 
-    def _staging(self, target: Place, overwrite: bool = False) -> Staging:
+    def _staging(self, target: Location, overwrite: bool = False) -> Staging:
         self._needs(target, Publishes)
         self._needs(target, Writes)
         assert isinstance(target.store, Publishes)
@@ -238,6 +244,6 @@ class StoreTests(ABC):
         if stopped_in == "end":
             raise _StoppedError
 
-    def _needs(self, place: Place, protocol: type) -> None:
-        if not isinstance(place.store, protocol):
-            pytest.skip(f"{place.store.scheme}:// has no {protocol.__name__}")
+    def _needs(self, location: Location, protocol: type) -> None:
+        if not isinstance(location.store, protocol):
+            pytest.skip(f"{location.store.scheme}:// has no {protocol.__name__}")

@@ -43,10 +43,10 @@ class Known(NamedTuple):
 
 
 @cache
-def shapes(min_rank: int = 0, max_rank: int = 5, most: int = 2000) -> st.SearchStrategy[Shape]:
-    """Shapes of at most `most` elements, mostly of odd sides, some of them one."""
+def shapes(min_rank: int = 0, max_rank: int = 5, limit: int = 2000) -> st.SearchStrategy[Shape]:
+    """Shapes of at most `limit` elements, mostly of odd sides, some of them one."""
     sides = st.lists(st.sampled_from(_SIDES), min_size=min_rank, max_size=max_rank)
-    return sides.map(tuple).filter(lambda shape: prod(shape) <= most)
+    return sides.map(tuple).filter(lambda shape: prod(shape) <= limit)
 
 
 def regions(shape: Sequence[int], empty: bool = False) -> st.SearchStrategy[Region]:
@@ -176,7 +176,7 @@ def lazy_arrays(
         packed: whether a dtype that is drawn may have elements of less than a byte.
         values: whether there may be functions of elements (exact casts, so the truth is plain).
     """
-    shape = draw(shapes(most=300)) if shape is None else shape
+    shape = draw(shapes(limit=300)) if shape is None else shape
     dtype = draw(dtypes(packed)) if dtype is None else dtype
     return _array(draw, depth, values, shape, dtype)
 
@@ -203,13 +203,13 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
         axis = draw(st.integers(0, len(shape) - 1))
         part = (*shape[:axis], *shape[axis + 1 :])
         parts = [inner(part, dtype) for _ in range(shape[axis])]
-        whole = stack([each.array for each in parts], axis)
-        return Known(whole, np.stack([each.truth for each in parts], axis))
+        whole = stack([item.array for item in parts], axis)
+        return Known(whole, np.stack([item.truth for item in parts], axis))
     if kind == "concat":
         cut = draw(st.integers(1, shape[0] - 1))
         parts = [inner((length, *shape[1:]), dtype) for length in (cut, shape[0] - cut)]
-        joined = concat([each.array for each in parts], 0)
-        return Known(joined, np.concatenate([each.truth for each in parts]))
+        joined = concat([item.array for item in parts], 0)
+        return Known(joined, np.concatenate([item.truth for item in parts]))
     if kind == "mean":
         parts = [inner(shape, DTYPES[draw(_one_of(_FLOATS))]) for _ in range(draw(st.integers(1, 3)))]
         return _mean(parts, dtype)
@@ -223,19 +223,19 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
 
 def _mean(parts: Sequence[Known], dtype: DType) -> Known:
     """Half of twice the first, three times the second and so on; NaN always has the same bits."""
-    terms = [each.truth.view(each.array.dtype.numpy) for each in parts]
+    terms = [part.truth.view(part.array.dtype.numpy) for part in parts]
     with np.errstate(all="ignore"):
-        made, wide = (_summed(terms, each) for each in (dtype.numpy, np.dtype(np.float64)))
-        made = np.where(np.isfinite(made), made, wide).astype(dtype.numpy)
-    made[np.isnan(made)] = np.nan
-    array = mean([each.array for each in parts], range(2, len(parts) + 2), 2, dtype)
-    return Known(array, made.view(dtype.carrier))
+        built, wide = (_summed(terms, item) for item in (dtype.numpy, np.dtype(np.float64)))
+        built = np.where(np.isfinite(built), built, wide).astype(dtype.numpy)
+    built[np.isnan(built)] = np.nan
+    array = mean([part.array for part in parts], range(2, len(parts) + 2), 2, dtype)
+    return Known(array, built.view(dtype.carrier))
 
 
 def _summed(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> np.ndarray:
     total = np.zeros((), dtype)
-    for k, each in enumerate(terms):
-        term = each.astype(dtype) * dtype.type(k + 2)
+    for k, item in enumerate(terms):
+        term = item.astype(dtype) * dtype.type(k + 2)
         total = total + term if k else term
     return np.asarray(total / dtype.type(2))
 
@@ -259,7 +259,7 @@ def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape,
 def relaid_arrays(draw: st.DrawFn) -> Known:
     """A permutation of the atoms of an array that lies in one place."""
     dtype = draw(dtypes(packed=True))
-    return _relaid(draw, draw(shapes(most=300)), dtype, partial(_leaf, draw))
+    return _relaid(draw, draw(shapes(limit=300)), dtype, partial(_leaf, draw))
 
 
 @cache

@@ -35,9 +35,9 @@ def trees(
         most_leaves: about how many leaves at most.
     """
     leaves = _flattened(draw(_nested(tuple(dtypes), structure, most_leaves)), ())
-    if not any(isinstance(each, LazyArray) for each in leaves.values()):
+    if not any(isinstance(leaf, LazyArray) for leaf in leaves.values()):
         leaves["weight",] = draw(_arrays(tuple(dtypes)))
-    scalars = [path for path, each in leaves.items() if _may_be_scalar(each)]
+    scalars = [path for path, item in leaves.items() if _may_be_scalar(item)]
     chosen = draw(st.sets(st.sampled_from(scalars))) if scalars and structure else set()
     custom = draw(st.dictionaries(st.sampled_from(("scan_layers", "note")), st.booleans()))
     return Tree(leaves, Metadata(step=draw(st.integers(0, 99)), custom=custom, scalars=frozenset(chosen)))
@@ -61,7 +61,7 @@ def _nested(dtypes: tuple[DType, ...], structure: bool, most_leaves: int) -> st.
 
 @cache
 def _arrays(dtypes: tuple[DType, ...]) -> st.SearchStrategy[LazyArray]:
-    return st.builds(_array, shapes(max_rank=4, most=400), st.sampled_from(dtypes), st.integers(0, 99))
+    return st.builds(_array, shapes(max_rank=4, limit=400), st.sampled_from(dtypes), st.integers(0, 99))
 
 
 def _array(shape: Shape, dtype: DType, seed: int) -> LazyArray:
@@ -99,22 +99,22 @@ def unambiguous(tree: Tree) -> bool:
     return len({dotted(path) for path in tree}) == len(tree)
 
 
-def assert_same(got: Tree, wanted: Tree) -> None:
+def assert_same(got: Tree, expected: Tree) -> None:
     """Same paths with the same key types, same leaves to the bit, same metadata that formats carry."""
-    assert set(got) == set(wanted), sorted(map(keystr, set(got) ^ set(wanted)))
-    for path, leaf in wanted.items():
+    assert set(got) == set(expected), sorted(map(keystr, set(got) ^ set(expected)))
+    for path, leaf in expected.items():
         assert_same_leaf(got[path], leaf, path)
-    assert got.metadata.scalars == wanted.metadata.scalars
-    assert dict(got.metadata.custom) == dict(wanted.metadata.custom)
-    assert got.metadata.step == wanted.metadata.step
+    assert got.metadata.scalars == expected.metadata.scalars
+    assert dict(got.metadata.custom) == dict(expected.metadata.custom)
+    assert got.metadata.step == expected.metadata.step
 
 
-def assert_same_leaf(got: Leaf, wanted: Leaf, path: Path) -> None:
+def assert_same_leaf(got: Leaf, expected: Leaf, path: Path) -> None:
     """The same kind of leaf with the same content."""
-    if not isinstance(wanted, LazyArray):
-        assert got == wanted, keystr(path)
+    if not isinstance(expected, LazyArray):
+        assert got == expected, keystr(path)
         return
     assert isinstance(got, LazyArray), keystr(path)
-    assert (got.shape, got.dtype) == (wanted.shape, wanted.dtype), keystr(path)
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype), keystr(path)
     # Bytes, not values: NaN is not equal to itself.
-    assert got.read().tobytes() == wanted.read().tobytes(), keystr(path)
+    assert got.read().tobytes() == expected.read().tobytes(), keystr(path)

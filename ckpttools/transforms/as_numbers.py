@@ -12,8 +12,8 @@ from ckpttools.array.nodes import distinct
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.text import array_count
-from ckpttools.quantized.logical import RESULTS, array_of, logical
-from ckpttools.quantized.readable import shaped_weights_in, weights_in
+from ckpttools.quantized.dequantizable import shaped_weights_in, weights_in
+from ckpttools.quantized.dequantized_tree import RESULTS, array_of, logical
 from ckpttools.quantized.schemes.base import Weight
 from ckpttools.quantized.stored_values import check_values, value_faults
 from ckpttools.quantized.tree import quantized_in
@@ -38,15 +38,15 @@ def as_numbers(tree: Tree, dtype: DType | None = None, *, is_read: bool = False)
     Raises:
         FormatError: a scale that is looked at makes no finite number; lists all.
     """
-    found = shaped_weights_in(tree)
-    if found.faults or not found.readable:
-        return Numbers(tree, _damage(found.faults) if is_read else "")
+    result = shaped_weights_in(tree)
+    if result.faults or not result.readable:
+        return Numbers(tree, _damage(result.faults) if is_read else "")
     if is_read:
-        check_values(tree, found.readable.values(), dtype)
-    made = logical(tree, dtype, weights=found)
-    count, schemes = array_count(made.weights), _schemes(made.weights.values())
-    to = next(made.tree.arrays[path].dtype for path in made.weights)
-    return Numbers(made.tree, f"{count} dequantised from {schemes} to {to}")
+        check_values(tree, result.readable.values(), dtype)
+    built = logical(tree, dtype, weights=result)
+    count, schemes = array_count(built.weights), _schemes(built.weights.values())
+    to = next(built.tree.arrays[path].dtype for path in built.weights)
+    return Numbers(built.tree, f"{count} dequantised from {schemes} to {to}")
 
 
 def side_by_side(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[Numbers, Numbers]:
@@ -65,9 +65,9 @@ def _as_stored(tree: Tree, is_read: bool) -> Numbers:
     """A tree as it is, with what of it stands for no numbers."""
     if not is_read:
         return Numbers(tree)
-    found = weights_in(tree)
+    result = weights_in(tree)
     return Numbers(
-        tree, _damage((*found.faults, *value_faults(tree, found.readable.values(), signs=False).damaged))
+        tree, _damage((*result.faults, *value_faults(tree, result.readable.values(), signs=False).damaged))
     )
 
 
@@ -90,7 +90,7 @@ def _has_only_codes(tree: Tree) -> bool:
 
 
 def _ways(weights: Collection[Weight]) -> set[tuple[str, str, str]]:
-    return {(each.name, each.codes, each.scheme) for each in weights}
+    return {(weight.name, weight.codes, weight.scheme) for weight in weights}
 
 
 def _main_dtype(tree: Tree) -> DType | None:
@@ -103,12 +103,12 @@ def _main_dtype(tree: Tree) -> DType | None:
     count: Counter[str] = Counter()
     for array in tree.arrays.values():
         count[array.dtype.name] += array.size
-    found = [name for name, _ in count.most_common() if name in RESULTS]
-    return DTYPES[found[0]] if found else None
+    result = [name for name, _ in count.most_common() if name in RESULTS]
+    return DTYPES[result[0]] if result else None
 
 
 def _schemes(weights: Collection[Weight]) -> str:
-    return ", ".join(dict.fromkeys(each.scheme for each in weights))
+    return ", ".join(dict.fromkeys(weight.scheme for weight in weights))
 
 
 def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
@@ -116,16 +116,16 @@ def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
     arrays = by_name(tree.arrays)
     owners = {
         id(arrays[stored]): name
-        for name, each in shaped_weights_in(tree).readable.items()
-        for stored in each.stored
+        for name, item in shaped_weights_in(tree).readable.items()
+        for stored in item.stored
     }
-    found: set[str] = set()
+    result: set[str] = set()
     for array in differing if owners else ():
-        theirs = {owners[id(each)] for each in distinct([array]) if id(each) in owners}
+        theirs = {owners[id(item)] for item in distinct([array]) if id(item) in owners}
         if not theirs:
             return set()
-        found |= theirs
-    return found
+        result |= theirs
+    return result
 
 
 def is_dequantized(array: LazyArray) -> bool:
@@ -135,9 +135,13 @@ def is_dequantized(array: LazyArray) -> bool:
 
 def numbers_of(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
     """The numbers of those of some weights of which any can be made, in float32."""
-    arrays, readable, place = by_name(tree.arrays), shaped_weights_in(tree).readable, tree.metadata.place
+    arrays, readable, location = (
+        by_name(tree.arrays),
+        shaped_weights_in(tree).readable,
+        tree.metadata.location,
+    )
     return {
-        name: array_of(readable[name], arrays, DTYPES["float32"], place=place)
+        name: array_of(readable[name], arrays, DTYPES["float32"], location=location)
         for name in names
         if name in readable
     }

@@ -14,9 +14,9 @@ from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import MappingError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
-from ckpttools.core.wording import option
 from ckpttools.mapping.values import Cast
 from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.scales import is_plain
@@ -80,19 +80,19 @@ class CastMap:
         """
         plain = self._dequantized(tree)
         tree = plain.tree
-        require_matches(self.dtypes, tree.arrays, tree.metadata.place)
+        require_matches(self.dtypes, tree.arrays, tree.metadata.location)
         named = {path for path in tree.arrays if first_match(path, self.dtypes)} if self.dtypes else set()
-        wanted, said = spared(tree, dict(self._wanted(tree)), named, force=self.force)
-        self._check(tree, wanted)
+        expected, declared = spared(tree, dict(self._expected(tree)), named, force=self.force)
+        self._check(tree, expected)
         leaves = {
-            path: _converted(leaf, wanted[path], path)
-            if isinstance(leaf, LazyArray) and path in wanted
+            path: _converted(leaf, expected[path], path)
+            if isinstance(leaf, LazyArray) and path in expected
             else leaf
             for path, leaf in tree.items()
         }
-        notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()])
-        said = plain.notes + said + Notes(tuple(notes), remarks=tuple(self._kept(tree)))
-        return Transformed(Tree(leaves, tree.metadata), said)
+        notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in expected.items()])
+        declared = plain.notes + declared + Notes(tuple(notes), remarks=tuple(self._kept(tree)))
+        return Transformed(Tree(leaves, tree.metadata), declared)
 
     def _kept(self, tree: Tree) -> Iterator[str]:
         """What to say of tables that stay as they are."""
@@ -108,9 +108,9 @@ class CastMap:
             return Transformed(tree)
         return Dequantize(dtype, self.dequantize_like)(tree)
 
-    def _wanted(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
+    def _expected(self, tree: Tree) -> Iterator[tuple[Path, DType]]:
         """Arrays that change, and the dtype of each."""
-        dtypes = {pattern: parse_dtype(each) for pattern, each in self.dtypes.items()}
+        dtypes = {pattern: parse_dtype(item) for pattern, item in self.dtypes.items()}
         default = None if self.dtype is None else parse_dtype(self.dtype)
         for path, array in tree.arrays.items():
             pattern = first_match(path, dtypes)
@@ -119,15 +119,15 @@ class CastMap:
             if dtype is not None and dtype != array.dtype:
                 yield path, dtype
 
-    def _check(self, tree: Tree, wanted: Mapping[Path, DType]) -> None:
-        casts = {path: (tree.arrays[path].dtype, dtype) for path, dtype in wanted.items()}
+    def _check(self, tree: Tree, expected: Mapping[Path, DType]) -> None:
+        casts = {path: (tree.arrays[path].dtype, dtype) for path, dtype in expected.items()}
         keys = tree.metadata.key_impls
         never = [path for path, pair in casts.items() if path in keys or not _can_cast(*pair)]
         if never:
             raise MappingError(
                 f"these arrays cannot be cast:{_listed(never, casts)}",
-                place=tree.metadata.place or None,
-                wanted="whole or floating-point numbers, and no PRNG keys",
+                location=tree.metadata.location or None,
+                expected="whole or floating-point numbers, and no PRNG keys",
                 hint=f"give {option('dtype_map')} narrower patterns",
             )
         lossy = [path for path, pair in casts.items() if not _keeps_numbers(*pair)]
@@ -135,7 +135,7 @@ class CastMap:
             what, instead = _what_is_lost([casts[path] for path in lossy])
             raise MappingError(
                 f"casting these arrays can lose {what}:{_listed(lossy, casts)}",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 hint=f"{instead}, or use {option('force', True)}",
             )
 

@@ -55,23 +55,23 @@ class Convert:
             return counts
 
         def convert(block: np.ndarray) -> np.ndarray:
-            made = self._converted(block, dtype)
-            counts.update(self._lost(block, made, dtype))
-            return made
+            built = self._converted(block, dtype)
+            counts.update(self._lost(block, built, dtype))
+            return built
 
         blockwise(source, target, dtype, self.to, convert)
         return counts
 
     def _round(self, source: np.ndarray, target: np.ndarray, dtype: DType, counts: Counter[str]) -> None:
-        """The same of most means and merges, right where it is wanted."""
+        """The same of most means and merges, right where it is expected."""
         import numpy as np
 
         for start in range(0, source.size, _ROUNDED):
             block = source[start : start + _ROUNDED].view(np.float32)
-            made = target[start : start + _ROUNDED]
+            built = target[start : start + _ROUNDED]
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                round_to(self.to, block, made)
-            counts.update(self._lost(block, made.view(self.to.numpy), dtype))
+                round_to(self.to, block, built)
+            counts.update(self._lost(block, built.view(self.to.numpy), dtype))
 
     def _converted(self, block: np.ndarray, dtype: DType) -> np.ndarray:
         if self.to.is_float:
@@ -79,19 +79,19 @@ class Convert:
             return rounded(_as_float64(block, dtype) if whole else block, self.to)
         return _as_whole(block, dtype, self.to)
 
-    def _lost(self, block: np.ndarray, made: np.ndarray, dtype: DType) -> dict[str, int]:
-        return (_lost_of_float if self.to.is_float else _lost_of_whole)(block, made, dtype, self.to)
+    def _lost(self, block: np.ndarray, built: np.ndarray, dtype: DType) -> dict[str, int]:
+        return (_lost_of_float if self.to.is_float else _lost_of_whole)(block, built, dtype, self.to)
 
 
 def is_lossless(dtype: DType, to: DType) -> bool:
     """Whether every value of a whole-number dtype is one of `to`, itself included."""
     if not dtype.is_whole:
         return dtype == to
-    least, most = dtype.limits
+    least, limit = dtype.limits
     if to.kind in ("int", "uint"):
-        return to.limits[0] <= least and most <= to.limits[1]
+        return to.limits[0] <= least and limit <= to.limits[1]
     # Of the smaller ones some have the digits, but not the range.
-    return dtype == to or (to.bits >= 16 and most.bit_length() <= to.digits)
+    return dtype == to or (to.bits >= 16 and limit.bit_length() <= to.digits)
 
 
 def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
@@ -103,23 +103,23 @@ def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
     # Rounded to odd: float64's last bit records whether anything was cut off, which decides ties later.
     cut = block & block.dtype.type((1 << _SURPLUS_BITS) - 1) != 0
     odd = (block >> _SURPLUS_BITS | cut.astype(block.dtype)) << _SURPLUS_BITS
-    most = 1 << 53
-    fits = (block <= most) & (block >= -most) if dtype.kind == "int" else block <= most
+    limit = 1 << 53
+    fits = (block <= limit) & (block >= -limit) if dtype.kind == "int" else block <= limit
     return np.where(fits, block, odd).astype(np.float64)
 
 
 def _as_whole(block: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
     import numpy as np
 
-    least, most = to.limits
+    least, limit = to.limits
     if not dtype.is_float:
         source = dtype.limits
-        clipped: np.ndarray = np.clip(_plain(block, dtype), max(least, source[0]), min(most, source[1]))
+        clipped: np.ndarray = np.clip(_plain(block, dtype), max(least, source[0]), min(limit, source[1]))
         return clipped.astype(to.numpy)
     wide = np.rint(block.astype(np.float64))
-    inside: np.ndarray = np.where((wide > least) & (wide < most), wide, 0).astype(_plain_dtype(to))
+    inside: np.ndarray = np.where((wide > least) & (wide < limit), wide, 0).astype(_plain_dtype(to))
     inside[wide <= least] = least
-    inside[wide >= most] = most
+    inside[wide >= limit] = limit
     return inside.astype(to.numpy)
 
 
@@ -132,15 +132,15 @@ def _plain_dtype(dtype: DType) -> np.dtype[np.generic]:
     return (DTYPES["int8"] if dtype.value_bits else dtype).numpy
 
 
-def _lost_of_float(block: np.ndarray, made: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
+def _lost_of_float(block: np.ndarray, built: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
     import numpy as np
 
-    if to.bits == 16 and (fewer := _underflowed(block, made, dtype)) is not None:
+    if to.bits == 16 and (fewer := _underflowed(block, built, dtype)) is not None:
         return {"underflowed": fewer} if fewer else {}
-    counts = {"underflowed": _count(_is_zero(made, to), lambda: _numbers(block, dtype) != 0)}
+    counts = {"underflowed": _count(_is_zero(built, to), lambda: _numbers(block, dtype) != 0)}
     if to.has_nan:
         before = np.isinf if to.has_infinity else np.isnan
-        counts["overflowed"] = _count(_is_beyond(made, to), lambda: ~before(_numbers(block, dtype)))
+        counts["overflowed"] = _count(_is_beyond(built, to), lambda: ~before(_numbers(block, dtype)))
     else:
         source = _numbers(block, dtype)
         counts["saturated"] = _count(np.abs(source) >= _limit(to))
@@ -149,16 +149,16 @@ def _lost_of_float(block: np.ndarray, made: np.ndarray, dtype: DType, to: DType)
 
 
 def _are_flat(*arrays: np.ndarray) -> bool:
-    return all(each.flags.c_contiguous for each in arrays)
+    return all(array.flags.c_contiguous for array in arrays)
 
 
-def _underflowed(block: np.ndarray, made: np.ndarray, dtype: DType) -> int | None:
+def _underflowed(block: np.ndarray, built: np.ndarray, dtype: DType) -> int | None:
     """How many of 16 bits became zero; None where some are infinite or NaN. In half of the passes."""
     import numpy as np
 
-    bits = made.view(np.uint16)
+    bits = built.view(np.uint16)
     magnitudes = np.bitwise_and(bits, 0x7FFF, out=spare_of(bits.shape, bits.dtype))
-    beyond = np.array(np.inf).astype(made.dtype).view(np.uint16)
+    beyond = np.array(np.inf).astype(built.dtype).view(np.uint16)
     if not magnitudes.size or magnitudes.max() >= beyond:
         return None
     if magnitudes.min():
@@ -167,49 +167,49 @@ def _underflowed(block: np.ndarray, made: np.ndarray, dtype: DType) -> int | Non
     return int(np.count_nonzero(_numbers(block.reshape(-1)[zeros], dtype)))
 
 
-def _lost_of_whole(block: np.ndarray, made: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
+def _lost_of_whole(block: np.ndarray, built: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
     import numpy as np
 
-    least, most = to.limits
+    least, limit = to.limits
     if not dtype.is_float:
         source = _plain(block, dtype)
-        beyond = _count((source < least) | (source > most))
+        beyond = _count((source < least) | (source > limit))
         return {"saturated": beyond} if beyond else {}
     numbers = np.rint(_numbers(block, dtype))
     counts = {
-        # `most` itself may not be a floating-point number, but this power of two is.
-        "saturated": _count((numbers < least) | (numbers >= most + 1)),
+        # `limit` itself may not be a floating-point number, but this power of two is.
+        "saturated": _count((numbers < least) | (numbers >= limit + 1)),
         "underflowed": _count(numbers == 0, lambda: _numbers(block, dtype) != 0),
         "nan_lost": _count(np.isnan(numbers)),
     }
     return {name: count for name, count in counts.items() if count}
 
 
-def _is_zero(made: np.ndarray, to: DType) -> np.ndarray:
+def _is_zero(built: np.ndarray, to: DType) -> np.ndarray:
     import numpy as np
 
     zero: np.ndarray
     if to.bits <= 8:
-        zero = (_values(to) == 0)[made.view(np.uint8)]
+        zero = (_values(to) == 0)[built.view(np.uint8)]
     elif to.bits == 16:
         # ml_dtypes compares one element at a time, numpy turns float16 into float32 first.
-        zero = made.view(np.uint16) << 1 == 0
+        zero = built.view(np.uint16) << 1 == 0
     else:
-        zero = made == 0
+        zero = built == 0
     return zero
 
 
-def _is_beyond(made: np.ndarray, to: DType) -> np.ndarray:
+def _is_beyond(built: np.ndarray, to: DType) -> np.ndarray:
     """What is infinite, or NaN in a dtype that has no infinity."""
     import numpy as np
 
     beyond: np.ndarray
     if to.bits <= 8:
-        beyond = (np.isinf if to.has_infinity else np.isnan)(_values(to))[made.view(np.uint8)]
+        beyond = (np.isinf if to.has_infinity else np.isnan)(_values(to))[built.view(np.uint8)]
     elif to.bits == 16:
-        beyond = made.view(np.uint16) & 0x7FFF == np.array(np.inf).astype(to.numpy).view(np.uint16)
+        beyond = built.view(np.uint16) & 0x7FFF == np.array(np.inf).astype(to.numpy).view(np.uint16)
     else:
-        beyond = np.isinf(made)
+        beyond = np.isinf(built)
     return beyond
 
 

@@ -1,4 +1,4 @@
-"""Quantised weights as plain numbers: codes times scales, in the dtype that is wanted."""
+"""Quantised weights as plain numbers: codes times scales, in the dtype that is expected."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import FormatError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import option
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.decoding import Like as Like
-from ckpttools.quantized.logical import Logical, logical
+from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.quantized.dequantized_tree import Logical, logical
 from ckpttools.quantized.modules import half_quantised, is_fused, is_linear
-from ckpttools.quantized.readable import weights_in
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.schemes.registry import read_methods
 from ckpttools.quantized.stored_values import check_values
@@ -50,14 +50,16 @@ class Dequantize:
         return with_notes(dequantized(tree, dtype, self.like), tree)
 
 
-def with_notes(made: Logical, tree: Tree) -> Transformed:
+def with_notes(built: Logical, tree: Tree) -> Transformed:
     """What was made of a tree, and what the user should know of it."""
-    if made.tree is tree:
+    if built.tree is tree:
         return Transformed(tree)
-    said = f"{FIELD} is left out of config.json, as no weight is quantised any more; it was {made.said}"
+    declared = (
+        f"{FIELD} is left out of config.json, as no weight is quantised any more; it was {built.declared}"
+    )
     # What a checkpoint in MaxText's names carries along stays as it is.
-    is_written = made.said and all(len(path) == 1 for path in made.weights)
-    return Transformed(made.tree, made.notes + Notes(remarks=(said,) if is_written else ()))
+    is_written = built.declared and all(len(path) == 1 for path in built.weights)
+    return Transformed(built.tree, built.notes + Notes(remarks=(declared,) if is_written else ()))
 
 
 def dequantized(
@@ -68,23 +70,23 @@ def dequantized(
     Arguments and errors are those of `Dequantize`. Scales are looked at if numbers are going to be read.
     """
     if like not in LIKES:
-        raise UsageError(f"unknown {option('dequantize_like', like)}", wanted=" or ".join(LIKES))
+        raise UsageError(f"unknown {option('dequantize_like', like)}", expected=" or ".join(LIKES))
     if not is_said_to_be_quantized(tree):
         return Logical(tree, Notes(), {})
-    refuse_few_bits(dtype, tree.metadata.place)
-    made = logical(tree, dtype, like=like)
+    refuse_few_bits(dtype, tree.metadata.location)
+    built = logical(tree, dtype, like=like)
     if not is_read:
-        return made
-    said = check_values(tree, made.weights.values(), dtype, like)
-    return replace(made, notes=made.notes + said, of_scales=said.remarks)
+        return built
+    declared = check_values(tree, built.weights.values(), dtype, like)
+    return replace(built, notes=built.notes + declared, of_scales=declared.remarks)
 
 
-def refuse_few_bits(dtype: DType | None, place: str, hint: str | None = None) -> None:
+def refuse_few_bits(dtype: DType | None, location: str, hint: str | None = None) -> None:
     """Refuses to put the numbers of a model whose weights are quantised into so few bits without scales.
 
     Args:
         dtype: of the numbers; None for that of each.
-        place: of the model.
+        location: of the model.
         hint: what to do; None for what keeps FP8 in a conversion.
 
     Raises:
@@ -93,9 +95,9 @@ def refuse_few_bits(dtype: DType | None, place: str, hint: str | None = None) ->
     if dtype is not None and not is_plain(dtype):
         raise UsageError(
             f"{dtype} has too few bits for dequantised weights, which are stored without scales",
-            place=place or None,
+            location=location or None,
             got=option("dtype", dtype),
-            wanted="bfloat16, float16 or float32",
+            expected="bfloat16, float16 or float32",
             hint=hint
             or f"{option('quantized', 'keep')} alone leaves FP8 as it is, where MaxText has a form of it",
         )
@@ -112,12 +114,12 @@ def require_numbers(tree: Tree, why: str) -> None:
         FormatError: there are some.
     """
     if is_of_read_scheme(tree):
-        said, place = says_quantized(tree.metadata.config), tree.metadata.place or None
+        declared, location = says_quantized(tree.metadata.config), tree.metadata.location or None
         raise FormatError(
             f"{why}, and these weights are quantised",
-            place=place,
-            got=scheme(said) or next(map(str, quantized_in(tree).weights.values()), None),
-            wanted="plain weights",
+            location=location,
+            got=scheme(declared) or next(map(str, quantized_in(tree).weights.values()), None),
+            expected="plain weights",
             hint=f"{option('dtype', 'bfloat16')} dequantises them on the way, as `ckpt cast` does",
         )
 
@@ -127,20 +129,20 @@ def is_said_to_be_quantized(tree: Tree) -> bool:
 
     Or scales of activations and caches alone, which that configuration is about as well.
     """
-    weights, said = quantized_in(tree).weights, says_quantized(tree.metadata.config)
-    if said:
+    weights, declared = quantized_in(tree).weights, says_quantized(tree.metadata.config)
+    if declared:
         return bool(weights or weights_in(tree).left_out)
     return bool(weights and weights_in(tree).readable)
 
 
 def is_half_quantised(tree: Tree) -> bool:
     """Whether some of what vLLM puts together is quantised and some is not."""
-    quantised, named = quantized_in(tree).weights, {dotted(path): each for path, each in tree.arrays.items()}
-    plain = (name for name, each in named.items() if is_linear(name, each) or is_fused(name, each))
+    quantised, named = quantized_in(tree).weights, {dotted(path): item for path, item in tree.arrays.items()}
+    plain = (name for name, item in named.items() if is_linear(name, item) or is_fused(name, item))
     return bool(half_quantised(quantised, (name for name in plain if name not in quantised)))
 
 
 def is_of_read_scheme(tree: Tree) -> bool:
     """Whether a tree has quantised weights, and its configuration names a method that is read."""
-    said = says_quantized(tree.metadata.config)
-    return (not said or said.get("quant_method") in read_methods()) and is_said_to_be_quantized(tree)
+    declared = says_quantized(tree.metadata.config)
+    return (not declared or declared.get("quant_method") in read_methods()) and is_said_to_be_quantized(tree)

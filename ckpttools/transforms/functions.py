@@ -19,9 +19,9 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError, did_you_mean
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.user_code import check_code
-from ckpttools.core.wording import option
 from ckpttools.transforms.base import Transform, Transformed
 from ckpttools.transforms.in_memory import tree_of, values_of
 from ckpttools.transforms.moves import Move, moved, path_like
@@ -52,9 +52,9 @@ class MapArrays:
                 nothing is left.
             FormatError: a list would have gaps.
         """
-        made = {path: self._made(path, array) for path, array in tree.arrays.items()}
-        dropped = tuple(keystr(path) for path, move in made.items() if move is None)
-        kept = (made.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
+        built = {path: self._made(path, array) for path, array in tree.arrays.items()}
+        dropped = tuple(keystr(path) for path, move in built.items() if move is None)
+        kept = (built.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
         return Transformed(moved(tree, (move for move in kept if move)), Notes(dropped=dropped))
 
     def _made(self, path: Path, array: LazyArray) -> Move | None:
@@ -62,7 +62,7 @@ class MapArrays:
             result = self.function(keystr(path), array)
         except Exception as error:
             raise MappingError(
-                f"{self.name} failed", place=keystr(path), got=f"{type(error).__name__}: {error}"
+                f"{self.name} failed", location=keystr(path), got=f"{type(error).__name__}: {error}"
             ) from error
         match result:
             case None:
@@ -76,9 +76,9 @@ class MapArrays:
             case _:
                 raise MappingError(
                     f"{self.name} returned something else",
-                    place=keystr(path),
+                    location=keystr(path),
                     got=repr(result),
-                    wanted="a path, None, a lazy array, or a path and a lazy array",
+                    expected="a path, None, a lazy array, or a path and a lazy array",
                 )
 
 
@@ -122,10 +122,10 @@ def _named(spec: str, strict: bool) -> Transform:
     check_code("map", spec)
     function = getattr(_module(home, spec), name, None)
     if not callable(function):
-        known = [each for each, value in vars(_module(home, spec)).items() if callable(value)]
+        known = [item for item, value in vars(_module(home, spec)).items() if callable(value)]
         raise UsageError(
             f"there is no function {name} in {home}",
-            place=spec,
+            location=spec,
             hint=did_you_mean(name, known),
         )
     return MapArrays(function, spec)
@@ -145,7 +145,7 @@ def _module(home: str, spec: str) -> ModuleType:
     except Exception as error:
         raise (FormatError if is_file else UsageError)(
             f"cannot import {home}",
-            place=spec,
+            location=spec,
             got=f"{type(error).__name__}: {error}",
             hint=None if is_file else "for a function in a file, give its path: ./names.py:function",
         ) from error
@@ -156,13 +156,13 @@ def _loaded(file: FilePath) -> ModuleType:
     name = f"ckpttools_map:{file.resolve()}"
     if name in sys.modules:
         return sys.modules[name]
-    found = importlib.util.spec_from_file_location(name, file)
-    assert found is not None and found.loader is not None  # it ends in .py
-    module = importlib.util.module_from_spec(found)
+    result = importlib.util.spec_from_file_location(name, file)
+    assert result is not None and result.loader is not None  # it ends in .py
+    module = importlib.util.module_from_spec(result)
     # Dataclasses look their module up while it is being executed.
     sys.modules[name] = module
     try:
-        found.loader.exec_module(module)
+        result.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
@@ -182,7 +182,7 @@ def as_checkpoint_conversion_fn(
         that are only renamed are the same objects; axes are moved by the arrays' own methods, so JAX
         arrays stay on their devices; values are changed on the host, one array at a time.
     """
-    transforms = [_transform(each) for each in makers]
+    transforms = [_transform(maker) for maker in makers]
 
     def convert(checkpoint: Any) -> Any:
         return values_of(tree_of(checkpoint).pipe(*transforms))

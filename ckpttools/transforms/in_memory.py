@@ -73,8 +73,8 @@ def _leaves(node: Any, path: Path) -> Iterator[tuple[Path, Leaf]]:
             for key, value in node.items():
                 yield from _leaves(value, (*path, key))
         case list() | tuple() if node:
-            for place, value in enumerate(node):
-                yield from _leaves(value, (*path, place))
+            for location, value in enumerate(node):
+                yield from _leaves(value, (*path, location))
         case dict() | list() | tuple():
             yield path, Empty({dict: "Dict", list: "List", tuple: "Tuple"}[type(node)])
         case str():
@@ -138,5 +138,5 @@ def _made_on_host(array: Derived) -> Any:
 
     source = value_of(array.source)
     there = InMemory(array.source.shape, array.source.dtype, np.asarray(source))
-    made = replace(array, source=there).read()
-    return source.__array_namespace__().asarray(made, device=source.device)
+    built = replace(array, source=there).read()
+    return source.__array_namespace__().asarray(built, device=source.device)

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 
 Decay = Literal["cosine", "linear", "sqrt"]
 # Powers of two by which the largest weight may differ from 1: beyond, products leave float32's range.
@@ -60,34 +60,34 @@ class MeanWeights:
             UsageError: several are said at once; one is no number; there are more or fewer than checkpoints;
                 all are 0, or those of a mean add up to nothing.
         """
-        said = [name for name in ("weights", "ema", "decay") if getattr(self, name) is not None]
-        if len(said) > 1:
+        declared = [name for name in ("weights", "ema", "decay") if getattr(self, name) is not None]
+        if len(declared) > 1:
             raise UsageError(
                 "checkpoints have one weight each",
-                got=" and ".join(map(option, said)),
+                got=" and ".join(map(option, declared)),
                 hint="say one of them",
             )
         weights = tuple(map(float, self._weights(count)))
         if len(weights) != count or not all(map(isfinite, weights)):
             raise UsageError(
                 "each checkpoint needs a weight, a finite number",
-                got=f"{', '.join(f'{each:g}' for each in weights)} for {count} checkpoints",
+                got=f"{', '.join(f'{weight:g}' for weight in weights)} for {count} checkpoints",
             )
         if not self.normalize:
             if not any(weights):
-                raise UsageError("no checkpoint counts: all weights are 0", wanted="one that is not")
+                raise UsageError("no checkpoint counts: all weights are 0", expected="one that is not")
             return Weighted(weights, 1.0)
         if not isfinite(sum(map(abs, weights))):
             raise UsageError(
                 "the sum of the weights is too large for a number",
-                got=", ".join(f"{each:g}" for each in weights),
+                got=", ".join(f"{weight:g}" for weight in weights),
                 hint="make all of them smaller alike",
             )
         total = fsum(weights)
         if not total or abs(total) < 1e-9 * max(map(abs, weights)):
             raise UsageError(
                 "the weights add up to nothing, so that there is no mean",
-                got=", ".join(f"{each:g}" for each in weights),
+                got=", ".join(f"{weight:g}" for weight in weights),
                 hint=f"for a sum or a difference say {option('normalize', False)}",
             )
         return _near_one(weights, total)
@@ -104,7 +104,7 @@ def _near_one(weights: Sequence[float], total: float) -> Weighted:
     """The same shares, of which no product is lost below the smallest number of float32."""
     exponent = _exponent(weights)
     shift = -exponent if abs(exponent) > _MOST_EXPONENT else 0
-    return Weighted(tuple(ldexp(each, shift) for each in weights), ldexp(total, shift))
+    return Weighted(tuple(ldexp(weight, shift) for weight in weights), ldexp(total, shift))
 
 
 def _exponent(weights: Sequence[float]) -> int:
@@ -120,6 +120,6 @@ def _moving(decay: float, count: int) -> list[float]:
 
 def _decaying(name: str, count: int) -> list[float]:
     if name not in DECAYS:
-        raise UsageError(f"no curve is called {name}", wanted=", ".join(DECAYS), hint="choose one of them")
+        raise UsageError(f"no curve is called {name}", expected=", ".join(DECAYS), hint="choose one of them")
     curve = DECAYS[name]
     return [curve(k / count) - curve((k + 1) / count) for k in range(count)]

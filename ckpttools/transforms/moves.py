@@ -36,8 +36,8 @@ class Move:
 
 def path_like(keys: Iterable[str], source: Path) -> Path:
     """Keys as a path; numbers that are places in a list of `source` are that again."""
-    places = {str(key): key for key in source if isinstance(key, int)}
-    return tuple(places.get(key, key) for key in keys)
+    locations = {str(key): key for key in source if isinstance(key, int)}
+    return tuple(locations.get(key, key) for key in keys)
 
 
 def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
@@ -49,17 +49,17 @@ def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
         FormatError: a list would have gaps, and none has in `tree`.
     """
     listed = list(moves)
-    _check_paths(listed, tree.metadata.place)
-    made = Tree({move.target: move.leaf for move in listed}, tree.metadata)
-    if tree.arrays and not made.arrays:
-        raise MappingError("no array is left", place=tree.metadata.place or None)
-    _check_lists(made, tree)
+    _check_paths(listed, tree.metadata.location)
+    built = Tree({move.target: move.leaf for move in listed}, tree.metadata)
+    if tree.arrays and not built.arrays:
+        raise MappingError("no array is left", location=tree.metadata.location or None)
+    _check_lists(built, tree)
     kept = {move.source: move for move in listed if move.source is not None}
     refuse_parting(
-        tree, made, {m.target: path for path, m in kept.items() if _keeps_dtype(tree[path], m.leaf)}
+        tree, built, {m.target: path for path, m in kept.items() if _keeps_dtype(tree[path], m.leaf)}
     )
     scalars = (kept[path] for path in tree.metadata.scalars if path in kept)
-    return made.with_metadata(
+    return built.with_metadata(
         scalars=frozenset(move.target for move in scalars if _is_scalar(move.leaf)),
         key_impls={
             kept[path].target: impl
@@ -77,7 +77,7 @@ def _is_scalar(leaf: Leaf) -> bool:
     return isinstance(leaf, LazyArray) and leaf.shape == ()
 
 
-def _check_paths(moves: Iterable[Move], place: str) -> None:
+def _check_paths(moves: Iterable[Move], location: str) -> None:
     placed: dict[Path, Move] = {}
     wrong: list[str] = []
     for move in moves:
@@ -94,14 +94,14 @@ def _check_paths(moves: Iterable[Move], place: str) -> None:
     if wrong:
         raise MappingError(
             "several leaves would have the same place in the tree:" + listing(wrong),
-            place=place or None,
+            location=location or None,
             hint=_RENAME,
         )
 
 
-def _check_lists(made: Tree, tree: Tree) -> None:
+def _check_lists(built: Tree, tree: Tree) -> None:
     """Refuses gaps, but for those that are there where a format has left out what cannot be read."""
-    fault = _list_fault(made)
+    fault = _list_fault(built)
     if fault is not None and _list_fault(tree) is None:
         raise fault.at(
             hint="leave out the whole list or its last elements, or give those that stay other names",

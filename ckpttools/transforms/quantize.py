@@ -13,10 +13,11 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
+from ckpttools.core.message_terms import option, several
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, in_natural_order, some
-from ckpttools.core.wording import option, several
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.dequantizable import not_readable, weights_in
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks
 from ckpttools.quantized.encoders.mxfp4 import GROUP, Mxfp4Encoder
 from ckpttools.quantized.modules import (
@@ -30,10 +31,9 @@ from ckpttools.quantized.modules import (
     left_modules,
     single_matrices,
 )
-from ckpttools.quantized.readable import not_readable, weights_in
-from ckpttools.quantized.refusals import remedy
 from ckpttools.quantized.scales import BLOCK_SCALE, is_plain
 from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.unsupported_errors import remedy
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast, cast_notes
 from ckpttools.transforms.select import require_matches
@@ -67,15 +67,15 @@ class TargetScheme:
 
     Attributes:
         takes: whether it is for an array.
-        made: what becomes of one: name -> array.
-        said: what `quantization_config` says, but for the modules that are not quantised.
+        built: what becomes of one: name -> array.
+        declared: what `quantization_config` says, but for the modules that are not quantised.
         words: what is done, for notes.
         what: which arrays it is for, for messages.
     """
 
     takes: Callable[[str, LazyArray, Model], bool]
-    made: Callable[[str, LazyArray], Mapping[str, LazyArray]]
-    said: Mapping[str, Any]
+    built: Callable[[str, LazyArray], Mapping[str, LazyArray]]
+    declared: Mapping[str, Any]
     words: str
     what: str
 
@@ -89,10 +89,10 @@ def _is_fp8(name: str, array: LazyArray, model: Model) -> bool:
 
 def _fp8(name: str, array: LazyArray) -> dict[str, LazyArray]:
     """Codes and scales; of fused experts those of each matrix, as published models have them."""
-    made: dict[str, LazyArray] = {}
-    for each, matrix in single_matrices(name, array):
-        made[each], made[each + BLOCK_SCALE] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), each)
-    return made
+    built: dict[str, LazyArray] = {}
+    for item, matrix in single_matrices(name, array):
+        built[item], built[item + BLOCK_SCALE] = block_codes(matrix, Fp8Blocks(_BLOCK, _BLOCK), item)
+    return built
 
 
 def _is_mxfp4(name: str, array: LazyArray, model: Model) -> bool:
@@ -153,13 +153,13 @@ class Quantize:
     def __post_init__(self) -> None:
         if self.scheme not in SCHEMES:
             raise UnknownNameError(
-                "there is no such scheme of quantisation", got=self.scheme, wanted=" or ".join(SCHEMES)
+                "there is no such scheme of quantisation", got=self.scheme, expected=" or ".join(SCHEMES)
             )
         if self.dtype is not None and not is_plain(self.dtype):
             raise UsageError(
                 "the arrays that are not quantised need a dtype that does without scales",
                 got=option("dtype", self.dtype),
-                wanted="bfloat16, float16 or float32",
+                expected="bfloat16, float16 or float32",
             )
 
     def __call__(self, tree: Tree) -> Transformed:
@@ -172,20 +172,20 @@ class Quantize:
         refuse_quantized(tree, by_config=True)
         named = by_name(tree.arrays)
         how, chosen = SCHEMES[self.scheme], self._chosen(tree)
-        others = {path: each for path, each in tree.arrays.items() if path not in chosen}
+        others = {path: item for path, item in tree.arrays.items() if path not in chosen}
         leaves: dict[Path, Leaf] = {}
         for path, leaf in tree.items():
             if path in chosen:
-                leaves |= _renamed(path, how.made(dotted(path), tree.arrays[path]))
+                leaves |= _renamed(path, how.built(dotted(path), tree.arrays[path]))
             else:
                 leaves[path] = self._in_dtype(path, others[path]) if path in others else leaf
         config = _with_scheme(tree.metadata.config, named, {dotted(path) for path in chosen}, how)
-        made = Tree(leaves, tree.metadata).with_metadata(config=config)
-        return Transformed(made, self._notes(tree, chosen, others))
+        built = Tree(leaves, tree.metadata).with_metadata(config=config)
+        return Transformed(built, self._notes(tree, chosen, others))
 
     def _chosen(self, tree: Tree) -> set[Path]:
         """What is to be quantised."""
-        require_matches(self.exclude, tree.arrays, tree.metadata.place)
+        require_matches(self.exclude, tree.arrays, tree.metadata.location)
         how, model = SCHEMES[self.scheme], _model(tree.metadata.config)
         chosen = {
             path
@@ -195,9 +195,9 @@ class Quantize:
         if not chosen:
             raise UsageError(
                 "there is nothing to quantise",
-                place=tree.metadata.place or None,
-                wanted=how.what,
-                hint=f"`ckpt inspect tree {quote(tree.metadata.place or 'SRC')} --flat` shows all names",
+                location=tree.metadata.location or None,
+                expected=how.what,
+                hint=f"`ckpt inspect tree {quote(tree.metadata.location or 'SRC')} --flat` shows all names",
             )
         return chosen
 
@@ -208,7 +208,7 @@ class Quantize:
         how = SCHEMES[self.scheme]
         inexact = [Note.of_arrays(len(chosen), how.words)]
         if self.dtype is not None:
-            floats = {dotted(path): each for path, each in others.items() if not is_table(path)}
+            floats = {dotted(path): item for path, item in others.items() if not is_table(path)}
             inexact += cast_notes(floats, self.dtype)
         remarks = [*_remarks(tree, chosen, how)]
         remarks += _wide(others) if self.dtype is None else ()
@@ -223,35 +223,35 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
         by_config: whether it is enough that the configuration says so.
         hint: what to do; None for what makes plain weights of them.
     """
-    said, found = says_quantized(tree.metadata.config), quantized_in(tree).weights
-    if found or (by_config and said is not None):
+    declared, result = says_quantized(tree.metadata.config), quantized_in(tree).weights
+    if result or (by_config and declared is not None):
         read = weights_in(tree)
         if read.faults and not read.is_whole:
-            raise not_readable(read, tree.metadata.config, tree.metadata.place)
+            raise not_readable(read, tree.metadata.config, tree.metadata.location)
         raise FormatError(
             "weights are quantised already",
-            place=tree.metadata.place or None,
-            got=f"{scheme(said)} ({FIELD})" if said else next(map(str, found.values())),
-            hint=hint or remedy(said, place=tree.metadata.place or "SRC"),
+            location=tree.metadata.location or None,
+            got=f"{scheme(declared)} ({FIELD})" if declared else next(map(str, result.values())),
+            hint=hint or remedy(declared, location=tree.metadata.location or "SRC"),
         )
 
 
-def _renamed(path: Path, made: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+def _renamed(path: Path, built: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
     """What became of an array, by paths as its own: names as one key stay so."""
     if len(path) == 1:
-        return {(name,): each for name, each in made.items()}
+        return {(name,): item for name, item in built.items()}
     above = dotted(path[:-1]) + "."
-    return {(*path[:-1], name.removeprefix(above)): each for name, each in made.items()}
+    return {(*path[:-1], name.removeprefix(above)): item for name, item in built.items()}
 
 
 def _model(config: Mapping[str, Any] | None) -> Model:
     text = (config or {}).get(_TEXT)
-    places = [place for place in (text, config) if isinstance(place, Mapping)]
-    widths = (place.get(_HIDDEN) for place in places)
-    kinds = (place.get(_KIND) for place in places)
+    locations = [location for location in (text, config) if isinstance(location, Mapping)]
+    widths = (location.get(_HIDDEN) for location in locations)
+    kinds = (location.get(_KIND) for location in locations)
     return Model(
-        next((each for each in kinds if isinstance(each, str)), ""),
-        next((each for each in widths if isinstance(each, int)), None),
+        next((kind for kind in kinds if isinstance(kind, str)), ""),
+        next((width for width in widths if isinstance(width, int)), None),
     )
 
 
@@ -263,7 +263,7 @@ def _with_scheme(
 ) -> Mapping[str, Any] | None:
     if config is None:
         return None
-    return {**config, FIELD: {**how.said, "modules_to_not_convert": left_modules(arrays, chosen)}}
+    return {**config, FIELD: {**how.declared, "modules_to_not_convert": left_modules(arrays, chosen)}}
 
 
 def _wide(others: Mapping[Path, LazyArray]) -> Iterator[str]:
@@ -285,7 +285,7 @@ def _wide(others: Mapping[Path, LazyArray]) -> Iterator[str]:
 
 def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
     if tree.metadata.config is None:
-        yield f"no config.json is at hand: what loads this has to be told {dict(how.said)}"
+        yield f"no config.json is at hand: what loads this has to be told {dict(how.declared)}"
     fused = [path for path, array in tree.arrays.items() if is_fused(dotted(path), array)]
     others = [path for path in fused if path not in chosen]
     if others:
@@ -293,7 +293,7 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
         instead = f"; {option('scheme', other)} is for those" if other else ""
         yield f"not quantised: {array_count(others)} of fused experts; this scheme is for {how.what}{instead}"
     yield from _half(tree, chosen, how)
-    block = how.said.get("weight_block_size")
+    block = how.declared.get("weight_block_size")
     uneven = [
         dotted(path)
         for path in sorted(chosen)
@@ -312,7 +312,7 @@ def _half(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[s
     """What to say where matrices are left out that vLLM puts together with others."""
     model, names = _model(tree.metadata.config), {dotted(path) for path in chosen}
     taken = [dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)]
-    half = half_quantised(names.intersection(taken), (each for each in taken if each not in names))
+    half = half_quantised(names.intersection(taken), (item for item in taken if item not in names))
     if half:
         patterns = _patterns(in_natural_order(half), names)
         few = len(patterns) <= _FEW
@@ -331,13 +331,13 @@ def _patterns(names: Sequence[str], quantised: Collection[str]) -> list[str]:
         kind = f"*{EXPERTS}*" if EXPERTS in name else f"*.{'.'.join(name.rsplit('.', 2)[1:])}"
         kinds.setdefault(kind, []).append(name)
     others = {*quantised} - {*names}
-    alone = {kind for kind in kinds if not any(matches(each, kind) for each in others)}
-    return [each for kind, those in kinds.items() for each in ([kind] if kind in alone else those)]
+    alone = {kind for kind in kinds if not any(matches(other, kind) for other in others)}
+    return [item for kind, those in kinds.items() for item in ([kind] if kind in alone else those)]
 
 
 def _scheme_for(name: str, array: LazyArray, config: Mapping[str, Any] | None) -> str | None:
     """The first scheme that takes an array."""
-    return next((each for each, how in SCHEMES.items() if how.takes(name, array, _model(config))), None)
+    return next((item for item, how in SCHEMES.items() if how.takes(name, array, _model(config))), None)
 
 
 def _is_uneven(array: LazyArray, block: Sequence[int]) -> bool:

@@ -26,7 +26,7 @@ def transforms() -> Mapping[str, Maker]:
     return load_group(GROUP)
 
 
-def transform_named(name: str, said: Mapping[str, Any]) -> Transform:
+def transform_named(name: str, declared: Mapping[str, Any]) -> Transform:
     """A transform with its options. What its code raises by mistake is an error that names it.
 
     Raises:
@@ -35,7 +35,7 @@ def transform_named(name: str, said: Mapping[str, Any]) -> Transform:
         MappingError: it cannot be made with these options.
     """
     make = _made_by(name)
-    given = {key: value for key, value in said.items() if value is not None}
+    given = {key: value for key, value in declared.items() if value is not None}
     return _Guarded(
         name, _guarded(name, make, **parsed(options_of(name), given, tuple, f"{name} is not called"))
     )
@@ -60,12 +60,14 @@ class _Guarded:
             MappingError: it fails, or returns something else.
             CheckpointError: what it raises on purpose.
         """
-        made = _guarded(self.name, self.transform, tree)
-        if not isinstance(made, Transformed):
+        built = _guarded(self.name, self.transform, tree)
+        if not isinstance(built, Transformed):
             raise MappingError(
-                f"the transform {self.name} returned something else", got=repr(made), wanted="a Transformed"
+                f"the transform {self.name} returned something else",
+                got=repr(built),
+                expected="a Transformed",
             )
-        return made
+        return built
 
 
 def _guarded(name: str, call: Callable[..., T], /, *arguments: Any, **options: Any) -> T:
@@ -97,7 +99,7 @@ def _made_by(name: str) -> Maker:
         near = near_names(name, transforms(), 1)
         raise UnknownNameError(
             f"there is no transform {name!r}",
-            wanted=", ".join(transforms()) or "one of a package that announces some",
+            expected=", ".join(transforms()) or "one of a package that announces some",
             hint=f"did you mean {near[0]!r}?"
             if near
             else f"packages announce them under the entry point {GROUP}",

@@ -55,9 +55,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.target is None and self.axes is not None:
-            raise MappingError("what is dropped needs no axes", place=self)
+            raise MappingError("what is dropped needs no axes", location=self)
         if self.axes is None and self.target_axes is not None:
-            raise MappingError("the axes of one side are not enough", place=self, wanted="axes")
+            raise MappingError("the axes of one side are not enough", location=self, expected="axes")
         self._check_labels()
         if self.axes is None:
             self._check_fields()
@@ -66,35 +66,35 @@ class Rule:
 
     def _check_labels(self) -> None:
         """Raises MappingError where words would become the numbers of their places, or nothing."""
-        targets = {slot(each): each for each in self.target_template.fields} if self.target_template else {}
+        targets = {slot(item): item for item in self.target_template.fields} if self.target_template else {}
         for mine in self.template.fields:
             other = targets.get(slot(mine))
             if mine.labels and other is not None and not other.labels:
                 numbers = ",".join(map(str, range(len(mine.labels))))
                 raise MappingError(
                     "a field that has words in one name of a rule would have numbers in the other",
-                    place=self,
+                    location=self,
                     got=str(other),
-                    wanted=f"words, as in {mine}",
+                    expected=f"words, as in {mine}",
                     hint=f"where numbers are meant, say which: {{{mine.axes[0]}:{numbers}}}",
                 )
             if mine.labels and other is not None and len(mine.labels) != len(other.labels):
                 raise MappingError(
                     "a field has other numbers of words in the two names of a rule",
-                    place=self,
+                    location=self,
                     got=f"{len(mine.labels)} in {mine}, {len(other.labels)} in {other}",
-                    wanted="a word in one for each word in the other, in the same order",
+                    expected="a word in one for each word in the other, in the same order",
                 )
 
     def _check_fields(self) -> None:
         """Where no axes are named, both names have the same fields."""
-        wanted = {slot(each) for each in self.template.fields}
-        got = {slot(each) for each in self.target_template.fields} if self.target_template else wanted
+        expected = {slot(item) for item in self.template.fields}
+        got = {slot(item) for item in self.target_template.fields} if self.target_template else expected
         texts = self.target_template is None or _has_text(self.template) == _has_text(self.target_template)
-        if got != wanted or not texts:
+        if got != expected or not texts:
             raise MappingError(
                 "the two names of a rule have different fields",
-                place=self,
+                location=self,
                 hint="name the axes of the arrays as well, if one of them is to enter or leave the name",
             )
 
@@ -110,7 +110,7 @@ class Rule:
     def row(self) -> Row:
         """The rule as a row, the source on its right; for rules with axes."""
         if _has_text(self.template) or (self.target_template and _has_text(self.target_template)):
-            raise MappingError("{...} and axes do not go together", place=self)
+            raise MappingError("{...} and axes do not go together", location=self)
         axes = self.axes or ""
         targets = axes if self.target_axes is None else self.target_axes
         return Row(parse_side(self.target or "", targets), parse_side(self.source, axes))
@@ -153,13 +153,13 @@ class Remap:
         rules: what becomes of which leaves.
         sizes: lengths of axes that neither names nor shapes give.
         strict: refuse arrays that no rule matches; otherwise they stay as they are.
-        place: where the rules are from, for messages.
+        location: where the rules are from, for messages.
     """
 
     rules: Sequence[Rule]
     sizes: Mapping[str, int] = field(default_factory=dict)
     strict: bool = False
-    place: str = "the rules"
+    location: str = "the rules"
 
     def __call__(self, tree: Tree) -> Transformed:
         """The tree under its new names; step and custom metadata stay.
@@ -171,10 +171,10 @@ class Remap:
             ShapeError: the length of an axis cannot be inferred.
         """
         taken = {path: self._taken(path) for path in tree}
-        self._check_used(tree, [found[0] for found in taken.values() if found])
+        self._check_used(tree, [result[0] for result in taken.values() if result])
         if self.strict:
             self._check_all([path for path in tree.arrays if taken[path] is None])
-        dropped = [p for p in tree.arrays if (found := taken[p]) and found[0].target is None]
+        dropped = [p for p in tree.arrays if (result := taken[p]) and result[0].target is None]
         moves = [*_renamed(tree, taken), *self._arranged(tree, taken)]
         return Transformed(moved(tree, moves), Notes(dropped=tuple(map(keystr, dropped))))
 
@@ -185,16 +185,16 @@ class Remap:
 
     def _check_used(self, tree: Tree, used: Sequence[Rule]) -> None:
         for rule in self.rules:
-            if rule.optional or any(rule is each for each in used):
+            if rule.optional or any(rule is item for item in used):
                 continue
             # Either way of joining keys: the other one may be what is wrong.
             names = dict.fromkeys(join(path) for join in (rule.name, keystr, dotted) for path in tree)
             near = near_names(rule.source, names, 1)
             raise MappingError(
                 "a rule matches nothing, or only what an earlier one has taken",
-                place=f"{self.place}: {rule}",
+                location=f"{self.location}: {rule}",
                 got=f"for example {near[0]}" if near else None,
-                wanted="names with '/' between keys" if rule.has_slash else "names with '.' between keys",
+                expected="names with '/' between keys" if rule.has_slash else "names with '.' between keys",
                 hint="correct its `from`, or say `optional = true` in it",
             )
 
@@ -202,7 +202,7 @@ class Remap:
         if left:
             raise CoverageError(
                 f"no rule matches these arrays:{listing([keystr(path) for path in left])}",
-                place=self.place,
+                location=self.location,
                 hint="add rules for them, with `drop = true` for what is to be left out",
             )
 
@@ -210,13 +210,13 @@ class Remap:
         """Where arrays go that rules with axes make."""
         rules = [rule for rule in self.rules if rule.axes is not None]
         names: dict[str, Path] = {}
-        for path, found in taken.items():
-            if found and found[0].axes is not None:
-                other = names.setdefault(name := found[0].name(path), path)
+        for path, result in taken.items():
+            if result and result[0].axes is not None:
+                other = names.setdefault(name := result[0].name(path), path)
                 if other != path:
                     raise MappingError(
                         "a rule with axes takes two arrays for one",
-                        place=f"{self.place}: {found[0]}",
+                        location=f"{self.location}: {result[0]}",
                         got=f"{keystr(other)} and {keystr(path)}: {name}",
                         hint="rename one of them first, by a rule without axes",
                     )
@@ -225,8 +225,8 @@ class Remap:
         if not used:
             return
         arrays = {name: self._array(tree, path) for name, path in names.items()}
-        sizes = {axis: Size(length, f"{self.place}: sizes") for axis, length in self.sizes.items()}
-        table = Table(tuple(rule.row for rule, _ in used), sizes, place=tree.metadata.place)
+        sizes = {axis: Size(length, f"{self.location}: sizes") for axis, length in self.sizes.items()}
+        table = Table(tuple(rule.row for rule, _ in used), sizes, location=tree.metadata.location)
         mapped = self._mapped(table, arrays)
         # Axes that stay as they are leave the array what it is.
         same = {id(array): names[name] for name, array in arrays.items()}
@@ -239,7 +239,7 @@ class Remap:
     def _array(self, tree: Tree, path: Path) -> LazyArray:
         leaf = tree[path]
         if not isinstance(leaf, LazyArray):
-            raise MappingError("a rule with axes is for arrays", place=self.place, got=keystr(path))
+            raise MappingError("a rule with axes is for arrays", location=self.location, got=keystr(path))
         return leaf
 
     def _mapped(self, table: Table, arrays: Mapping[str, LazyArray]) -> Mapped:
@@ -247,17 +247,19 @@ class Remap:
             return table.to_left(arrays)
         except CoverageError as error:
             raise CoverageError(
-                error.message, place=self.place, hint="the axes of a rule hold for all arrays that it matches"
+                error.message,
+                location=self.location,
+                hint="the axes of a rule hold for all arrays that it matches",
             ) from error
 
 
 def _renamed(tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
     """Where leaves go that stay as they are."""
-    for path, found in taken.items():
-        if found is None:
+    for path, result in taken.items():
+        if result is None:
             yield Move(path, path, tree[path])
             continue
-        rule, filled = found
+        rule, filled = result
         if rule.axes is None and rule.target_template is not None:
             yield Move(path, rule.path(rule.target_template.format(filled), path), tree[path])
 
@@ -279,25 +281,25 @@ def read_rules(file: FilePath, *, strict: bool = False) -> Remap:
     except OSError as error:
         raise StorageError(f"cannot read {file}", got=error.strerror, hint=_FILE_OF_RULES) from error
     except UnicodeDecodeError as error:
-        raise MappingError("a file of rules must be text in UTF-8", place=file, got=error) from error
+        raise MappingError("a file of rules must be text in UTF-8", location=file, got=error) from error
     try:
         document = json.loads(content) if file.suffix == ".json" else tomllib.loads(content)
     except (ValueError, RecursionError) as error:
         kind = "JSON" if file.suffix == ".json" else "TOML"
-        raise MappingError(f"a file of rules must be {kind}", place=file, got=error) from error
+        raise MappingError(f"a file of rules must be {kind}", location=file, got=error) from error
     return parse_rules(document, str(file), strict=strict)
 
 
-def parse_rules(document: object, place: str = "the rules", *, strict: bool = False) -> Remap:
+def parse_rules(document: object, location: str = "the rules", *, strict: bool = False) -> Remap:
     """The rules of a parsed file: a list `rules`, and `sizes` of axes that nothing else gives.
 
     Raises:
         MappingError: it has other keys or other types, or a rule is wrong in itself.
     """
     if not isinstance(document, dict) or "rules" not in document:
-        raise MappingError("there are no rules", place=place, wanted="[[rules]] with from and to")
-    found = fields({"rules": list_of(_rule), "sizes": mapping(length)})(document, f"{place}:")
-    return Remap(found["rules"], found.get("sizes", {}), strict, place)
+        raise MappingError("there are no rules", location=location, expected="[[rules]] with from and to")
+    result = fields({"rules": list_of(_rule), "sizes": mapping(length)})(document, f"{location}:")
+    return Remap(result["rules"], result.get("sizes", {}), strict, location)
 
 
 def renames(names: Mapping[str, str | None]) -> Remap:
@@ -308,17 +310,22 @@ def renames(names: Mapping[str, str | None]) -> Remap:
 _RULE = fields({"from": text, "to": text, "axes": text, "to-axes": text, "drop": truth, "optional": truth})
 
 
-def _rule(entry: object, place: str) -> Rule:
-    said = _RULE(entry, place)
-    if "from" not in said or said.get("drop", False) == ("to" in said):
+def _rule(entry: object, location: str) -> Rule:
+    declared = _RULE(entry, location)
+    if "from" not in declared or declared.get("drop", False) == ("to" in declared):
         raise MappingError(
-            "a rule says what becomes of what", place=place, got=entry, wanted="from, and to or drop = true"
+            "a rule says what becomes of what",
+            location=location,
+            got=entry,
+            expected="from, and to or drop = true",
         )
-    optional = said.get("optional", False)
+    optional = declared.get("optional", False)
     try:
-        return Rule(said["from"], said.get("to"), said.get("axes"), said.get("to-axes"), optional)
+        return Rule(
+            declared["from"], declared.get("to"), declared.get("axes"), declared.get("to-axes"), optional
+        )
     except MappingError as error:
-        raise error.at(f"{place}: {error.place}") from error
+        raise error.at(f"{location}: {error.location}") from error
 
 
 # Names matched by templates of the row language: which numbers stand in their fields.
@@ -364,8 +371,8 @@ class Template:
 
     def match(self, name: str) -> Bindings | None:
         """What `name` has in the fields; None where it is not of this template."""
-        found = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
-        return next((Bindings(numbers, text) for numbers, text in found if numbers is not None), None)
+        result = ((self._numbers(numbers), text) for numbers, text in self._readings(name))
+        return next((Bindings(numbers, text) for numbers, text in result if numbers is not None), None)
 
     def _readings(self, name: str) -> Iterator[tuple[Sequence[int], str | None]]:
         """Numbers for all fields, and the text between."""
@@ -380,8 +387,8 @@ class Template:
     def _numbers(self, numbers: Sequence[int]) -> dict[Slot, int] | None:
         """The numbers by slot; None where one has several."""
         pairs = set(zip(map(slot, self.fields), numbers, strict=True))
-        found = dict(pairs)
-        return found if len(found) == len(pairs) else None
+        result = dict(pairs)
+        return result if len(result) == len(pairs) else None
 
     def format(self, filled: Bindings) -> str:
         """The name that has this in its fields.
@@ -407,7 +414,7 @@ def parse_template(text: str) -> Template:
     """
     before, *after = text.split(_ANY)
     if len(after) > 1:
-        raise MappingError(f"{_ANY} may stand in a template once", place=text)
+        raise MappingError(f"{_ANY} may stand in a template once", location=text)
     return Template(parse_key(before), parse_key(after[0]) if after else None)
 
 

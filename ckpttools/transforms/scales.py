@@ -12,139 +12,139 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MappingError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import option
 from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
-from ckpttools.quantized.refusals import quantized_error, refuse_unknown, remedy
 from ckpttools.quantized.scales import is_plain, scales_word, split_name
 from ckpttools.quantized.tree import by_names, quantized_in
+from ckpttools.quantized.unsupported_errors import quantized_error, refuse_unknown, remedy
 from ckpttools.quantized.weights import Quantized, last_keys
 
 
 def spared(
-    tree: Tree, wanted: Mapping[Path, DType], named: Collection[Path], *, force: bool
+    tree: Tree, expected: Mapping[Path, DType], named: Collection[Path], *, force: bool
 ) -> tuple[dict[Path, DType], Notes]:
     """What of a cast may be done: what quantised weights need stays as it is, unless it is asked for by name.
 
     Args:
         tree: before the cast.
-        wanted: the other dtypes that arrays are to get.
+        expected: the other dtypes that arrays are to get.
         named: those of them that the user named.
         force: whether numbers of few bits that nothing scales are cast where the configuration states another
             dtype.
 
     Returns:
-        Of `wanted` what is to be cast, and what to say of it.
+        Of `expected` what is to be cast, and what to say of it.
 
     Raises:
         FormatError: a quantised weight is to be cast, or by name what belongs to one; numbers of few bits
             that may have lost their scales; or others to so few bits beside quantised weights.
     """
-    found, config, place = quantized_in(tree), tree.metadata.config, tree.metadata.place
-    if wanted and says_quantized(config):
-        _refuse_unknown(tree, wanted)
-    names = {dotted(path): path for path in wanted} if found.weights or found.unclear else {}
-    hit = [each for name, each in found.weights.items() if name in names]
+    result, config, location = quantized_in(tree), tree.metadata.config, tree.metadata.location
+    if expected and says_quantized(config):
+        _refuse_unknown(tree, expected)
+    names = {dotted(path): path for path in expected} if result.weights or result.unclear else {}
+    hit = [item for name, item in result.weights.items() if name in names]
     if hit:
-        raise quantized_error(hit, config, place, done="cast")
-    unclear = [each for name, each in found.unclear.items() if name in names]
+        raise quantized_error(hit, config, location, done="cast")
+    unclear = [item for name, item in result.unclear.items() if name in names]
     if unclear and stated_dtypes(config) and not force:
-        raise quantized_error(unclear, config, place, done="cast")
-    sides = {side: each for each in found.weights.values() for side in each.sides if side in names}
-    asked = [f"{side}, which belongs to {each.name}" for side, each in sides.items() if names[side] in named]
+        raise quantized_error(unclear, config, location, done="cast")
+    sides = {side: weight for weight in result.weights.values() for side in weight.sides if side in names}
+    asked = [f"{side}, which belongs to {item.name}" for side, item in sides.items() if names[side] in named]
     if asked:
         raise FormatError(
             "what belongs to quantised weights cannot be cast:" + listing(asked),
-            place=place or None,
+            location=location or None,
             got=scheme(says_quantized(config)) or None,
             hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} leaves these as they are",
         )
     left = {names[side] for side in sides}
-    _refuse_few_bits(tree, {path: dtype for path, dtype in wanted.items() if path not in left})
+    _refuse_few_bits(tree, {path: dtype for path, dtype in expected.items() if path not in left})
     notes = Notes(remarks=(*_left_alone(sides, says_quantized(config)), *_taken(unclear)))
-    return {path: dtype for path, dtype in wanted.items() if path not in left}, notes
+    return {path: dtype for path, dtype in expected.items() if path not in left}, notes
 
 
-def _refuse_unknown(tree: Tree, wanted: Collection[Path]) -> None:
+def _refuse_unknown(tree: Tree, expected: Collection[Path]) -> None:
     """Refuses casts of arrays of a scheme that is not known: of what lies alone, or of all there is."""
     weights = quantized_in(tree).weights
-    known = {name for each in weights.values() for name in (each.name, *each.sides)}
-    arrays = {dotted(path): tree.arrays[path] for path in (wanted if weights else tree.arrays)}
-    odd = {name: each for name, each in arrays.items() if name not in known and not is_plain(each.dtype)}
-    refuse_unknown(odd if weights else arrays, tree.metadata.config, tree.metadata.place, done="cast")
+    known = {name for weight in weights.values() for name in (weight.name, *weight.sides)}
+    arrays = {dotted(path): tree.arrays[path] for path in (expected if weights else tree.arrays)}
+    odd = {name: item for name, item in arrays.items() if name not in known and not is_plain(item.dtype)}
+    refuse_unknown(odd if weights else arrays, tree.metadata.config, tree.metadata.location, done="cast")
 
 
-def _refuse_few_bits(tree: Tree, wanted: Mapping[Path, DType]) -> None:
+def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
     """Refuses casts to few bits beside quantised weights: what reads these takes such numbers for codes."""
-    found = quantized_in(tree).weights
-    few = {path: dtype for path, dtype in wanted.items() if dtype.is_float and not is_plain(dtype)}
-    if found and few:
-        said = says_quantized(tree.metadata.config)
+    result = quantized_in(tree).weights
+    few = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
+    if result and few:
+        declared = says_quantized(tree.metadata.config)
         lines = [f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in few.items()]
         raise FormatError(
             "beside quantised weights, arrays that are cast to so few bits would be taken for weights "
             "without their scales:" + listing(lines),
-            place=tree.metadata.place or None,
-            got=scheme(said) or next(map(str, found.values())),
+            location=tree.metadata.location or None,
+            got=scheme(declared) or next(map(str, result.values())),
             hint="leave these arrays as they are; or dequantise the whole model (ckpt cast SRC DST --dtype "
             "bfloat16), and quantise that (ckpt quantize SRC DST)",
         )
 
 
-def _left_alone(sides: Mapping[str, Quantized], said: Mapping[str, Any] | None) -> Iterator[str]:
+def _left_alone(sides: Mapping[str, Quantized], declared: Mapping[str, Any] | None) -> Iterator[str]:
     if sides:
         count = f"{len(sides)} array" + "s" * (len(sides) > 1)
         keys = ", ".join(dict.fromkeys(last_keys([side]) for side in sides))
         yield f"not cast, as they belong to quantised weights: {count} ({keys})"
-        if said:
-            yield f"the weights stay quantised, {scheme(said)}: {remedy(said)}"
+        if declared:
+            yield f"the weights stay quantised, {scheme(declared)}: {remedy(declared)}"
 
 
 def _taken(unclear: Collection[Quantized]) -> Iterator[str]:
     if unclear:
-        dtypes = ", ".join(sorted({str(each.dtype) for each in unclear}))
+        dtypes = ", ".join(sorted({str(item.dtype) for item in unclear}))
         yield (
             f"{dtypes} is taken for the values themselves, as nothing here scales it: "
             "if scales were lost, what is written means nothing"
         )
 
 
-def refuse_parting(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None:
+def refuse_parting(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
     """Refuses a tree in which quantised weights and what belongs to them are not as they were, together.
 
     Args:
         tree: before.
-        made: after.
-        sources: path in `made` -> path in `tree`, for all arrays that have kept their dtype.
+        built: after.
+        sources: path in `built` -> path in `tree`, for all arrays that have kept their dtype.
 
     Raises:
         MappingError: of a weight and what belongs to it some is left out, or no longer has a name by which
             it is known as the weight's; or some is rearranged.
     """
-    found = quantized_in(tree)
+    result = quantized_in(tree)
     members = {
-        id(tree.arrays[found.paths[name]]): name
-        for each in found.weights.values()
-        for name in (each.name, *each.sides)
+        id(tree.arrays[result.paths[name]]): name
+        for weight in result.weights.values()
+        for name in (weight.name, *weight.sides)
     }
     if not members:
         return
-    _refuse_rearranging(tree, rearranged(made, members))
-    if any(each.sides for each in found.weights.values()):
-        _refuse_halves(tree, made, sources)
-    _refuse_rearranging(tree, recast(made, members))
-    _refuse_rearranging(tree, apart(made, members, found.weights))
+    _refuse_rearranging(tree, rearranged(built, members))
+    if any(weight.sides for weight in result.weights.values()):
+        _refuse_halves(tree, built, sources)
+    _refuse_rearranging(tree, recast(built, members))
+    _refuse_rearranging(tree, apart(built, members, result.weights))
 
 
-def _refuse_halves(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None:
+def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
     """Refuses parts of quantised modules without the others; arguments and errors as `refuse_parting`."""
     before = quantized_in(tree).scaled_weights
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
     weights = {id(tree.arrays[path]): tree.arrays[path] for path in before}
-    lost = [*_lost(before.values(), targets, made), *_cast_on_the_way(weights, made)]
+    lost = [*_lost(before.values(), targets, built), *_cast_on_the_way(weights, built)]
     left = [*_left_over(before.values(), targets), *_halved(before.values(), targets)]
     if lost or left:
-        said = says_quantized(tree.metadata.config)
+        declared = says_quantized(tree.metadata.config)
         what = (
             "quantised weights would lose their scales, or what else they need, without which their numbers "
             "mean nothing:"
@@ -153,8 +153,8 @@ def _refuse_halves(tree: Tree, made: Tree, sources: Mapping[Path, Path]) -> None
         )
         raise MappingError(
             what + listing([*lost, *left]),
-            place=tree.metadata.place or None,
-            got=scheme(said) or None,
+            location=tree.metadata.location or None,
+            got=scheme(declared) or None,
             hint="keep or leave out each module whole: its weight and all that belongs to it, under names "
             "that belong together",
         )
@@ -166,50 +166,50 @@ def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
     if wrong:
         raise MappingError(
             "what belongs to quantised modules can be renamed, not rearranged:" + listing(wrong),
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             got=scheme(says_quantized(tree.metadata.config)) or None,
-            wanted="each of these arrays as it is, or all of a module's stacked alike on a new first axis",
+            expected="each of these arrays as it is, or all of a module's stacked alike on a new first axis",
             hint="leave the axes of these arrays as they are, or dequantise the model first",
         )
 
 
-def _lost(before: Collection[Quantized], targets: Mapping[str, str], made: Tree) -> Iterator[str]:
+def _lost(before: Collection[Quantized], targets: Mapping[str, str], built: Tree) -> Iterator[str]:
     """A line for each weight that has lost something it needs.
 
     Args:
         before: the weights.
         targets: old name -> new name of what has kept its dtype.
-        made: the new tree.
+        built: the new tree.
     """
-    paths, after = by_names(made)
+    paths, after = by_names(built)
     known, fewest = set(targets.values()), _fewest_sides(before)
-    for each in before:
-        target = targets.get(each.name)
+    for item in before:
+        target = targets.get(item.name)
         if target is None:
             continue
         sides = frozenset(after[target].sides if target in after else ())
-        gone = [side for side in each.sides if side not in targets]
+        gone = [side for side in item.sides if side not in targets]
         # A function may have put others in their places.
         missing = gone if len(gone) > sum(side not in known for side in sides) else []
-        missing += [side for side in each.sides if side in targets and targets[side] not in sides]
+        missing += [side for side in item.sides if side in targets and targets[side] not in sides]
         if missing:
             yield f"{target}: without {last_keys(missing)}"
     for name, path in paths.items():
-        array = made.arrays[path]
+        array = built.arrays[path]
         weight = after.get(name) or Quantized(name, array.dtype, ())
         is_matrix = len(array.shape) > 1 and not scales_word(name)
-        wanted = fewest.get(array.dtype, 0) if is_matrix else 0
+        expected = fewest.get(array.dtype, 0) if is_matrix else 0
         # What several weights became has their dtype, and a name that may say nothing.
-        if name not in known and len(weight.sides) < (wanted or (name in after)):
+        if name not in known and len(weight.sides) < (expected or (name in after)):
             yield str(weight)
 
 
 def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
     """A line for each array that is kept without any of the weights that it belongs to."""
     owners: defaultdict[str, list[str]] = defaultdict(list)
-    for each in before:
-        for side in each.sides:
-            owners[side].append(each.name)
+    for item in before:
+        for side in item.sides:
+            owners[side].append(item.name)
     for side, weights in owners.items():
         if side in targets and not any(weight in targets for weight in weights):
             yield f"{side}: without {last_keys(weights)}"
@@ -218,23 +218,23 @@ def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Ite
 def _halved(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
     """A line for each weight that is left out, and not the others of its module that have its scales."""
     sharing: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for each in before:
-        for scale in each.scales:
-            sharing[split_name(each.name)[0], scale].append(each.name)
+    for item in before:
+        for scale in item.scales:
+            sharing[split_name(item.name)[0], scale].append(item.name)
     for (_, scale), weights in sharing.items():
         gone = [name for name in weights if name not in targets]
         if scale in targets and 0 < len(gone) < len(weights):
             yield f"{scale}: without {last_keys(gone)}"
 
 
-def _cast_on_the_way(weights: Mapping[int, LazyArray], made: Tree) -> Iterator[str]:
+def _cast_on_the_way(weights: Mapping[int, LazyArray], built: Tree) -> Iterator[str]:
     """A line for each array that is made of a weight's bare numbers in another dtype.
 
     Args:
         weights: by their identity.
-        made: the new tree.
+        built: the new tree.
     """
-    for path, array in made.arrays.items():
+    for path, array in built.arrays.items():
         rest = [array]
         while rest:
             each = rest.pop()
@@ -247,8 +247,8 @@ def _cast_on_the_way(weights: Mapping[int, LazyArray], made: Tree) -> Iterator[s
 def _fewest_sides(weights: Collection[Quantized]) -> dict[DType, int]:
     """How many arrays belong to weights of a dtype at least."""
     fewest: dict[DType, int] = {}
-    for each in weights:
-        fewest[each.dtype] = min(len(each.sides), fewest.get(each.dtype, len(each.sides)))
+    for weight in weights:
+        fewest[weight.dtype] = min(len(weight.sides), fewest.get(weight.dtype, len(weight.sides)))
     return fewest
 
 
@@ -273,28 +273,28 @@ class _Origin:
     members: tuple[str, ...]
 
 
-def rearranged(made: Tree, members: Mapping[int, str]) -> Iterator[str]:
+def rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
     """A line for each array in which a part of a quantised module is in another order.
 
     Args:
-        made: the new tree.
+        built: the new tree.
         members: identity -> name of each part of a quantised module in the old one.
     """
-    for name, array, member in _others(made, members):
+    for name, array, member in _others(built, members):
         if member.dtype == array.dtype:
             yield f"{name}: {members[id(member)]} in another order"
 
 
-def recast(made: Tree, members: Mapping[int, str]) -> Iterator[str]:
+def recast(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
     """A line for each array that a part of a quantised module is in another dtype in; as `rearranged`."""
-    for name, array, member in _others(made, members):
+    for name, array, member in _others(built, members):
         if member.dtype != array.dtype:
             yield f"{name}: cast from {member.dtype} to {array.dtype}"
 
 
-def _others(made: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, LazyArray, LazyArray]]:
+def _others(built: Tree, members: Mapping[int, str]) -> Iterator[tuple[str, LazyArray, LazyArray]]:
     """Arrays made of parts in any other way than in stacks, each with one of the parts."""
-    for path, array in made.arrays.items():
+    for path, array in built.arrays.items():
         if id(array) not in members and not _origin(array, members):
             member = next(_members(array, members), None)
             if member is not None:
@@ -311,35 +311,35 @@ def _members(array: LazyArray, members: Mapping[int, str]) -> Iterator[LazyArray
             rest += inner(each)
 
 
-def apart(made: Tree, members: Mapping[int, str], before: Mapping[str, Quantized]) -> Iterator[str]:
+def apart(built: Tree, members: Mapping[int, str], before: Mapping[str, Quantized]) -> Iterator[str]:
     """A line for each array made of parts of quantised modules whose other parts are not made alike.
 
     Args:
-        made, members: as for `rearranged`.
+        built, members: as for `rearranged`.
         before: the quantised weights of the old tree.
     """
     origins: dict[str, _Origin] = {}
-    for path, array in made.arrays.items():
+    for path, array in built.arrays.items():
         origin = None if id(array) in members else _origin(array, members)
         if origin:
             origins[dotted(path)] = origin
     if not origins:
         return
-    after = by_names(made)[1]
+    after = by_names(built)[1]
     owned: set[str] = set()
     for name, origin in origins.items():
-        weights = [before[each] for each in origin.members if each in before]
+        weights = [before[member] for member in origin.members if member in before]
         if len(weights) < len(origin.members):
             continue
-        near = [each for each in (after[name].sides if name in after else ()) if each in origins]
+        near = [item for item in (after[name].sides if name in after else ()) if item in origins]
         sides = {side: origins[side] for side in near if origins[side].how == origin.how}
-        own = {side for side, each in sides.items() if _are_of(each.members, weights)}
+        own = {side for side, item in sides.items() if _are_of(item.members, weights)}
         owned |= {name, *own}
         there = {sides[side].members for side in own}
         missing = [
             side
-            for at, each in enumerate(weights)
-            for side in each.sides
+            for at, item in enumerate(weights)
+            for side in item.sides
             if not any(members[at] == side for members in there)
         ]
         if missing:
@@ -348,7 +348,7 @@ def apart(made: Tree, members: Mapping[int, str], before: Mapping[str, Quantized
 
 
 def _are_of(members: Sequence[str], weights: Sequence[Quantized]) -> bool:
-    return all(member in each.sides for member, each in zip(members, weights, strict=True))
+    return all(member in item.sides for member, item in zip(members, weights, strict=True))
 
 
 def _origin(array: LazyArray, members: Mapping[int, str]) -> _Origin | None:
@@ -356,12 +356,12 @@ def _origin(array: LazyArray, members: Mapping[int, str]) -> _Origin | None:
     if id(array) in members:
         return _Origin(("whole",), (members[id(array)],))
     if isinstance(array, Stack) and array.axis == 0:
-        parts = [_origin(each, members) for each in array.parts]
-        found = [each for each in parts if each is not None]
-        if len(found) < len(parts):
+        parts = [_origin(part, members) for part in array.parts]
+        result = [part for part in parts if part is not None]
+        if len(result) < len(parts):
             return None
         return _Origin(
-            ("stack", *(each.how for each in found)), tuple(n for each in found for n in each.members)
+            ("stack", *(item.how for item in result)), tuple(n for item in result for n in item.members)
         )
     if isinstance(array, Take) and array.axis == 0:
         origin = _origin(array.source, members)

@@ -10,8 +10,8 @@ from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, near_names
+from ckpttools.core.message_terms import quoted
 from ckpttools.core.notes import Notes
-from ckpttools.core.wording import quoted
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 
@@ -51,7 +51,7 @@ class Select:
         if len(dropped) == len(tree.arrays):
             raise UsageError(
                 "no array is left",
-                place=tree.metadata.place or None,
+                location=tree.metadata.location or None,
                 got=" ".join(self._options()),
                 hint="keep more, or drop less",
             )
@@ -70,36 +70,36 @@ def _cut(tree: Tree, prefix: str) -> dict[Path, Path]:
     Raises:
         UsageError: there is none; says which names are near.
     """
-    wanted = prefix.rstrip("./") + "."
-    cut = {path: rest for path in tree if (rest := _behind(path, wanted))}
+    expected = prefix.rstrip("./") + "."
+    cut = {path: rest for path in tree if (rest := _behind(path, expected))}
     if cut:
         return cut
     known = {name.partition(".")[0] for name in map(dotted, tree)}
     near = near_names(prefix.strip("./"), known)
     raise UsageError(
         "no name begins so",
-        place=tree.metadata.place or None,
+        location=tree.metadata.location or None,
         got=prefix,
-        wanted=f"one of {', '.join(sorted(known)[:_MOST_NAMED])}",
+        expected=f"one of {', '.join(sorted(known)[:_MOST_NAMED])}",
         hint=f"did you mean {' or '.join(near)}?" if near else "a prefix is whole words between dots",
     )
 
 
 def _behind(path: Path, prefix: str) -> Path:
     """What follows a prefix that ends in a dot; empty where a path does not begin so."""
-    for place, key in enumerate(path):
+    for location, key in enumerate(path):
         text = str(key)
         if text.startswith(prefix):
-            return (text[len(prefix) :], *path[place + 1 :])
+            return (text[len(prefix) :], *path[location + 1 :])
         if not prefix.startswith(f"{text}."):
             return ()
         prefix = prefix[len(text) + 1 :]
         if not prefix:
-            return path[place + 1 :]
+            return path[location + 1 :]
     return ()
 
 
-def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) -> None:
+def require_matches(patterns: Iterable[str], paths: Iterable[Path], location: str) -> None:
     """Every pattern must name something.
 
     Raises:
@@ -108,20 +108,20 @@ def require_matches(patterns: Iterable[str], paths: Iterable[Path], place: str) 
     known = list(paths)
     for pattern in patterns:
         if not any(first_match(path, (pattern,)) for path in known):
-            raise unmatched(pattern, known, place)
+            raise unmatched(pattern, known, location)
 
 
-def unmatched(pattern: str, paths: Sequence[Path], place: str, wanted: str | None = None) -> UsageError:
+def unmatched(pattern: str, paths: Sequence[Path], location: str, expected: str | None = None) -> UsageError:
     """The error of a pattern that names none of some paths; says which are near, and what they are."""
     near = [_as_pattern(name, paths) for name in near_names(pattern.strip("*/."), _names(paths))]
     return UsageError(
         "nothing has a name that matches",
-        place=place or None,
+        location=location or None,
         got=pattern,
-        wanted=wanted,
+        expected=expected,
         hint=f"did you mean {' or '.join(near)}?"
         if near
-        else f"`ckpt inspect tree {quote(place or 'SRC')} --flat` shows all names",
+        else f"`ckpt inspect tree {quote(location or 'SRC')} --flat` shows all names",
     )
 
 
@@ -131,7 +131,7 @@ def _as_pattern(name: str, paths: Sequence[Path]) -> str:
 
 
 def _matched(tree: Tree, patterns: Sequence[str]) -> set[Path]:
-    require_matches(patterns, tree, tree.metadata.place)
+    require_matches(patterns, tree, tree.metadata.location)
     return {path for path in tree if first_match(path, patterns)}
 
 

@@ -13,4 +13,4 @@ def is_table(path: Path) -> bool:
 
     In bfloat16 expert 257 would be 256: a wrong one, without a word.
     """
-    return not _TABLES.isdisjoint(key for each in path for key in str(each).split("."))
+    return not _TABLES.isdisjoint(key for item in path for key in str(item).split("."))

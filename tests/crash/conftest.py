@@ -16,9 +16,9 @@ def commands():
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(prefix="crash-", dir=memory if memory.is_dir() else None) as name:
         directory = Path(name)
-        with runner(directory / "root", directory / "notes") as made:
-            make_sources(made)
-            yield made
+        with runner(directory / "root", directory / "notes") as built:
+            make_sources(built)
+            yield built
 
 
 @pytest.fixture(scope="session")

@@ -46,12 +46,12 @@ def crashes(disk: Disk, moments: Sequence[Moment], seed: str, samples: int) -> l
         samples: how many of those for each moment.
     """
     source = random.Random(seed)
-    found: dict[frozenset[int], Crash] = {}
+    result: dict[frozenset[int], Crash] = {}
     for crash in _crashes(disk, moments, source, samples):
-        known = found.setdefault(crash.steps, crash)
+        known = result.setdefault(crash.steps, crash)
         if crash.least:
-            found[crash.steps] = replace(known, least=True)
-    return list(found.values())
+            result[crash.steps] = replace(known, least=True)
+    return list(result.values())
 
 
 def _crashes(disk: Disk, moments: Sequence[Moment], source: random.Random, samples: int) -> Iterator[Crash]:

@@ -142,7 +142,7 @@ class Disk:
     # -- what each call does
 
     def _open(self, call: Call) -> None:
-        directory, name = self._place(call.path) if call.path != str(self._root) else (_ROOT, "")
+        directory, name = self._location(call.path) if call.path != str(self._root) else (_ROOT, "")
         node = self._names[directory].get(name) if name else _ROOT
         if call.flags & os.O_TMPFILE == os.O_TMPFILE or (node is None and call.flags & os.O_CREAT):
             node = self._new(False)
@@ -155,27 +155,27 @@ class Disk:
             self._bytes(call, cut=True)
 
     def _mkdir(self, call: Call) -> None:
-        self._entries((*self._place(call.path), self._new(True)))
+        self._entries((*self._location(call.path), self._new(True)))
 
     def _symlink(self, call: Call) -> None:
         node = self._new(False)
         self._data[node] = os.fsdecode(call.data)
-        self._entries((*self._place(call.path), node))
+        self._entries((*self._location(call.path), node))
 
     def _unlink(self, call: Call) -> None:
-        self._entries((*self._place(call.path), None))
+        self._entries((*self._location(call.path), None))
 
     _rmdir = _unlink
 
     def _link(self, call: Call) -> None:
-        self._entries((*self._place(call.other), self._at(call.path)))
+        self._entries((*self._location(call.other), self._at(call.path)))
 
     def _rename(self, call: Call) -> None:
-        self._entries((*self._place(call.path), None), (*self._place(call.other), self._at(call.path)))
+        self._entries((*self._location(call.path), None), (*self._location(call.other), self._at(call.path)))
 
     def _exchange(self, call: Call) -> None:
         first, second = self._at(call.path), self._at(call.other)
-        self._entries((*self._place(call.path), second), (*self._place(call.other), first))
+        self._entries((*self._location(call.path), second), (*self._location(call.other), first))
 
     def _write(self, call: Call) -> None:
         pieces = max(1, min(_MOST_PAGES, -(-len(call.data) // _PAGE)))
@@ -219,7 +219,9 @@ class Disk:
     def _entries(self, *changes: tuple[Node, str, Node | None]) -> None:
         step = Names(changes)
         number = len(self.steps)
-        self._before[number] = {self._last[each] for each in step.directories if each in self._last}
+        self._before[number] = {
+            self._last[directory] for directory in step.directories if directory in self._last
+        }
         self._last |= dict.fromkeys(step.directories, number)
         self.steps.append(step)
         _enter(self._names, step)
@@ -232,7 +234,7 @@ class Disk:
             raise AssertionError(f"{call.name} into {self._data[node]}, which is only read")
         self.steps.append(Bytes(node, call.time, offset, data, size, cut))
 
-    def _place(self, path: str) -> tuple[Node, str]:
+    def _location(self, path: str) -> tuple[Node, str]:
         head, _, name = path.rpartition("/")
         return self._at(head), name
 
@@ -247,14 +249,14 @@ class Disk:
 
     def with_earlier(self, steps: Iterable[int]) -> set[int]:
         """Steps, and those that must be on the disk if these are."""
-        found: set[int] = set()
+        result: set[int] = set()
         waiting = list(steps)
         while waiting:
             number = waiting.pop()
-            if number not in found:
-                found.add(number)
+            if number not in result:
+                result.add(number)
                 waiting.extend(self._before.get(number, ()))
-        return found
+        return result
 
     def without_later(self, steps: Iterable[int], gone: int) -> set[int]:
         """Steps but one, and but those that cannot be on the disk without it."""
@@ -288,12 +290,12 @@ class Disk:
         self, names: Mapping[Node, Mapping[str, Node]], changed: Mapping[Node, Stored], node: Node, path: str
     ) -> Iterator[tuple[str, Content]]:
         for name, below in sorted(names.get(node, {}).items()):
-            place = f"{path}{name}"
+            location = f"{path}{name}"
             if below in self._names:
-                yield place, None
-                yield from self._walk(names, changed, below, f"{place}/")
+                yield location, None
+                yield from self._walk(names, changed, below, f"{location}/")
             else:
-                yield place, changed.get(below, self._data[below])
+                yield location, changed.get(below, self._data[below])
 
 
 _SYNCS = ("fsync", "fdatasync", "sync")
@@ -323,11 +325,11 @@ def _put(content: bytearray, step: Bytes) -> None:
         del content[step.size :]
 
 
-def lay_out(state: State, root: Path, place: str) -> None:
+def lay_out(state: State, root: Path, location: str) -> None:
     """Makes the part of a state below `root / place` real, whatever was there."""
-    shutil.rmtree(root / place, ignore_errors=True)
+    shutil.rmtree(root / location, ignore_errors=True)
     for path, content in state.items():
-        if path != place and not path.startswith(f"{place}/"):
+        if path != location and not path.startswith(f"{location}/"):
             continue
         target = root / path
         if content is None:

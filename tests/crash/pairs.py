@@ -46,13 +46,13 @@ def together(
             running.append(runner.start(*args, turns=address, exchange=exchange))
             asking.append(listener.accept()[0])
         _take_turns(asking, turns)
-    return [runner.wait(each) for each in running]
+    return [runner.wait(item) for item in running]
 
 
 def _take_turns(asking: Sequence[socket.socket], turns: Iterator[int]) -> None:
     going = {0, 1}
-    for each in asking:
-        each.settimeout(_PATIENCE_SECONDS)
+    for item in asking:
+        item.settimeout(_PATIENCE_SECONDS)
     for whose in turns:
         if not going:
             return

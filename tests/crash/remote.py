@@ -29,7 +29,7 @@ TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 
 from support.command_line import ckpt  # noqa: E402
-from support.places import GOLDEN  # noqa: E402
+from support.locations import GOLDEN  # noqa: E402
 
 from ckpttools.stores.objects import gs  # noqa: E402
 
@@ -97,8 +97,8 @@ class Campaign:
         done = ckpt(*words)
         return done.exit_code, done.output
 
-    def digest(self, place: str) -> tuple[int, str]:
-        code, output = self.run("hash", place)
+    def digest(self, location: str) -> tuple[int, str]:
+        code, output = self.run("hash", location)
         return code, output.split()[0] if output else ""
 
     def state(self) -> dict[str, Any]:
@@ -111,7 +111,7 @@ class Campaign:
         return frozenset(name[len(key) :] for name in self.state()["objects"] if name.startswith(key))
 
     def uploads_to(self, key: str) -> list[str]:
-        return [each for each in self.state()["uploads"].values() if each.startswith(key)]
+        return [item for item in self.state()["uploads"].values() if item.startswith(key)]
 
     def timed(self, words: Sequence[str], seconds: float | None) -> float:
         """Runs a command in a process of its own; kills it so long after its first request, None for never.
@@ -137,23 +137,23 @@ class Campaign:
 
 def one(campaign: Campaign, number: int, name: str, is_replacing: bool, expected: Expected) -> str:
     """One destination, killed once or several times: "" if all is right, else what is wrong."""
-    place = f"gs://{BUCKET}/{name}-{number}/out"
-    key, right = place.removeprefix(f"gs://{BUCKET}/"), {expected.digest}
+    location = f"gs://{BUCKET}/{name}-{number}/out"
+    key, right = location.removeprefix(f"gs://{BUCKET}/"), {expected.digest}
     if is_replacing:
-        code, output = campaign.run(*REPLACED[name], place)
+        code, output = campaign.run(*REPLACED[name], location)
         assert code == 0, output
-        right.add(campaign.digest(place)[1])
-    words = [*SCENARIOS[name], place, "--jobs", "2", *(["--overwrite"] if is_replacing else [])]
+        right.add(campaign.digest(location)[1])
+    words = [*SCENARIOS[name], location, "--jobs", "2", *(["--overwrite"] if is_replacing else [])]
     for _ in range(campaign.rng.choice((1, 2, 3))):
         campaign.timed(words, campaign.rng.uniform(0, expected.seconds))
-        if wrong := _seen(campaign, place, key, right, expected):
+        if wrong := _seen(campaign, location, key, right, expected):
             return wrong
     campaign.uploads += len(campaign.uploads_to(key))
     code, output = campaign.run(*words)
     if code and "exists" not in output:
         return f"the same command ends with {code}: {output}"
-    if (found := campaign.digest(place)) != (0, expected.digest):
-        return f"another digest: {found}"
+    if (result := campaign.digest(location)) != (0, expected.digest):
+        return f"another digest: {result}"
     if (names := campaign.below(f"{key}/")) != expected.names:
         return f"other objects: {sorted(names ^ expected.names)}"
     if left := campaign.below(f"{key}.partial"):
@@ -162,9 +162,9 @@ def one(campaign: Campaign, number: int, name: str, is_replacing: bool, expected
     return f"uploads left over: {uploads}" if uploads else ""
 
 
-def _seen(campaign: Campaign, place: str, key: str, right: set[str], expected: Expected) -> str:
+def _seen(campaign: Campaign, location: str, key: str, right: set[str], expected: Expected) -> str:
     """What is wrong with what readers see after a kill; "" if nothing is."""
-    code, digest = campaign.digest(place)
+    code, digest = campaign.digest(location)
     if code == 0 and digest not in right:
         return f"a digest that is of neither: {digest}"
     names = campaign.below(f"{key}/")
@@ -179,15 +179,15 @@ def prepared(campaign: Campaign, names: Sequence[str] = tuple(SCENARIOS)) -> dic
     """What commands make, uninterrupted."""
     code, output = campaign.run(*SCENARIOS["orbax"], "--no-scan", f"gs://{BUCKET}/source")
     assert code == 0, output
-    made = {}
+    built = {}
     for name in names:
         words = SCENARIOS[name]
-        place = f"gs://{BUCKET}/whole-{name}/out"
-        seconds = campaign.timed([*words, place, "--jobs", "2"], None)
-        code, digest = campaign.digest(place)
+        location = f"gs://{BUCKET}/whole-{name}/out"
+        seconds = campaign.timed([*words, location, "--jobs", "2"], None)
+        code, digest = campaign.digest(location)
         assert code == 0, digest
-        made[name] = Expected(digest, campaign.below(f"whole-{name}/out/"), seconds)
-    return made
+        built[name] = Expected(digest, campaign.below(f"whole-{name}/out/"), seconds)
+    return built
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def main() -> int:
     for result, times in sorted(counts.items()):
         print(f"{times:4} {result}")  # noqa: T201
     print(f"{campaign.kills} kills, which left {campaign.uploads} uploads")  # noqa: T201
-    return int(any(each.endswith("wrong") for each in counts))
+    return int(any(item.endswith("wrong") for item in counts))
 
 
 if __name__ == "__main__":

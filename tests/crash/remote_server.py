@@ -20,8 +20,8 @@ class Told(Server):
 
 
 def described(server: Server) -> str:
-    objects = {key: each.etag for key, each in list(server.buckets["crash"].items())}
-    uploads = {name: each.key for name, each in list(server.uploads.items())}
+    objects = {key: item.etag for key, item in list(server.buckets["crash"].items())}
+    uploads = {name: item.key for name, item in list(server.uploads.items())}
     return json.dumps({"objects": objects, "uploads": uploads, "requests": len(server.log)})
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.places import TESTS
+from support.locations import TESTS
 
 from crash.handlers import Fault
 from crash.jobs import Job, Notes

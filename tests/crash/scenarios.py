@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support import hf_models
-from support.places import TRAINED
+from support.locations import TRAINED
 
 from crash.effort import ALL
 from crash.runner import Ended, Runner
 
-SOURCES, PLACE = "src", "place"
+SOURCES, LOCATION = "src", "place"
 _SIZES = {
     "num_hidden_layers": 2,
     "hidden_size": 16,
@@ -57,9 +57,9 @@ class Scenario:
 
     def args(self, root: Path, model: str) -> tuple[str, ...]:
         """The command line with one of the models as SRC."""
-        source, destination = root / SOURCES / f"{self.source}-{model}", root / PLACE / self.destination
+        source, destination = root / SOURCES / f"{self.source}-{model}", root / LOCATION / self.destination
         beside, options = (
-            words.format(root=root, place=root / PLACE).split() for words in (self.beside, self.options)
+            words.format(root=root, location=root / LOCATION).split() for words in (self.beside, self.options)
         )
         overwrite = ("--overwrite",) if self.replaces else ()
         quiet = ("--no-progress", "--jobs", "1")
@@ -138,11 +138,11 @@ def _done(ended: Ended) -> None:
     assert ended.code == 0, str(ended)
 
 
-def empty_place(root: Path, scenario: Scenario) -> Path:
+def empty_location(root: Path, scenario: Scenario) -> Path:
     """The place, with neighbours of DST that are nobody's business; returns DST."""
-    place = root / PLACE
-    shutil.rmtree(place, ignore_errors=True)
-    destination = place / scenario.destination
+    location = root / LOCATION
+    shutil.rmtree(location, ignore_errors=True)
+    destination = location / scenario.destination
     destination.parent.mkdir(parents=True)
     (destination.parent / "notes.txt").write_text("of the user\n")
     backup = destination.with_name(f"{destination.name}.replaced")

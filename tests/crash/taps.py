@@ -111,7 +111,7 @@ class Taps:
             setattr(os, name, self._unknown(name))
         # `shutil` asks these sets, and functions, whether it may use descriptors.
         for known in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
-            known.update(getattr(os, each.__name__) for each in list(known) if hasattr(os, each.__name__))
+            known.update(getattr(os, item.__name__) for item in list(known) if hasattr(os, item.__name__))
         io.open = builtins.open = self._open_file
         self._wrap_exchange()
 
@@ -125,8 +125,8 @@ class Taps:
 
         def exchange(first: Any, second: Any) -> bool:
             call = Call("exchange", path=self._absolute(first), other=self._absolute(second))
-            made = real if self._exchanges else lambda first, second: False
-            return self._made(call, lambda: made(first, second), lambda call, went: call if went else None)
+            built = real if self._exchanges else lambda first, second: False
+            return self._made(call, lambda: built(first, second), lambda call, went: call if went else None)
 
         for module in list(sys.modules.values()):
             if module.__name__.startswith("ckpttools.") and getattr(module, "exchange", None) is real:
@@ -298,10 +298,10 @@ class _File(io.FileIO):
     def readinto(self, buffer: Any) -> int:
         return os.preadv(self.fileno(), [buffer], self._moved(len(memoryview(buffer).cast("B"))))
 
-    def _moved(self, most: int) -> int:
+    def _moved(self, limit: int) -> int:
         """The position, which is then moved on by what can be read."""
         at = self.tell()
-        self.seek(at + max(0, min(most, os.fstat(self.fileno()).st_size - at)))
+        self.seek(at + max(0, min(limit, os.fstat(self.fileno()).st_size - at)))
         return at
 
     def read(self, size: int | None = -1) -> bytes:

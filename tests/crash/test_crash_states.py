@@ -5,28 +5,28 @@ import pytest
 from crash.crashes import crashes
 from crash.disk import lay_out
 from crash.effort import ALL, some_and_last
-from crash.scenarios import MODEL, OTHER, PLACE, SCENARIOS
+from crash.scenarios import LOCATION, MODEL, OTHER, SCENARIOS
 from crash.verdict import WrongError, contents
 
 _SAMPLES = 20 if ALL else 2
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
 def test_every_state_after_a_crash(cases, scenario):
     case = cases(scenario)
     _nothing_escaped(case)
-    found = crashes(case.disk, case.moments, scenario.name, _SAMPLES)
-    wrong = [f"{crash.text}: {error}" for crash in found for error in _not_whole(case, crash)]
+    result = crashes(case.disk, case.moments, scenario.name, _SAMPLES)
+    wrong = [f"{crash.text}: {error}" for crash in result for error in _not_whole(case, crash)]
     # In the middle of the run most tasks are entered in the journal, which must not say more than is there.
-    least = [crash for crash in found if crash.least]
+    least = [crash for crash in result if crash.least]
     # At the end the mark is gone already that tells what was just published.
-    journal = f"{PLACE}/{scenario.destination}.partial/journal.ckpttools"
-    last = next(crash for crash in reversed(found) if journal in case.disk.state(crash.steps))
-    chosen = (last, least[len(least) // 2], *some_and_last(found, 4, scenario.name))
+    journal = f"{LOCATION}/{scenario.destination}.partial/journal.ckpttools"
+    last = next(crash for crash in reversed(result) if journal in case.disk.state(crash.steps))
+    chosen = (last, least[len(least) // 2], *some_and_last(result, 4, scenario.name))
     for number, crash in enumerate(chosen):
         state = case.disk.state(crash.steps)
         for model in (MODEL, OTHER) if ALL or number % 2 else (MODEL,):
-            lay_out(state, case.runner.root, PLACE)
+            lay_out(state, case.runner.root, LOCATION)
             try:
                 case.whole(*case.between, marked=True)
                 case.again(model)
@@ -45,5 +45,5 @@ def _not_whole(case, crash):
 
 def _nothing_escaped(case):
     """What the recorded calls make of the model is what lay on the disk after them."""
-    lay_out(case.disk.state(range(len(case.disk.steps))), case.runner.root, PLACE)
-    assert contents(case.runner.root / PLACE) == case.lasting
+    lay_out(case.disk.state(range(len(case.disk.steps))), case.runner.root, LOCATION)
+    assert contents(case.runner.root / LOCATION) == case.lasting

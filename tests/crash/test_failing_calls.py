@@ -9,7 +9,7 @@ from crash.crashes import crashes, of_a_later_process
 from crash.disk import Disk, lay_out
 from crash.effort import ALL, sample_and_last, some
 from crash.handlers import SYNCS, Fault
-from crash.scenarios import MODEL, PLACE, SCENARIOS, SOURCES
+from crash.scenarios import LOCATION, MODEL, SCENARIOS, SOURCES
 from crash.verdict import WrongError, spoken
 
 CODES = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES)
@@ -18,14 +18,14 @@ CODES = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES)
 def faults(counts):
     """Each call with each error; half of them for good, half for once."""
     return [
-        Fault(name, number, code, lasting=(number + place) % 2 == 0)
+        Fault(name, number, code, lasting=(number + location) % 2 == 0)
         for name, count in sorted(counts.items())
         for number in range(1, count + 1)
-        for place, code in enumerate(CODES)
+        for location, code in enumerate(CODES)
     ]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
 def test_every_failing_call(cases, scenario):
     case = cases(scenario)
     wrong = []
@@ -48,7 +48,7 @@ def test_every_failing_call(cases, scenario):
 _LOOKED_AT = 1000 if ALL else 20
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
 def test_power_cut_after_a_sync_that_failed(cases, scenario):
     """What it should have made durable is not made so by a later one, in this process or the next."""
     case = cases(scenario)
@@ -62,7 +62,7 @@ def test_power_cut_after_a_sync_that_failed(cases, scenario):
             calls = of_a_later_process(case.again().notes.calls)
             end = disk.state(_looked_at(case, disk, calls)[-1].durable)
             case.whole_in(end, MODEL)
-            lay_out(left, case.runner.root, PLACE)
+            lay_out(left, case.runner.root, LOCATION)
             case.again()
         except WrongError as error:
             wrong.append(f"{fault}: {error}")
@@ -82,8 +82,8 @@ def test_the_mark_survives_a_sync_that_failed(cases):
     named = next(n for n, call in enumerate(ended.notes.calls) if call.other == str(case.destination))
     moments = disk.apply(of_a_later_process(ended.notes.calls))
     # A power cut when the name is durable and nothing after it.
-    moment = next(each for each in moments[named + 1 :] if each.steps - 1 in each.durable)
-    lay_out(disk.state(moment.durable), case.runner.root, PLACE)
+    moment = next(item for item in moments[named + 1 :] if item.steps - 1 in item.durable)
+    lay_out(disk.state(moment.durable), case.runner.root, LOCATION)
     assert case.destination.is_dir()
     assert case.again().code == 0
 
@@ -97,8 +97,8 @@ def _after_failing(case, disk, fault):
 def _looked_at(case, disk, calls):
     """The moments of a run, of which some states after a crash were found whole."""
     moments = disk.apply(calls)
-    found = crashes(disk, moments, case.scenario.name, 1)
-    for crash in sample_and_last(found, _LOOKED_AT, case.scenario.name):
+    result = crashes(disk, moments, case.scenario.name, 1)
+    for crash in sample_and_last(result, _LOOKED_AT, case.scenario.name):
         try:
             case.whole_in(disk.state(crash.steps))
         except WrongError as error:

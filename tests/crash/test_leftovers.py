@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.places import TESTS
+from support.locations import TESTS
 
 from crash.crashes import crashes
 from crash.disk import lay_out
-from crash.scenarios import MODEL, OTHER, PLACE, SCENARIOS
+from crash.scenarios import LOCATION, MODEL, OTHER, SCENARIOS
 from crash.verdict import WrongError, contents, spoken
 
 _BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
@@ -40,7 +40,7 @@ class Left:
         states = crashes(case.disk, case.moments, "", 0)
         # States that no call changed are listed once, as the first of them.
         kills = [crash for crash in states if crash.calls is not None and crash.calls <= count]
-        lay_out(case.disk.state(kills[-1].steps), case.runner.root, PLACE)
+        lay_out(case.disk.state(kills[-1].steps), case.runner.root, LOCATION)
 
     def run(self, model, *, overwrite=False):
         """The command again, or that of another model; says whether it was refused in words, and how."""
@@ -60,18 +60,18 @@ class Left:
 
 @pytest.fixture
 def left(cases):
-    def made(scenario, moment):
+    def built(scenario, moment):
         return Left(cases(scenario), moment)
 
-    return made
+    return built
 
 
 def unchanged(directory, run):
     """Runs something that must leave a directory as it is; returns what it does."""
     before = contents(directory)
-    found = run()
+    result = run()
     assert contents(directory) == before
-    return found
+    return result
 
 
 @pytest.mark.parametrize("moment", ["halfway", "complete"])
@@ -117,7 +117,7 @@ def test_content_without_its_mark_is_not_ours(left, moment):
     assert what.run(MODEL)[0] == _MADE
 
 
-@pytest.mark.parametrize("scenario", [_NEW, _OVER], ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", [_NEW, _OVER], ids=lambda item: item.name)
 def test_content_without_a_journal(left, scenario):
     what = left(scenario, "complete")
     (what.partial / _JOURNAL).unlink()
@@ -136,7 +136,7 @@ def test_a_journal_without_content(left, moment):
         assert what.run(model)[0] == _MADE
 
 
-@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 def test_a_destination_that_carries_the_mark_of_another_plan(left, scenario):
     """As after a crash, or as copied from one."""
     for journal in (True, False):
@@ -149,7 +149,7 @@ def test_a_destination_that_carries_the_mark_of_another_plan(left, scenario):
         assert what.run(OTHER, overwrite=True)[0] == _MADE
 
 
-@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 def test_a_destination_that_was_removed(left, scenario):
     for model in (MODEL, OTHER):
         what = left(scenario, "named")
@@ -169,7 +169,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 def test_a_destination_that_lost_its_mark(left, scenario):
     """What it replaced stays; where that is nothing, its files tell whether the journal speaks of them."""
     what = left(scenario, "named")
@@ -196,7 +196,7 @@ def test_a_destination_that_lost_its_mark_and_was_changed(left, change):
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 
 
-@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_was_changed_by_hand_is_not_called_done(left, scenario, change):
     """Killed when the checkpoint had its name, and then somebody edits it."""

@@ -5,19 +5,19 @@ import pytest
 from crash.crashes import crashes
 from crash.disk import lay_out
 from crash.effort import some
-from crash.scenarios import MODEL, PLACE, SCENARIOS
+from crash.scenarios import LOCATION, MODEL, SCENARIOS
 
 STEPS = [scenario for scenario in SCENARIOS if scenario.destination == "run/5"]
 
 
-@pytest.mark.parametrize("scenario", STEPS, ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", STEPS, ids=lambda item: item.name)
 def test_checkpoint_manager_lists_nothing_unfinished(cases, scenario):
     case = cases(scenario)
     listed = set()
-    found = crashes(case.disk, case.moments, scenario.name, 2)
-    complete = max(found, key=lambda crash: len(crash.steps))
-    for crash in (*some(found, 40, scenario.name), complete):
-        lay_out(case.disk.state(crash.steps), case.runner.root, PLACE)
+    result = crashes(case.disk, case.moments, scenario.name, 2)
+    complete = max(result, key=lambda crash: len(crash.steps))
+    for crash in (*some(result, 40, scenario.name), complete):
+        lay_out(case.disk.state(crash.steps), case.runner.root, LOCATION)
         # DST as a step of a run, and as the run of the step that is written into it.
         for run in (case.destination.parent, case.destination):
             steps = _all_steps(run) if run.is_dir() else ()

@@ -9,7 +9,7 @@ from crash.crashes import crashes
 from crash.disk import Disk, lay_out
 from crash.effort import ALL, sample_and_last
 from crash.runner import runner
-from crash.scenarios import PLACE
+from crash.scenarios import LOCATION
 from crash.verdict import contents, contents_in, digest
 
 RULES = {
@@ -27,15 +27,15 @@ STEPS = {"1", "2", "3", "4"}
 def commands(tmp_path_factory):
     directory = tmp_path_factory.mktemp("prune")
     (directory / "root").mkdir()
-    with runner(directory / "root", directory / "notes") as made:
-        yield made
+    with runner(directory / "root", directory / "notes") as built:
+        yield built
 
 
 @pytest.fixture(params=RULES if ALL else ("delete", "strip"))
 def case(request, commands):
     """The run before and after, and the disk in between."""
-    run = commands.root / PLACE / "run"
-    shutil.rmtree(commands.root / PLACE, ignore_errors=True)
+    run = commands.root / LOCATION / "run"
+    shutil.rmtree(commands.root / LOCATION, ignore_errors=True)
     write_run(run, range(1, 5))
     before = contents(run)
     digests = {step: parameters(commands, run / step) for step in STEPS}
@@ -44,7 +44,7 @@ def case(request, commands):
     ended = commands.run(*words)
     assert ended.code == 0, str(ended)
     moments = disk.apply(ended.notes.calls)
-    assert contents_in(disk.state(range(len(disk.steps))), f"{PLACE}/run") == contents(run)
+    assert contents_in(disk.state(range(len(disk.steps))), f"{LOCATION}/run") == contents(run)
     return request.param, run, before, contents(run), digests, disk, moments
 
 
@@ -54,15 +54,15 @@ def parameters(commands, step):
     return next(line.split()[0] for line in out.splitlines() if line.endswith("(parameters)"))
 
 
-def of_step(found, step):
-    return {name: data for name, data in found.items() if name.startswith(f"{step}/")}
+def of_step(result, step):
+    return {name: data for name, data in result.items() if name.startswith(f"{step}/")}
 
 
 def test_every_state_after_a_crash(case, commands):
     name, run, before, after, digests, disk, moments = case
-    found = crashes(disk, moments, name, 20 if ALL else 2)
-    for crash in found:
-        here = contents_in(disk.state(crash.steps), f"{PLACE}/run")
+    result = crashes(disk, moments, name, 20 if ALL else 2)
+    for crash in result:
+        here = contents_in(disk.state(crash.steps), f"{LOCATION}/run")
         for step in STEPS:
             now = of_step(here, step)
             allowed = [of_step(before, step)]
@@ -74,9 +74,9 @@ def test_every_state_after_a_crash(case, commands):
                 elsewhere = [key for key in here if f"removed/{step}/items/_METADATA" in key]
                 assert elsewhere, f"{crash.text}: step {step} is nowhere"
     # Of all that a crash leaves each is looked at; commands are run from some: a command takes 0.2 s.
-    for number, crash in enumerate(sample_and_last(found, 80 if ALL else 8, name)):
+    for number, crash in enumerate(sample_and_last(result, 80 if ALL else 8, name)):
         undo = number % 2 == 1
-        lay_out(disk.state(crash.steps), commands.root, PLACE)
+        lay_out(disk.state(crash.steps), commands.root, LOCATION)
         if not (run / ".ckpttools-prune" / "plan.json").exists():
             ended = commands.run("prune", str(run), *RULES[name], "--yes")
             assert ended.code == 0, f"{crash.text}: {ended}"

@@ -6,7 +6,7 @@ from ckpttools.stores.publishing import PLAN_MARK
 from crash.crashes import Crash, crashes, of_a_later_process
 from crash.disk import Disk, lay_out
 from crash.effort import ALL, sample_and_last
-from crash.scenarios import MODEL, OTHER, PLACE, SCENARIOS, SOURCES
+from crash.scenarios import LOCATION, MODEL, OTHER, SCENARIOS, SOURCES
 from crash.verdict import WrongError
 
 # Of each scenario: crashes from which the command goes on; of each of these, states that a second crash can
@@ -14,7 +14,7 @@ from crash.verdict import WrongError
 _FIRST, _LOOKED_AT, _AGAIN = (20, 2000, 10) if ALL else (2, 30, 1)
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda each: each.name)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda item: item.name)
 def test_every_state_after_a_second_crash(cases, scenario):
     case = cases(scenario)
     wrong = []
@@ -37,10 +37,10 @@ def test_what_the_next_command_says_is_done_is_durable(cases):
         case.whole_in(disk.state(moments[-1].durable), MODEL)
 
 
-def test_what_is_discarded_is_out_of_its_place_at_once(cases):
+def test_what_is_discarded_is_out_of_its_location_at_once(cases):
     """What grows is marked and never half removed at any instant, also while another command discards it."""
     case = cases(SCENARIOS[0])
-    content = f"{PLACE}/{case.scenario.destination}.partial/content/"
+    content = f"{LOCATION}/{case.scenario.destination}.partial/content/"
     # As after a power cut: what the first run had not synced yet may be lost without anybody's doing.
     half = case.moments[len(case.moments) // 2]
     disk = _disk_after(case, Crash("", frozenset(range(half.steps))))
@@ -50,21 +50,23 @@ def test_what_is_discarded_is_out_of_its_place_at_once(cases):
     moments = disk.apply(of_a_later_process(ended.notes.calls))
     lacking = set()
     for crash in crashes(disk, moments, "discarded", 2):
-        found = _below(content, disk.state(crash.steps))
-        mark = found.get(PLAN_MARK)
-        if found and (mark is None or mark == before[PLAN_MARK]):
-            lacking |= before.keys() - found.keys()
+        result = _below(content, disk.state(crash.steps))
+        mark = result.get(PLAN_MARK)
+        if result and (mark is None or mark == before[PLAN_MARK]):
+            lacking |= before.keys() - result.keys()
     assert lacking == set()
 
 
 def _below(directory, state):
     """What a state holds below a directory."""
-    return {name.removeprefix(directory): each for name, each in state.items() if name.startswith(directory)}
+    return {name.removeprefix(directory): item for name, item in state.items() if name.startswith(directory)}
 
 
 def test_what_is_replaced_is_durably_aside_before_its_successor_has_the_name(cases):
     """The model of a disk keeps the order of two renames between the same directories; not all disks must."""
-    case = cases(next(each for each in SCENARIOS if each.name == "hf-to-maxtext-overwrite-no-exchange"))
+    case = cases(
+        next(scenario for scenario in SCENARIOS if scenario.name == "hf-to-maxtext-overwrite-no-exchange")
+    )
     calls = case.recorded.notes.calls
     renames = [number for number, call in enumerate(calls) if call.name == "rename"]
     aside = next(number for number in renames if calls[number].path == str(case.destination))
@@ -78,8 +80,11 @@ def test_what_is_replaced_is_durably_aside_before_its_successor_has_the_name(cas
 
 def _firsts(case):
     """As many that a kill leaves as that a power cut does, of all times of the run."""
-    found = crashes(case.disk, case.moments, case.scenario.name, 1)
-    kinds = ([crash for crash in found if crash.calls is not None], [crash for crash in found if crash.least])
+    result = crashes(case.disk, case.moments, case.scenario.name, 1)
+    kinds = (
+        [crash for crash in result if crash.calls is not None],
+        [crash for crash in result if crash.least],
+    )
     for kind in kinds:
         yield from sample_and_last(kind, max(1, _FIRST // 2), case.scenario.name)
 
@@ -89,8 +94,8 @@ def _wrong_after(case, crash, seed):
     disk = _disk_after(case, crash)
     ended = case.again()
     moments = disk.apply(of_a_later_process(ended.notes.calls))
-    found = crashes(disk, moments, f"{case.scenario.name} {seed}", 1)
-    for second in sample_and_last(found, _LOOKED_AT, case.scenario.name):
+    result = crashes(disk, moments, f"{case.scenario.name} {seed}", 1)
+    for second in sample_and_last(result, _LOOKED_AT, case.scenario.name):
         try:
             case.whole_in(disk.state(second.steps))
         except WrongError as error:
@@ -99,8 +104,8 @@ def _wrong_after(case, crash, seed):
         case.whole_in(disk.state(moments[-1].durable), MODEL)
     except WrongError as error:
         yield f"what was said to be done was not durable: {error}"
-    for second in sample_and_last(found, _AGAIN, f"again {seed}"):
-        lay_out(disk.state(second.steps), case.runner.root, PLACE)
+    for second in sample_and_last(result, _AGAIN, f"again {seed}"):
+        lay_out(disk.state(second.steps), case.runner.root, LOCATION)
         try:
             case.again()
         except WrongError as error:
@@ -112,10 +117,10 @@ def _disk_after(case, crash):
     durable, however much the next command sees of it; what is there after a power cut lasts.
     """
     if crash.calls is None:
-        lay_out(case.disk.state(crash.steps), case.runner.root, PLACE)
+        lay_out(case.disk.state(crash.steps), case.runner.root, LOCATION)
         return Disk(case.runner.root, (SOURCES,))
     case.begin()
     disk = Disk(case.runner.root, (SOURCES,))
     disk.apply(case.recorded.notes.calls[: crash.calls])
-    lay_out(disk.state(range(len(disk.steps))), case.runner.root, PLACE)
+    lay_out(disk.state(range(len(disk.steps))), case.runner.root, LOCATION)
     return disk

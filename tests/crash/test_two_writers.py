@@ -19,7 +19,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("scenario", "models", "count"), KINDS, ids=lambda each: getattr(each, "name", None))
+@pytest.mark.parametrize(("scenario", "models", "count"), KINDS, ids=lambda item: getattr(item, "name", None))
 def test_two_writers(cases, scenario, models, count):
     case = cases(scenario)
     length = len(case.recorded.notes.calls)
@@ -36,10 +36,10 @@ def test_two_writers(cases, scenario, models, count):
 
 
 def _judge(case, models, ended):
-    for each in ended:
-        spoken(each, 0, 2)
+    for item in ended:
+        spoken(item, 0, 2)
     case.foreign()
-    done = [model for model, each in zip(models, ended, strict=True) if each.code == 0]
+    done = [model for model, item in zip(models, ended, strict=True) if item.code == 0]
     if not done:
         raise WrongError("both were refused")
     if len(done) == 2 and not case.scenario.replaces:

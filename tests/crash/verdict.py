@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crash.disk import Content, Disk, State, Stored, lay_out
 from crash.runner import Ended, Runner
-from crash.scenarios import MODEL, OLD, OTHER, PLACE, SOURCES, Scenario, empty_place
+from crash.scenarios import LOCATION, MODEL, OLD, OTHER, SOURCES, Scenario, empty_location
 
 Contents = Mapping[str, bytes]
 _MARK = ".ckpttools-plan"
@@ -20,16 +20,16 @@ def contents(path: Path) -> Contents | None:
     """Every file and directory below; None if nothing has the name. Times of writing do not count."""
     if not path.exists():
         return None
-    found = {f"{each.relative_to(path)}{'/' if each.is_dir() else ''}": each for each in path.rglob("*")}
-    return {name: _bytes(None if each.is_dir() else each, each) for name, each in sorted(found.items())}
+    result = {f"{item.relative_to(path)}{'/' if item.is_dir() else ''}": item for item in path.rglob("*")}
+    return {name: _bytes(None if item.is_dir() else item, item) for name, item in sorted(result.items())}
 
 
 def contents_in(state: State, path: str) -> Contents:
     """The same below a path of a state, nothing where nothing has the name."""
     below = {
-        name.removeprefix(f"{path}/"): each for name, each in state.items() if name.startswith(f"{path}/")
+        name.removeprefix(f"{path}/"): item for name, item in state.items() if name.startswith(f"{path}/")
     }
-    return {name + ("/" if each is None else ""): _bytes(each, Path(name)) for name, each in below.items()}
+    return {name + ("/" if item is None else ""): _bytes(item, Path(name)) for name, item in below.items()}
 
 
 def _bytes(content: Content, name: Path) -> bytes:
@@ -44,7 +44,7 @@ def _bytes(content: Content, name: Path) -> bytes:
 
 def surroundings(root: Path, scenario: Scenario) -> Contents:
     """Everything in the place but DST."""
-    everything, name = contents(root / PLACE) or {}, scenario.destination
+    everything, name = contents(root / LOCATION) or {}, scenario.destination
     return {key: data for key, data in everything.items() if not key.startswith(f"{name}/")}
 
 
@@ -69,18 +69,18 @@ class Case:
 
     def __init__(self, runner: Runner, scenario: Scenario) -> None:
         self.runner, self.scenario = runner, scenario
-        self.destination = runner.root / PLACE / scenario.destination
+        self.destination = runner.root / LOCATION / scenario.destination
         self._made: dict[str, Contents] = {"": {}}
         self._around: dict[str, Contents] = {}
         self._digests: dict[str, str] = {}
-        empty_place(runner.root, scenario)
+        empty_location(runner.root, scenario)
         self._before = surroundings(runner.root, scenario)
         if scenario.replaces:
             self._make(OLD)
         self._start = Disk(runner.root, (SOURCES,)).state(())
         self.disk = Disk(runner.root, (SOURCES,))
         self.recorded = self._make(MODEL)
-        self.lasting = contents(runner.root / PLACE)
+        self.lasting = contents(runner.root / LOCATION)
         self.moments = self.disk.apply(self.recorded.notes.calls)
         self.begin()
         self._make(OTHER)
@@ -99,7 +99,7 @@ class Case:
 
     def begin(self) -> None:
         """Makes the place what it is before the command."""
-        lay_out(self._start, self.runner.root, PLACE)
+        lay_out(self._start, self.runner.root, LOCATION)
 
     @property
     def before(self) -> str:
@@ -123,14 +123,14 @@ class Case:
             return self._digests.get(digest(self.runner, self.destination))
         return exact
 
-    def _made_of(self, found: Contents, marked: bool) -> str | None:
+    def _made_of(self, result: Contents, marked: bool) -> str | None:
         """The model of which exactly this was made; "" for nothing, None if there is none."""
-        bare = {name: data for name, data in found.items() if not (marked and name == _MARK)}
-        return next((model for model, made in self._made.items() if made == bare), None)
+        bare = {name: data for name, data in result.items() if not (marked and name == _MARK)}
+        return next((model for model, built in self._made.items() if built == bare), None)
 
     def whole_in(self, state: State, *may_be: str) -> None:
         """As `whole`, of a state that a run can leave; `between` if nothing else is said."""
-        model = self._made_of(contents_in(state, f"{PLACE}/{self.scenario.destination}"), True)
+        model = self._made_of(contents_in(state, f"{LOCATION}/{self.scenario.destination}"), True)
         if model not in (may_be or self.between):
             raise WrongError(f"DST is {_named(model)}")
 
@@ -138,19 +138,19 @@ class Case:
         """DST is one of these models, whole; "" stands for no DST. `marked` is as in `model`."""
         model = self.model(marked=marked)
         if model not in may_be:
-            wanted = " or ".join(map(_named, may_be))
-            raise WrongError(f"DST is {_named(model)}, not {wanted}: {self._listing()}")
+            expected = " or ".join(map(_named, may_be))
+            raise WrongError(f"DST is {_named(model)}, not {expected}: {self._listing()}")
         return model
 
     def tidy(self, model: str, *, empty_is_tidy: bool = False) -> None:
         """Nothing lies beside DST but what did before and what the command writes there; and the directory
         that DST grew in, where it may be there `empty_is_tidy`.
         """
-        around, wanted = dict(surroundings(self.runner.root, self.scenario)), self._around[model]
+        around, expected = dict(surroundings(self.runner.root, self.scenario)), self._around[model]
         if empty_is_tidy:
             around.pop(f"{self.scenario.destination}.partial/", None)
-        if around != wanted:
-            changed = sorted(key for key in {*around, *wanted} if around.get(key) != wanted.get(key))
+        if around != expected:
+            changed = sorted(key for key in {*around, *expected} if around.get(key) != expected.get(key))
             raise WrongError(f"beside DST changed: {changed}")
 
     def foreign(self) -> None:
@@ -165,7 +165,7 @@ class Case:
 
         The command that was interrupted is refused only where its work is done and nothing is left of it.
         """
-        found = self.whole("", MODEL, OTHER, OLD, marked=True)
+        result = self.whole("", MODEL, OTHER, OLD, marked=True)
         ended = self.scenario.run(self.runner, model)
         self.foreign()
         if ended.code == 0:
@@ -174,18 +174,18 @@ class Case:
             self.tidy(model)
             return ended
         spoken(ended, 2, 3, 4, 5)
-        self.whole(found, self.before, marked=True)
+        self.whole(result, self.before, marked=True)
         if "  next " not in ended.err:
             raise WrongError(f"{ended}\nwanted: a next step")
         if model == MODEL:
-            if found != model:
+            if result != model:
                 raise WrongError(f"the same command does not go on: {ended}")
             self.tidy(model, empty_is_tidy=True)
         return ended
 
     def _listing(self) -> list[str]:
-        found = sorted(str(each.relative_to(self.destination)) for each in self.destination.rglob("*"))
-        return found or ["empty" if self.destination.exists() else "nothing"]
+        result = sorted(str(item.relative_to(self.destination)) for item in self.destination.rglob("*"))
+        return result or ["empty" if self.destination.exists() else "nothing"]
 
 
 def _named(model: str | None) -> str:

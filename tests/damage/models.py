@@ -85,9 +85,9 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
         "post_attention_layernorm.weight": (embed,),
     }
     if kind in ("qwen3", "gemma3_text"):
-        layer |= {f"self_attn.{each}_norm.weight": (config["head_dim"],) for each in "qk"}
+        layer |= {f"self_attn.{item}_norm.weight": (config["head_dim"],) for item in "qk"}
     if kind == "gemma3_text":
-        layer |= {f"{each}_feedforward_layernorm.weight": (embed,) for each in ("pre", "post")}
+        layer |= {f"{item}_feedforward_layernorm.weight": (embed,) for item in ("pre", "post")}
     if kind == "mixtral":
         layer["block_sparse_moe.gate.weight"] = (config["num_local_experts"], embed)
         for expert in range(config["num_local_experts"]):
@@ -95,7 +95,7 @@ def shapes_of(config: Config) -> dict[str, tuple[int, ...]]:
             layer |= {f"{at}.w1.weight": (mlp, embed), f"{at}.w2.weight": (embed, mlp)}
             layer |= {f"{at}.w3.weight": (mlp, embed)}
     else:
-        layer |= {f"mlp.{each}_proj.weight": (mlp, embed) for each in ("gate", "up")}
+        layer |= {f"mlp.{item}_proj.weight": (mlp, embed) for item in ("gate", "up")}
         layer["mlp.down_proj.weight"] = (embed, mlp)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, embed)}
     for number in range(config["num_hidden_layers"]):
@@ -167,7 +167,7 @@ class Model:
 
 def safetensors_bytes(tensors: dict[str, np.ndarray]) -> bytes:
     """Return the bytes of a safetensors file."""
-    codes = {np.dtype(each): code for code, each in DTYPES.items()}
+    codes = {np.dtype(item): code for code, item in DTYPES.items()}
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset, data = 0, []
     for name, values in tensors.items():
@@ -234,13 +234,13 @@ def base(name: str, shards: int) -> Model:
     parts: dict[str, dict[str, np.ndarray]] = {}
     for number, file in enumerate(files):
         own = names[len(names) * number // shards : len(names) * (number + 1) // shards]
-        parts[file] = {each: noise(shapes[each], each) for each in own}
+        parts[file] = {item: noise(shapes[item], item) for item in own}
     index = None
     if shards > 1:
         total = sum(values.nbytes for tensors in parts.values() for values in tensors.values())
         index = {
             "metadata": {"total_size": total},
-            "weight_map": {each: file for file, tensors in parts.items() for each in tensors},
+            "weight_map": {tensor: file for file, tensors in parts.items() for tensor in tensors},
         }
     return Model(config, parts, index, tokenizer_files(config["vocab_size"]), made_of=(name, shards))
 
@@ -285,11 +285,11 @@ def drop_layer(model: Model, rng: random.Random) -> None:
     number = rng.randrange(model.config.get("num_hidden_layers") or 1)
     start = f"model.layers.{number}."
     for file, tensors in model.shards.items():
-        model.shards[file] = {each: values for each, values in tensors.items() if not each.startswith(start)}
+        model.shards[file] = {item: values for item, values in tensors.items() if not item.startswith(start)}
     if model.index is not None:
         listed = model.index["weight_map"]
         model.index["weight_map"] = {
-            each: file for each, file in listed.items() if not each.startswith(start)
+            item: file for item, file in listed.items() if not item.startswith(start)
         }
     model.note(f"drop layer {number}", start, f"layer {number}", "layer", "num_hidden_layers")
 
@@ -311,7 +311,7 @@ def rename(model: Model, rng: random.Random) -> None:
     )
     if new == name or new in model.names:
         new = name + "_0"
-    model.shards[file] = {new if each == name else each: v for each, v in model.shards[file].items()}
+    model.shards[file] = {new if item == name else item: v for item, v in model.shards[file].items()}
     if rng.random() < 0.7:
         _unlist(model, name)
         _list(model, new, file)
@@ -322,7 +322,7 @@ def rename(model: Model, rng: random.Random) -> None:
 def duplicate(model: Model, rng: random.Random) -> None:
     """Store a tensor a second time in another file, with the same or other values."""
     file, name = _tensor(model, rng)
-    other = rng.choice([*(each for each in model.shards if each != file), "model-extra.safetensors"])
+    other = rng.choice([*(shard for shard in model.shards if shard != file), "model-extra.safetensors"])
     values = model.shards[file][name]
     is_same = rng.random() < 0.4
     model.shards.setdefault(other, {})[name] = values if is_same else values + np.asarray(1, values.dtype)
@@ -443,7 +443,7 @@ def leave_file(model: Model, rng: random.Random) -> None:
     name = rng.choice(["model.safetensors", "model-00001-of-00009.safetensors", "adapter_model.safetensors"])
     if name in model.shards:
         name = "model-00001-of-00001.safetensors"
-    values = {each: noise(v.shape, "old" + each) for t in model.shards.values() for each, v in t.items()}
+    values = {item: noise(v.shape, "old" + item) for t in model.shards.values() for item, v in t.items()}
     if rng.random() < 0.5:
         values = dict(list(values.items())[:3])
     model.shards[name] = values
@@ -465,7 +465,7 @@ def spoil_index(model: Model, rng: random.Random) -> None:
     if how == "entry":
         listed.pop(name, None)
     elif how == "swap":
-        others = [each for each in model.shards if each != listed.get(name)] or ["gone.safetensors"]
+        others = [shard for shard in model.shards if shard != listed.get(name)] or ["gone.safetensors"]
         listed[name] = rng.choice(others)
     elif how == "absent":
         listed[name] = "model-00007-of-00007.safetensors"
@@ -506,7 +506,7 @@ _NUMBERS = (
 @_damage
 def change_number(model: Model, rng: random.Random) -> None:
     """Change or remove an integer in the configuration."""
-    name = rng.choice([each for each in _NUMBERS if each in model.config] or ["vocab_size"])
+    name = rng.choice([number for number in _NUMBERS if number in model.config] or ["vocab_size"])
     old = model.config.get(name, 4)
     new = rng.choice([old - 1, old + 1, old * 2, max(1, old // 2), 0, None, str(old)])
     if new is None:

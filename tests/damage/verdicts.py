@@ -27,7 +27,7 @@ def verdict(directory: Path) -> dict[str, Any]:
     """Load a model directory with transformers and return the verdict."""
     import transformers
 
-    found: dict[str, Any] = {"model": "loaded"}
+    result: dict[str, Any] = {"model": "loaded"}
     try:
         config = transformers.AutoConfig.from_pretrained(directory)
         names = config.architectures or []
@@ -36,18 +36,18 @@ def verdict(directory: Path) -> dict[str, Any]:
         kind = getattr(transformers, names[0], automatic) if names else automatic
         model, info = kind.from_pretrained(directory, output_loading_info=True, dtype="float32")
     except Exception as error:
-        found |= {"model": "refused", "why": _first_line(error, directory)}
+        result |= {"model": "refused", "why": _first_line(error, directory)}
     else:
-        reported = {what: sorted(map(str, each))[:3] for what, each in info.items() if each}
+        reported = {what: sorted(map(str, item))[:3] for what, item in info.items() if item}
         if reported:
-            found |= {"model": "warned", "why": json.dumps(reported)[:200]}
-        state = {name: each.detach().numpy() for name, each in model.state_dict().items()}
+            result |= {"model": "warned", "why": json.dumps(reported)[:200]}
+        state = {name: item.detach().numpy() for name, item in model.state_dict().items()}
         if "embed_tokens.weight" in state:  # of a class without a head
-            state = {f"model.{name}": each for name, each in state.items()}
+            state = {f"model.{name}": item for name, item in state.items()}
         if getattr(config, "tie_word_embeddings", False):
             state.pop("lm_head.weight", None)
         if not info.get("missing_keys") and not info.get("mismatched_keys"):
-            found["digest"] = digest(state)
+            result["digest"] = digest(state)
     for what, load in (
         ("tokenizer", transformers.AutoTokenizer.from_pretrained),
         ("generation", transformers.GenerationConfig.from_pretrained),
@@ -55,8 +55,8 @@ def verdict(directory: Path) -> dict[str, Any]:
         try:
             load(directory)
         except Exception as error:
-            found[what] = _first_line(error, directory)
-    return found
+            result[what] = _first_line(error, directory)
+    return result
 
 
 def _first_line(error: Exception, directory: Path) -> str:
@@ -83,12 +83,12 @@ def _one_by_one(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if last == "gate_up_proj":
             start = at.replace("mlp", "block_sparse_moe")
             half = values.shape[1] // 2
-            for number, each in enumerate(values):
-                single[f"{start}.experts.{number}.w1.weight"] = each[:half]
-                single[f"{start}.experts.{number}.w3.weight"] = each[half:]
+            for number, item in enumerate(values):
+                single[f"{start}.experts.{number}.w1.weight"] = item[:half]
+                single[f"{start}.experts.{number}.w3.weight"] = item[half:]
         elif last == "down_proj":
             start = at.replace("mlp", "block_sparse_moe")
-            single |= {f"{start}.experts.{n}.w2.weight": each for n, each in enumerate(values)}
+            single |= {f"{start}.experts.{n}.w2.weight": item for n, item in enumerate(values)}
         else:
             single[name.replace(".mlp.gate.weight", ".block_sparse_moe.gate.weight")] = values
     return single
@@ -108,7 +108,7 @@ def main() -> None:
             verdicts[str(seed)] = verdict(directory)
         if seed % 50 == 0:
             sys.stderr.write(f"{seed}\n")
-    lines = ",\n".join(f"{json.dumps(seed)}: {json.dumps(each)}" for seed, each in verdicts.items())
+    lines = ",\n".join(f"{json.dumps(seed)}: {json.dumps(item)}" for seed, item in verdicts.items())
     output.write_text(f'{{"transformers": "{transformers.__version__}",\n{lines}}}\n')
 
 

@@ -19,16 +19,18 @@ from pathlib import Path
 SECONDS, MEGABYTES, LARGEST = 20, 1024, 1 << 20
 
 
-def main(name: str, seconds: float, runs: int, seed: int, corpus: Path, found: Path) -> None:
+def main(name: str, seconds: float, runs: int, seed: int, corpus: Path, result: Path) -> None:
     try:
         import atheris
     except ImportError:
-        _by_mutation(name, seconds, seed, found)
+        _by_mutation(name, seconds, seed, result)
     else:
-        _by_coverage(atheris, name, seconds, runs, seed, corpus, found)
+        _by_coverage(atheris, name, seconds, runs, seed, corpus, result)
 
 
-def _by_coverage(atheris, name: str, seconds: float, runs: int, seed: int, corpus: Path, found: Path) -> None:
+def _by_coverage(
+    atheris, name: str, seconds: float, runs: int, seed: int, corpus: Path, result: Path
+) -> None:
     with atheris.instrument_imports(include=["ckpttools"]):
         import targets
     from mutate import mutated
@@ -38,11 +40,11 @@ def _by_coverage(atheris, name: str, seconds: float, runs: int, seed: int, corpu
     for data in target.seeds():
         (corpus / hashlib.sha256(data).hexdigest()[:16]).write_bytes(data)
 
-    def plainly(data: bytes, most: int) -> bytes:
-        return atheris.Mutate(data, max(most, len(data)))
+    def plainly(data: bytes, limit: int) -> bytes:
+        return atheris.Mutate(data, max(limit, len(data)))
 
-    def mutator(data: bytes, most: int, seed: int) -> bytes:
-        return mutated(data, most, seed, plainly)
+    def mutator(data: bytes, limit: int, seed: int) -> bytes:
+        return mutated(data, limit, seed, plainly)
 
     options = [
         f"-max_total_time={max(1, round(seconds))}",
@@ -51,7 +53,7 @@ def _by_coverage(atheris, name: str, seconds: float, runs: int, seed: int, corpu
         f"-timeout={SECONDS}",
         f"-rss_limit_mb={MEGABYTES}",
         f"-max_len={LARGEST}",
-        f"-artifact_prefix={found}/{name}-",
+        f"-artifact_prefix={result}/{name}-",
         "-print_final_stats=1",
         "-verbosity=0",
     ]
@@ -63,7 +65,7 @@ def _by_coverage(atheris, name: str, seconds: float, runs: int, seed: int, corpu
     atheris.Fuzz()
 
 
-def _by_mutation(name: str, seconds: float, seed: int, found: Path) -> None:
+def _by_mutation(name: str, seconds: float, seed: int, result: Path) -> None:
     import targets
     from mutate import mutated
 
@@ -78,7 +80,7 @@ def _by_mutation(name: str, seconds: float, seed: int, found: Path) -> None:
             with alarmed():
                 targets.refused_or_done(target, data)
         except BaseException:
-            (found / f"{name}-crash-{hashlib.sha256(data).hexdigest()[:16]}").write_bytes(data)
+            (result / f"{name}-crash-{hashlib.sha256(data).hexdigest()[:16]}").write_bytes(data)
             traceback.print_exc()
             sys.exit(77)
         runs += 1
@@ -86,21 +88,23 @@ def _by_mutation(name: str, seconds: float, seed: int, found: Path) -> None:
 
 
 def _plainly(random_: random.Random):
-    def change(data: bytes, most: int) -> bytes:
-        made = bytearray(data)
+    def change(data: bytes, limit: int) -> bytes:
+        built = bytearray(data)
         for _ in range(random_.choice((1, 1, 2, 8))):
-            at = random_.randrange(len(made) + 1)
+            at = random_.randrange(len(built) + 1)
             match random_.randrange(4):
                 case 0:
-                    made[at : at + 1] = bytes([random_.choice((0, 1, 127, 128, 255, random_.randrange(256)))])
+                    built[at : at + 1] = bytes(
+                        [random_.choice((0, 1, 127, 128, 255, random_.randrange(256)))]
+                    )
                 case 1:
-                    del made[at : at + random_.choice((1, 2, 8, 64))]
+                    del built[at : at + random_.choice((1, 2, 8, 64))]
                 case 2:
-                    made[at:at] = random_.randbytes(random_.choice((1, 4, 16)))
+                    built[at:at] = random_.randbytes(random_.choice((1, 4, 16)))
                 case _:
-                    start = random_.randrange(len(made) + 1)
-                    made[at:at] = made[start : start + random_.choice((1, 8, 64))]
-        return bytes(made[:most])
+                    start = random_.randrange(len(built) + 1)
+                    built[at:at] = built[start : start + random_.choice((1, 8, 64))]
+        return bytes(built[:limit])
 
     return change
 
@@ -108,8 +112,8 @@ def _plainly(random_: random.Random):
 def limited() -> None:
     """Allows this process so much memory more than it has."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + (MEGABYTES << 20)
-    resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    limit = pages * resource.getpagesize() + (MEGABYTES << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
 @contextlib.contextmanager
@@ -129,6 +133,6 @@ def alarmed():
 
 
 if __name__ == "__main__":
-    name, seconds, runs, seed, corpus, found = sys.argv[1:]
-    Path(found).mkdir(parents=True, exist_ok=True)
-    main(name, float(seconds), int(runs), int(seed), Path(corpus), Path(found))
+    name, seconds, runs, seed, corpus, result = sys.argv[1:]
+    Path(result).mkdir(parents=True, exist_ok=True)
+    main(name, float(seconds), int(runs), int(seed), Path(corpus), Path(result))

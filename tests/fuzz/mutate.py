@@ -46,19 +46,19 @@ ODD: tuple[Any, ...] = (
 Mutator = Callable[[bytes, int], bytes]
 
 
-def mutated(data: bytes, most: int, seed: int, plainly: Mutator) -> bytes:
+def mutated(data: bytes, limit: int, seed: int, plainly: Mutator) -> bytes:
     """Another input like this one.
 
     Args:
         data: an input.
-        most: longest result.
+        limit: longest result.
         seed: of what is random.
         plainly: changes bytes, whatever they mean.
     """
     random_ = random.Random(seed)
     files = list(unpacked(data))
     if not files:
-        return _content(data, most, random_, plainly)[:most]
+        return _content(data, limit, random_, plainly)[:limit]
     chosen = random_.randrange(len(files))
     name, content = files[chosen]
     match random_.randrange(12):
@@ -70,40 +70,40 @@ def mutated(data: bytes, most: int, seed: int, plainly: Mutator) -> bytes:
             other, _ = random_.choice(files)
             files[chosen] = (other.rpartition("/")[0] + "/" + name.rpartition("/")[2], content)
         case 3:
-            return plainly(data, most)
+            return plainly(data, limit)
         case _:
-            files[chosen] = (name, _content(content, most, random_, plainly))
-    return packed(dict(files))[:most]
+            files[chosen] = (name, _content(content, limit, random_, plainly))
+    return packed(dict(files))[:limit]
 
 
-def _content(data: bytes, most: int, random_: random.Random, plainly: Mutator) -> bytes:
+def _content(data: bytes, limit: int, random_: random.Random, plainly: Mutator) -> bytes:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
-        return plainly(data, most)
+        return plainly(data, limit)
     if random_.random() < 0.1:
-        return plainly(data, most)
+        return plainly(data, limit)
     try:
         for _ in range(random_.choice((1, 1, 1, 2, 4))):
             document = _changed(document, random_)
         return json.dumps(document).encode()
     except RecursionError:
         # A document may be nested a little less deeply than can be read, and more than can be written.
-        return plainly(data, most)
+        return plainly(data, limit)
 
 
 def _changed(document: Any, random_: random.Random) -> Any:
-    places = list(_places(document))
-    if not places:
+    locations = list(_locations(document))
+    if not locations:
         return random_.choice(ODD)
-    holder, key = random_.choice(places)
+    holder, key = random_.choice(locations)
     match random_.randrange(6):
         case 0 if isinstance(holder, dict):
             del holder[key]
         case 1 if isinstance(holder, dict):
             holder[str(random_.choice(ODD[12:24]))] = holder[key]
         case 2:
-            other, where = random_.choice(places)
+            other, where = random_.choice(locations)
             holder[key] = json.loads(json.dumps(other[where]))
         case 3 if isinstance(holder[key], int | float | str):
             holder[key] = _near(holder[key], random_)
@@ -123,7 +123,7 @@ def _near(value: Any, random_: random.Random) -> Any:
     )
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _locations(value: Any) -> Iterator[tuple[Any, Any]]:
     """Each container with each of its keys."""
     todo = [value]
     while todo:

@@ -48,14 +48,14 @@ def fuzz(name: str, seconds: float, runs: int, seed: int, corpus: Path) -> tuple
 def told(name: str, words: str) -> str:
     """What was found: the exception, and the input in a form that survives a machine that is thrown away."""
     raised = words[max(0, words.find("Uncaught Python exception")) :]
-    lines = [each for each in raised.splitlines() if not each.startswith(("stat::", "INFO:"))]
-    found = [Path(each) for each in re.findall(r"Test unit written to (\S+)", words)]
+    lines = [splitline for splitline in raised.splitlines() if not splitline.startswith(("stat::", "INFO:"))]
+    result = [Path(item) for item in re.findall(r"Test unit written to (\S+)", words)]
     inputs = [
-        base64.b64encode(zlib.compress(each.read_bytes(), 9)).decode() for each in found if each.is_file()
+        base64.b64encode(zlib.compress(item.read_bytes(), 9)).decode() for item in result if item.is_file()
     ]
-    for each in inputs:
-        cuts = range(0, len(each), _WIDTH)
-        lines += [f"zlib in base64, {at} of {len(each)}: {each[at : at + _WIDTH]}" for at in cuts]
+    for item in inputs:
+        cuts = range(0, len(item), _WIDTH)
+        lines += [f"zlib in base64, {at} of {len(item)}: {item[at : at + _WIDTH]}" for at in cuts]
     return "\n".join([f"{name}: found", *lines[-_LAST_LINES:]])
 
 
@@ -85,12 +85,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(asked.jobs) as pool:
         corpus = asked.corpus or Path(temporary)
         names = asked.targets or list(TARGETS)
-        most = json.loads(asked.runs.read_text()) if asked.runs and not asked.record else {}
+        limit = json.loads(asked.runs.read_text()) if asked.runs and not asked.record else {}
         done: dict[str, int] = {}
         failed: list[str] = []
 
         def one(name: str) -> tuple[str, int, str]:
-            return fuzz(name, asked.seconds, most.get(name, -1), seed, corpus)
+            return fuzz(name, asked.seconds, limit.get(name, -1), seed, corpus)
 
         for name, status, words in pool.map(one, names):
             executed = re.search(r"number_of_executed_units: (\d+)", words)
@@ -102,7 +102,7 @@ def main() -> int:
     if asked.record and asked.runs and not failed:
         asked.runs.write_text(json.dumps(done, indent=1) + "\n")
     sys.stdout.write(f"seed {seed}, {asked.seconds:g} s each\n")
-    sys.stdout.writelines(f"{each}\n" for each in failed)
+    sys.stdout.writelines(f"{item}\n" for item in failed)
     return int(bool(failed))
 
 

@@ -169,12 +169,12 @@ def _ocdbt_seeds() -> list[bytes]:
         b"a/c/1": ocdbt.Extent("d/x", 64, 64),
     }
     many = {b"layers_%d/c/0" % number: b"x" for number in range(9)}
-    found = []
-    for entries, most in ((small, 100), (many, 3)):
-        index = ocdbt_encode.encode(entries.items(), "d/n", node_entries=most)
+    result = []
+    for entries, limit in ((small, 100), (many, 3)):
+        index = ocdbt_encode.encode(entries.items(), "d/n", node_entries=limit)
         root = index.nodes[index.nodes.rindex(ocdbt.NODE_MAGIC) :]
-        found.append(packed({"manifest": _body(index.manifest), "node": _body(root)}))
-    return found
+        result.append(packed({"manifest": _body(index.manifest), "node": _body(root)}))
+    return result
 
 
 def _database_files(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -194,8 +194,8 @@ def _database_seeds() -> list[bytes]:
     entries = {name.encode(): content for name, content in files.items() if not name.startswith("_")}
     index = ocdbt_encode.encode(entries.items(), "d/n")
     metadata = json.loads(files["_METADATA"]) | {"use_ocdbt": True}
-    made = {"_METADATA": json.dumps(metadata).encode(), "manifest.ocdbt": _body(index.manifest)}
-    return [packed({**made, "d/n": _body(index.nodes)})]
+    built = {"_METADATA": json.dumps(metadata).encode(), "manifest.ocdbt": _body(index.manifest)}
+    return [packed({**built, "d/n": _body(index.nodes)})]
 
 
 # ---- zarr
@@ -210,8 +210,10 @@ def _zarr2(data: bytes) -> object:
 
 
 def _documents(name: str) -> list[bytes]:
-    found = {path.read_bytes() for path in (FIXTURES / "orbax").rglob(name)}
-    return sorted(found, key=len)[:12] + [_CODECS[each][1] for each in _CODECS if _CODECS[each][0] == name]
+    result = {path.read_bytes() for path in (FIXTURES / "orbax").rglob(name)}
+    return sorted(result, key=len)[:12] + [
+        _CODECS[codec][1] for codec in _CODECS if _CODECS[codec][0] == name
+    ]
 
 
 def _codec_documents() -> dict[str, tuple[str, bytes]]:
@@ -233,14 +235,14 @@ def _codec_documents() -> dict[str, tuple[str, bytes]]:
         "shards": [{"name": "sharding_indexed", "configuration": {**shard, "index_location": "end"}}],
         "shards-first": [{"name": "sharding_indexed", "configuration": {**shard, "index_location": "start"}}],
     }
-    made = {}
+    built = {}
     for name, codecs in chains.items():
         document = zarr3.encode((8, 4), DTYPES["float32"], (4, 4), codecs)
-        made[name] = (zarr3.DOCUMENT, document)
+        built[name] = (zarr3.DOCUMENT, document)
     for name in (None, "zlib", "gzip", "bz2", "blosc", "zstd"):
         settings = {"id": name, **({"level": 1} if name != "blosc" else blosc)} if name else None
-        made[f"zarr2-{name}"] = (zarr2.DOCUMENT, zarr2.encode((8, 4), DTYPES["float32"], (4, 4), settings))
-    return made
+        built[f"zarr2-{name}"] = (zarr2.DOCUMENT, zarr2.encode((8, 4), DTYPES["float32"], (4, 4), settings))
+    return built
 
 
 _CODECS = _codec_documents()
@@ -256,8 +258,8 @@ def _chunk(root: Path) -> object:
             (path / "c/0").mkdir(parents=True)
             (path / document).write_bytes(text)
             (path / ("c/0/0" if document == zarr3.DOCUMENT else "0.0")).write_bytes(data)
-            place = parse(path)
-            array = Arrays(place, Files(place), document == zarr3.DOCUMENT, True).array(())
+            location = parse(path)
+            array = Arrays(location, Files(location), document == zarr3.DOCUMENT, True).array(())
             array.read()
     return None
 
@@ -265,19 +267,19 @@ def _chunk(root: Path) -> object:
 def _chunk_seeds() -> list[bytes]:
     import tensorstore as ts
 
-    values, made = np.arange(32, dtype="float32").reshape(8, 4), []
+    values, built = np.arange(32, dtype="float32").reshape(8, 4), []
     for name, (document, text) in _CODECS.items():
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory() as location:
             driver = "zarr3" if document == zarr3.DOCUMENT else "zarr"
-            Path(place, document).write_bytes(text)
-            spec = {"driver": driver, "kvstore": {"driver": "file", "path": f"{place}/"}}
+            Path(location, document).write_bytes(text)
+            spec = {"driver": driver, "kvstore": {"driver": "file", "path": f"{location}/"}}
             try:
                 ts.open(spec, open=True).result().write(values).result()
             except (ValueError, NotImplementedError):
                 continue  # a codec that this tensorstore has not
             key = "c/0/0" if driver == "zarr3" else "0.0"
-            made.append(packed({name: Path(place, key).read_bytes()}))
-    return made
+            built.append(packed({name: Path(location, key).read_bytes()}))
+    return built
 
 
 # ---- Orbax
@@ -295,7 +297,7 @@ def _item(root: Path) -> object:
 def _run(root: Path) -> object:
     from ckpttools.doctor.examine import examine
 
-    stopped = [each.what for each in examine(root).findings if each.what.startswith("the check ")]
+    stopped = [finding.what for finding in examine(root).findings if finding.what.startswith("the check ")]
     assert not stopped, stopped
     return _look(root)
 
@@ -352,18 +354,18 @@ def _manifest(root: Path) -> object:
 
 
 def _manifest_seeds() -> list[bytes]:
-    tree = Tree({("a",): Constant((2, 3), DTYPES["float32"], bytes(4))}, Metadata("orbax", place="x"))
+    tree = Tree({("a",): Constant((2, 3), DTYPES["float32"], bytes(4))}, Metadata("orbax", location="x"))
     text = hash_tree(tree, Selection(), memory=256 << 20, jobs=1)._text()
     return [packed({"manifest.json": text.encode()})]
 
 
 def _family(data: bytes) -> object:
-    found = family_from_toml(data.decode(errors="replace"), "family.toml")
-    return family_from_toml(family_to_toml(found), "again")
+    result = family_from_toml(data.decode(errors="replace"), "family.toml")
+    return family_from_toml(family_to_toml(result), "again")
 
 
 def _family_seeds() -> list[bytes]:
-    return [family_to_toml(each).encode() for each in families().values()]
+    return [family_to_toml(family).encode() for family in families().values()]
 
 
 _RULES = b"""
@@ -391,21 +393,21 @@ def _rules(root: Path) -> object:
     layers = (f"model.layers.{number}.mlp.{part}.weight" for number in range(2) for part in ("up", "down"))
     names = (*layers, "x.bias")
     leaves = {(name,): Constant((2, 3), DTYPES["float32"], bytes(4)) for name in names}
-    tree = Tree(leaves, Metadata("safetensors", place="x"))
+    tree = Tree(leaves, Metadata("safetensors", location="x"))
     return [read_rules(path)(tree) for path in sorted(root.glob("*")) if path.is_file()]
 
 
 def _journal(root: Path) -> object:
     """Each line of the input gets a checksum that holds; an empty line gets none."""
-    found = []
-    for path in [each for each in root.glob("*") if each.is_file()][:1]:
+    result = []
+    for path in [item for item in root.glob("*") if item.is_file()][:1]:
         lines = (line and b"%08x %s" % (zlib.crc32(line), line) for line in path.read_bytes().split(b"\n"))
         (root / "of").mkdir(exist_ok=True)
         (root / "of" / NAME).write_bytes(b"\n".join(lines) + b"\n")
         journal = Journal(root / "of")
-        found.append((journal.purpose, list(journal_entries.entries(journal.records)), journal.inventory))
+        result.append((journal.purpose, list(journal_entries.entries(journal.records)), journal.inventory))
         journal.close()
-    return found
+    return result
 
 
 def _journal_seeds() -> list[bytes]:
@@ -417,7 +419,7 @@ def _journal_seeds() -> list[bytes]:
         ["file", "64 1700000000000000000 d/x"],
         ["publishing", 1],
     ]
-    return [packed({"journal": b"\n".join(json.dumps(each).encode() for each in entries)})]
+    return [packed({"journal": b"\n".join(json.dumps(entry).encode() for entry in entries)})]
 
 
 def _rules_seeds() -> list[bytes]:
@@ -432,7 +434,7 @@ def _rules_seeds() -> list[bytes]:
 
 def _torch(root: Path) -> object:
     """The input is the pickle of a file of torch.save, in an archive whose checksums hold."""
-    for path in [each for each in root.glob("*") if each.is_file()][:1]:
+    for path in [item for item in root.glob("*") if item.is_file()][:1]:
         with zipfile.ZipFile(root / "pytorch_model.bin", "w") as archive:
             archive.writestr("archive/data.pkl", path.read_bytes())
             for number in range(20):
@@ -442,11 +444,11 @@ def _torch(root: Path) -> object:
 
 
 def _torch_seeds() -> list[bytes]:
-    found = []
+    result = []
     for path in (FIXTURES / "torch/pytorch_model.bin", FIXTURES / "torch/full.pt"):
         with zipfile.ZipFile(path) as archive:
-            found.append(packed({"pickle": archive.read(f"{path.stem}/data.pkl")}))
-    return found
+            result.append(packed({"pickle": archive.read(f"{path.stem}/data.pkl")}))
+    return result
 
 
 # ---- flax
@@ -454,7 +456,7 @@ def _torch_seeds() -> list[bytes]:
 
 def _flax(root: Path) -> object:
     """The input is a state that Flax wrote with msgpack."""
-    for path in [each for each in root.glob("*") if each.is_file()][:1]:
+    for path in [item for item in root.glob("*") if item.is_file()][:1]:
         _look(path.rename(root / "flax_model.msgpack"))
     return None
 
@@ -466,7 +468,7 @@ def _flax_seeds() -> list[bytes]:
     state = {"params": {"kernel": array, "whole": chunked}, "step": 7, "name": "x", "none": None}
     # EasyLM writes pairs of a path and a state, one after the other.
     pairs = [_msgpack([["params", name], _msgpack(array)]) for name in ("kernel", "bias")]
-    return [packed({"state": each}) for each in (_msgpack(state), b"".join(pairs))]
+    return [packed({"state": item}) for item in (_msgpack(state), b"".join(pairs))]
 
 
 def _msgpack(value: object) -> bytes:
@@ -481,11 +483,11 @@ def _msgpack(value: object) -> bytes:
         case bytes():
             return bytes([0xC4, len(value)]) + value
         case dict():
-            pairs = b"".join(_msgpack(key) + _msgpack(each) for key, each in value.items())
+            pairs = b"".join(_msgpack(key) + _msgpack(item) for key, item in value.items())
             return bytes([0x80 | len(value)]) + pairs
         case np.ndarray():
-            said = _msgpack([list(value.shape), value.dtype.name, value.tobytes()])
-            return bytes([0xC7, len(said), 1]) + said
+            declared = _msgpack([list(value.shape), value.dtype.name, value.tobytes()])
+            return bytes([0xC7, len(declared), 1]) + declared
         case list():
             return bytes([0x90 | len(value)]) + b"".join(map(_msgpack, value))
     raise TypeError(value)

@@ -62,11 +62,11 @@ class Cover:
             self._seconds[item.nodeid] = _cpu() - began
 
     def pytest_sessionfinish(self) -> None:
-        made = {
+        built = {
             test: {"seconds": round(self._seconds[test], 3), "functions": sorted(_functions(codes))}
             for test, codes in self._entered.items()
         }
-        self._target.write_text(json.dumps(made))
+        self._target.write_text(json.dumps(built))
 
 
 def _cpu() -> float:

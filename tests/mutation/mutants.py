@@ -80,8 +80,8 @@ class Mutant:
 def mutants_of(root: Path, file: str) -> list[Mutant]:
     """Every change of a file that this module knows, in the order of the text."""
     source = (root / file).read_bytes()
-    found = _Finder(file, source).all(ast.parse(source))
-    return sorted(set(found), key=lambda each: (each.start, each.stop, each.after))
+    result = _Finder(file, source).all(ast.parse(source))
+    return sorted(set(result), key=lambda item: (item.start, item.stop, item.after))
 
 
 class _Finder:
@@ -139,10 +139,10 @@ class _Finder:
     def _between(self, left: ast.expr, right: ast.expr, function: str) -> Iterator[Mutant]:
         """The operator between two expressions, with nothing but brackets around it."""
         start, stop = self._at(left)[1], self._at(right)[0]
-        found = _SIGN.search(self._text(start, stop))
-        if found:
-            at = start + len(self._text(start, stop)[: found.start()].encode())
-            yield self._change(at, at + len(found[0]), _OPERATORS[found[0]], function)
+        result = _SIGN.search(self._text(start, stop))
+        if result:
+            at = start + len(self._text(start, stop)[: result.start()].encode())
+            yield self._change(at, at + len(result[0]), _OPERATORS[result[0]], function)
 
     def _change(self, start: int, stop: int, after: str, function: str) -> Mutant:
         line = self._source.count(b"\n", 0, start) + 1

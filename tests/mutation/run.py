@@ -99,42 +99,42 @@ def _options() -> argparse.Namespace:
 def sample(rooms: Sequence[str], number: int, seed: int) -> list[Mutant]:
     """So many changes of these rooms, each as likely as any other; a smaller sample begins a larger one."""
     files = [path for room in rooms for path in _files(ROOT / "ckpttools" / room)]
-    every = [each for path in files for each in mutants_of(ROOT, path.relative_to(ROOT).as_posix())]
+    every = [item for path in files for item in mutants_of(ROOT, path.relative_to(ROOT).as_posix())]
     random.Random(seed).shuffle(every)
     return every[:number]
 
 
-def _files(place: Path) -> list[Path]:
-    return [place] if place.is_file() else sorted(place.rglob("*.py"))
+def _files(location: Path) -> list[Path]:
+    return [location] if location.is_file() else sorted(location.rglob("*.py"))
 
 
 # ---- which tests enter which functions
 
 
-def cover(place: Path, files: Sequence[str], jobs: int) -> dict[str, list[Timed]]:
+def cover(location: Path, files: Sequence[str], jobs: int) -> dict[str, list[Timed]]:
     """Function -> the tests that enter it, the quickest first; files of tests that changed are run again."""
-    place.mkdir(exist_ok=True)
+    location.mkdir(exist_ok=True)
     with ThreadPoolExecutor(jobs) as pool:
-        for _ in pool.map(lambda name: _covered(place, name), files):
+        for _ in pool.map(lambda name: _covered(location, name), files):
             pass
     entered: dict[str, list[Timed]] = defaultdict(list)
     for name in files:
-        for test, noted in json.loads((place / f"{name}.json").read_bytes()).items():
+        for test, noted in json.loads((location / f"{name}.json").read_bytes()).items():
             for function in noted["functions"]:
                 entered[function].append(Timed(test, noted["seconds"]))
-    return {function: sorted(tests, key=lambda each: each.seconds) for function, tests in entered.items()}
+    return {function: sorted(tests, key=lambda item: item.seconds) for function, tests in entered.items()}
 
 
-def _covered(place: Path, name: str) -> None:
-    made, digest = place / f"{name}.json", place / f"{name}.digest"
+def _covered(location: Path, name: str) -> None:
+    built, digest = location / f"{name}.json", location / f"{name}.digest"
     now = _digest((TESTS / name).read_bytes())
-    if made.exists() and digest.exists() and digest.read_text() == now:
+    if built.exists() and digest.exists() and digest.read_text() == now:
         return
-    arguments = ["-p", "mutation.cover", "--cover-to", str(made), f"tests/{name}"]
+    arguments = ["-p", "mutation.cover", "--cover-to", str(built), f"tests/{name}"]
     with tempfile.TemporaryDirectory() as temporary:
         command = [*_pytest(Path(temporary)), *arguments]
         subprocess.run(command, cwd=ROOT, env=_environment(ROOT), capture_output=True, check=False)
-    assert made.exists(), f"{' '.join(command)} made no {made}"
+    assert built.exists(), f"{' '.join(command)} made no {built}"
     digest.write_text(now)
 
 
@@ -167,7 +167,7 @@ def _outcomes(
             finally:
                 trees.put(tree)
 
-        for future in as_completed([pool.submit(tried, *each) for each in left]):
+        for future in as_completed([pool.submit(tried, *item) for item in left]):
             outcome = future.result()
             with results.open("a") as file:
                 file.write(json.dumps(asdict(outcome)) + "\n")
@@ -187,7 +187,7 @@ def _try(tree: Path, mutant: Mutant, source: str, tests: Sequence[Timed], beside
     before = file.read_bytes()
     _replace(file, mutant.applied(before))
     try:
-        how = _noticed(tree, [each.name for each in tests], sum(each.seconds for each in tests))
+        how = _noticed(tree, [test.name for test in tests], sum(test.seconds for test in tests))
         how = how or _noticed(tree, beside, _BESIDE_SECONDS)
     finally:
         _replace(file, before)
@@ -205,8 +205,8 @@ def asked(mutant: Mutant, entered: Mapping[str, list[Timed]], seconds: float) ->
     """The quickest that enter its function; where none does, or where it is in none, that enter its file."""
     tests = entered.get(f"{mutant.file}:{mutant.function}", [])
     if not tests:
-        beside = [each for name, each in entered.items() if name.startswith(f"{mutant.file}:")]
-        tests = sorted({each for some in beside for each in some}, key=lambda each: each.seconds)
+        beside = [item for name, item in entered.items() if name.startswith(f"{mutant.file}:")]
+        tests = sorted({item for some in beside for item in some}, key=lambda item: item.seconds)
     chosen = []
     for test in tests:
         seconds -= test.seconds
@@ -220,19 +220,19 @@ def _noticed(tree: Path, tests: Sequence[str], seconds: float) -> str:
     """The test that fails, why it is thought that they never end, nothing if all pass."""
     if not tests:
         return ""
-    code, said = _tested(tree, ["-x", *tests], 120 + 10 * seconds)
+    code, declared = _tested(tree, ["-x", *tests], 120 + 10 * seconds)
     if code == 0:
         return ""
     if not isinstance(code, int):
         return code
-    return next(iter(_failed(said)), f"exit {code}: {said[-300:]}")
+    return next(iter(_failed(declared)), f"exit {code}: {declared[-300:]}")
 
 
 def _tested(tree: Path, arguments: Sequence[str], cpu_seconds: float) -> tuple[int | str, str]:
     """The exit code of tests, or why it is thought that they never end; and what they print."""
-    told, said = tree.parent / "tests.txt", tree.parent / "said.txt"
+    told, declared = tree.parent / "tests.txt", tree.parent / "said.txt"
     told.write_text("\n".join(arguments))
-    with said.open("w") as output:
+    with declared.open("w") as output:
         process = subprocess.Popen(
             [*_pytest(tree.parent / "temporary"), f"@{told}"],
             cwd=tree,
@@ -247,22 +247,24 @@ def _tested(tree: Path, arguments: Sequence[str], cpu_seconds: float) -> tuple[i
             why = ended(process, cpu_seconds)
         finally:
             _end(process)
-    return why or process.returncode, said.read_text(errors="replace")
+    return why or process.returncode, declared.read_text(errors="replace")
 
 
-def _failed(said: str) -> list[str]:
-    return [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+def _failed(declared: str) -> list[str]:
+    return [line for line in declared.splitlines() if line.startswith(("FAILED", "ERROR"))]
 
 
 def confirmed(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """The same, "unsure" where what noticed a change fails without it, too: these are run once more."""
-    noticed = {_test_in(line) for each in outcomes for line in _failed(each.how)}
+    noticed = {_test_in(line) for outcome in outcomes for line in _failed(outcome.how)}
     if not noticed:
         return list(outcomes)
     with tempfile.TemporaryDirectory(prefix="mutation") as top:
-        _, said = _tested(_copy(Path(top)), sorted(noticed), 36_000)
-    failed = {_test_in(line) for line in _failed(said)}
-    return [replace(each, state=UNSURE) if _test_in(each.how) in failed else each for each in outcomes]
+        _, declared = _tested(_copy(Path(top)), sorted(noticed), 36_000)
+    failed = {_test_in(line) for line in _failed(declared)}
+    return [
+        replace(outcome, state=UNSURE) if _test_in(outcome.how) in failed else outcome for outcome in outcomes
+    ]
 
 
 def _test_in(line: str) -> str:
@@ -292,11 +294,11 @@ def _environment(tree: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": paths, "CI": "1"}
 
 
-def _copy(place: Path) -> Path:
+def _copy(location: Path) -> Path:
     """The tree as it is, without what git ignores."""
     listed = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    tree = place / "tree"
+    tree = location / "tree"
     for name in filter(None, names.split("\0")):
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
@@ -325,7 +327,7 @@ def report(outcomes: Sequence[Outcome]) -> str:
     lines = [f"{room}: {counts[CAUGHT]} of {counts.total()}" for room, counts in sorted(by_room.items())]
     total = sum(by_room.values(), Counter())
     lines.append(f"caught: {total[CAUGHT]} of {total.total()}")
-    missed = sorted((each for each in outcomes if each.state != CAUGHT), key=lambda each: each.mutant.key)
+    missed = sorted((item for item in outcomes if item.state != CAUGHT), key=lambda item: item.mutant.key)
     return "\n".join([*lines, *map(_line, missed)])
 
 

@@ -38,10 +38,10 @@ def ended(process: subprocess.Popen[str], cpu_seconds: float, asleep_seconds: fl
     """
     awake = time.monotonic()
     while process.poll() is None:
-        found = list(_of_session(process.pid))
-        if sum(each.cpu for each in found) > cpu_seconds:
+        result = list(_of_session(process.pid))
+        if sum(item.cpu for item in result) > cpu_seconds:
             return BUSY
-        if not all(each.is_asleep for each in found):
+        if not all(item.is_asleep for item in result):
             awake = time.monotonic()
         elif time.monotonic() - awake > asleep_seconds:
             return ASLEEP
@@ -51,11 +51,11 @@ def ended(process: subprocess.Popen[str], cpu_seconds: float, asleep_seconds: fl
 
 def _of_session(session: int) -> Iterator[_Process]:
     """The processes of a session, as Linux has them in /proc."""
-    for place in Path("/proc").glob("[0-9]*"):
+    for location in Path("/proc").glob("[0-9]*"):
         try:
-            fields = _fields(place / "stat")
+            fields = _fields(location / "stat")
             if int(fields[3]) == session:
-                states = [_fields(thread / "stat")[0] for thread in (place / "task").iterdir()]
+                states = [_fields(thread / "stat")[0] for thread in (location / "task").iterdir()]
                 yield _Process(sum(map(int, fields[11:15])) / _TICKS, not {"R", "D"}.intersection(states))
         except (FileNotFoundError, ProcessLookupError):
             continue

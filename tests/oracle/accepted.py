@@ -28,8 +28,8 @@ def asked() -> dict[str, list[str]]:
     from oracle.cases import SCANNED, TEXT_WHERE_SCANNED, configurations, forms
 
     return {
-        f"{case} {form}": list(ckpttools.maxtext_config(place.parent, scan=form == SCANNED).arguments())
-        for case, place in configurations().items()
+        f"{case} {form}": list(ckpttools.maxtext_config(location.parent, scan=form == SCANNED).arguments())
+        for case, location in configurations().items()
         for form in forms(case)
         if form != SCANNED or case not in TEXT_WHERE_SCANNED
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.places import FIXTURES
+from support.locations import FIXTURES
 
 from oracle.images import prompt
 

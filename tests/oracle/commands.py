@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.places import ROOT
+from support.locations import ROOT
 
 from oracle.worker import StepError
 

@@ -28,17 +28,17 @@ def made(words: list[str]) -> dict[str, dict[str, Any]]:
     """Case -> configuration of its own text part, and the one made of settings."""
     import ckpttools
     from ckpttools.families.registry import family_of
-    from ckpttools.maxtext.config.back import config_of_settings
+    from ckpttools.maxtext.config.to_hf_config import config_of_settings
     from ckpttools.maxtext.model_config import text_config
     from oracle.cases import configurations, named
 
     found = {}
     for case in named(words):
-        place = configurations()[case]
-        config = json.loads(place.read_bytes())
-        spellings = [each for each in family_of(config, str(place)).spellings if each.model_types]
+        location = configurations()[case]
+        config = json.loads(location.read_bytes())
+        spellings = [each for each in family_of(config, str(location)).spellings if each.model_types]
         own = text_config(config, spellings[-1]) if spellings else None
-        told = ckpttools.maxtext_config(place.parent).arguments()
+        told = ckpttools.maxtext_config(location.parent).arguments()
         both = {"own": own or config.get("text_config", config), "made": config_of_settings(told)}
         found[case] = {name: {**each, "dtype": "float32"} for name, each in both.items()}
     return found
@@ -52,9 +52,9 @@ def compared() -> int:
     def model(config: dict[str, Any]) -> Any:
         # transformers has this type with code from the hub alone.
         kind = "deepseek_v3" if config["model_type"] == "kimi_k2" else config["model_type"]
-        with tempfile.TemporaryDirectory() as place:
-            Path(place, "config.json").write_text(json.dumps({**config, "model_type": kind}))
-            read = AutoConfig.from_pretrained(place)
+        with tempfile.TemporaryDirectory() as location:
+            Path(location, "config.json").write_text(json.dumps({**config, "model_type": kind}))
+            read = AutoConfig.from_pretrained(location)
         return AutoModelForCausalLM.from_config(read, attn_implementation="eager").float().eval()
 
     failed = 0

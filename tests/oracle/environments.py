@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.places import ROOT
+from support.locations import ROOT
 
 HERE = Path(__file__).parent
 MADE = ROOT / ".venv-oracle"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from support.places import DOCS
+from support.locations import DOCS
 
 RESULTS = DOCS / "oracle.json"
 PASSED, FAILED = "passed", "failed"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.places import ROOT
+from support.locations import ROOT
 
 from oracle import environments, results, steps
 from oracle.cases import LAYERS, SCANNED, configuration, configurations, forms, named, steps_of

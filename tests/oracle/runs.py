@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from support.places import TESTS
+from support.locations import TESTS
 
 import ckpttools
 from ckpttools.array.tree import Tree, keystr

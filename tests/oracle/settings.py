@@ -64,8 +64,8 @@ def said_of_text(checkpoint: Path, scanned: bool) -> tuple[str, ...]:
 def of(model: Path, scanned: bool, directory: Path, text: Path | None = None, **more: Any) -> list[str]:
     """Return `key=value` for a model, from its config.json or from a checkpoint of its text part."""
     told = said(model, scanned) if text is None else said_of_text(text, scanned)
-    places = {"base_output_directory": directory, "jax_cache_dir": model.parents[1] / "compiled"}
-    own = [f"{key}={_text(value)}" for key, value in {**COMPUTED, **places, **more}.items()]
+    locations = {"base_output_directory": directory, "jax_cache_dir": model.parents[1] / "compiled"}
+    own = [f"{key}={_text(value)}" for key, value in {**COMPUTED, **locations, **more}.items()]
     return [*told, *own]
 
 

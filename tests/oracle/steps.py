@@ -109,13 +109,13 @@ def compared(bench: Bench, model: Path, checkpoint: Path) -> str:
     """Return the largest difference of the logits of the same tokens."""
     deviation = DEVIATIONS.get(bench.family, NONE)
     text = tokens(bench.family)
-    wanted, made = bench.directory / "wanted.npy", bench.directory / "made.npy"
+    expected, made = bench.directory / "wanted.npy", bench.directory / "made.npy"
     shown = {"directory": model, "tokens": text}
-    if missing := bench.torch("logits", target=wanted, **shown):
+    if missing := bench.torch("logits", target=expected, **shown):
         raise StepError(f"transformers: {missing}")
     asked = bench.settings(load_parameters_path=checkpoint / "0" / "items", max_target_length=len(text))
     bench.maxtext("logits", settings=asked, tokens=text, target=made, mends=deviation.mends)
-    return difference(np.load(wanted), np.load(made), limit(bench, deviation, **shown))
+    return difference(np.load(expected), np.load(made), limit(bench, deviation, **shown))
 
 
 def limit(bench: Bench, deviation: Deviation, **shown: Any) -> float:
@@ -138,10 +138,10 @@ def see(bench: Bench) -> str:
     assert prompt is not None, "no step of this model"
     tower: dict[str, Any] = {"use_multimodal": True, "max_target_length": len(prompt.tokens)}
     loaded(bench, bench.converted, bench.scanned, **tower)
-    wanted, made = bench.directory / "wanted.npy", bench.directory / "made.npy"
+    expected, made = bench.directory / "wanted.npy", bench.directory / "made.npy"
     inputs = {name: _kept(bench, name, array) for name, array in prompt.torch.items()}
     seen = {"directory": bench.model, "tokens": prompt.tokens, "inputs": inputs}
-    bench.torch("logits", target=wanted, **seen)
+    bench.torch("logits", target=expected, **seen)
     shown = {
         "placeholder": prompt.placeholder,
         "pixels": _kept(bench, "pixels", prompt.pixels),
@@ -153,7 +153,7 @@ def see(bench: Bench) -> str:
     deviation = DEVIATIONS.get(bench.family, NONE)
     mends = deviation.mends
     bench.maxtext("logits", settings=asked, tokens=prompt.tokens, target=made, shown=shown, mends=mends)
-    return difference(np.load(wanted), np.load(made), limit(bench, deviation, **seen))
+    return difference(np.load(expected), np.load(made), limit(bench, deviation, **seen))
 
 
 def _kept(bench: Bench, name: str, array: np.ndarray) -> Path:

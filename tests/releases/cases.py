@@ -72,16 +72,16 @@ _SINCE: Mapping[str, Sequence[str]] = {
 }
 
 
-def cases(places: Sequence[Path], rules: Path) -> Iterator[Case]:
+def cases(locations: Sequence[Path], rules: Path) -> Iterator[Case]:
     """All calls.
 
     Args:
-        places: directories below which checkpoints are looked for.
+        locations: directories below which checkpoints are looked for.
         rules: a file for `ckpt remap --map`.
     """
     for words in _LISTS:
         yield Case(words.replace(" --json", ""), words.split())
-    for source in checkpoints(places):
+    for source in checkpoints(locations):
         for name, words in {
             **_READ,
             **{name: f"{words} --json --no-progress" for name, words in _WRITE.items()},
@@ -95,27 +95,27 @@ def cases(places: Sequence[Path], rules: Path) -> Iterator[Case]:
 
 def _pairs(source: Path) -> Iterator[Case]:
     """A model of Hugging Face with what MaxText made of it, and the way back."""
-    for made in sorted(source.parent.glob("maxtext_*")) if source.name == "hf" else ():
+    for built in sorted(source.parent.glob("maxtext_*")) if source.name == "hf" else ():
         told = ["--json", "--no-progress"]
-        yield Case("diff MAXTEXT HF", ["diff", str(made), str(source), *told], (), str(made))
+        yield Case("diff MAXTEXT HF", ["diff", str(built), str(source), *told], (), str(built))
         yield Case(
-            "verify --against HF", ["verify", str(made), "--against", str(source), *told], (), str(made)
+            "verify --against HF", ["verify", str(built), "--against", str(source), *told], (), str(built)
         )
-        back = ["convert", "maxtext-to-hf", str(made), OUT, "--like", str(source), *told]
-        yield Case("maxtext-to-hf --like", back, (), str(made))
-        against = ["inspect", "tree", str(made), "--against", str(source), "--json"]
-        yield Case("inspect tree --against", against, (), str(made))
+        back = ["convert", "maxtext-to-hf", str(built), OUT, "--like", str(source), *told]
+        yield Case("maxtext-to-hf --like", back, (), str(built))
+        against = ["inspect", "tree", str(built), "--against", str(source), "--json"]
+        yield Case("inspect tree --against", against, (), str(built))
 
 
-def checkpoints(places: Sequence[Path]) -> list[Path]:
+def checkpoints(locations: Sequence[Path]) -> list[Path]:
     """Each directory below these that is a checkpoint, a step or a run, but not what is in one."""
-    found: list[Path] = []
-    for place in places:
-        for path in sorted([place, *place.rglob("*")]):
-            is_seen = path == place or not path.is_dir() or any(above in path.parents for above in found)
+    result: list[Path] = []
+    for location in locations:
+        for path in sorted([location, *location.rglob("*")]):
+            is_seen = path == location or not path.is_dir() or any(above in path.parents for above in result)
             if not is_seen and _is_one(path):
-                found.append(path)
-    return found
+                result.append(path)
+    return result
 
 
 def _is_one(path: Path) -> bool:

@@ -57,7 +57,7 @@ class Row:
     calls: int = 0
     well: int = 0
     ended: int = 0
-    said: int = 0
+    declared: int = 0
     written: int = 0
     arrays: int = 0
     other: int = 0
@@ -66,7 +66,7 @@ class Row:
     @property
     def cells(self) -> tuple[object, ...]:
         before, now = self.seconds
-        numbers = self.calls, self.well, self.ended, self.said, self.written, self.arrays, self.other
+        numbers = self.calls, self.well, self.ended, self.declared, self.written, self.arrays, self.other
         return (*numbers, f"{before:.1f}, {now:.1f}")
 
 
@@ -75,11 +75,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="releases", dir=options.work) as top:
         rules = Path(top) / "rules.toml"
         rules.write_text(_RULES)
-        places = [place.resolve() for place in options.places]
-        chosen = [case for case in cases(places, rules) if re.search(options.only, case.name)]
+        locations = [location.resolve() for location in options.locations]
+        chosen = [case for case in cases(locations, rules) if re.search(options.only, case.name)]
         trees = {"old": options.old.absolute(), "new": TESTS.parent}
-        found = {name: _results(Path(top), name, tree, chosen) for name, tree in trees.items()}
-        print(report(chosen, found["old"], found["new"], Path(top), options.most))
+        result = {name: _results(Path(top), name, tree, chosen) for name, tree in trees.items()}
+        print(report(chosen, result["old"], result["new"], Path(top), options.limit))
 
 
 def _options() -> argparse.Namespace:
@@ -107,7 +107,11 @@ def _results(top: Path, name: str, tree: Path, chosen: Sequence[Case]) -> list[d
 
 
 def report(
-    chosen: Sequence[Case], old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]], top: Path, most: int
+    chosen: Sequence[Case],
+    old: Sequence[dict[str, Any]],
+    new: Sequence[dict[str, Any]],
+    top: Path,
+    limit: int,
 ) -> str:
     """The table, then each kind of difference with how often it was seen and a few of the calls."""
     rows: dict[str, Row] = defaultdict(Row)
@@ -129,7 +133,7 @@ def report(
         lines.append(f"JSON has a new key {key}: {', '.join(sorted(names))}")
     for (name, difference), sources in sorted(seen.items()):
         lines.append(f"\n{name}: {difference}  [{len(sources)}]")
-        lines += [f"    {source}" for source in sources[:most]]
+        lines += [f"    {source}" for source in sources[:limit]]
     return "\n".join(lines)
 
 
@@ -142,9 +146,9 @@ def _differences(
         yield f"exit {was['code']} -> {now['code']}: {_error(was)} -> {_error(now)}"
         return
     row.ended += 1
-    said = sorted(set(_unlike("", _read(was), _read(now))))
-    row.said += all(each.endswith(" is new") for each in said)
-    yield from said
+    declared = sorted(set(_unlike("", _read(was), _read(now))))
+    row.declared += all(item.endswith(" is new") for item in declared)
+    yield from declared
     if was["files"] == now["files"]:
         row.written += 1
     elif _digests(top / "old" / str(number)) == _digests(top / "new" / str(number)):
@@ -203,7 +207,7 @@ def _unlike(where: str, was: Any, now: Any) -> Iterator[str]:
 
 def _by_name(entries: Sequence[Any]) -> dict[str, Any] | None:
     """What has names of its own, by these; None where some entries have none."""
-    named = {each["name"]: each for each in entries if isinstance(each, dict) and "name" in each}
+    named = {entry["name"]: entry for entry in entries if isinstance(entry, dict) and "name" in entry}
     return named if len(named) == len(entries) else None
 
 
@@ -228,14 +232,14 @@ def _kind(name: str) -> str:
     return re.sub(r"[0-9a-f]{32}|\d+", "N", name.rpartition("/")[2] if "/c/" not in name else "chunk")
 
 
-def _digests(place: Path) -> Any:
+def _digests(location: Path) -> Any:
     """What today's `hash` says of it; the error where it cannot be read."""
     from ckpttools import CheckpointError, hash
 
     try:
-        return {each.name: (each.digest, each.dtype, each.shape) for each in hash(place).arrays}
+        return {array.name: (array.digest, array.dtype, array.shape) for array in hash(location).arrays}
     except CheckpointError as error:
-        return str(error).replace(str(place.parent), "")
+        return str(error).replace(str(location.parent), "")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def _run(words: list[str], out: Path) -> dict[str, Any]:
     began = time.process_time()
     result = CliRunner(env={"COLUMNS": "120"}).invoke(ckpt, words)
     is_crash = result.exception is not None and not isinstance(result.exception, SystemExit)
-    made = {
+    built = {
         "code": result.exit_code,
         "crash": repr(result.exception) if is_crash else "",
         "stdout": result.stdout,
@@ -45,7 +45,7 @@ def _run(words: list[str], out: Path) -> dict[str, Any]:
     partial = out.with_name(out.name + ".partial")
     if partial.exists():
         shutil.rmtree(partial)
-    return made
+    return built
 
 
 def _digests(out: Path) -> dict[str, str]:

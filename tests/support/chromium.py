@@ -21,9 +21,9 @@ _SECONDS = 30.0
 
 def executable() -> str | None:
     """Where Chromium is: `CHROMIUM` says so, or it is on the path; None where there is none."""
-    wanted = os.environ.get("CHROMIUM")
-    found = [wanted] if wanted else map(shutil.which, NAMES)
-    return next((path for path in found if path), None)
+    expected = os.environ.get("CHROMIUM")
+    result = [expected] if expected else map(shutil.which, NAMES)
+    return next((path for path in result if path), None)
 
 
 class Browser:
@@ -189,8 +189,8 @@ def _complaint(event: Mapping[str, Any]) -> str | None:
 @contextlib.contextmanager
 def browser(command: str) -> Iterator[Browser]:
     """A browser that ends with the block."""
-    made = Browser(command)
+    built = Browser(command)
     try:
-        yield made
+        yield built
     finally:
-        made.close()
+        built.close()

@@ -9,7 +9,7 @@ from ckpttools.cli.main import main
 
 def ckpt(*arguments: object, **environment: str) -> Result:
     """Whatever becomes of it, but an exception that would be a traceback."""
-    words = [str(each) for each in arguments]
+    words = [str(argument) for argument in arguments]
     return CliRunner(env=environment).invoke(main, words, catch_exceptions=False)
 
 

@@ -58,9 +58,9 @@ def same(loaded: dict[Any, Any], tree: Tree) -> None:
 
 def by_path(node: Any, path: tuple[Any, ...] = ()) -> dict[Any, Any]:
     if isinstance(node, dict):
-        return {k: v for key, each in node.items() for k, v in by_path(each, (*path, key)).items()}
+        return {k: v for key, item in node.items() for k, v in by_path(item, (*path, key)).items()}
     if isinstance(node, list):
-        return {k: v for n, each in enumerate(node) for k, v in by_path(each, (*path, n)).items()}
+        return {k: v for n, item in enumerate(node) for k, v in by_path(item, (*path, n)).items()}
     return {path: node}
 
 

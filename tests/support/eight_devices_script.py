@@ -45,7 +45,7 @@ from ckpttools.sharding import save_shards
 from ckpttools.stores.publishing import LockedError
 from ckpttools.transforms.cast import cast as cast_to
 from support.eight_devices import by_path
-from support.places import GOLDEN, ROOT
+from support.locations import GOLDEN, ROOT
 from support.sharded_checks import CHECKS
 
 MESHES = {
@@ -89,10 +89,10 @@ def bits(array: Any) -> tuple[Any, ...]:
     return array.dtype, array.shape, array.tobytes()
 
 
-def same(found: Any, wanted: Any) -> None:
+def same(result: Any, expected: Any) -> None:
     """Bits and structure."""
-    assert jax.tree.structure(found) == jax.tree.structure(wanted), jax.tree.structure(found)
-    pairs = zip(jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(wanted), strict=True)
+    assert jax.tree.structure(result) == jax.tree.structure(expected), jax.tree.structure(result)
+    pairs = zip(jax.tree_util.tree_leaves_with_path(result), jax.tree.leaves(expected), strict=True)
     wrong = [jax.tree_util.keystr(path) for (path, a), b in pairs if bits(a) != bits(b)]
     assert wrong == [], wrong
 
@@ -104,7 +104,7 @@ def refused(error: type[BaseException], *words: str) -> Callable[[Callable[[], o
         except error as raised:
             assert all(word in str(raised) for word in words), raised
             return
-        raise AssertionError(f"nothing was refused, where {error.__name__} was wanted")
+        raise AssertionError(f"nothing was refused, where {error.__name__} was expected")
 
     return check
 
@@ -154,7 +154,7 @@ def abstract(tree: Any) -> Any:
 
 
 def without_keys(tree: dict[str, Any]) -> dict[str, Any]:
-    return {name: each for name, each in tree.items() if name not in ("key", "keys")}
+    return {name: item for name, item in tree.items() if name not in ("key", "keys")}
 
 
 # What is saved loads in Orbax.
@@ -164,8 +164,8 @@ def orbax_structure_is_its_own(work: Path) -> None:
     ckpttools.save(TREE, work / "ours")
     ocp.PyTreeCheckpointer().save(work / "theirs", TREE)
     ours, theirs = (
-        json.loads((place / "_METADATA").read_text())["tree_metadata"]
-        for place in (work / "ours" / "0" / "items", work / "theirs")
+        json.loads((location / "_METADATA").read_text())["tree_metadata"]
+        for location in (work / "ours" / "0" / "items", work / "theirs")
     )
     assert ours.keys() == theirs.keys()
     assert all(ours[name]["key_metadata"] == theirs[name]["key_metadata"] for name in ours)
@@ -179,16 +179,16 @@ def orbax_structure_is_its_own(work: Path) -> None:
 def standard_checkpointer_with_target(work: Path) -> None:
     tree = {**TREE, "list": TREE["list"][:-1]}  # which takes no text
     ckpttools.save(tree, work / "out")
-    found = ocp.StandardCheckpointer().restore(work / "out" / "0" / "items", abstract(tree))
-    same(found, tree)
-    assert found["grid"]["2x4 1"].sharding == TREE["grid"]["2x4 1"].sharding
+    result = ocp.StandardCheckpointer().restore(work / "out" / "0" / "items", abstract(tree))
+    same(result, tree)
+    assert result["grid"]["2x4 1"].sharding == TREE["grid"]["2x4 1"].sharding
 
 
 def pytree_handler_without_ocdbt(work: Path) -> None:
     tree = without_keys(TREE)
     ckpttools.save(tree, work / "out", ocdbt=False, zarr3=False)
-    found = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(work / "out" / "0" / "items")
-    same([*jax.tree.leaves(found)], [*jax.tree.leaves(tree)])
+    result = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(work / "out" / "0" / "items")
+    same([*jax.tree.leaves(result)], [*jax.tree.leaves(tree)])
 
 
 def checkpoint_manager(work: Path) -> None:
@@ -263,14 +263,14 @@ def flax_nnx(work: Path) -> None:
     ckpttools.save(model, work / "module")
     ckpttools.save({"model": nnx.state(model)}, work / "state")
     state = nnx.state(model)
-    found = ocp.StandardCheckpointer().restore(work / "module" / "0" / "items", abstract(state))
-    same(found, state)
-    found = ocp.StandardCheckpointer().restore(work / "state" / "0" / "items", {"model": abstract(state)})
-    same(found, {"model": state})
+    result = ocp.StandardCheckpointer().restore(work / "module" / "0" / "items", abstract(state))
+    same(result, state)
+    result = ocp.StandardCheckpointer().restore(work / "state" / "0" / "items", {"model": abstract(state)})
+    same(result, {"model": state})
     restored = Model(nnx.Rngs(7))
     ckpttools.load(work / "module", like=restored)
     first, second = (
-        list(map(bits, jax.tree.leaves(each["dropout"]))) for each in (nnx.state(restored), state)
+        list(map(bits, jax.tree.leaves(item["dropout"]))) for item in (nnx.state(restored), state)
     )
     assert first != second
     nnx.update(restored, ckpttools.load(work / "module", like=nnx.state(restored)))
@@ -286,18 +286,18 @@ def flax_linen(work: Path) -> None:
 
     variables = Net().init(jax.random.PRNGKey(0), jnp.ones((2, 8)))
     ckpttools.save(variables, work / "out")
-    found = ocp.StandardCheckpointer().restore(work / "out" / "0" / "items", abstract(variables))
-    same(found, variables)
+    result = ocp.StandardCheckpointer().restore(work / "out" / "0" / "items", abstract(variables))
+    same(result, variables)
 
 
 def loaded_again(work: Path) -> None:
     tree = {**TREE, "list": TREE["list"][:-1]}  # which takes no text
     for format, options in (("orbax", {}), ("orbax", {"compression": "zstd"}), ("zarr3", {})):
-        place = work / f"{format}{len(options)}"
-        ckpttools.save(tree, place, format, **options)
-        found = ckpttools.load(place, like=tree)
-        same(found, tree)
-        assert found["grid"]["backwards 0"].sharding == TREE["grid"]["backwards 0"].sharding
+        location = work / f"{format}{len(options)}"
+        ckpttools.save(tree, location, format, **options)
+        result = ckpttools.load(location, like=tree)
+        same(result, tree)
+        assert result["grid"]["backwards 0"].sharding == TREE["grid"]["backwards 0"].sharding
 
 
 def as_it_lies_on_its_mesh(work: Path) -> None:
@@ -307,10 +307,10 @@ def as_it_lies_on_its_mesh(work: Path) -> None:
     tree["large"] = large
     tree |= {"key": TREE["key"], "numpy": TREE["numpy"], "single": jnp.arange(3.0)}
     ckpttools.save(tree, work / "out", keep_sharding=True)
-    found = ocp.StandardCheckpointer().restore(work / "out" / "0" / "items")
-    same(found, tree)
-    assert all(found[name].sharding == tree[name].sharding for name in tree if name[0] in "82lb")
-    chunks = {each.path: each.chunk_shape for each in ckpttools.chunks(work / "out").arrays}
+    result = ocp.StandardCheckpointer().restore(work / "out" / "0" / "items")
+    same(result, tree)
+    assert all(result[name].sharding == tree[name].sharding for name in tree if name[0] in "82lb")
+    chunks = {array.path: array.chunk_shape for array in ckpttools.chunks(work / "out").arrays}
     assert chunks["large"] == (1024, 1024)
     same(ocp.StandardCheckpointer().restore(work / "out" / "0" / "items", abstract(tree)), tree)
     refused(UsageError, "only Orbax")(lambda: ckpttools.save(tree, work / "no", "zarr3", keep_sharding=True))
@@ -428,20 +428,20 @@ def sharded(array: np.ndarray) -> jax.Array:
     return put(array, "2x4", P(*spec))
 
 
-def on_devices(place: Path) -> Any:
-    return jax.tree.map(lambda array: sharded(array.read()), ckpttools.open(place).nested())
+def on_devices(location: Path) -> Any:
+    return jax.tree.map(lambda array: sharded(array.read()), ckpttools.open(location).nested())
 
 
 def models(work: Path) -> None:
     for family in ("llama3.1", "gemma2", "qwen3-moe"):
-        hf, made = GOLDEN / family / "hf", work / f"{family}-maxtext"
-        ckpttools.hf_to_maxtext(hf, made)
-        ckpttools.maxtext_to_hf(made, work / f"{family}-hf", like=hf)
-        ckpttools.save(on_devices(made), work / f"{family}-again", to="hf", model=hf)
+        hf, built = GOLDEN / family / "hf", work / f"{family}-maxtext"
+        ckpttools.hf_to_maxtext(hf, built)
+        ckpttools.maxtext_to_hf(built, work / f"{family}-hf", like=hf)
+        ckpttools.save(on_devices(built), work / f"{family}-again", to="hf", model=hf)
         assert content(work / f"{family}-hf") == content(work / f"{family}-again"), family
         ckpttools.save(on_devices(hf), work / f"{family}-stacked", to="maxtext", model=hf)
         arrays = (
-            content(made / "0" / "items" / "d"),
+            content(built / "0" / "items" / "d"),
             content(work / f"{family}-stacked" / "0" / "items" / "d"),
         )
         assert arrays[0] == arrays[1], family
@@ -469,8 +469,8 @@ def what_is_resharded(work: Path) -> None:
         plain = reader.restore(work / "out" / "0" / "items")
         aims = jax.tree.map(lambda leaf: ocp.ArrayRestoreArgs(sharding=whole), plain)
         aimed = reader.restore(work / "out" / "0" / "items", restore_args=aims)
-    for found, spec in ((plain, P("fsdp", None, "tensor")), (aimed, P())):
-        values = by_path(found)
+    for result, spec in ((plain, P("fsdp", None, "tensor")), (aimed, P())):
+        values = by_path(result)
         for path, array in ckpttools.open(source).arrays.items():
             assert bits(values[path]) == bits(array.read()), path
         assert values[tuple(name.split())].sharding.spec == spec
@@ -505,7 +505,7 @@ class FailedError(Exception):
     pass
 
 
-def fail_after(tree: Any, place: Path, tasks: int) -> None:
+def fail_after(tree: Any, location: Path, tasks: int) -> None:
     """Saves until so many tasks are done and noted."""
     import time
 
@@ -518,7 +518,7 @@ def fail_after(tree: Any, place: Path, tasks: int) -> None:
             time.sleep(0.8)
             raise FailedError
 
-    refused(FailedError)(lambda: ckpttools.save(tree, place, observe=observe, jobs=1, memory="1GiB"))
+    refused(FailedError)(lambda: ckpttools.save(tree, location, observe=observe, jobs=1, memory="1GiB"))
 
 
 def memory(work: Path) -> None:
@@ -545,19 +545,19 @@ def current_peak() -> int:
 def in_the_background(work: Path) -> None:
     device = put(patterns("bfloat16", 64, 64), "2x4", P("x", "y"))
     host = patterns("float32", 64, 64)
-    wanted = {"device": np.array(device), "host": host.copy(), "step": 3}
+    expected = {"device": np.array(device), "host": host.copy(), "step": 3}
     saving = ckpttools.save_async({"device": device, "host": host, "step": 3}, work / "out")
     device.delete()
     host[...] = 0
     receipt = saving.wait()
     assert saving.done and receipt.arrays == 3 and "done" in repr(saving)
-    same(ocp.StandardCheckpointer().restore(work / "out" / "0" / "items"), wanted)
+    same(ocp.StandardCheckpointer().restore(work / "out" / "0" / "items"), expected)
 
 
 def a_tree_of_the_user(work: Path) -> None:
     """What is copied and given back is never what the user holds, whether it is saved or not."""
     held = ckpttools.save.plan(TREE, work / "out").plan.tree
-    wanted = {path: bits(array.read()) for path, array in held.arrays.items()}
+    expected = {path: bits(array.read()) for path, array in held.arrays.items()}
     ckpttools.save_async(held, work / "one", "orbax").wait()
     refused(MemoryBudgetError, "host_memory")(
         lambda: ckpttools.save_async(held, work / "no", "orbax", host_memory="1KiB")
@@ -565,7 +565,7 @@ def a_tree_of_the_user(work: Path) -> None:
     lazy = {"one": next(iter(held.arrays.values()))}
     ckpttools.save_async(lazy, work / "lazy").wait()
     ckpttools.save_async(held, work / "two", "orbax").wait()
-    assert {path: bits(array.read()) for path, array in held.arrays.items()} == wanted
+    assert {path: bits(array.read()) for path, array in held.arrays.items()} == expected
     assert content(work / "one") == content(work / "two")
     grid = held.glob("grid/*").arrays.items()
     cast = ckpttools.Tree({path: cast_to(array, DTYPES_OF["float64"]) for path, array in grid})
@@ -601,7 +601,7 @@ def errors_come_out_of_wait(work: Path) -> None:
     refused(CheckpointError, "exists")(lambda: ckpttools.save_async(TREE, work / "out"))
 
 
-def one_save_to_a_place(work: Path) -> None:
+def one_save_to_a_location(work: Path) -> None:
     import threading
 
     go_on = threading.Event()

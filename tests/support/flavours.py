@@ -10,26 +10,28 @@ from ckpttools.maxtext.flavours import Flavour
 from ckpttools.maxtext.view import view_of
 
 
-def with_parameters(tree: Tree, made: Mapping[Path, LazyArray], flavour: Flavour | None = None) -> Tree:
-    """`tree` with `made` in place of its parameters; all other leaves stay.
+def with_parameters(tree: Tree, built: Mapping[Path, LazyArray], flavour: Flavour | None = None) -> Tree:
+    """`tree` with `built` in place of its parameters; all other leaves stay.
 
     With the tree's own parameters and flavour this gives back the tree.
 
     Args:
         tree: where the rest is taken from.
-        made: parameters under their paths without wrapping.
+        built: parameters under their paths without wrapping.
         flavour: how to wrap them; None for as in `tree`.
     """
     view = view_of(tree)
-    own, known, places = view.flavour, view.parameters, view.homes
+    own, known, locations = view.flavour, view.parameters, view.homes
     wrap = own if flavour is None else flavour
-    same = {path for path, array in made.items() if known.get(path) is array and wrap == own}
+    same = {path for path, array in built.items() if known.get(path) is array and wrap == own}
     new: dict[Path, Leaf] = {
-        places[path] if path in same else wrap.wrapped(path): tree[places[path]] if path in same else array
-        for path, array in made.items()
+        locations[path] if path in same else wrap.wrapped(path): tree[locations[path]]
+        if path in same
+        else array
+        for path, array in built.items()
     }
-    gone = set(places.values())
-    order = {path: place for place, path in enumerate(tree)}
+    gone = set(locations.values())
+    order = {path: location for location, path in enumerate(tree)}
     first = min((order[path] for path in gone), default=len(tree))
     rest = {path: leaf for path, leaf in tree.items() if path not in gone}
     before = {path: leaf for path, leaf in rest.items() if order[path] < first}

@@ -35,7 +35,7 @@ def _run(disk: Path, copied: str, pages: int, arguments: list[str]) -> list[dict
     try:
         if copied:
             subprocess.run(["cp", "-a", copied, disk], check=True)
-        words = [each.replace("DISK", str(disk)) for each in arguments]
+        words = [argument.replace("DISK", str(disk)) for argument in arguments]
         states = [_state(disk)]
         for size in (int(str(states[0]["used"])) + pages * _PAGE, _ROOM):
             subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)

@@ -41,23 +41,23 @@ def answer(
     if query.get("uploadType") == "resumable":
         return _sent(server, bucket, key, query, body, content_range)
     with server.writing:
-        found = objects.get(key)
-        wanted = query.get("ifGenerationMatch")
-        if wanted is not None and int(wanted) != (found.generation if found else 0):
+        result = objects.get(key)
+        expected = query.get("ifGenerationMatch")
+        if expected is not None and int(expected) != (result.generation if result else 0):
             return _refused(412, "At least one of the pre-conditions did not hold.")
         if method == "POST":
             return _json(_resource(bucket, key, server.put(bucket, key, body)))
-        if found is None:
+        if result is None:
             return _refused(404, "No such object.")
         if method == "DELETE":
             del objects[key]
             return 204, b"", {}
-    if query.get("ifGenerationNotMatch") == str(found.generation):
+    if query.get("ifGenerationNotMatch") == str(result.generation):
         return 304, b"", {}
     if query.get("alt") == "media":
-        headers = {"x-goog-generation": str(found.generation), "ETag": found.etag}
-        return 200, found.content, {**headers, "Content-Type": "application/octet-stream"}
-    return _json(_resource(bucket, key, found))
+        headers = {"x-goog-generation": str(result.generation), "ETag": result.etag}
+        return 200, result.content, {**headers, "Content-Type": "application/octet-stream"}
+    return _json(_resource(bucket, key, result))
 
 
 def _said_name(query: Mapping[str, str], body: bytes) -> str:
@@ -84,14 +84,14 @@ def _sent(
 
 
 def _listed(
-    bucket: str, objects: Mapping[str, Object], query: Mapping[str, str], most: int
+    bucket: str, objects: Mapping[str, Object], query: Mapping[str, str], limit: int
 ) -> Mapping[str, Any]:
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     first, last = query.get("pageToken") or query.get("startOffset", ""), query.get("endOffset")
     keys = sorted(
         key for key in objects if key.startswith(prefix) and first <= key and (last is None or key < last)
     )
-    page, rest = keys[:most], keys[most:]
+    page, rest = keys[:limit], keys[limit:]
     below = {key: key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "") for key in page}
     return {
         "kind": "storage#objects",
@@ -101,15 +101,15 @@ def _listed(
     }
 
 
-def _resource(bucket: str, key: str, found: Object) -> Mapping[str, Any]:
+def _resource(bucket: str, key: str, result: Object) -> Mapping[str, Any]:
     return {
         "kind": "storage#object",
         "bucket": bucket,
         "name": key,
-        "size": str(len(found.content)),
-        "generation": str(found.generation),
-        "etag": found.etag,
-        "metadata": dict(found.meta),
+        "size": str(len(result.content)),
+        "generation": str(result.generation),
+        "etag": result.etag,
+        "metadata": dict(result.meta),
     }
 
 

@@ -129,9 +129,9 @@ class Server:
     def put(
         self, bucket: str, key: str, content: bytes, meta: Mapping[str, str] = MappingProxyType({})
     ) -> Object:
-        made = Object(content, next(_GENERATIONS), meta, time.time())
-        self.buckets.setdefault(bucket, {})[key] = made
-        return made
+        built = Object(content, next(_GENERATIONS), meta, time.time())
+        self.buckets.setdefault(bucket, {})[key] = built
+        return built
 
     @contextmanager
     def answering(self) -> Iterator[None]:
@@ -145,10 +145,10 @@ class Server:
                 self._now -= 1
 
     def fault(self, method_and_path: str) -> Fault | None:
-        for each in self.faults:
-            if each.count > 0 and re.search(each.match, method_and_path):
-                each.count -= 1
-                return each
+        for item in self.faults:
+            if item.count > 0 and re.search(item.match, method_and_path):
+                item.count -= 1
+                return item
         return None
 
     @contextmanager
@@ -225,21 +225,21 @@ class _Handler(BaseHTTPRequestHandler):
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
         self._send(status, body.encode(), {}, Fault())
 
-    def _send_object(self, found: Object | None, fault: Fault) -> None:
-        if found is None:
+    def _send_object(self, result: Object | None, fault: Fault) -> None:
+        if result is None:
             self._refuse(404, "NoSuchKey", "The specified key does not exist.")
             return
-        wanted = self.headers.get("If-Match", found.etag)
-        if self.owner.heeds_conditions and wanted != found.etag:
+        expected = self.headers.get("If-Match", result.etag)
+        if self.owner.heeds_conditions and expected != result.etag:
             self._refuse(412, "PreconditionFailed", "At least one of the pre-conditions did not hold.")
             return
         headers = {
-            "ETag": found.etag,
-            "x-goog-generation": str(found.generation),
-            "Last-Modified": _date(found),
-            **{f"x-{self._vendor()}-meta-{name}": value for name, value in found.meta.items()},
+            "ETag": result.etag,
+            "x-goog-generation": str(result.generation),
+            "Last-Modified": _date(result),
+            **{f"x-{self._vendor()}-meta-{name}": value for name, value in result.meta.items()},
         }
-        self._send_part(200, found.content, headers, fault)
+        self._send_part(200, result.content, headers, fault)
 
     def _send_part(self, status: int, content: bytes, headers: dict[str, str], fault: Fault) -> None:
         """An answer, or the range of it that was asked for."""
@@ -279,25 +279,25 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _page(
-    objects: Mapping[str, Object], query: Mapping[str, str], most: int
+    objects: Mapping[str, Object], query: Mapping[str, str], limit: int
 ) -> tuple[dict[str, Object], list[str], str]:
     """Objects and what keys have in common before a delimiter; where the next page begins, "" for nowhere."""
     prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
     after = query.get("continuation-token") or query.get("marker") or query.get("start-after", "")
     names = {_entry(key, prefix, delimiter): key for key in sorted(objects) if key.startswith(prefix)}
     rest = [name for name in names if name > after]
-    shown = rest[:most]
-    found = {name: objects[name] for name in shown if names[name] == name}
-    return found, [name for name in shown if name not in found], shown[-1] if rest[most:] else ""
+    shown = rest[:limit]
+    result = {name: objects[name] for name in shown if names[name] == name}
+    return result, [name for name in shown if name not in result], shown[-1] if rest[limit:] else ""
 
 
 def _listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) -> bytes:
     parts = [
         *(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in prefixes),
         *(
-            f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(each.changed)}</LastModified>"
-            f"<ETag>{escape(each.etag)}</ETag><Size>{len(each.content)}</Size></Contents>"
-            for name, each in objects.items()
+            f"<Contents><Key>{escape(name)}</Key><LastModified>{_iso(item.changed)}</LastModified>"
+            f"<ETag>{escape(item.etag)}</ETag><Size>{len(item.content)}</Size></Contents>"
+            for name, item in objects.items()
         ),
         f"<IsTruncated>{'true' if more else 'false'}</IsTruncated>",
         f"<NextContinuationToken>{escape(more)}</NextContinuationToken>" if more else "",
@@ -307,10 +307,10 @@ def _listing(objects: Mapping[str, Object], prefixes: Sequence[str], more: str) 
 
 def _uploads(uploads: Mapping[str, Upload], bucket: str, query: Mapping[str, str]) -> bytes:
     parts = (
-        f"<Upload><Key>{escape(each.key)}</Key><UploadId>{name}</UploadId>"
-        f"<Initiated>{_iso(each.begun)}</Initiated></Upload>"
-        for name, each in list(uploads.items())
-        if each.bucket == bucket and each.key.startswith(query.get("prefix", ""))
+        f"<Upload><Key>{escape(item.key)}</Key><UploadId>{name}</UploadId>"
+        f"<Initiated>{_iso(item.begun)}</Initiated></Upload>"
+        for name, item in list(uploads.items())
+        if item.bucket == bucket and item.key.startswith(query.get("prefix", ""))
     )
     return f"<ListMultipartUploadsResult xmlns='http://doc.s3.amazonaws.com/2006-03-01'>{''.join(parts)}<IsTruncated>false</IsTruncated></ListMultipartUploadsResult>".encode()
 
@@ -319,10 +319,10 @@ def _azure_listing(objects: Mapping[str, Object], prefixes: Sequence[str], more:
     parts = [
         *(f"<BlobPrefix><Name>{escape(name)}</Name></BlobPrefix>" for name in prefixes),
         *(
-            f"<Blob><Name>{escape(name)}</Name><Properties><Last-Modified>{_date(each)}</Last-Modified>"
-            f"<Etag>{each.etag.strip(chr(34))}</Etag><Content-Length>{len(each.content)}</Content-Length>"
+            f"<Blob><Name>{escape(name)}</Name><Properties><Last-Modified>{_date(item)}</Last-Modified>"
+            f"<Etag>{item.etag.strip(chr(34))}</Etag><Content-Length>{len(item.content)}</Content-Length>"
             "<Content-Type>application/octet-stream</Content-Type></Properties></Blob>"
-            for name, each in objects.items()
+            for name, item in objects.items()
         ),
     ]
     return (
@@ -331,8 +331,8 @@ def _azure_listing(objects: Mapping[str, Object], prefixes: Sequence[str], more:
     ).encode()
 
 
-def _date(found: Object) -> str:
-    return formatdate(found.changed, usegmt=True)
+def _date(result: Object) -> str:
+    return formatdate(result.changed, usegmt=True)
 
 
 def _iso(moment: float) -> str:

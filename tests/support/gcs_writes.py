@@ -87,26 +87,26 @@ class _Asked:
         if source is None:
             return self._put(self.body, self.meta)
         bucket, _, key = unquote(urlsplit(source).path).removeprefix("/azure").strip("/").partition("/")
-        found = self.server.buckets.get(bucket, {}).get(key)
-        if found is None:
+        result = self.server.buckets.get(bucket, {}).get(key)
+        if result is None:
             return Answer(404, body="<Error><Code>NoSuchKey</Code></Error>")
-        done = self._put(found.content, found.meta)
+        done = self._put(result.content, result.meta)
         return Answer(202 if "x-ms-copy-source" in self.headers else 200, done.headers, "<CopyObjectResult/>")
 
     def _allowed(self) -> bool:
-        found = self.server.buckets[self.bucket].get(self.key)
+        result = self.server.buckets[self.bucket].get(self.key)
         generation = self.headers.get("x-goog-if-generation-match")
-        if generation is not None and int(generation) != (found.generation if found else 0):
+        if generation is not None and int(generation) != (result.generation if result else 0):
             return False
-        if self.headers.get("If-None-Match") == "*" and found:
+        if self.headers.get("If-None-Match") == "*" and result:
             return False
         etag = self.headers.get("If-Match")
-        return etag is None or (found is not None and found.etag == etag)
+        return etag is None or (result is not None and result.etag == etag)
 
     def _put(self, content: bytes, meta: Mapping[str, str]) -> Answer:
-        made = self.server.put(self.bucket, self.key, content, meta)
+        built = self.server.put(self.bucket, self.key, content, meta)
         date = "Mon, 01 Jan 2024 00:00:00 GMT"
-        headers = {"ETag": made.etag, "x-goog-generation": str(made.generation), "Last-Modified": date}
+        headers = {"ETag": built.etag, "x-goog-generation": str(built.generation), "Last-Modified": date}
         return Answer(201 if self.query or "x-ms-version" in self.headers else 200, headers)
 
     def _begun(self) -> Answer:
@@ -129,12 +129,12 @@ class _Asked:
         if upload is None:
             return Answer(404, body="<Error><Code>NoSuchUpload</Code></Error>")
         content = b"".join(upload.parts[number] for number in sorted(upload.parts))
-        made = self.server.put(self.bucket, self.key, content, upload.meta)
+        built = self.server.put(self.bucket, self.key, content, upload.meta)
         body = (
             f"<CompleteMultipartUploadResult><Bucket>{self.bucket}</Bucket><Key>{self.key}</Key>"
-            f"<ETag>{made.etag}</ETag></CompleteMultipartUploadResult>"
+            f"<ETag>{built.etag}</ETag></CompleteMultipartUploadResult>"
         )
-        return Answer(headers={"x-goog-generation": str(made.generation)}, body=body)
+        return Answer(headers={"x-goog-generation": str(built.generation)}, body=body)
 
     def _listed(self) -> Answer:
         upload = self.server.uploads.pop(f"{self.bucket}/{self.key}", None)
@@ -147,9 +147,9 @@ class _Asked:
         if "uploadId" in self.query:
             self.server.uploads.pop(self.query["uploadId"], None)
             return Answer(204)
-        found = self.server.buckets[self.bucket].pop(self.key, None)
+        result = self.server.buckets[self.bucket].pop(self.key, None)
         is_azure = "x-ms-version" in self.headers
-        if found is None:
+        if result is None:
             return Answer(404, body="<Error><Code>NoSuchKey</Code></Error>")
         return Answer(202 if is_azure else 204)
 
@@ -160,8 +160,8 @@ class _Asked:
         parts = ""
         for number, path in zip(numbers, paths, strict=True):
             key = unquote(urlsplit(path).path).removeprefix("/azure").strip("/").partition("/")[2]
-            found = self.server.buckets[self.bucket].pop(key, None)
-            status = "202 Accepted" if found else "404 The specified blob does not exist."
+            result = self.server.buckets[self.bucket].pop(key, None)
+            status = "202 Accepted" if result else "404 The specified blob does not exist."
             parts += (
                 f"--batch\r\nContent-Type: application/http\r\nContent-ID: {number}\r\n\r\n"
                 f"HTTP/1.1 {status}\r\nx-ms-version: 2023-11-03\r\n\r\n"

@@ -20,7 +20,7 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.array.tree import Empty, Text, Tree, keystr
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 # One group of layers, nothing in float32, every tensor mapped.
 LLAMA_LINE = ("llama3.1", "llama3.2-tied", "mistral-7b", "qwen2.5", "qwen2.5-tied", "qwen3", "qwen3-tied")
@@ -98,17 +98,17 @@ def convert(
     """
     usual = {"maxtext": GOLDEN_VERSION, "text_only": family in MULTIMODAL}
     options = {**usual, **options, "model": ModelOptions(rope_layout=rope_layout)}
-    made = _converted(GOLDEN / family / source, Resources(memory=memory, jobs=jobs), ToMaxText(**options))
-    shutil.copytree(made, destination)
+    built = _converted(GOLDEN / family / source, Resources(memory=memory, jobs=jobs), ToMaxText(**options))
+    shutil.copytree(built, destination)
     return destination / "0" / "items"
 
 
 @cache
 def _converted(source: Path, resources: Resources, options: ToMaxText) -> Path:
     """Ten times as slow as a copy; the same conversion is the start of tests of many kinds."""
-    made = Path(_directory().name) / str(next(_NUMBERS))
-    plan_to_maxtext(source, options, resources).run(made)
-    return made
+    built = Path(_directory().name) / str(next(_NUMBERS))
+    plan_to_maxtext(source, options, resources).run(built)
+    return built
 
 
 @cache
@@ -119,11 +119,11 @@ def _directory() -> tempfile.TemporaryDirectory[str]:
 
 def leaves_by_package(tree: Tree) -> Leaves:
     """Every leaf of a tree, arrays read by the package itself."""
-    made: Leaves = {}
+    built: Leaves = {}
     for path, leaf in tree.items():
         assert not isinstance(leaf, Text)
-        made[keystr(path)] = leaf.kind if isinstance(leaf, Empty) else described(leaf.read())
-    return made
+        built[keystr(path)] = leaf.kind if isinstance(leaf, Empty) else described(leaf.read())
+    return built
 
 
 def kvstore(item: Path) -> dict[str, Any]:

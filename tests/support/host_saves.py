@@ -32,12 +32,22 @@ def save_all(out: Path) -> None:
 
 def save_one(out: Path, kind: str, mesh: str, run: str = "") -> Path:
     """Starts the four processes, and returns where they have saved."""
-    place = out.absolute() / f"{kind}-{mesh}"
-    place.mkdir(parents=True)
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        port = found.getsockname()[1]
-    command = [sys.executable, "-m", "support.host_saves", "process", str(place), kind, mesh, run, str(port)]
+    location = out.absolute() / f"{kind}-{mesh}"
+    location.mkdir(parents=True)
+    with socket.socket() as result:
+        result.bind(("localhost", 0))
+        port = result.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "support.host_saves",
+        "process",
+        str(location),
+        kind,
+        mesh,
+        run,
+        str(port),
+    ]
     environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
     started = [
         subprocess.Popen([*command, str(number)], env=environment, stderr=subprocess.PIPE, text=True)
@@ -45,19 +55,19 @@ def save_one(out: Path, kind: str, mesh: str, run: str = "") -> Path:
     ]
     ended = [(process.communicate()[1], process.returncode) for process in started]
     assert all(code == 0 for _, code in ended), [text[-3000:] for text, code in ended if code]
-    _forget(place)
-    return place
+    _forget(location)
+    return location
 
 
-def _forget(place: Path) -> None:
+def _forget(location: Path) -> None:
     """Takes the directories of this machine out of what Orbax notes of commits: samples are of none."""
-    for file in place.rglob(COMMIT):
-        file.write_text(file.read_text().replace(str(place.parent.absolute()), NOWHERE))
-    for file in filter(Path.is_file, place.rglob("*")):
-        assert str(place.parent.absolute()).encode() not in file.read_bytes(), file
+    for file in location.rglob(COMMIT):
+        file.write_text(file.read_text().replace(str(location.parent.absolute()), NOWHERE))
+    for file in filter(Path.is_file, location.rglob("*")):
+        assert str(location.parent.absolute()).encode() not in file.read_bytes(), file
 
 
-def one_process(place: Path, kind: str, mesh_text: str, run: str, port: int, number: int) -> None:
+def one_process(location: Path, kind: str, mesh_text: str, run: str, port: int, number: int) -> None:
     import jax
 
     jax.config.update("jax_platforms", "cpu")
@@ -73,17 +83,17 @@ def one_process(place: Path, kind: str, mesh_text: str, run: str, port: int, num
     flags.FLAGS.experimental_orbax_use_distributed_process_id = True
     ocp.multihost.initialize_runtime_to_distributed_ids()
     ocp.multihost.initialize_distributed_to_device_ids()
-    axes = {name: int(size) for name, _, size in (each.partition("=") for each in mesh_text.split(","))}
+    axes = {name: int(size) for name, _, size in (item.partition("=") for item in mesh_text.split(","))}
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     mesh = Mesh(np.array(devices).reshape(list(axes.values())), tuple(axes))
-    local = place / f"host{number}"
+    local = location / f"host{number}"
     local.mkdir()
     if number == 0 and kind != "replicator":
-        (place / "persistent").mkdir()
+        (location / "persistent").mkdir()
     multihost_utils.sync_global_devices("directories")
     states = {step: _stored(mesh, Path(run) / str(step)) if run else _state(mesh, step) for step in STEPS}
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), states[3])
-    manager, wrap, read = _manager(kind, place, local, mesh, shapes)
+    manager, wrap, read = _manager(kind, location, local, mesh, shapes)
     for step, state in states.items():
         manager.save(step, args=wrap(state))
         manager.wait_until_finished()
@@ -98,7 +108,7 @@ def one_process(place: Path, kind: str, mesh_text: str, run: str, port: int, num
     }
     if number == 0:
         # numpy's files do not know bfloat16.
-        np.savez(place / "restored.npz", **{name: each.astype(np.float32) for name, each in whole.items()})
+        np.savez(location / "restored.npz", **{name: item.astype(np.float32) for name, item in whole.items()})
     multihost_utils.sync_global_devices("done")
     manager.close()
 
@@ -162,7 +172,7 @@ def _stored(mesh: Any, step: Path) -> Any:
     return jax.tree.map(put, checkpointer.restore(step / "items", restore_args=args))
 
 
-def _manager(kind: str, place: Path, local: Path, mesh: Any, shapes: Any) -> tuple[Any, Any, Any]:
+def _manager(kind: str, location: Path, local: Path, mesh: Any, shapes: Any) -> tuple[Any, Any, Any]:
     """The manager, what makes arguments of a state, and what restores the newest step with it."""
     import orbax.checkpoint as ocp
 
@@ -189,7 +199,7 @@ def _manager(kind: str, place: Path, local: Path, mesh: Any, shapes: Any) -> tup
             replica_axis_index=0,
         )
         manager = emergency.CheckpointManager(
-            local, place / "persistent", global_mesh=mesh, abstract_state=shapes, options=options
+            local, location / "persistent", global_mesh=mesh, abstract_state=shapes, options=options
         )
         args = ocp.args.Composite(state=ocp.args.PyTreeRestore(item=shapes))
         return (
@@ -207,7 +217,7 @@ def _manager(kind: str, place: Path, local: Path, mesh: Any, shapes: Any) -> tup
         local=p2p_options.LocalCheckpointOptions(save_interval_steps=1, max_to_keep=2),
         persistent=p2p_options.PersistentCheckpointOptions(save_interval_steps=2),
     )
-    manager = peers.CheckpointManager(mesh, shapes, local, place / "persistent", options=options)
+    manager = peers.CheckpointManager(mesh, shapes, local, location / "persistent", options=options)
     args = p2p_args.Composite(state=ocp.args.PyTreeRestore(item=shapes))
     return (
         manager,

@@ -78,8 +78,8 @@ def taken(web: Any, method: str, path: str, headers: Any, body: bytes) -> Answer
         return error(403, "Forbidden: pass a token with write access to this repository")
     if question == "preupload":
         files = [
-            {"path": each["path"], "uploadMode": mode(each), "shouldIgnore": False}
-            for each in json.loads(body)["files"]
+            {"path": load["path"], "uploadMode": mode(load), "shouldIgnore": False}
+            for load in json.loads(body)["files"]
         ]
         return 200, {}, json.dumps({"files": files}).encode()
     if question == "commit":
@@ -91,29 +91,29 @@ def mode(file: dict[str, Any]) -> str:
     return "lfs" if file["path"].endswith(".safetensors") or file["size"] > 100_000 else "regular"
 
 
-def created(web: Any, said: dict[str, Any], where: str) -> Answer:
-    repo = f"{said['organization']}/{said['name']}"
+def created(web: Any, declared: dict[str, Any], where: str) -> Answer:
+    repo = f"{declared['organization']}/{declared['name']}"
     if not repo.startswith(where):
         return error(403, "You don't have the rights to create a model under this namespace")
     if repo in web.hub.private or web.names(f"hub/{repo}"):
         return error(409, "You already created this model repo")
-    web.hub.private[repo] = said.get("visibility") == "private" or bool(said.get("private"))
+    web.hub.private[repo] = declared.get("visibility") == "private" or bool(declared.get("private"))
     web.files[f"hub/{repo}/.gitattributes"] = b"*.safetensors filter=lfs\n"
     return 200, {}, json.dumps({"url": f"http://{web.address}/{repo}", "id": "x"}).encode()
 
 
-def batch(web: Any, said: dict[str, Any]) -> Answer:
+def batch(web: Any, declared: dict[str, Any]) -> Answer:
     hub: Hub = web.hub
     port = web.address.partition(":")[2]
-    found = []
-    for each in said["objects"]:
-        oid, size = each["oid"], each["size"]
+    result = []
+    for item in declared["objects"]:
+        oid, size = item["oid"], item["size"]
         if oid in hub.objects:
-            found.append(each)
+            result.append(item)
             continue
         if hub.full is not None and hub.put + size > hub.full:
-            found.append(
-                {**each, "error": {"code": 403, "message": "Private repository storage limit reached"}}
+            result.append(
+                {**item, "error": {"code": 403, "message": "Private repository storage limit reached"}}
             )
             continue
         upload: dict[str, Any] = {"href": f"http://localhost:{port}/storage/{oid}"}
@@ -128,8 +128,8 @@ def batch(web: Any, said: dict[str, Any]) -> Answer:
                 "header": {"chunk_size": str(hub.chunk), **parts},
             }
         actions = {"upload": upload, "verify": {"href": f"http://{web.address}/verify/{oid}"}}
-        found.append({**each, "authenticated": True, "actions": actions})
-    return 200, {}, json.dumps({"transfer": "basic", "objects": found}).encode()
+        result.append({**item, "authenticated": True, "actions": actions})
+    return 200, {}, json.dumps({"transfer": "basic", "objects": result}).encode()
 
 
 def stored(hub: Hub, oid: str, number: str | None, body: bytes) -> Answer:
@@ -142,10 +142,10 @@ def stored(hub: Hub, oid: str, number: str | None, body: bytes) -> Answer:
     return 200, {}, b""
 
 
-def completed(hub: Hub, oid: str, said: dict[str, Any]) -> Answer:
-    parts = [hub.parts.pop((oid, each["partNumber"])) for each in said["parts"]]
+def completed(hub: Hub, oid: str, declared: dict[str, Any]) -> Answer:
+    parts = [hub.parts.pop((oid, item["partNumber"])) for item in declared["parts"]]
     tags = [f'"{hashlib.md5(part).hexdigest()}"' for part in parts]
-    assert tags == [each["etag"] for each in said["parts"]]
+    assert tags == [item["etag"] for item in declared["parts"]]
     hub.objects[oid] = b"".join(parts)
     assert hashlib.sha256(hub.objects[oid]).hexdigest() == oid
     return 200, {}, b"{}"
@@ -170,5 +170,5 @@ def committed(web: Any, repo: str, body: bytes) -> Answer:
             web.files[file] = hub.objects[value["oid"]]
     name = hashlib.sha1(body + hub.head(repo).encode()).hexdigest()
     hub.commits.setdefault(repo, []).append((name, header["summary"], header.get("description", "")))
-    said = {"commitOid": name, "commitUrl": f"http://{web.address}/{repo}/commit/{name}", "success": True}
-    return 200, {}, json.dumps(said).encode()
+    declared = {"commitOid": name, "commitUrl": f"http://{web.address}/{repo}/commit/{name}", "success": True}
+    return 200, {}, json.dumps(declared).encode()

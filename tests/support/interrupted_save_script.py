@@ -1,7 +1,7 @@
 """Saves sharded arrays in processes that do not get to the end of what they do; run by test_eight_devices.py.
 
 interrupted_save_script DIRECTORY: forks one for each of WAYS, which works in a directory of that name, with
-its messages in `said`. Writes to DIRECTORY/ended.json how each ended. Only JAX's import is shared.
+its messages in `declared`. Writes to DIRECTORY/ended.json how each ended. Only JAX's import is shared.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def forked(how: str, directory: Path) -> int:
 
 def main(directory: Path) -> None:
     numbers = {how: forked(how, directory / how) for how in WAYS}
-    ended = {how: os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) for how, each in numbers.items()}
+    ended = {how: os.waitstatus_to_exitcode(os.waitpid(item, 0)[1]) for how, item in numbers.items()}
     (directory / "ended.json").write_text(json.dumps(ended))
 
 

@@ -46,20 +46,20 @@ def logits(restore: str, run: str, settings: list[str]) -> np.ndarray:
             save(model, run)
         tokens = jnp.arange(8, dtype=jnp.int32)[None]
         ones = jnp.ones(tokens.shape, jnp.int32)
-        made = model(
+        built = model(
             decoder_input_tokens=tokens,
             decoder_positions=tokens,
             decoder_segment_ids=ones,
             enable_dropout=False,
         )
-    return np.asarray(made, np.float32)
+    return np.asarray(built, np.float32)
 
 
 def with_noise(model: nnx.Module) -> nnx.Module:
     """With numbers for the factors that qwix made, of which all of B are zeros."""
     state = nnx.state(model, nnx.LoRAParam)
-    for number, (_, each) in enumerate(nnx.to_flat_state(state)):
-        each.set_value(jax.random.normal(jax.random.key(number), each.get_value().shape) / 4)
+    for number, (_, item) in enumerate(nnx.to_flat_state(state)):
+        item.set_value(jax.random.normal(jax.random.key(number), item.get_value().shape) / 4)
     nnx.update(model, state)
     return model
 
@@ -70,15 +70,15 @@ def save(model: nnx.Module, run: str) -> None:
     kinds = {"model_params": (model, nnx.LoRAParam), "optimizer_state": (optimizer, nnx.optimizer.OptState)}
     handlers = {name: ocp.PyTreeCheckpointHandler() for name in kinds}
     with ocp.CheckpointManager(run, item_handlers=handlers) as manager:
-        states = {name: nnx.state(*each) for name, each in kinds.items()}
+        states = {name: nnx.state(*item) for name, item in kinds.items()}
         manager.save(
-            3, args=ocp.args.Composite(**{name: ocp.args.PyTreeSave(each) for name, each in states.items()})
+            3, args=ocp.args.Composite(**{name: ocp.args.PyTreeSave(item) for name, item in states.items()})
         )
 
 
 def factors(model: nnx.Module) -> dict[tuple[object, ...], np.ndarray]:
-    found = nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))
-    return {path: np.asarray(each.get_value()) for path, each in found}
+    result = nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))
+    return {path: np.asarray(item.get_value()) for path, item in result}
 
 
 if __name__ == "__main__":

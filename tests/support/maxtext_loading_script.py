@@ -64,7 +64,7 @@ def make(root: Path) -> None:
         shutil.copytree(item.parent, root / "named" / RUN / name)
 
 
-def wanted(tree):
+def expected(tree):
     def leaf(array):
         return jax.ShapeDtypeStruct(np.shape(array), np.asarray(array).dtype, sharding=SHARDING)
 
@@ -73,7 +73,7 @@ def wanted(tree):
 
 def check(tree) -> None:
     """MaxText's own: weights that are not there come back as they were asked for."""
-    if any(isinstance(each, jax.ShapeDtypeStruct) for each in jax.tree.leaves(tree)):
+    if any(isinstance(item, jax.ShapeDtypeStruct) for item in jax.tree.leaves(tree)):
         raise ValueError("Checkpoint does not match the model")
 
 
@@ -86,11 +86,11 @@ def load_v0(rule: str, path: str) -> None:
     checkpointer = v0.Checkpointer(handler())
     if rule == "load_parameters_path":
         key, inner = asked_for(name)
-        target = {key: wanted(inner)}
+        target = {key: expected(inner)}
         args = {key: v0.checkpoint_utils.construct_restore_args(target[key])}
         check(checkpointer.restore(path, item=target, transforms={}, restore_args=args))
         return
-    check(checkpointer.restore(path, args=restored(wanted(FULL)))["params"])
+    check(checkpointer.restore(path, args=restored(expected(FULL)))["params"])
 
 
 def restored(target):
@@ -109,11 +109,11 @@ def load_v1(rule: str, path: str) -> None:
     key, inner = (
         ("model_params", WEIGHTS) if root.name == "model_params" else ("params", PARAMETERS["params"])
     )
-    target = wanted({key: inner} if rule == "load_parameters_path" else FULL)
+    target = expected({key: inner} if rule == "load_parameters_path" else FULL)
     with partially():
         name = "items" if (root / "items").exists() else None
-        found = v1.load(root, target, checkpointable_name=name)
-    check(found[key if rule == "load_parameters_path" else "params"])
+        result = v1.load(root, target, checkpointable_name=name)
+    check(result[key if rule == "load_parameters_path" else "params"])
 
 
 def resume_v0(run: str) -> None:
@@ -121,15 +121,15 @@ def resume_v0(run: str) -> None:
     step = manager.latest_step()
     if step is None:
         raise ValueError("no step")
-    found = manager.restore(step, args=v0.args.Composite(items=restored(wanted(FULL))))
-    check(found["items"]["params"])
+    result = manager.restore(step, args=v0.args.Composite(items=restored(expected(FULL))))
+    check(result["items"]["params"])
 
 
 def resume_v1(run: str) -> None:
     manager = v1.training.Checkpointer(run, context=partially())
     if manager.latest is None:
         raise ValueError("no step")
-    check(manager.load_checkpointables(manager.latest.step, {"items": wanted(FULL)})["items"]["params"])
+    check(manager.load_checkpointables(manager.latest.step, {"items": expected(FULL)})["items"]["params"])
 
 
 def outcome(function, *arguments: str) -> str:
@@ -140,17 +140,17 @@ def outcome(function, *arguments: str) -> str:
     return ""
 
 
-def main(asked: Path, said: Path) -> None:
+def main(asked: Path, declared: Path) -> None:
     (directory,) = json.loads(asked.read_bytes())
     make(Path(directory))
     calls = {"v0": (load_v0, resume_v0), "v1": (load_v1, resume_v1)}
-    found = {}
+    result = {}
     for api, (load, resume) in calls.items():
         for rule, path in product(RULES, PATHS):
-            found[f"{rule} {api} {path}"] = outcome(load, rule, f"{directory}/{path}")
+            result[f"{rule} {api} {path}"] = outcome(load, rule, f"{directory}/{path}")
         for run in RUNS:
-            found[f"resume {api} {run}"] = outcome(resume, f"{directory}/{run}/checkpoints")
-    said.write_text(json.dumps(found))
+            result[f"resume {api} {run}"] = outcome(resume, f"{directory}/{run}/checkpoints")
+    declared.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

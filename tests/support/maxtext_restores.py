@@ -39,7 +39,7 @@ SIZES = {
 }
 
 
-def main(source: str, said: str) -> None:
+def main(source: str, declared: str) -> None:
     os.environ.update(
         XLA_FLAGS="--xla_force_host_platform_device_count=4",
         JAX_PLATFORMS="cpu",
@@ -59,7 +59,7 @@ def main(source: str, said: str) -> None:
     settings = {**SETTINGS, **{name: model[field] for name, field in SIZES.items()}}
     base = Path(maxtext.__file__).parent / "configs" / "base.yml"
     lines = [
-        f"{name}={json.dumps(each) if isinstance(each, bool) else each}" for name, each in settings.items()
+        f"{name}={json.dumps(item) if isinstance(item, bool) else item}" for name, item in settings.items()
     ]
     config = pyconfig.initialize(["restores", str(base), *lines])
     mesh = jax.sharding.Mesh(maxtext_utils.create_device_mesh(config), config.mesh_axes)
@@ -73,18 +73,18 @@ def main(source: str, said: str) -> None:
             )
 
     ckpttools.use_in_maxtext()
-    wanted = nnx.state(abstract)
-    _, weights = restored(wanted, source, "", source_checkpoint_layout="safetensors_dynamic")
+    expected = nnx.state(abstract)
+    _, weights = restored(expected, source, "", source_checkpoint_layout="safetensors_dynamic")
     state = nnx.State({"model": nnx.state(abstract)})
     how = {"source_checkpoint_layout": "safetensors", "checkpoint_conversion_fn": "ckpttools.conversion_fn"}
     full, _ = restored(state, "", source, **how)
     rules = ckpttools.load(source, to="maxtext", dtype="float32", rules="maxtext", mesh=mesh)
-    Path(said).write_text(
+    Path(declared).write_text(
         json.dumps(
             {
                 "dynamic": described(weights, nnx),
                 "function": described(full["items"]["model"], nnx),
-                "rules": {"/".join(path): each for path, each in walked(rules["params"]["params"])},
+                "rules": {"/".join(path): item for path, item in walked(rules["params"]["params"])},
                 "asked": {
                     "/".join(map(str, path)): str(leaf.get_value().sharding.spec)
                     for path, leaf in nnx.to_flat_state(nnx.state(abstract, nnx.Param))
@@ -106,8 +106,8 @@ def walked(node: Any, path: tuple[str, ...] = ()) -> Any:
     if not isinstance(node, dict):
         yield path, described_array(node)
         return
-    for key, each in node.items():
-        yield from walked(each, (*path, key))
+    for key, item in node.items():
+        yield from walked(item, (*path, key))
 
 
 def described_array(array: Any) -> dict[str, Any]:

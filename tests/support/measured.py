@@ -22,12 +22,12 @@ class Ended:
 
     code: int
     peak: int
-    said: str
+    declared: str
 
     @property
     def hint(self):
         """The number that the refusal names, in MiB."""
-        return int(re.search(r"try --memory (\d+)MiB$", self.said, re.MULTILINE)[1])
+        return int(re.search(r"try --memory (\d+)MiB$", self.declared, re.MULTILINE)[1])
 
 
 def within(*words, mib, limit=""):
@@ -41,6 +41,6 @@ def measured(*words, limit=""):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     # A library may have something to say after that, as OpenBLAS has of memory that it does not get.
     peaks = re.findall(r"^peak (\d+)$", done.stderr, re.MULTILINE)
-    said = re.sub(r"^peak \d+\n", "", done.stderr, flags=re.MULTILINE)
-    assert "Traceback" not in said, said
-    return Ended(done.returncode, int(peaks[-1]) if peaks else 0, said)
+    declared = re.sub(r"^peak \d+\n", "", done.stderr, flags=re.MULTILINE)
+    assert "Traceback" not in declared, declared
+    return Ended(done.returncode, int(peaks[-1]) if peaks else 0, declared)

@@ -25,9 +25,9 @@ def _run(arguments: list[str]) -> tuple[int, str]:
     return 0, ""
 
 
-found = []
-for mounted, place, arguments in json.load(sys.stdin):
-    subprocess.run(["mount", "--bind", mounted, place], check=True)
-    found.append(_run(arguments))
-    subprocess.run(["umount", place], check=True)
-sys.stdout.write(json.dumps(found))
+result = []
+for mounted, location, arguments in json.load(sys.stdin):
+    subprocess.run(["mount", "--bind", mounted, location], check=True)
+    result.append(_run(arguments))
+    subprocess.run(["umount", location], check=True)
+sys.stdout.write(json.dumps(result))

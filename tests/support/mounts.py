@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support.places import TESTS
+from support.locations import TESTS
 
 # Mounts in a namespace of its own are gone with the process; an ordinary user is root there alone.
 _ALONE = ("unshare", "--mount", *(() if os.geteuid() == 0 else ("--map-root-user",)))
@@ -27,7 +27,9 @@ def while_mounted(*cases: tuple[Path, Path, Sequence[object]]) -> list[tuple[int
     """
     if not _may_mount():
         pytest.skip("nothing may be mounted here")
-    given = [(str(what), str(where), [str(each) for each in arguments]) for what, where, arguments in cases]
+    given = [
+        (str(what), str(where), [str(argument) for argument in arguments]) for what, where, arguments in cases
+    ]
     command = [*_ALONE, sys.executable, "-m", "support.mounting_script"]
     asked = json.dumps(given)
     ended = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=TESTS, check=False)
@@ -49,7 +51,7 @@ def on_overlay(directory: Path, *cases: Sequence[object]) -> list[tuple[int, str
         pytest.skip("no overlay may be mounted here")
     scratch = directory.with_name(directory.name + ".layers")
     scratch.mkdir()
-    asked = json.dumps([str(directory), str(scratch), [[str(each) for each in case] for case in cases]])
+    asked = json.dumps([str(directory), str(scratch), [[str(item) for item in case] for case in cases]])
     command = [*_ALONE, sys.executable, "-m", "support.overlay_script"]
     ended = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=TESTS, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -71,13 +73,16 @@ def on_a_small_disk(
     """
     if not _may_mount():
         pytest.skip("nothing may be mounted here")
-    given = [(str(what or ""), pages, [str(each) for each in arguments]) for what, pages, arguments in cases]
+    given = [
+        (str(what or ""), pages, [str(argument) for argument in arguments])
+        for what, pages, arguments in cases
+    ]
     command = [*_ALONE, sys.executable, "-m", "support.full_disk_script", str(disk)]
     asked = json.dumps(given)
     ended = subprocess.run(command, input=asked, capture_output=True, text=True, cwd=TESTS, check=False)
     assert ended.returncode == 0, ended.stderr
-    found: list[list[dict[str, Any]]] = json.loads(ended.stdout)
-    return found
+    result: list[list[dict[str, Any]]] = json.loads(ended.stdout)
+    return result
 
 
 _OVERLAY = (

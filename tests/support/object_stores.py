@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from ckpttools.stores import Place, parse
+from ckpttools.stores import Location, parse
 from ckpttools.stores.objects import az, gs, s3
 
 _NUMBERS = count()
@@ -24,8 +24,8 @@ _VARIABLES = ("GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_EMULATOR", "TENSORSTORE_G
 
 def files_in(directory: Path) -> dict[str, bytes]:
     """All files below a directory, by name."""
-    places = (each for each in directory.rglob("*") if each.is_file())
-    return {str(each.relative_to(directory)): each.read_bytes() for each in places}
+    locations = (item for item in directory.rglob("*") if item.is_file())
+    return {str(location.relative_to(directory)): location.read_bytes() for location in locations}
 
 
 class Cloud(ABC):
@@ -36,7 +36,7 @@ class Cloud(ABC):
     def __init__(self) -> None:
         self.bucket = f"bucket-{next(_NUMBERS)}"
 
-    def filled(self, files: Mapping[str, bytes]) -> Place:
+    def filled(self, files: Mapping[str, bytes]) -> Location:
         """A new place with these files below it, and others beside it."""
         number = next(_NUMBERS)
         self.put({f"{number}/some where/{key}": content for key, content in files.items()})
@@ -94,9 +94,9 @@ class Amazon(Cloud):
         from moto.s3.models import s3_backends
 
         backends = (backend for account in s3_backends.values() for backend in account.values())
-        bucket = next(each.buckets[self.bucket] for each in backends if self.bucket in each.buckets)
-        found = bucket.keys[key]
-        found.last_modified -= timedelta(seconds=seconds)
+        bucket = next(item.buckets[self.bucket] for item in backends if self.bucket in item.buckets)
+        result = bucket.keys[key]
+        result.last_modified -= timedelta(seconds=seconds)
 
 
 @contextmanager

@@ -47,8 +47,8 @@ def steps(run: epath.Path) -> Any:
 
 
 def manager(run: epath.Path) -> Any:
-    with ocp.CheckpointManager(run) as found:
-        return leaves(found.restore(0)["items"])
+    with ocp.CheckpointManager(run) as result:
+        return leaves(result.restore(0)["items"])
 
 
 def item(run: epath.Path) -> Any:
@@ -63,10 +63,10 @@ def step_by_v1(run: epath.Path) -> Any:
 def leaves(tree: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(tree, dict) or not tree:
         return {prefix: "Dict" if isinstance(tree, dict) else described(np.asarray(tree))}
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, below in tree.items():
-        found |= leaves(below, f"{prefix}/{name}" if prefix else name)
-    return found
+        result |= leaves(below, f"{prefix}/{name}" if prefix else name)
+    return result
 
 
 def asked(question: Callable[[epath.Path], Any], run: str) -> Any:
@@ -88,8 +88,8 @@ def main(asked_in: str, said_in: str) -> None:
     emulate()
     runs = json.loads(Path(asked_in).read_bytes())
     questions = (steps, manager, item, step_by_v1)
-    found = {run: {each.__name__: asked(each, run) for each in questions} for run in runs}
-    Path(said_in).write_text(json.dumps(found))
+    result = {run: {question.__name__: asked(question, run) for question in questions} for run in runs}
+    Path(said_in).write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

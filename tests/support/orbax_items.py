@@ -15,7 +15,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.region import Region
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
-from support.places import ORBAX
+from support.locations import ORBAX
 
 EXPECTED: dict[str, list[dict[str, Any]]] = json.loads((ORBAX / "expected.json").read_bytes())
 

@@ -167,12 +167,12 @@ V1_TARGETS = {"numpy": "numpy"} | {name: by for name, by in TARGETS.items() if b
 LOADERS = (standard, pytree, manager_bare, manager_named, manager_pytree, *V1_LOADERS)
 
 
-def check_values(loaded: Any, expected: Expected, target: Nested | None) -> None:
-    """Every leaf is there with the expected bits and, where one was asked for, the sharding."""
+def check_values(loaded: Any, reference: Expected, target: Nested | None) -> None:
+    """Every leaf is there with the reference bits and, where one was asked for, the sharding."""
     leaves = flat(loaded)
-    assert sorted(leaves) == sorted(expected), (sorted(leaves), sorted(expected))
-    wanted = {} if target is None else flat(target)
-    for path, leaf in expected.items():
+    assert sorted(leaves) == sorted(reference), (sorted(leaves), sorted(reference))
+    expected = {} if target is None else flat(target)
+    for path, leaf in reference.items():
         got = leaves[path]
         if isinstance(leaf, str):
             assert got == {}, f"{path}: {got!r} instead of an empty dictionary"
@@ -180,16 +180,16 @@ def check_values(loaded: Any, expected: Expected, target: Nested | None) -> None
             assert np.shape(got) == () and int(got) == 0, f"{path}: {got!r}"
         else:
             assert described(np.asarray(got)) == leaf, path
-            check_placement(path, got, wanted.get(path))
+            check_placement(path, got, expected.get(path))
 
 
-def check_placement(path: str, got: Any, wanted: Any) -> None:
+def check_placement(path: str, got: Any, expected: Any) -> None:
     """Without a sharding in the target the arrays are numpy's, as they were saved."""
-    if getattr(wanted, "sharding", None) is None:
+    if getattr(expected, "sharding", None) is None:
         assert isinstance(got, np.ndarray), f"{path}: {type(got).__name__}"
         return
     assert isinstance(got, jax.Array), f"{path}: {type(got).__name__}"
-    assert got.sharding.is_equivalent_to(wanted.sharding, got.ndim), f"{path}: {got.sharding}"
+    assert got.sharding.is_equivalent_to(expected.sharding, got.ndim), f"{path}: {got.sharding}"
     whole = np.asarray(got)
     for shard in got.addressable_shards:
         assert np.array_equal(np.asarray(shard.data), whole[shard.index]), f"{path}: {shard.index}"
@@ -199,10 +199,10 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     """Leaves by path; an empty dictionary is a leaf."""
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
-    made = {}
+    built = {}
     for key, value in tree.items():
-        made |= flat(value, f"{prefix}/{key}" if prefix else key)
-    return made
+        built |= flat(value, f"{prefix}/{key}" if prefix else key)
+    return built
 
 
 # The exact calls MaxText makes.
@@ -281,13 +281,13 @@ def check_metadata(tree: Any, expected: Expected) -> None:
 
 def cases() -> dict[str, Callable[[Path, Expected], None]]:
     """Every case by name."""
-    made: dict[str, Callable[[Path, Expected], None]] = {}
+    built: dict[str, Callable[[Path, Expected], None]] = {}
     for loader in LOADERS:
 
         def untargeted(run: Path, expected: Expected, loader: Any = loader) -> None:
             check_values(loader(run, None), expected, None)
 
-        made[f"{loader.__name__}-none"] = untargeted
+        built[f"{loader.__name__}-none"] = untargeted
         # Orbax v1 wants a sharding in every `jax.ShapeDtypeStruct`; its targets in numpy are arrays.
         shardings = TARGETS if loader not in V1_LOADERS else V1_TARGETS
         for name, sharding in shardings.items():
@@ -296,34 +296,34 @@ def cases() -> dict[str, Callable[[Path, Expected], None]]:
                 target = numpy_target(expected) if by == "numpy" else target_of(expected, by)
                 check_values(loader(run, target), expected, target)
 
-            made[f"{loader.__name__}-{name}"] = targeted
+            built[f"{loader.__name__}-{name}"] = targeted
     for name in ("first_axis", "last_axis", "replicated"):
 
         def parameters(run: Path, expected: Expected, by: Any = TARGETS[name]) -> None:
             maxtext_parameters(run, expected, by)
 
-        made[f"maxtext_parameters-{name}"] = parameters
+        built[f"maxtext_parameters-{name}"] = parameters
 
     def as_float32(run: Path, expected: Expected) -> None:
         maxtext_parameters(run, expected, first_axis, "float32")
 
-    made["maxtext_parameters-float32"] = as_float32
+    built["maxtext_parameters-float32"] = as_float32
     for check in (maxtext_metadata, item_metadata, manager_metadata, v1_metadata):
-        made[check.__name__] = check
-    return made
+        built[check.__name__] = check
+    return built
 
 
 def every_leaf_cases() -> dict[str, Callable[[Path, Any], None]]:
     """Each loader without a target, for a tree of every kind of leaf."""
-    made: dict[str, Callable[[Path, Any], None]] = {}
+    built: dict[str, Callable[[Path, Any], None]] = {}
     for loader in LOADERS:
 
         def check(run: Path, expected: Any, loader: Any = loader) -> None:
             got = spelled(loader(run, None))
             assert got == expected, (got, expected)
 
-        made[loader.__name__] = check
-    return made
+        built[loader.__name__] = check
+    return built
 
 
 def spelled(tree: Any) -> Any:

@@ -31,8 +31,8 @@ MESH = jax.sharding.Mesh(np.array(jax.devices()), ("all",))
 
 def standard(step: Path, item: str, target: Any) -> Any:
     with ocp.StandardCheckpointer() as checkpointer:
-        place = step / item
-        return checkpointer.restore(place) if target is None else checkpointer.restore(place, target)
+        location = step / item
+        return checkpointer.restore(location) if target is None else checkpointer.restore(location, target)
 
 
 def pytree(step: Path, item: str, target: Any) -> Any:
@@ -84,14 +84,14 @@ def spelled(tree: Any) -> Any:
     return described(np.asarray(tree)) if isinstance(tree, np.ndarray | jax.Array) else tree
 
 
-def check(loader: Any, step: Path, item: str, targeted: bool, expected: Any) -> None:
+def check(loader: Any, step: Path, item: str, targeted: bool, reference: Any) -> None:
     target = target_of(standard(step, item, None)) if targeted else None
     restored = loader(step, item, target)
     got = spelled(restored)
-    assert got == expected, (got, expected)
+    assert got == reference, (got, reference)
     if target is not None:
-        for array, wanted in zip(jax.tree.leaves(restored), jax.tree.leaves(target), strict=True):
-            assert array.sharding.is_equivalent_to(wanted.sharding, array.ndim), (array, wanted)
+        for array, expected in zip(jax.tree.leaves(restored), jax.tree.leaves(target), strict=True):
+            assert array.sharding.is_equivalent_to(expected.sharding, array.ndim), (array, expected)
 
 
 def main(jobs: list[tuple[str, str, int, str, bool, Any, list[str]]]) -> dict[str, dict[str, str]]:

@@ -24,4 +24,4 @@ subprocess.run(["mount", "-t", "tmpfs", "tmpfs", scratch], check=True)
 subprocess.run(["mkdir", f"{scratch}/upper", f"{scratch}/work"], check=True)
 layers = f"lowerdir={directory},upperdir={scratch}/upper,workdir={scratch}/work"
 subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, directory], check=True)
-sys.stdout.write(json.dumps([_run(each) for each in cases]))
+sys.stdout.write(json.dumps([_run(item) for item in cases]))

@@ -6,7 +6,7 @@ import re
 import shlex
 
 from support.command_line import ckpt
-from support.places import DOCS
+from support.locations import DOCS
 
 
 def run_page(name: str) -> list[str]:

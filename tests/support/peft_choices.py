@@ -197,10 +197,10 @@ def draw_config(draw: random.Random) -> dict[str, Any]:
 def draw_arrays(draw: random.Random, config: Mapping[str, Any]) -> tuple[dict[str, int], list[str]]:
     """Draw the ranks of stored factors, which fit the configuration, and the names of complete arrays."""
     patterns = config.get("rank_pattern", {})
-    modules = [each for each in MODULES if draw.random() < 0.9]
+    modules = [item for item in MODULES if draw.random() < 0.9]
     if config.get("use_dora"):
-        modules = [each for each in modules if each != EMBEDDING]
-    ranks = {each: _rank(patterns, each) for each in modules}
+        modules = [item for item in modules if item != EMBEDDING]
+    ranks = {item: _rank(patterns, item) for item in modules}
     saved = tuple(config.get("modules_to_save", ()))
     whole = []
     for module in (*MODULES, *NORMS):
@@ -215,8 +215,8 @@ def draw_arrays(draw: random.Random, config: Mapping[str, Any]) -> tuple[dict[st
 
 def _rank(patterns: Mapping[str, int], module: str) -> int:
     """Find the key of a pattern as `get_pattern_key` of PEFT does."""
-    found = (rank for key, rank in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
-    return next(found, 2)
+    result = (rank for key, rank in patterns.items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(result, 2)
 
 
 def draw_adapter(directory: Path, seed: int) -> dict[str, Any]:

@@ -103,30 +103,30 @@ def base_model(name: str, dtype: str) -> torch.nn.Module:
 
 
 def write(root: Path, case: str) -> None:
-    name, dtype, said = CASES[case]
+    name, dtype, declared = CASES[case]
     model = base_model(name, dtype)
     base = root / "bases" / f"{name}-{dtype}"
     model.save_pretrained(base)
     (base / "generation_config.json").unlink(missing_ok=True)
     torch.manual_seed(2)
-    tuned = get_peft_model(model, LoraConfig(**said, task_type="CAUSAL_LM"))
+    tuned = get_peft_model(model, LoraConfig(**declared, task_type="CAUSAL_LM"))
     for parameter_name, parameter in tuned.named_parameters():
         if "lora_" in parameter_name or "modules_to_save" in parameter_name:
             noise = torch.randn_like(parameter.data) * 0.2
             # Magnitudes of DoRA are lengths of rows.
             parameter.data = parameter.data * 1.5 if "magnitude" in parameter_name else noise
-    place = root / case
-    tuned.save_pretrained(place)
+    location = root / case
+    tuned.save_pretrained(location)
     # PEFT 0.19 and later write safetensors alone; these are the bytes that torch.save made before.
     if case == "bin":
         from safetensors.torch import load_file
 
-        torch.save(load_file(place / "adapter_model.safetensors"), place / "adapter_model.bin")
-        (place / "adapter_model.safetensors").unlink()
-    (place / "README.md").unlink(missing_ok=True)
-    config = json.loads((place / "adapter_config.json").read_bytes())
+        torch.save(load_file(location / "adapter_model.safetensors"), location / "adapter_model.bin")
+        (location / "adapter_model.safetensors").unlink()
+    (location / "README.md").unlink(missing_ok=True)
+    config = json.loads((location / "adapter_config.json").read_bytes())
     config["base_model_name_or_path"] = f"tiny/{name}"
-    (place / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
+    (location / "adapter_config.json").write_text(json.dumps(config, indent=1, sort_keys=True))
     with torch.no_grad():
         logits = tuned(torch.arange(8)[None]).logits
         merged = tuned.merge_and_unload()
@@ -138,5 +138,5 @@ def write(root: Path, case: str) -> None:
 if __name__ == "__main__":
     destination = Path(sys.argv[1])
     shutil.rmtree(destination, ignore_errors=True)
-    for each in CASES:
-        write(destination, each)
+    for item in CASES:
+        write(destination, item)

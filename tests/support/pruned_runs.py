@@ -42,16 +42,16 @@ def write_run(
                 "kernel",
             ): rng.standard_normal(shape, np.float32),
         }
-        arrays = {path: (zarr3([LITTLE], list(each.shape)), each) for path, each in leaves.items()}
+        arrays = {path: (zarr3([LITTLE], list(item.shape)), item) for path, item in leaves.items()}
         write_item(run / str(step) / "items", arrays)
-        place = run / str(step) / "metrics"
-        place.mkdir()
-        (place / "metrics").write_text(json.dumps({"loss": 1 / step, "reward": step % 3}))
+        location = run / str(step) / "metrics"
+        location.mkdir()
+        (location / "metrics").write_text(json.dumps({"loss": 1 / step, "reward": step % 3}))
         handlers = {"items": HANDLER, "metrics": JSON}
-        said = {"item_handlers": handlers, "init_timestamp_nsecs": step, "commit_timestamp_nsecs": step}
-        (run / str(step) / "_CHECKPOINT_METADATA").write_text(json.dumps(said))
-        for each in (place.parent, place, run / str(step) / "items") if commits else ():
-            (each / "commit_success.txt").write_text("Checkpoint commit was successful")
+        declared = {"item_handlers": handlers, "init_timestamp_nsecs": step, "commit_timestamp_nsecs": step}
+        (run / str(step) / "_CHECKPOINT_METADATA").write_text(json.dumps(declared))
+        for item in (location.parent, location, run / str(step) / "items") if commits else ():
+            (item / "commit_success.txt").write_text("Checkpoint commit was successful")
     return run
 
 

@@ -170,24 +170,24 @@ def parts_of(kind: str, module: str) -> list[set[str]]:
     names = [f"{module}.{key}" for key in KINDS[kind][1]]
     if kind != "mxfp4":
         return [set(names)]
-    return [{f"{module}.{word}_{each}" for each in ("blocks", "scales")} for word in ("up", "down")]
+    return [{f"{module}.{word}_{item}" for item in ("blocks", "scales")} for word in ("up", "down")]
 
 
 def described(kind: str) -> Arrays:
-    inside = {f"{module}.{key}": each for module in MODULES for key, each in KINDS[kind][1].items()}
+    inside = {f"{module}.{key}": item for module in MODULES for key, item in KINDS[kind][1].items()}
     return {**PLAIN, **inside}
 
 
-def tree_of_kind(kind: str, *, said: bool = True) -> Tree:
+def tree_of_kind(kind: str, *, declared: bool = True) -> Tree:
     leaves = {
         (name,): stored(noise(shape, DTYPES[dtype]), DTYPES[dtype])
         for name, (dtype, shape) in described(kind).items()
     }
-    config = {"dtype": "bfloat16"} | ({"quantization_config": KINDS[kind][0]} if said else {})
+    config = {"dtype": "bfloat16"} | ({"quantization_config": KINDS[kind][0]} if declared else {})
     return Tree(leaves).with_metadata(config=config)
 
 
-def write(directory: Path, kind: str, *, said: bool = True) -> Path:
+def write(directory: Path, kind: str, *, declared: bool = True) -> Path:
     """A checkpoint of this kind, as others write it."""
     rng = np.random.default_rng(len(kind))
     arrays = {}
@@ -197,6 +197,6 @@ def write(directory: Path, kind: str, *, said: bool = True) -> Path:
         arrays[name] = np.asarray(drawn).astype(to)
     directory.mkdir()
     save_file(arrays, directory / "model.safetensors", {"format": "pt"})
-    config = {"torch_dtype": "bfloat16"} | ({"quantization_config": KINDS[kind][0]} if said else {})
+    config = {"torch_dtype": "bfloat16"} | ({"quantization_config": KINDS[kind][0]} if declared else {})
     (directory / "config.json").write_text(json.dumps(config))
     return directory

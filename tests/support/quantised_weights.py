@@ -88,8 +88,8 @@ def fp8_blocks(
         factors = stored_scales = _scales(rng, grid(shape, cell), dtype)
         key = f"{name}_scale_inv"
     arrays = {name: codes, key: stored_scales}
-    said = f"fp8 {block[0]}x{block[1]}"
-    return Made(arrays, config, name, scaled(codes, factors, cell), said)
+    declared = f"fp8 {block[0]}x{block[1]}"
+    return Made(arrays, config, name, scaled(codes, factors, cell), declared)
 
 
 def fp8_rows(rng: np.random.Generator, shape: tuple[int, int], dtype: str = "float32") -> Made:
@@ -163,8 +163,8 @@ def int4(
     shape = (rows, words * 8 - cut)
     nibbles = rng.integers(0, 16, (rows, words * 8)).astype(np.uint32)
     packed = np.zeros((rows, words), np.uint32)
-    for place in range(8):
-        packed |= nibbles[:, place::8] << (4 * place)
+    for location in range(8):
+        packed |= nibbles[:, location::8] << (4 * location)
     nibbles = nibbles[:, : shape[1]]
     scales = _scales(rng, grid(shape, (1, group)), "bfloat16")
     name = "m.experts.0.up_proj.weight"
@@ -176,8 +176,8 @@ def int4(
     zeros = rng.integers(0, 16, scales.shape) if shifted else np.full(scales.shape, 8)
     if shifted:
         of_words = np.zeros((-(-rows // 8), scales.shape[1]), np.uint32)
-        for row, each in enumerate(zeros.astype(np.uint32)):
-            of_words[row // 8] |= each << np.uint32(4 * (row % 8))
+        for row, item in enumerate(zeros.astype(np.uint32)):
+            of_words[row // 8] |= item << np.uint32(4 * (row % 8))
         arrays[f"{name}_zero_point"] = of_words.view(np.int32)
     weights = {"num_bits": 4, "type": "int", "group_size": group, "strategy": "group"}
     weights |= {"symmetric": not shifted}

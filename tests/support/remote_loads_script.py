@@ -30,17 +30,17 @@ def bits(array: Any) -> Any:
     return [np.ascontiguousarray(np.asarray(shard.data)).tobytes() for shard in array.addressable_shards]
 
 
-def main(asked: str, said: str) -> None:
+def main(asked: str, declared: str) -> None:
     # Else what is read of a header brings small files along, whole.
     blocks.SIZE = 1
     results = []
-    for place, local, options in json.loads(Path(asked).read_text()):
-        prepared = ckpttools.load.plan(place, **options)
+    for location, local, options in json.loads(Path(asked).read_text()):
+        prepared = ckpttools.load.plan(location, **options)
         with counted() as since:
             loaded = prepared.run()
-            fetched = {address: each.nbytes for address, each in since().items()}
-        wanted = ckpttools.load(local, **options)
-        both = jax.tree.map(lambda one, other: bits(one) == bits(other), loaded, wanted)
+            fetched = {address: item.nbytes for address, item in since().items()}
+        expected = ckpttools.load(local, **options)
+        both = jax.tree.map(lambda one, other: bits(one) == bits(other), loaded, expected)
         plan = prepared.plan
         results.append(
             {
@@ -48,10 +48,10 @@ def main(asked: str, said: str) -> None:
                 "planned": plan.bytes_read,
                 "fetched": fetched,
                 "differing": [jax.tree_util.keystr(k) for k, v in jax.tree.leaves_with_path(both) if not v],
-                "scheme": parse(place).store.scheme,
+                "scheme": parse(location).store.scheme,
             }
         )
-    Path(said).write_text(json.dumps(results))
+    Path(declared).write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

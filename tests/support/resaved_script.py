@@ -16,11 +16,11 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import ckpttools
 
 
-def main(asked: str, said: str) -> None:
+def main(asked: str, declared: str) -> None:
     for source, destination, mesh, options in json.loads(Path(asked).read_text()):
         state = ckpttools.load(source, rules="maxtext", mesh=mesh)
         ckpttools.save(state, destination, **options)
-    Path(said).write_text("[]")
+    Path(declared).write_text("[]")
 
 
 if __name__ == "__main__":

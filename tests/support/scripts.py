@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from support.places import TESTS
+from support.locations import TESTS
 
 
 def answers(
@@ -20,9 +20,9 @@ def answers(
 
     More than one attempt is for scripts in which a native library of somebody else may crash.
     """
-    asked, said = directory / "jobs.json", directory / "results.json"
+    asked, declared = directory / "jobs.json", directory / "results.json"
     asked.write_text(json.dumps(jobs))
-    command = [sys.executable, "-m", f"support.{script}", str(asked), str(said)]
+    command = [sys.executable, "-m", f"support.{script}", str(asked), str(declared)]
     variables = {**os.environ, **environment}
     for _ in range(attempts):
         ended = subprocess.run(
@@ -32,4 +32,4 @@ def answers(
         if ended.returncode >= 0:
             break
     assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr}"
-    return json.loads(said.read_bytes())
+    return json.loads(declared.read_bytes())

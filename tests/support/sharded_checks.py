@@ -41,8 +41,8 @@ from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import stored
 from support.eight_devices import CHECKS as CHECKS
 from support.eight_devices import MESHES, bits, by_path, check, counted, fitting, mesh_of, nest, same
+from support.locations import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.orbax_items import EXPECTED
-from support.places import DOCS, GOLDEN, HF, ORBAX, TRAINED
 from support.stored_trees import EVERYTHING, values
 
 # Eight bytes each: JAX has them only where it is told to.
@@ -96,10 +96,10 @@ def sources() -> None:
         tree = ckpttools.open(source)
         narrow = {path: leaf for path, leaf in tree.arrays.items() if leaf.dtype.name not in WIDE}
         narrow = {path: leaf for path, leaf in narrow.items() if path not in tree.metadata.scalars}
-        wanted = Tree(narrow, replace(tree.metadata, key_impls={}))
-        shardings = nest({path: fitting(each.shape, mesh, number) for path, each in narrow.items()})
+        expected = Tree(narrow, replace(tree.metadata, key_impls={}))
+        shardings = nest({path: fitting(item.shape, mesh, number) for path, item in narrow.items()})
         like = as_structs(shardings, narrow)
-        same(by_path(ckpttools.load(source, like=like)), wanted)
+        same(by_path(ckpttools.load(source, like=like)), expected)
 
 
 def as_structs(shardings: Any, arrays: Any) -> Any:
@@ -108,8 +108,8 @@ def as_structs(shardings: Any, arrays: Any) -> Any:
     flat = by_path(shardings)
     return nest(
         {
-            path: jax.ShapeDtypeStruct(arrays[path].shape, arrays[path].dtype.numpy, sharding=each)
-            for path, each in flat.items()
+            path: jax.ShapeDtypeStruct(arrays[path].shape, arrays[path].dtype.numpy, sharding=item)
+            for path, item in flat.items()
         }
     )
 
@@ -131,7 +131,7 @@ def every_dtype_and_every_bit() -> None:
     tree = Tree(arrays)
     for text in MESHES:
         mesh = mesh_of(text)
-        shardings = nest({path: fitting(each.shape, mesh, 0) for path, each in tree.arrays.items()})
+        shardings = nest({path: fitting(item.shape, mesh, 0) for path, item in tree.arrays.items()})
         loaded = by_path(ckpttools.load(tree, shardings=shardings))
         for path, array in tree.arrays.items():
             if path[1].startswith(("int2", "int4", "float4")):
@@ -163,7 +163,7 @@ def leaves_of_all_kinds() -> None:
     texts = ckpttools.load(tree, like={"list": [{}, {"text": "before"}], "yes": False})
     assert texts == {"list": [{}, {"text": tree["list", 1, "text"].value}], "yes": True}
     error = refused(CoverageError, tree, like={"list": [{}, {"text": shape, "txt": ""}], "number": ""})
-    for part in ("list/1/text: is a text, wanted an array", "list/1/txt: not there", "number: is float64"):
+    for part in ("list/1/text: is a text, expected an array", "list/1/txt: not there", "number: is float64"):
         assert part in error, error
     raw = ckpttools.load(tree, like={"rng": {"keys": jax.ShapeDtypeStruct((3, 2), np.uint32)}})
     assert bits(raw["rng"]["keys"]) == bits(data)
@@ -172,7 +172,7 @@ def leaves_of_all_kinds() -> None:
 
 
 @check
-def nnx_modules_are_filled_in_place() -> None:
+def nnx_modules_are_filled_in_location() -> None:
     import jax
     from flax import nnx
 
@@ -247,9 +247,9 @@ def stores_and_encoded_chunks() -> None:
     tree = Tree({("a",): noise("float32", 512, 256), ("b",): noise("bfloat16", 64, 128)})
     rules = {"*": "P('fsdp', 'tensor')"}
     with tempfile.TemporaryDirectory() as directory:
-        for place in ("memory://load/checks", str(Path(directory) / "z")):
-            ckpttools.save(tree, place, "orbax", compression="zstd")
-            prepared = ckpttools.load.plan(place, rules=rules, mesh="fsdp=4,tensor=2")
+        for location in ("memory://load/checks", str(Path(directory) / "z")):
+            ckpttools.save(tree, location, "orbax", compression="zstd")
+            prepared = ckpttools.load.plan(location, rules=rules, mesh="fsdp=4,tensor=2")
             with counted() as count:
                 same(by_path(prepared.run()), tree)
         assert 0 < count[0] <= prepared.plan.bytes_read, (count, prepared.plan)
@@ -259,10 +259,10 @@ def stores_and_encoded_chunks() -> None:
 def what_is_damaged_meanwhile_is_an_error() -> None:
     tree = Tree({(str(n),): noise("float32", 256, 256 + n) for n in range(4)})
     with tempfile.TemporaryDirectory() as directory:
-        place = Path(directory) / "t"
-        ckpttools.save(tree, place, "safetensors")
-        prepared = ckpttools.load.plan(place, rules={"*": "P('fsdp')"}, mesh="fsdp=8")
-        file = next(place.glob("*.safetensors"))
+        location = Path(directory) / "t"
+        ckpttools.save(tree, location, "safetensors")
+        prepared = ckpttools.load.plan(location, rules={"*": "P('fsdp')"}, mesh="fsdp=8")
+        file = next(location.glob("*.safetensors"))
         os.truncate(file, file.stat().st_size // 2)
         try:
             prepared.run()
@@ -317,18 +317,18 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
         }
     }
     error = refused(CoverageError, tree, like=like)
-    for part in ("a/kernl: not there; did you mean a/kernel?", "a/bias: is bfloat16, wanted float32"):
+    for part in ("a/kernl: not there; did you mean a/kernel?", "a/bias: is bfloat16, expected float32"):
         assert part in error, error
-    assert "a/kernel: has the shape [8, 8], wanted [8, 9]" in error, error
+    assert "a/kernel: has the shape [8, 8], expected [8, 9]" in error, error
     assert 'dtype="like"' in refused(CoverageError, tree, like={"a": {"bias": struct((7,), np.float32)}})
     scales = {"a": {"bias": struct((7,), DTYPES["float8_e8m0fnu"].numpy)}}
     assert "signs and zeros" in refused(MappingError, tree, like=scales, dtype="like")
     truth = Tree({("is",): noise("bool", 4), ("n",): noise("int8", 4)})
-    for name, wanted, casts in (("is", "float32", True), ("n", "bool", False), ("n", "int32", True)):
-        error = refused(CoverageError, truth, like={name: struct((4,), wanted)})
+    for name, expected, casts in (("is", "float32", True), ("n", "bool", False), ("n", "int32", True)):
+        error = refused(CoverageError, truth, like={name: struct((4,), expected)})
         assert ('dtype="like"' in error) is casts, error
         if casts:
-            ckpttools.load.plan(truth, like={name: struct((4,), wanted)}, dtype="like")
+            ckpttools.load.plan(truth, like={name: struct((4,), expected)}, dtype="like")
     assert "b: int64 needs jax_enable_x64" in refused(CoverageError, tree)
     rules = [("*bias", "P('fsdp')"), ("*kernel", "P('fsdp', 'tensor', None)")]
     error = refused(CoverageError, tree, rules=rules, mesh="fsdp=4,tensor=2", drop="b")
@@ -336,7 +336,9 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
     assert "more entries" in error, error
     assert "also give" in refused(UsageError, tree, rules=rules)
     assert "did you mean fsdp" in refused(UsageError, tree, rules=[("embed", "fsp")], mesh="fsdp=8")
-    assert "wanted 8" in refused(UsageError, tree, rules=rules, mesh="fsdp=4").replace("  wanted ", "wanted")
+    assert "expected 8" in refused(UsageError, tree, rules=rules, mesh="fsdp=4").replace(
+        "  expected ", "expected"
+    )
     assert "needs `like`" in refused(UsageError, tree, dtype="like")
     assert "no devices" in refused(UsageError, tree, rules=rules, mesh=jax.sharding.Mesh([], ("x",)))
     assert "without leaves" in refused(UsageError, tree, like={})
@@ -355,7 +357,7 @@ def what_does_not_fit_is_refused_and_all_of_it_listed() -> None:
 @check
 def another_model_than_was_asked_for_is_said_to_be_one() -> None:
     maxtext, other = GOLDEN / "llama3.1" / "maxtext_scanned", GOLDEN / "qwen3" / "hf"
-    of_maxtext, of_hf, of_other = (shapes_of(each) for each in (maxtext, HF, other))
+    of_maxtext, of_hf, of_other = (shapes_of(item) for item in (maxtext, HF, other))
     assert 'into which to="maxtext" converts' in refused(CoverageError, HF, like=of_maxtext["params"])
     assert 'into which to="hf" and model="HF_DIR"' in refused(CoverageError, maxtext, like=of_hf)
     error = refused(CoverageError, HF, like=of_other)
@@ -396,16 +398,16 @@ def more_rows_of_the_vocabulary_are_zeros_and_told() -> None:
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         prepared = ckpttools.load.plan(HF, like=like, to="maxtext", dtype="like")
-    assert [each.category for each in told] == [PaddedVocabularyWarning]
+    assert [item.category for item in told] == [PaddedVocabularyWarning]
     assert "320 rows of token embeddings, the model 256: the other 64 are zeros" in str(told[0].message)
-    assert any("padded with zeros" in each.text for each in prepared.plan.notes.values), prepared.plan.notes
+    assert any("padded with zeros" in item.text for item in prepared.plan.notes.values), prepared.plan.notes
     rows = np.asarray(prepared.run()["params"]["params"]["token_embedder"]["embedding"])
     assert not rows[256:].any() and rows[:256].any(axis=1).all()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ckpttools.load.plan(HF, like=like, to="maxtext", dtype="like", pad_vocab=320)
     with_rows(200)
-    assert "wanted [200, 64]" in refused(CoverageError, HF, like=like, to="maxtext", dtype="like")
+    assert "expected [200, 64]" in refused(CoverageError, HF, like=like, to="maxtext", dtype="like")
 
 
 def refused(kind: type[Exception], source: Any, **how: Any) -> str:
@@ -438,7 +440,7 @@ def values_that_a_dtype_cannot_hold_are_told() -> None:
         warnings.simplefilter("always")
         loaded = ckpttools.load(tree, dtype="float16")
     assert np.isinf(np.asarray(loaded["a"])).sum() == 2
-    assert [each.category for each in told] == [LostValuesWarning]
+    assert [item.category for item in told] == [LostValuesWarning]
     assert "a: 2 overflowed" in str(told[0].message), told[0].message
 
 
@@ -449,18 +451,18 @@ def the_page_says_how_and_its_examples_work() -> None:
     with tempfile.TemporaryDirectory() as directory, contextlib.chdir(directory):
         (Path(directory) / "hf").mkdir()
         shutil.copytree(HF, Path(directory) / "hf" / "llama")
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said):
+        declared = io.StringIO()
+        with contextlib.redirect_stdout(declared):
             for block in code_blocks(DOCS / "sharding.md", "python"):
                 exec(block, names)
         (Path(directory) / "rules.toml").write_text(code_blocks(DOCS / "sharding.md", "toml")[0])
         again = ckpttools.load("hf/llama", rules="rules.toml", mesh="fsdp=4,tensor=2")
-    lines = said.getvalue()
+    lines = declared.getvalue()
     for expected in ("P('fsdp', None, 'tensor')", "P('tensor', 'fsdp')", "did you mean model.norm.weight?"):
         assert expected in lines, lines
-    assert {name: each.sharding for name, each in again.items()} == {
-        name: each.sharding
-        for name, each in ckpttools.load(HF, rules=names["rules"], mesh="fsdp=4,tensor=2").items()
+    assert {name: item.sharding for name, item in again.items()} == {
+        name: item.sharding
+        for name, item in ckpttools.load(HF, rules=names["rules"], mesh="fsdp=4,tensor=2").items()
     }
     up = ckpttools.open(HF).arrays["model.layers.0.mlp.up_proj.weight",].read().astype(np.float32)
     assert bits(names["model"].up.kernel[...]) == bits(np.ascontiguousarray(up.T))
@@ -493,7 +495,7 @@ def memory_kinds_and_staging() -> None:
     )
     assert 0 < prepared.plan.staging < tree.nbytes, prepared.plan
     loaded = by_path(prepared.run())
-    assert {each.sharding.memory_kind for each in loaded.values()} == {"pinned_host"}
+    assert {item.sharding.memory_kind for item in loaded.values()} == {"pinned_host"}
     same(loaded, tree)
     assert "at least" in refused(
         MemoryBudgetError,
@@ -520,8 +522,8 @@ def replicas_share_what_was_read_and_donating_one_keeps_the_others() -> None:
     assert len(pointers) == 1
     first, *others = [shard.data for shard in loaded.addressable_shards]
     assert np.asarray(jax.jit(jax.numpy.ones_like, donate_argnums=0)(first)).all()
-    for each in others:
-        assert bits(each) == bits(tree.arrays["a",].read())
+    for other in others:
+        assert bits(other) == bits(tree.arrays["a",].read())
 
 
 @check
@@ -532,15 +534,15 @@ def parts_of_trees_and_remarks() -> None:
         warnings.simplefilter("always")
         plan = ckpttools.load.plan(HF, mesh="fsdp=8", rules={"*embed*": "P('fsdp')"}).plan
         ckpttools.load.plan(HF, mesh="fsdp=8", rules={"*norm*": "P()", "*": "P('fsdp')"})
-    assert any("no rule is about" in each for each in plan.notes.remarks), plan.notes
-    assert [each.category for each in told] == [UncutArraysWarning]
+    assert any("no rule is about" in remark for remark in plan.notes.remarks), plan.notes
+    assert [item.category for item in told] == [UncutArraysWarning]
     name = "model.norm.weight"
     import jax
 
     shape = ckpttools.open(HF).arrays[name,].shape
     like = {name: jax.ShapeDtypeStruct(shape, "bfloat16")}
     plan = ckpttools.load.plan(HF, like=like).plan
-    assert any("not asked for" in each for each in plan.notes.remarks), plan.notes
+    assert any("not asked for" in remark for remark in plan.notes.remarks), plan.notes
     assert plan.bytes_read == prod(shape) * 2
 
 
@@ -571,7 +573,7 @@ def the_rules_of_maxtext_are_resolved_as_flax_does() -> None:
     for family in ("llama3.1", "deepseek3", "qwen3-moe"):
         tree = to_maxtext(ckpttools.open(GOLDEN / family / "hf"), ToMaxText()).state
         for path, names in axis_names(tree).items():
-            logical = tuple(each[0] if each else None for each in names)
+            logical = tuple(name[0] if name else None for name in names)
             flax = nn.logical_to_mesh_axes(logical, LOGICAL_AXIS_RULES)
             ours = MAXTEXT.spec(path, names, mesh)
             assert tuple(map(entry, flax)) == ours, (keystr(path), flax, ours)
@@ -592,15 +594,15 @@ def arrays_of_one_kind_are_exchanged_by_one_program() -> None:
     mesh = mesh_of("data=2,fsdp=4")
     rows, columns = (NamedSharding(mesh, PartitionSpec(*spec)) for spec in (("fsdp", None), (None, "fsdp")))
     value = values((16, 8), DTYPES["bfloat16"], 3)
-    read, target = (ArrayTarget(value.shape, DTYPES["bfloat16"], each) for each in (rows, columns))
+    read, target = (ArrayTarget(value.shape, DTYPES["bfloat16"], item) for item in (rows, columns))
     carriers = value.view(np.uint16)
     read_parts = {cell: carriers[4 * cell[0] : 4 * cell[0] + 4] for cell in read.shards.held}
     own_parts = {cell: carriers[:, 2 * cell[1] : 2 * cell[1] + 2] for cell in own_shards(target).held}
     counts = []
     for _ in range(3):
-        made = (exchanged(read_parts, read, target), broadcast(own_parts, target))
+        built = (exchanged(read_parts, read, target), broadcast(own_parts, target))
         counts.append(len(compiled))
-        assert all(np.array_equal(np.asarray(each).view(np.uint16), carriers) for each in made)
+        assert all(np.array_equal(np.asarray(item).view(np.uint16), carriers) for item in built)
     assert 0 < counts[0] == counts[1] == counts[2], counts
 
 

@@ -20,7 +20,7 @@ from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import stored
 from support.eight_devices import MESHES, by_path, check, counted, fitting, mesh_of, nest, same
 from support.golden_data import FAMILIES, SCAN_NAMES
-from support.places import GOLDEN, GOLDEN_0_2_5
+from support.locations import GOLDEN, GOLDEN_0_2_5
 
 Model = tuple[Directory, bool]
 EXPERTS = "fsdp=2,expert=4"
@@ -38,13 +38,13 @@ UNSTACKED = (
     "qwen3.5",
     "qwen3.5-fp8",
 )
-# Its value heads take turns, 512 bytes each: a read is longer than what lies between two that are wanted.
+# Its value heads take turns, 512 bytes each: a read is longer than what lies between two that are expected.
 SHORT_RUNS = ("qwen3.5", "qwen3.5-fp8")
 
 
 def golden_models() -> Iterator[Model]:
     """What both versions of MaxText converted: directories, and whether layers are stacked."""
-    later = sorted(each.name for each in GOLDEN_0_2_5.iterdir() if each.is_dir())
+    later = sorted(item.name for item in GOLDEN_0_2_5.iterdir() if item.is_dir())
     for directory in (*(GOLDEN / name for name in FAMILIES), *(GOLDEN_0_2_5 / name for name in later)):
         for scan, name in SCAN_NAMES.items():
             if (directory / f"leaves_{name}.json").exists():
@@ -86,24 +86,24 @@ def plan(model: Model, **where: Any) -> Any:
 def loaded(model: Model, prepared: Any) -> dict[Path, Any]:
     """What comes of it, when bits and the bytes that were read are as they must be."""
     with counted() as read:
-        found = by_path(prepared.run())
-    same(found, parameters(model))
-    most = prepared.plan.bytes_needed * (1.3 if model[0].name in SHORT_RUNS else 1)
-    assert read[0] == prepared.plan.bytes_read <= most, (model, prepared.plan)
-    return found
+        result = by_path(prepared.run())
+    same(result, parameters(model))
+    limit = prepared.plan.bytes_needed * (1.3 if model[0].name in SHORT_RUNS else 1)
+    assert read[0] == prepared.plan.bytes_read <= limit, (model, prepared.plan)
+    return result
 
 
 @check
 def every_family_onto_meshes() -> None:
     """Meshes and specs differ from model to model, and between layers that are stacked and that are not."""
     numbers = count()
-    models = {*one_of_each(), *(each for each in golden_models() if ALL or each[0].name in UNSTACKED)}
+    models = {*one_of_each(), *(item for item in golden_models() if ALL or item[0].name in UNSTACKED)}
     for number, model in enumerate(sorted(models)):
         for text in MESHES if ALL else [MESHES[number % len(MESHES)]]:
             mesh, first = mesh_of(text), next(numbers)
             asked = {path: fitting(a.shape, mesh, first) for path, a in parameters(model).arrays.items()}
-            found = loaded(model, plan(model, shardings=nest(asked)))
-            assert {path: each.sharding for path, each in found.items()} == asked
+            result = loaded(model, plan(model, shardings=nest(asked)))
+            assert {path: item.sharding for path, item in result.items()} == asked
 
 
 @check
@@ -125,8 +125,8 @@ def experts_are_cut_by_the_name_of_their_axis() -> None:
         if uneven:
             assert "divided evenly" in refused(model, rules=rules, mesh=EXPERTS)
             continue
-        found = loaded(model, plan(model, rules=rules, mesh=EXPERTS))
-        assert all(found[path].sharding.spec[axis] == "expert" for path, axis in cut.items()), model
+        result = loaded(model, plan(model, rules=rules, mesh=EXPERTS))
+        assert all(result[path].sharding.spec[axis] == "expert" for path, axis in cut.items()), model
     assert kinds == {False, True}
 
 
@@ -143,7 +143,7 @@ def what_jax_cannot_cut_evenly_is_refused_and_nothing_else() -> None:
             for path, array in arrays.items()
         }
         uneven = [path for path in asked if not divided_by_jax(asked[path], arrays[path].shape)]
-        even = {path: each for path, each in asked.items() if path not in uneven}
+        even = {path: item for path, item in asked.items() if path not in uneven}
         if even:
             plan(model, shardings=nest(even))
         for path in uneven[: 1 + number % 2]:

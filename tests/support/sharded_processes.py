@@ -27,7 +27,7 @@ from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.strategies import stored
 from support.eight_devices import by_path, counted, fitting, mesh_of, nest, same
-from support.places import HF
+from support.locations import HF
 from support.stored_trees import values
 
 DEVICES = 8
@@ -53,7 +53,7 @@ def run(directory: Path, processes: int) -> dict[str, Any]:
     source = directory / "columns"
     tree = ckpttools.open(source)
     onto_one(source, tree)
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     over_columns = {"*columns": "P(None, 'tensor')", "*": "P()"}
     rows = {"*columns": "P('fsdp')", "*": "P()"}
     two = f"data={processes},fsdp={DEVICES // processes}"
@@ -64,26 +64,26 @@ def run(directory: Path, processes: int) -> dict[str, Any]:
         ("broadcast", rows, two, {"single_replica": True}),
     ):
         prepared = ckpttools.load.plan(source, rules=rules, mesh=mesh, **how)
-        said: list[Any] = []
-        prepared = replace(prepared, observe_job=said.append)
+        declared: list[Any] = []
+        prepared = replace(prepared, observe_job=declared.append)
         with counted() as count:
             loaded = by_path(prepared.run())
         same(loaded, tree)
         plan = prepared.plan
-        found[name] = {
+        result[name] = {
             "read": count[0],
             "planned": plan.bytes_read,
             "alone": plan.bytes_read_alone,
             "needed": plan.bytes_needed,
             "exchanged": plan.bytes_exchanged,
-            "said": [[repr(each), len(each.processes), each.count] for each in said],
-            "ways": {each.path: each.way for each in plan.array_list},
+            "said": [[repr(item), len(item.processes), item.count] for item in declared],
+            "ways": {item.path: item.way for item in plan.array_list},
         }
-    found["refused"] = [failing(source, over_columns), differing(source, over_columns)]
-    found["total"] = tree.nbytes
+    result["refused"] = [failing(source, over_columns), differing(source, over_columns)]
+    result["total"] = tree.nbytes
     if processes == 2:
         into_maxtext()
-    return found
+    return result
 
 
 def onto_one(source: Path, tree: Tree) -> None:
@@ -95,7 +95,7 @@ def onto_one(source: Path, tree: Tree) -> None:
     loaded = by_path(ckpttools.load(source, rules={"*columns": "P(None, 'fsdp')", "*": "P()"}, mesh=mesh))
     same(loaded, tree)
     is_last = jax.process_index() == jax.process_count() - 1
-    assert all(len(each.addressable_shards) == is_last * len(last) for each in loaded.values())
+    assert all(len(item.addressable_shards) == is_last * len(last) for item in loaded.values())
 
 
 def failing(source: Path, rules: dict[str, str]) -> str:
@@ -117,8 +117,8 @@ def differing(source: Path, rules: dict[str, str]) -> str:
     """What is said where processes have planned different things."""
     import jax
 
-    most = 1.5 if jax.process_index() else math.inf
-    return said_by(lambda: ckpttools.load(source, rules=rules, mesh="tensor=8", max_over_read=most))
+    limit = 1.5 if jax.process_index() else math.inf
+    return said_by(lambda: ckpttools.load(source, rules=rules, mesh="tensor=8", max_over_read=limit))
 
 
 def said_by(call: Callable[[], object]) -> str:
@@ -132,10 +132,10 @@ def said_by(call: Callable[[], object]) -> str:
 def into_maxtext() -> None:
     """A Hugging Face model into MaxText's layout, exchanged wherever that can be."""
     state = to_maxtext(ckpttools.open(HF), ToMaxText()).state
-    wanted = Tree({path: leaf for path, leaf in state.items() if path[0] == "params"})
+    expected = Tree({path: leaf for path, leaf in state.items() if path[0] == "params"})
     mesh = mesh_of("fsdp=2,tensor=4")
-    shardings = nest({path: fitting(array.shape, mesh, 1) for path, array in wanted.arrays.items()})
-    same(by_path(ckpttools.load(HF, to="maxtext", shardings=shardings, max_over_read=0)), wanted)
+    shardings = nest({path: fitting(array.shape, mesh, 1) for path, array in expected.arrays.items()})
+    same(by_path(ckpttools.load(HF, to="maxtext", shardings=shardings, max_over_read=0)), expected)
 
 
 def main(number: str, count: str, port: str, directory: str) -> None:
@@ -145,12 +145,12 @@ def main(number: str, count: str, port: str, directory: str) -> None:
 
     jax.distributed.initialize(f"localhost:{port}", int(count), int(number))
     try:
-        found = run(Path(directory), int(count))
+        result = run(Path(directory), int(count))
     except BaseException:
-        found = {"error": traceback.format_exc()}
-    (Path(directory) / f"{number}.json").write_text(json.dumps(found))
+        result = {"error": traceback.format_exc()}
+    (Path(directory) / f"{number}.json").write_text(json.dumps(result))
     # Those that are still at work would wait for one that has given up.
-    os._exit(0) if "error" in found else jax.distributed.shutdown()
+    os._exit(0) if "error" in result else jax.distributed.shutdown()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import ckpttools
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, OtherProcessError
 from ckpttools.transforms.cast import cast
-from support.places import HF
+from support.locations import HF
 from support.shared_save import SPECS, values
 
 PORT, NUMBER, COUNT, DIRECTORY = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
@@ -35,15 +35,15 @@ BUCKET = sys.argv[5]
 
 def on_the_mesh(mesh: Mesh) -> Any:
     """Each process makes what its own devices have."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name, array in values().items():
         spec = SPECS.get(name)
         if spec is None:
-            found[name] = array
+            result[name] = array
         else:
             sharding = NamedSharding(mesh, PartitionSpec(*spec))
-            found[name] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
-    return found
+            result[name] = jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
+    return result
 
 
 class FailedError(Exception):
@@ -146,8 +146,8 @@ def cut(tree: Any, mesh: Mesh, axis: int | None) -> Any:
     def put(lazy: Any) -> jax.Array:
         array = lazy.read()
         axes = [] if axis is None else [axis % max(1, array.ndim), *range(array.ndim)]
-        chosen = next((each for each in axes if array.ndim and array.shape[each] % 4 == 0), None)
-        spec = ["x" if each == chosen else None for each in range(array.ndim)]
+        chosen = next((item for item in axes if array.ndim and array.shape[item] % 4 == 0), None)
+        spec = ["x" if item == chosen else None for item in range(array.ndim)]
         sharding = NamedSharding(mesh, PartitionSpec(*spec))
         return jax.make_array_from_callback(array.shape, sharding, array.__getitem__)
 
@@ -168,13 +168,13 @@ def one_has_no_memory(tree: Any) -> None:
 def others(tree: Any) -> None:
     """What is refused, in all processes."""
     different = {**tree, f"of {NUMBER}": np.ones(3)}
-    place = DIRECTORY / "refused"
-    refused("do not save the same arrays", lambda: ckpttools.save(different, place))
+    location = DIRECTORY / "refused"
+    refused("do not save the same arrays", lambda: ckpttools.save(different, location))
     refused("another place", lambda: ckpttools.save(tree, DIRECTORY / f"of {NUMBER}"))
-    refused("manifest", lambda: ckpttools.save(tree, place, manifest=DIRECTORY / "manifest.json"))
+    refused("manifest", lambda: ckpttools.save(tree, location, manifest=DIRECTORY / "manifest.json"))
     grid = {"grid": tree["grid"]}
     refused("by one process", lambda: ckpttools.save(grid, f"{BUCKET}/refused", "safetensors"))
-    assert not place.exists()
+    assert not location.exists()
     refused("exists", lambda: ckpttools.save(tree, DIRECTORY / "saved"))
 
 
@@ -193,7 +193,7 @@ def one_has_everything() -> None:
 def wait_for_others() -> None:
     """Until all have written what went wrong; none lives longer than its caller waits."""
     ended = time.monotonic() + 60
-    while time.monotonic() < ended and not all((DIRECTORY / str(each)).exists() for each in range(COUNT)):
+    while time.monotonic() < ended and not all((DIRECTORY / str(item)).exists() for item in range(COUNT)):
         time.sleep(0.01)
 
 

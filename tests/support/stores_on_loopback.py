@@ -32,9 +32,9 @@ def ask_only(server: WebServer, monkeypatch: pytest.MonkeyPatch, home: Path) -> 
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("NETRC", str(home / "netrc"))
     for module in (plain, hub):
-        made = type(module.STORE)()
-        made.client = Client(PATIENCE)
-        monkeypatch.setattr(module, "STORE", made)
+        built = type(module.STORE)()
+        built.client = Client(PATIENCE)
+        monkeypatch.setattr(module, "STORE", built)
     ckpttools.stores.registry._store.cache_clear()
     server.log.clear()
 
@@ -65,8 +65,8 @@ def cached(cache: Path, model: Path, *names: str) -> Path:
     (root / "blobs").mkdir()
     (root / "refs").mkdir()
     (root / "refs" / "main").write_text(COMMIT)
-    for each in names:
-        blob = root / "blobs" / hub_name(each, content := (model / each).read_bytes())
+    for name in names:
+        blob = root / "blobs" / hub_name(name, content := (model / name).read_bytes())
         blob.write_bytes(content)
-        (folder / each).symlink_to(f"../../blobs/{blob.name}")
+        (folder / name).symlink_to(f"../../blobs/{blob.name}")
     return folder

@@ -34,10 +34,10 @@ class Authority:
     def __init__(self, directory: Path, name: str = "ckpttools test CA") -> None:
         self._directory, self._name = directory, _name(name)
         self._key = ec.generate_private_key(ec.SECP256R1())
-        made = self._certificate(self._name, self._key.public_key(), datetime.now(UTC) + _DAY, is_ca=True)
+        built = self._certificate(self._name, self._key.public_key(), datetime.now(UTC) + _DAY, is_ca=True)
         self.path = directory / f"{name}.pem"
-        self.path.write_bytes(made.public_bytes(_PEM))
-        self._own = self._written(made, self._key, "own")
+        self.path.write_bytes(built.public_bytes(_PEM))
+        self._own = self._written(built, self._key, "own")
 
     def context(self, kind: str = "valid") -> ssl.SSLContext:
         """Settings of a server whose certificate is valid, "expired", for "another name", or of the "CA"."""
@@ -75,10 +75,10 @@ class Authority:
             .sign(self._key, hashes.SHA256())
         )
 
-    def _written(self, made: x509.Certificate, key: ec.EllipticCurvePrivateKey, name: str) -> Path:
+    def _written(self, built: x509.Certificate, key: ec.EllipticCurvePrivateKey, name: str) -> Path:
         secret = key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         path = self._directory / f"{name} with key.pem"
-        path.write_bytes(made.public_bytes(_PEM) + secret)
+        path.write_bytes(built.public_bytes(_PEM) + secret)
         return path
 
 

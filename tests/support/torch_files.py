@@ -63,11 +63,11 @@ REBUILD = _named("torch._utils", "_rebuild_tensor_v2")
 @contextmanager
 def _importable(*functions: types.FunctionType):
     """While a pickle is written, pickle looks names up."""
-    before = {each.__module__: sys.modules.get(each.__module__) for each in functions}
-    for each in functions:
-        module = sys.modules.setdefault(each.__module__, types.ModuleType(each.__module__))
-        if not hasattr(module, each.__name__):
-            setattr(module, each.__name__, each)
+    before = {function.__module__: sys.modules.get(function.__module__) for function in functions}
+    for function in functions:
+        module = sys.modules.setdefault(function.__module__, types.ModuleType(function.__module__))
+        if not hasattr(module, function.__name__):
+            setattr(module, function.__name__, function)
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, Flavour
 from ckpttools.testing.strategies import noise
-from support.places import TRAIN
+from support.locations import TRAIN
 from support.trees import lazy
 
 ALL = Path(os.environ["CKPTTOOLS_GOLDEN"]) if "CKPTTOOLS_GOLDEN" in os.environ else None
@@ -100,15 +100,15 @@ def layered(draw: st.DrawFn, flavours: tuple[Flavour, ...] = FLAVOURS) -> Layers
         single: Arrays = {("decoder", "decoder_norm", "scale"): random([EMBED], dtype, seeds)}
         stacked = dict(single)
         for group in groups:
-            made = layers(group, dtype, count)
+            built = layers(group, dtype, count)
             single |= {
                 ("decoder", f"{group}_{k}", *path): a
-                for k, layer in enumerate(made)
+                for k, layer in enumerate(built)
                 for path, a in layer.items()
             }
             stacked |= {
                 ("decoder", *path): a
-                for path, a in stack_by_numpy(group, made, names, cycle, repeats, axis).items()
+                for path, a in stack_by_numpy(group, built, names, cycle, repeats, axis).items()
             }
         return single, stacked
 
@@ -127,9 +127,9 @@ def layered(draw: st.DrawFn, flavours: tuple[Flavour, ...] = FLAVOURS) -> Layers
         aux: TreePath = ("nnx_aux", "model", "decoder")
         rest: TreePath = ("rngs", "key")
         for group in groups:
-            made = [{rest: state} for state in states]
+            built = [{rest: state} for state in states]
             sides[0].update({(*aux, f"{group}_{k}", *rest): lazy(s) for k, s in enumerate(states)})
-            stacked = stack_by_numpy(group, made, names, cycle, repeats, 0)
+            stacked = stack_by_numpy(group, built, names, cycle, repeats, 0)
             sides[1].update({(*aux, *path): lazy(a) for path, a in stacked.items()})
         for side in sides:
             side[(*head, "count")] = lazy(np.array(7, np.int32))
@@ -162,7 +162,7 @@ def stack_by_numpy(
     """What MaxText's scanned model holds, spelled out for each of its layouts."""
 
     def together(chosen: list[Arrays]) -> Arrays:
-        return {path: np.stack([each[path] for each in chosen], axis) for path in chosen[0]}
+        return {path: np.stack([item[path] for item in chosen], axis) for path in chosen[0]}
 
     def below(key: TreePath, arrays: Arrays) -> Arrays:
         return {(*key, *path): a for path, a in arrays.items()}
@@ -173,12 +173,12 @@ def stack_by_numpy(
         return below((group,), together(layers))
     if names == "local-global":
         local = together([together(block[:-1]) for block in blocks])
-        made = below(("scanned_blocks", "local_layers"), local)
-        made |= below(("scanned_blocks", "global_layer"), together([block[-1] for block in blocks]))
-        return made | (below(("layers_remainder", "local_layers"), together(rest)) if rest else {})
-    made = {}
+        built = below(("scanned_blocks", "local_layers"), local)
+        built |= below(("scanned_blocks", "global_layer"), together([block[-1] for block in blocks]))
+        return built | (below(("layers_remainder", "local_layers"), together(rest)) if rest else {})
+    built = {}
     for k in range(cycle):
-        made |= below((group, f"{names}_{k}"), together([block[k] for block in blocks]))
+        built |= below((group, f"{names}_{k}"), together([block[k] for block in blocks]))
     for k, layer in enumerate(rest):
-        made |= below(("layers_remainder", f"layers_{k}"), layer)
-    return made
+        built |= below(("layers_remainder", f"layers_{k}"), layer)
+    return built

@@ -37,17 +37,17 @@ def restore(run: Path, expected: Any) -> None:
         assert key.shape == ()
 
 
-def resume(run: Path, expected: Any) -> None:
+def resume(run: Path, reference: Any) -> None:
     """The state into shards, as MaxText goes on with a run; random states are left to it."""
-    wanted = {key: below for key, below in expected.items() if key != "nnx_aux"}
+    expected = {key: below for key, below in reference.items() if key != "nnx_aux"}
     target = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(
             tuple(leaf["shape"]), jnp.dtype(leaf["dtype"]), sharding=loaders.first_axis(tuple(leaf["shape"]))
         ),
-        wanted,
+        expected,
         is_leaf=lambda node: isinstance(node, dict) and "sha256" in node,
     )
-    assert spelled(loaders.manager_pytree(run, target)) == wanted
+    assert spelled(loaders.manager_pytree(run, target)) == expected
 
 
 CASES = loaders.cases() | {"restore": restore, "resume": resume}

@@ -22,7 +22,7 @@ from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.strategies import noise, stored
 from support.golden_data import golden_arrays
-from support.places import GOLDEN
+from support.locations import GOLDEN
 
 Values = dict[str, np.ndarray]
 
@@ -42,7 +42,7 @@ def lazy(values: np.ndarray) -> LazyArray:
 
 def tree_with(values: Mapping[Path, np.ndarray], **metadata: object) -> Tree:
     """These numbers at their paths."""
-    return Tree({path: lazy(each) for path, each in values.items()}, Metadata(**metadata))  # type: ignore[arg-type]
+    return Tree({path: lazy(item) for path, item in values.items()}, Metadata(**metadata))  # type: ignore[arg-type]
 
 
 @cache
@@ -60,7 +60,7 @@ def values_of(golden: str, **options: object) -> Values:
 
 def parameters_of(values: Values, *, scan: bool = False) -> Tree:
     """MaxText's parameters of these values, unscanned ones; with `scan` stacked."""
-    tree = Tree({("params", "params", *name.split("/")): lazy(each) for name, each in values.items()})
+    tree = Tree({("params", "params", *name.split("/")): lazy(item) for name, item in values.items()})
     return StackLayers()(tree).tree if scan else tree
 
 
@@ -73,7 +73,7 @@ def right_one(model: str) -> str:
 def maxtext_tree(model: str, scan: bool) -> Tree:
     """What MaxText made of a golden model, all zeros."""
     leaves = golden_arrays(model, scan)
-    return Tree({tuple(name.split("/")): _empty(each) for name, each in leaves.items()})
+    return Tree({tuple(name.split("/")): _empty(item) for name, item in leaves.items()})
 
 
 def _empty(leaf: dict[str, object]) -> Constant:
@@ -97,4 +97,4 @@ def model(config: dict[str, Any], seed: int) -> Tree:
         values = random.normal(0, 0.02, shape).astype(dtype.numpy)
         values[np.abs(values) < 2**-16] = 2**-16
         leaves[name,] = stored(values.view(dtype.carrier), dtype, name)
-    return Tree(leaves, Metadata(config=config, place="hf"))
+    return Tree(leaves, Metadata(config=config, location="hf"))

@@ -44,11 +44,11 @@ def by_apache(names: list[str], path: str) -> tuple[str, str]:
 
 def by_json(names: list[str], path: str) -> tuple[str, str]:
     kinds = {True: "directory", False: "file"}
-    found = [{"name": name.rstrip("/"), "type": kinds[name.endswith("/")]} for name in names]
-    return "application/json", json.dumps(found)
+    result = [{"name": name.rstrip("/"), "type": kinds[name.endswith("/")]} for name in names]
+    return "application/json", json.dumps(result)
 
 
-LISTINGS = {each.__name__: each for each in (by_python, by_nginx, by_apache, by_json)}
+LISTINGS = {item.__name__: item for item in (by_python, by_nginx, by_apache, by_json)}
 
 
 @dataclass
@@ -153,7 +153,7 @@ class WebServer:
 
     def asked(self, match: str = "") -> list[str]:
         """What of the log matches."""
-        return [each for each in self.log if re.search(match, each)]
+        return [item for item in self.log if re.search(match, item)]
 
     def names(self, path: str) -> list[str]:
         """What is directly in a directory; directories end in a slash."""
@@ -304,12 +304,14 @@ class _Handler(BaseHTTPRequestHandler):
         if revision not in web.hub.names(repo):
             return 404, {"X-Error-Code": "RevisionNotFound"}, b"{}"
         if kind == "revision":
-            said = {"id": repo, "sha": web.hub.head(repo), "private": web.hub.private.get(repo, False)}
-            return 200, {}, json.dumps(said).encode()
+            declared = {"id": repo, "sha": web.hub.head(repo), "private": web.hub.private.get(repo, False)}
+            return 200, {}, json.dumps(declared).encode()
         if kind == "commits":
             commits = [(COMMIT, "initial commit", ""), *web.hub.commits.get(repo, ())]
-            said = [dict(zip(("id", "title", "message"), each, strict=True)) for each in commits[::-1]]
-            return 200, {}, json.dumps(said[:1]).encode()
+            declared = [
+                dict(zip(("id", "title", "message"), commit, strict=True)) for commit in commits[::-1]
+            ]
+            return 200, {}, json.dumps(declared[:1]).encode()
         entries = [self.entry(repo, name) for name in sorted(web.files) if name.startswith(f"hub/{repo}/")]
         entries.insert(0, {"type": "directory", "oid": "0", "size": 0, "path": "sub"})
         start = int(query.get("cursor", ["0"])[0])
@@ -353,9 +355,9 @@ def hub_name(path: str, content: bytes) -> str:
 @cache
 def git_name(content: bytes) -> str:
     """What git calls a file."""
-    found = hashlib.sha1(b"blob %d\0" % len(content))
-    found.update(content)
-    return found.hexdigest()
+    result = hashlib.sha1(b"blob %d\0" % len(content))
+    result.update(content)
+    return result.hexdigest()
 
 
 @cache

@@ -17,8 +17,8 @@ from ckpttools.compare.causes.base import (
     zeros_like,
 )
 from ckpttools.compare.reshape import reshape, transposes
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.core.wording import option
 
 _WORDS = {"halves": "in halves", "interleaved": "interleaved"}
 
@@ -33,14 +33,14 @@ def rope_layout(case: Case) -> Iterator[Hypothesis]:
                 ("halves", "interleaved", (2, dim // 2)),
                 ("interleaved", "halves", (dim // 2, 2)),
             ):
-                made = _with_parts_swapped(a, axis, (length // dim, *parts))
+                built = _with_parts_swapped(a, axis, (length // dim, *parts))
                 text = f"rotary pairs of heads of {dim} are {_WORDS[was]} in A, {_WORDS[layout]} in B"
                 # Only a conversion from Hugging Face lays pairs out.
                 advice = (
                     "to get what A has, convert the Hugging Face model that B came from (or is) again, with "
                     f"{option('rope_layout', was)}"
                 )
-                yield Hypothesis(Cause("rope-layout", text, advice), ((made, b),))
+                yield Hypothesis(Cause("rope-layout", text, advice), ((built, b),))
 
 
 def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]) -> LazyArray:
@@ -56,18 +56,18 @@ def _with_parts_swapped(array: LazyArray, axis: int, parts: tuple[int, int, int]
 def transposed(case: Case) -> Iterator[Hypothesis]:
     """The axes are in another order; several axes may count as one."""
     a, b = case.alike
-    for made, how in transposes(a, b.shape):
-        yield Hypothesis(Cause("transposed", f"B is A transposed ({how})", REMAP), ((made, b),))
+    for built, how in transposes(a, b.shape):
+        yield Hypothesis(Cause("transposed", f"B is A transposed ({how})", REMAP), ((built, b),))
 
 
 @detector("reshaped", Claim.AXES_CHANGED, shapes="unequal")
 def reshaped(case: Case) -> Iterator[Hypothesis]:
     """The same elements in the same order, under another shape."""
     a, b = case.alike
-    made = reshape(a, b.shape)
-    if made is not None:
+    built = reshape(a, b.shape)
+    if built is not None:
         cause = Cause("reshaped", "the same elements in the same order, with other axes", REMAP)
-        yield Hypothesis(cause, ((made, b),))
+        yield Hypothesis(cause, ((built, b),))
 
 
 @detector("padded", Claim.AXES_CHANGED, shapes="unequal")

@@ -45,7 +45,7 @@ def truncated(case: Case) -> Iterator[Hypothesis]:
         windows = [window(array, part.start, part.shape) for part in tail]
         text = f"{side} is zeros from [{', '.join(map(str, case.first))}] on"
         cause = Cause("truncated", text, f"the file of {side} was cut off, or not written to its end")
-        yield Hypothesis(cause, tuple((each, zeros_like(each)) for each in windows))
+        yield Hypothesis(cause, tuple((item, zeros_like(item)) for item in windows))
 
 
 def _tail(shape: Shape, first: Shape) -> Iterator[Region]:
@@ -76,8 +76,8 @@ def cast(case: Case) -> Iterator[Hypothesis]:
         # Of bfloat16 and float16 neither holds all numbers of the other.
         for one, array, other, source in case.sides:
             if array.dtype != to:
-                made = as_dtype(source, array.dtype)
-                yield Hypothesis(_rounded(one, other, array.dtype), ((made, array),))
+                built = as_dtype(source, array.dtype)
+                yield Hypothesis(_rounded(one, other, array.dtype), ((built, array),))
         return
     for via in (DTYPES[name] for name in _PASSED_THROUGH):
         if via.bits <= a.dtype.bits and via != a.dtype:

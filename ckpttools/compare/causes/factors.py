@@ -23,14 +23,14 @@ def norm_offset(case: Case) -> Iterator[Hypothesis]:
         return
     for offset, text in ((1.0, "+ 1"), (-1.0, "- 1")):
         for one, array, other, source in case.sides:
-            made = as_dtype(elementwise(source, Add(offset)), array.dtype)
+            built = as_dtype(elementwise(source, Add(offset)), array.dtype)
             less, whole = (other, one) if offset > 0 else (one, other)
             advice = (
                 f"{less} holds what is added to 1 (as Gemma's files do), {whole} the sum (as MaxText does): "
                 "convert with the family's own rows"
             )
             cause = Cause("norm-offset", f"{one} is {other} {text}", advice)
-            yield Hypothesis(cause, ((made, array),), ulps=1)
+            yield Hypothesis(cause, ((built, array),), ulps=1)
 
 
 def _one_is_nothing(a: LazyArray, b: LazyArray) -> bool:
@@ -54,8 +54,8 @@ def factor(case: Case) -> Iterator[Hypothesis]:
         ratio = _ratio(x[good], y[good], a.dtype)
     # Rounding alone makes a factor that is nearly one.
     if np.isfinite(ratio) and ratio != 0 and abs(ratio - 1) >= 2 * a.dtype.epsilon:
-        made = as_dtype(elementwise(a, _ByFactor(ratio)), b.dtype)
-        yield Hypothesis(_of_factor(case, ratio), ((made, b),), ulps=2)
+        built = as_dtype(elementwise(a, _ByFactor(ratio)), b.dtype)
+        yield Hypothesis(_of_factor(case, ratio), ((built, b),), ulps=2)
 
 
 def _ratio(x: np.ndarray, y: np.ndarray, dtype: DType) -> float:

@@ -41,13 +41,13 @@ def _order(a: LazyArray, b: LazyArray, axis: int, width: int) -> tuple[int, ...]
             stop[k] = min(stop[k], room)
             room = max(1, room // stop[k])
     region = Region((0,) * len(stop), tuple(stop))
-    sides = [np.moveaxis(each.read(region).view(each.dtype.carrier), axis, 0) for each in (a, b)]
+    sides = [np.moveaxis(item.read(region).view(item.dtype.carrier), axis, 0) for item in (a, b)]
     count = a.shape[axis] // width
-    entries = [[part.tobytes() for part in np.split(np.ascontiguousarray(each), count)] for each in sides]
-    places = {entry: number for number, entry in enumerate(entries[0])}
-    if len(places) < count or set(places) != set(entries[1]):
+    entries = [[part.tobytes() for part in np.split(np.ascontiguousarray(side), count)] for side in sides]
+    locations = {entry: number for number, entry in enumerate(entries[0])}
+    if len(locations) < count or set(locations) != set(entries[1]):
         return None
-    order = tuple(places[entry] for entry in entries[1])
+    order = tuple(locations[entry] for entry in entries[1])
     return None if order == tuple(range(count)) else order
 
 

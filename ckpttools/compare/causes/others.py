@@ -14,7 +14,7 @@ from ckpttools.compare.causes.axes import rope_layout, transposed
 from ckpttools.compare.causes.base import Case, Cause, Claim, Hypothesis, detector
 from ckpttools.compare.causes.factors import factor, norm_offset
 from ckpttools.compare.samples import in_one_dtype, sampled_numbers
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 
 # An embedding and a head have few arrays of their shape beside them; projections have many.
 _MOST_ALIKE = 8
@@ -35,8 +35,8 @@ def moved_and_changed(case: Case) -> Iterator[Hypothesis]:
     """Elements are both moved and multiplied, as a query is that was converted with other rows."""
     for moves, values in itertools.product((rope_layout, transposed), (norm_offset, factor)):
         for move in moves.hypotheses(case):
-            ((made, _),) = move.pairs
-            for change in values.hypotheses(replace(case, a=made, candidates=None)):
+            ((built, _),) = move.pairs
+            for change in values.hypotheses(replace(case, a=built, candidates=None)):
                 text = f"{move.cause.text}, and then {change.cause.text}"
                 advice = "; ".join(filter(None, (move.cause.advice, change.cause.advice)))
                 cause = Cause(f"{move.cause.name}+{change.cause.name}", text, advice)
@@ -47,7 +47,7 @@ def tied(name: str, side: str, own: Mapping[str, LazyArray]) -> Iterator[Hypothe
     """An array that only one side has is another of that side: an output head stored with its embedding."""
     array = own[name]
     shapes = (array.shape, array.shape[::-1])
-    alike = {other: each for other, each in own.items() if other != name and each.shape in shapes}
+    alike = {other: item for other, item in own.items() if other != name and item.shape in shapes}
     if len(array.shape) != 2 or len(alike) > _MOST_ALIKE:
         return
     some = sampled_numbers(array)

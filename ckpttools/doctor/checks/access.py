@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from ckpttools.core.errors import StorageError
 from ckpttools.doctor.base import ERROR, Check, Finding, on_disk
 from ckpttools.doctor.inventory import Inventory
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _UNREAD = "nothing in it can be read"
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
-    for place, error in inventory.denied.items():
-        if place.store.scheme == "file":
-            yield _finding(place, error.got or error.message, "rX")
+    for location, error in inventory.denied.items():
+        if location.store.scheme == "file":
+            yield _finding(location, error.got or error.message, "rX")
         else:
-            yield Finding(ERROR, str(place), error.got or error.message, _UNREAD, error.hint or "")
+            yield Finding(ERROR, str(location), error.got or error.message, _UNREAD, error.hint or "")
     for directory in inventory.directories:
         for name in directory.files:
             path = directory.path / name
@@ -33,14 +33,14 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
                 yield _finding(path, "no permission to read it", "r")
 
 
-def _leads_somewhere(path: Place) -> bool:
+def _leads_somewhere(path: Location) -> bool:
     try:
         return path.exists()
     except StorageError:
         return True  # there is something that cannot be accessed
 
 
-def _finding(path: Place, what: str, bits: str) -> Finding:
+def _finding(path: Location, what: str, bits: str) -> Finding:
     do = f"chmod u+{bits} {on_disk(path)}"
     return Finding(ERROR, str(path), what, _UNREAD, do, command=do)
 

@@ -10,24 +10,24 @@ from ckpttools.doctor.base import Check, Finding, finding_of
 from ckpttools.doctor.inventory import Directory, Inventory, ListedItem, json_or_error
 from ckpttools.formats.zarr.read import may_leave_out
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for item in inventory.items:
         if not item.is_unfinished:
             yield from array_findings(item)
-    for place in inventory.hierarchies:
-        yield from _hierarchy(place)
+    for location in inventory.hierarchies:
+        yield from _hierarchy(location)
 
 
-def _hierarchy(place: Place) -> Iterator[Finding]:
+def _hierarchy(location: Location) -> Iterator[Finding]:
     """Plain zarr leaves out chunks of the fill value; where a hierarchy is one of ours, none are missing."""
-    root = json_or_error(place / DOCUMENT)
+    root = json_or_error(location / DOCUMENT)
     leaves_out = not isinstance(root, CheckpointError) and may_leave_out(root)
-    item = ListedItem(Directory(place, (), ()), place, may_leave_out=leaves_out)
+    item = ListedItem(Directory(location, (), ()), location, may_leave_out=leaves_out)
     if isinstance(item.database, CheckpointError):
-        yield finding_of(item.database, place)
+        yield finding_of(item.database, location)
     else:
         yield from array_findings(item)
 

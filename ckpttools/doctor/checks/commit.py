@@ -17,7 +17,7 @@ from ckpttools.formats.orbax.steps import (
     commits_by_file,
     is_committed,
 )
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _WHY = (
     "on gs:// Orbax considers it unfinished: it is not listed, not loaded, and may be deleted by a clean-up"
@@ -26,14 +26,16 @@ _WHY = (
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for step in inventory.steps:
-        said = StepMetadata.at(step.path)
-        if not (said.fault or said.is_uncommitted or IN_PROGRESS in step.path.name):
+        declared = StepMetadata.at(step.path)
+        if not (declared.fault or declared.is_uncommitted or IN_PROGRESS in step.path.name):
             items = (
-                [] if _is_v1(step, said) else [i.directory for i in inventory.items if i.step == step.path]
+                []
+                if _is_v1(step, declared)
+                else [i.directory for i in inventory.items if i.step == step.path]
             )
-            for each in dict.fromkeys([step, *items]):
-                if COMMIT_FILE not in each.files:
-                    yield _unmarked(inventory, each.path)
+            for fromkey in dict.fromkeys([step, *items]):
+                if COMMIT_FILE not in fromkey.files:
+                    yield _unmarked(inventory, fromkey.path)
     steps = {step.path for step in inventory.steps}
     for item in inventory.items:
         if steps.isdisjoint((item.step, *item.step.parents)):
@@ -44,31 +46,31 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             yield Finding(INFO, str(item.path), what, why, do, command=command)
 
 
-def _unmarked(inventory: Inventory, place: Place) -> Finding:
+def _unmarked(inventory: Inventory, location: Location) -> Finding:
     command = mending(inventory, "commit-marker")
-    later = _goes_on_with(place)
+    later = _goes_on_with(location)
     why = f"{_WHY}; a run goes on with step {later.name} instead" if later else _WHY
     do = f"{command} writes it; Orbax before 0.12.3 did not on local disks"
-    return Finding(WARNING, str(place), f"no {COMMIT_FILE}", why, do, "commit-marker", command=command)
+    return Finding(WARNING, str(location), f"no {COMMIT_FILE}", why, do, "commit-marker", command=command)
 
 
-def _goes_on_with(step: Place) -> Place | None:
+def _goes_on_with(step: Location) -> Location | None:
     """On gs://, the latest step that Orbax lists instead of one that is later."""
     number = Step(step).number
     if number is None or not commits_by_file(step):
         return None
-    found = OrbaxRun(step.parent).steps
-    listed = [number for number, each in found.items() if is_committed(each.path)]
-    return found[max(listed)].path if listed and max(listed) < number else None
+    result = OrbaxRun(step.parent).steps
+    listed = [number for number, item in result.items() if is_committed(item.path)]
+    return result[max(listed)].path if listed and max(listed) < number else None
 
 
-def _is_v1(step: Directory, said: StepMetadata) -> bool:
+def _is_v1(step: Directory, declared: StepMetadata) -> bool:
     """Whether Orbax v1 wrote the step, which marks steps only."""
-    return V1_FILE in step.files or ".v1." in str(said.handlers)
+    return V1_FILE in step.files or ".v1." in str(declared.handlers)
 
 
-def _mark(place: Place, read: ReadOptions) -> str:
-    path = place / COMMIT_FILE
+def _mark(location: Location, read: ReadOptions) -> str:
+    path = location / COMMIT_FILE
     write_new(path, b"Checkpoint commit was successful")
     return f"{path} was written"
 

@@ -9,7 +9,7 @@ from ckpttools.doctor.base import INFO, WARNING, Check, Finding, finding_of, on_
 from ckpttools.doctor.inventory import Inventory, json_or_error
 from ckpttools.formats.adapters import ADAPTER, adapter_in, is_lora, merge_command, merging
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -17,7 +17,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     for weights in inventory.weights:
         if not weights.is_whole or weights.folder not in listed:
             continue
-        place = weights.folder / CONFIG
+        location = weights.folder / CONFIG
         if CONFIG not in listed[weights.folder]:
             if ADAPTER in listed[weights.folder]:
                 yield _adapter(weights.folder)
@@ -25,25 +25,25 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
             else:
                 yield _without(weights.folder)
             continue
-        found = json_or_error(place)
-        if isinstance(found, CheckpointError):
-            yield finding_of(found, place, why="sizes and family of the model are in it")
+        result = json_or_error(location)
+        if isinstance(result, CheckpointError):
+            yield finding_of(result, location, why="sizes and family of the model are in it")
 
 
-def _without(folder: Place) -> Finding:
+def _without(folder: Location) -> Finding:
     why = "conversions to and from MaxText, and transformers, take the family and sizes of the model from it"
     command = f"hf download REPO {CONFIG} --local-dir {on_disk(folder)}"
     do = f"fetch it: {command}; other commands do not need it"
     return Finding(WARNING, str(folder), f"no {CONFIG} beside the weights", why, do, command=command)
 
 
-def _adapter(folder: Place) -> Finding:
+def _adapter(folder: Location) -> Finding:
     what = f"{ADAPTER} and no {CONFIG}: {adapter_in(folder)}, not a whole model"
     why = "ckpt convert takes whole models to MaxText and from it; for adapters there is ckpt adapter"
     return Finding(INFO, str(folder), what, why, merging(folder), command=merge_command(folder))
 
 
-def _adapter_faults(folder: Place) -> Iterator[Finding]:
+def _adapter_faults(folder: Location) -> Iterator[Finding]:
     """Report why an adapter cannot be read, or which of its arrays PEFT ignores."""
     from ckpttools.adapters.peft import open_peft, skip_remarks
 

@@ -23,9 +23,9 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     for model in models_in(inventory):
         main = _main(model)
         for field in _FIELDS:
-            said = model.text.get(field, model.config.get(field))
-            if main and isinstance(said, str) and _name(said) != main:
-                what = f"{CONFIG} says {field} {said}, and most weights are {main}"
+            declared = model.text.get(field, model.config.get(field))
+            if main and isinstance(declared, str) and _name(declared) != main:
+                what = f"{CONFIG} says {field} {declared}, and most weights are {main}"
                 why = "transformers casts them to what is said, in which they may be rounded"
                 command = f"ckpt convert to-safetensors {pasted(model.folder)} DST"
                 do = f"write {main} there, as this does with all dtypes unchanged: {command}"
@@ -33,11 +33,11 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
                 break
 
 
-def _name(said: str) -> str:
+def _name(declared: str) -> str:
     try:
-        return parse_dtype(said).name
+        return parse_dtype(declared).name
     except CheckpointError:
-        return said
+        return declared
 
 
 def _main(model: StoredModel) -> str | None:
@@ -45,9 +45,9 @@ def _main(model: StoredModel) -> str | None:
     if says_quantized(model.config) or quantized(dict(model.arrays), model.config):
         return None
     counts: Counter[str] = Counter()
-    for each in model.arrays.values():
-        if each.dtype.is_float:
-            counts[each.dtype.name] += prod(each.shape)
+    for array in model.arrays.values():
+        if array.dtype.is_float:
+            counts[array.dtype.name] += prod(array.shape)
     return counts.most_common(1)[0][0] if counts else None
 
 

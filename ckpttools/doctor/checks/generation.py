@@ -43,52 +43,52 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _looked(directory: Directory) -> Iterator[Finding]:
-    place = directory.path / _GENERATION
-    said = json_or_error(place)
-    if isinstance(said, CheckpointError):
-        yield finding_of(said, place, why=_WHY)
+    location = directory.path / _GENERATION
+    declared = json_or_error(location)
+    if isinstance(declared, CheckpointError):
+        yield finding_of(declared, location, why=_WHY)
         return
-    yield from (Finding(ERROR, str(place), *each) for each in _beyond(directory, said))
+    yield from (Finding(ERROR, str(location), *item) for item in _beyond(directory, declared))
     tokens = _tokens(directory)
     if tokens is not None:
-        yield from (Finding(WARNING, str(place), *each) for each in _unlike(said, tokens))
+        yield from (Finding(WARNING, str(location), *item) for item in _unlike(declared, tokens))
 
 
 def _looked_without(directory: Directory) -> Iterator[Finding]:
     """What ends a text where the configuration alone says it."""
-    place = directory.path / CONFIG
-    config = json_or_error(place)
+    location = directory.path / CONFIG
+    config = json_or_error(location)
     if isinstance(config, CheckpointError):
         return  # the check that opens it says it
     text = config.get("text_config")
-    said = config if "eos_token_id" in config or not isinstance(text, dict) else text
-    for what, why, _ in _beyond(directory, {"eos_token_id": said.get("eos_token_id")}):
+    declared = config if "eos_token_id" in config or not isinstance(text, dict) else text
+    for what, why, _ in _beyond(directory, {"eos_token_id": declared.get("eos_token_id")}):
         yield Finding(
-            WARNING, str(place), what, f"{why}; without a {_GENERATION} {_WHY}", "correct eos_token_id"
+            WARNING, str(location), what, f"{why}; without a {_GENERATION} {_WHY}", "correct eos_token_id"
         )
 
 
 def _ids(value: Any) -> list[int]:
     """One id, or several."""
-    return [each for each in (value if isinstance(value, list) else [value]) if type(each) is int]
+    return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int]
 
 
-def _beyond(directory: Directory, said: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _beyond(directory: Directory, declared: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Ids that the model has no row for."""
     config = json_or_error(directory.path / CONFIG) if CONFIG in directory.files else {}
     text = {} if isinstance(config, CheckpointError) else config.get("text_config", config)
     rows = text.get("vocab_size") if isinstance(text, dict) else None
     for name in ("eos_token_id", "bos_token_id", "pad_token_id"):
-        wrong = [each for each in _ids(said.get(name)) if type(rows) is int and each >= rows]
+        wrong = [item for item in _ids(declared.get(name)) if type(rows) is int and item >= rows]
         if wrong:
             what = f"{name} {wrong[0]}, and {CONFIG} has vocab_size {rows}"
             yield what, "there is no such token", f"take the {_GENERATION} of the model that was trained"
 
 
-def _unlike(said: Mapping[str, Any], tokens: _Tokens) -> Iterator[tuple[str, str, str]]:
+def _unlike(declared: Mapping[str, Any], tokens: _Tokens) -> Iterator[tuple[str, str, str]]:
     """Ends of texts that the tokenizer has under another id, or not at all."""
-    ends, known = _ids(said.get("eos_token_id")), {*tokens.ids.values()}
-    strange = [each for each in ends if each not in known] if tokens.is_whole else []
+    ends, known = _ids(declared.get("eos_token_id")), {*tokens.ids.values()}
+    strange = [end for end in ends if end not in known] if tokens.is_whole else []
     if strange:
         do = "correct eos_token_id, or take the tokenizer that the model was trained with"
         yield f"eos_token_id {strange[0]}, and the tokenizer has no token of this id", _WHY, do
@@ -103,13 +103,13 @@ def _tokens(directory: Directory) -> _Tokens | None:
 
     Of one without `tokenizer.json`, such as of SentencePiece, not all tokens are known.
     """
-    said = {name: _document(directory, name) for name in (_SETTINGS, _TOKENS, *_SLOW)}
-    settings, fast = said[_SETTINGS], said[_TOKENS]
-    if any(each is None for each in said.values()) or settings is None or fast is None:
+    declared = {name: _document(directory, name) for name in (_SETTINGS, _TOKENS, *_SLOW)}
+    settings, fast = declared[_SETTINGS], declared[_TOKENS]
+    if any(item is None for item in declared.values()) or settings is None or fast is None:
         return None  # the check that opens these says it
     is_whole = _TOKENS in directory.files
     ids = dict(
-        listed_tokens(fast) if is_whole else slow_tokens(settings, *(said[name] or {} for name in _SLOW))
+        listed_tokens(fast) if is_whole else slow_tokens(settings, *(declared[name] or {} for name in _SLOW))
     )
     end = settings.get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
@@ -118,11 +118,11 @@ def _tokens(directory: Directory) -> _Tokens | None:
 
 def _document(directory: Directory, name: str) -> Mapping[str, Any] | None:
     """What a file says; nothing where it is not there, None where it is damaged or too large."""
-    place = directory.path / name
+    location = directory.path / name
     if name not in directory.files:
         return {}
-    found = json_or_error(place) if place.stat().size <= _LARGEST else None
-    return None if isinstance(found, CheckpointError) else found
+    result = json_or_error(location) if location.stat().size <= _LARGEST else None
+    return None if isinstance(result, CheckpointError) else result
 
 
 CHECK = Check("generation", f"a {_GENERATION} whose ends of texts are not the tokenizer's", _look)

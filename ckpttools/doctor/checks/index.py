@@ -9,7 +9,7 @@ from ckpttools.doctor.base import ERROR, INFO, WARNING, Check, Finding, finding_
 from ckpttools.doctor.inventory import Inventory, ListedItem
 from ckpttools.formats.orbax.entries import Entries, files_below
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 # How a B+tree node starts.
 NODE_MAGIC = bytes.fromhex("0cdb20de")
@@ -63,7 +63,7 @@ def _named(level: str, item: ListedItem, files: Mapping[str, int], why: str) -> 
     )
 
 
-def _starts_with_a_node(path: Place) -> bool:
+def _starts_with_a_node(path: Location) -> bool:
     try:
         file = path.open()
         try:

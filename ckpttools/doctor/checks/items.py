@@ -12,7 +12,7 @@ from ckpttools.doctor.inventory import Inventory, ListedItem
 from ckpttools.formats.orbax.metadata import parse_tree
 from ckpttools.formats.orbax.naming import is_alike, is_finished, named_apart
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, Step
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -26,7 +26,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     yield from chain.from_iterable(map(_adapter, inventory.items))
     listed = {directory.path for directory in inventory.directories}
     for run in sorted({step.path.parent for step in inventory.steps} & listed):
-        finished = [each for each in OrbaxRun(run).steps.values() if is_finished(each)]
+        finished = [entry for entry in OrbaxRun(run).steps.values() if is_finished(entry)]
         apart = named_apart(finished)
         if apart:
             yield _apart(run, apart)
@@ -54,12 +54,12 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
             yield Finding(INFO, str(item.path), what, why, f"convert it: {command}", command=command)
 
 
-def _apart(run: Place, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
+def _apart(run: Location, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
     """Steps whose trees have different names: the less frequent ones are to be written anew."""
     named = {names: steps for names, steps in apart.items() if names}
     kept = max(named, key=lambda names: (len(named[names]), names == ("items",)))
     odd = next(steps[0] for names, steps in apart.items() if names != kept)
-    said = [f"{', '.join(names) or 'no name'} in {_numbers(steps)}" for names, steps in apart.items()]
+    declared = [f"{', '.join(names) or 'no name'} in {_numbers(steps)}" for names, steps in apart.items()]
     command = (
         f"ckpt convert to-orbax {pasted(odd.items[0].directory)} {pasted(_copy(odd))} "
         f"--level step --item {kept[0]}"
@@ -67,33 +67,33 @@ def _apart(run: Place, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Findi
     return Finding(
         WARNING,
         str(run),
-        f"the trees of the steps have different names: {'; '.join(said)}",
+        f"the trees of the steps have different names: {'; '.join(declared)}",
         "the same call of a CheckpointManager restores some steps, and fails for the others",
         f"write the others under one name, outside of the run, and put them in their place: {command}",
         command=command,
     )
 
 
-def _copy(step: Step) -> Place:
+def _copy(step: Step) -> Location:
     """Where a step is written anew: beside the run, whose steps it is no part of yet."""
     run = step.path.parent
     return run.with_name(f"{run.name}.renamed") / step.path.name
 
 
 def _numbers(steps: Sequence[Step]) -> str:
-    return some(each.path.name for each in steps)
+    return some(step.path.name for step in steps)
 
 
-def _unlisted(beside: Sequence[Place], finished: Sequence[Step]) -> Iterator[Finding]:
+def _unlisted(beside: Sequence[Location], finished: Sequence[Step]) -> Iterator[Finding]:
     """Steps with names that a manager of the others passes over."""
-    known = {each.path for each in finished}
-    for place in beside if finished else ():
-        others = [each for each in finished if each.path != place]
-        is_odd = bool(others) and place not in known and not is_alike(place.name, others)
-        if is_odd and IN_PROGRESS not in place.name and is_finished(Step(place)):
+    known = {item.path for item in finished}
+    for location in beside if finished else ():
+        others = [item for item in finished if item.path != location]
+        is_odd = bool(others) and location not in known and not is_alike(location.name, others)
+        if is_odd and IN_PROGRESS not in location.name and is_finished(Step(location)):
             what = f"a step that no CheckpointManager lists which lists {others[-1].path.name}"
             why = "it is never the latest one, never restored by its number, and never deleted"
-            yield Finding(INFO, str(place), what, why, "open it by its path, or give it a number")
+            yield Finding(INFO, str(location), what, why, "open it by its path, or give it a number")
 
 
 CHECK = Check("items", "trees that must be named, or have other names than those of other steps", _look)

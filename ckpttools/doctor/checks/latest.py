@@ -12,7 +12,7 @@ from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.runs import find_items, remains_after
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun
 from ckpttools.stores.abilities import Renames
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently be other weights"
 _WHY = "`ckpt copy` refuses the run; other commands open another step"
@@ -26,11 +26,11 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         yield from _damaged_steps(run, inventory)
         yield from _later(run)
     if inventory.path in steps and inventory.path.parent not in listed:
-        found = _damaged_steps(inventory.path.parent, inventory)
-        yield from (each for each in found if each.place == str(inventory.path))
+        result = _damaged_steps(inventory.path.parent, inventory)
+        yield from (entry for entry in result if entry.location == str(inventory.path))
 
 
-def _damaged_steps(run: Place, inventory: Inventory) -> Iterator[Finding]:
+def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
     """Report steps that were saved and are damaged now, if the run has complete steps to go on from."""
     steps = OrbaxRun(run).steps
     complete = [number for number, step in steps.items() if step.why_unfinished is None]
@@ -38,7 +38,7 @@ def _damaged_steps(run: Place, inventory: Inventory) -> Iterator[Finding]:
         return
     # A step without its metadata and tree is not in the list of steps.
     for step in (*steps.values(), *remains_after(steps[max(complete)])):
-        if step.why_unfinished is None or not step.is_damaged or step.said.is_uncommitted:
+        if step.why_unfinished is None or not step.is_damaged or step.declared.is_uncommitted:
             continue
         is_latest = (step.number or 0) > max(complete)
         what = f"{'the latest step' if is_latest else 'a step'} is damaged: {step.why_unfinished}"
@@ -52,14 +52,14 @@ def _damaged_steps(run: Place, inventory: Inventory) -> Iterator[Finding]:
         yield Finding(WARNING, str(step.path), what, why, do, fix, command=command)
 
 
-def _later(run: Place) -> Iterator[Finding]:
+def _later(run: Location) -> Iterator[Finding]:
     try:
         with unwarned():
             opened = find_items(run, None)[0].step
     except CheckpointError:
         return  # reported above, or by other checks
     for step in remains_after(opened):
-        if not any(IN_PROGRESS in each.name for each in (step.path, *step.path.iterdir())):
+        if not any(IN_PROGRESS in item.name for item in (step.path, *step.path.iterdir())):
             what = f"named as a step after {opened.path.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
             yield Finding(WARNING, str(step.path), what, _LOST, "fetch it again, if it was a step")
 

@@ -9,16 +9,16 @@ from ckpttools.doctor.base import ERROR, WARNING, Check, Finding, pasted
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.doctor.models import StoredModel, models_in
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.prediction import prediction_layers
+from ckpttools.maxtext.mtp import prediction_layers
 
 _COUNT = "num_hidden_layers"
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for model in models_in(inventory):
-        said, there = model.text.get(_COUNT), _numbers(model)
-        if isinstance(said, int) and there and model.is_whole:
-            yield from _compared(model, said, there)
+        declared, there = model.text.get(_COUNT), _numbers(model)
+        if isinstance(declared, int) and there and model.is_whole:
+            yield from _compared(model, declared, there)
 
 
 def _numbers(model: StoredModel) -> set[int]:
@@ -27,23 +27,23 @@ def _numbers(model: StoredModel) -> set[int]:
     return {int(word) for word in words if word.isdecimal()}
 
 
-def _compared(model: StoredModel, said: int, there: set[int]) -> Iterator[Finding]:
-    place = str(model.folder)
-    missing = set(range(said)) - there
+def _compared(model: StoredModel, declared: int, there: set[int]) -> Iterator[Finding]:
+    location = str(model.folder)
+    missing = set(range(declared)) - there
     if missing:
-        what = f"{_counted(said)}, but there are no weights for {_listed(missing)}"
+        what = f"{_counted(declared)}, but there are no weights for {_listed(missing)}"
         why = "transformers initializes them randomly and warns; conversions to MaxText refuse the model"
         do, command = "fetch all shards", None
         # A model that was cut lacks the layers at its end.
         if there == set(range(len(there))):
             command = f"ckpt shrink {pasted(model.folder)} DST --layers {len(there)}"
             do += f"; if layers were removed on purpose, correct {_COUNT}: {command}"
-        yield Finding(ERROR, place, what, why, do, command=command)
-    surplus = {number for number in there if number >= said + prediction_layers(model.text)}
-    if surplus:
-        what = f"{_counted(said)}, but there are weights for {_listed(surplus)}"
+        yield Finding(ERROR, location, what, why, do, command=command)
+    extra = {number for number in there if number >= declared + prediction_layers(model.text)}
+    if extra:
+        what = f"{_counted(declared)}, but there are weights for {_listed(extra)}"
         why = "every loader ignores them, and the model computes as a smaller one"
-        yield Finding(WARNING, place, what, why, f"fetch {CONFIG} again: it is of another model")
+        yield Finding(WARNING, location, what, why, f"fetch {CONFIG} again: it is of another model")
 
 
 def _counted(layers: int) -> str:

@@ -11,7 +11,7 @@ from ckpttools.doctor.inventory import SET_ASIDE, Inventory
 from ckpttools.doctor.probing import is_directory
 from ckpttools.formats.interrupted import going_on, next_step
 from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY, Step
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
 
 _PRUNE_STATES = {
@@ -22,13 +22,13 @@ _PRUNE_STATES = {
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
-    for place in _places(inventory):
-        if place.name == PRUNE_DIRECTORY:
-            yield _left_by_prune(place)
+    for location in _locations(inventory):
+        if location.name == PRUNE_DIRECTORY:
+            yield _left_by_prune(location)
             continue
-        size, since = _measured(place)
-        what = f"{_kind(place)}: {size:,} bytes, last changed {since} ago"
-        yield _left(place, what)
+        size, since = _measured(location)
+        what = f"{_kind(location)}: {size:,} bytes, last changed {since} ago"
+        yield _left(location, what)
     if Step(inventory.path).is_being_deleted:
         what = "a step that is no longer complete: a prune was interrupted while it deleted it"
         command = f"ckpt prune {pasted(inventory.path.parent)} --finish --yes"
@@ -41,107 +41,111 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         )
 
 
-def _left_by_prune(place: Place) -> Finding:
+def _left_by_prune(location: Location) -> Finding:
     """Report an interrupted prune, with the commands that finish or undo it."""
     names = {
-        state: in_natural_order(step.name for step in (place / state).entries())
+        state: in_natural_order(step.name for step in (location / state).entries())
         for state in _PRUNE_STATES
-        if is_directory(place / state)
+        if is_directory(location / state)
     }
     steps = [
         f"{plural(len(names[state]), 'step')} {words} ({', '.join(names[state])})"
         for state, words in _PRUNE_STATES.items()
         if names.get(state)
     ]
-    run = pasted(place.parent)
-    if not (place / "plan.json").exists() and not names.get("removed") and not names.get("deleting"):
+    run = pasted(location.parent)
+    if not (location / "plan.json").exists() and not names.get("removed") and not names.get("deleting"):
         what = "an interrupted prune that did not delete anything"
-        command = f"rm -r {on_disk(place)}" if place.store.streams is None else place.store.removal(place.key)
+        command = (
+            f"rm -r {on_disk(location)}"
+            if location.store.streams is None
+            else location.store.removal(location.key)
+        )
         why = "it takes up space; the next prune removes it"
         return Finding(
-            WARNING, str(place), what, why, f"when no prune is running: {command}", command=command
+            WARNING, str(location), what, why, f"when no prune is running: {command}", command=command
         )
     what = f"an interrupted prune: {', '.join(steps) or 'no step is moved or partly deleted'}"
     why = "no other prune of this run can start before this one is finished or undone"
     command = f"ckpt prune {run} --finish --yes"
     do = f"finish it: {command}; or put back every step that is still complete: ckpt prune {run} --undo --yes"
-    return Finding(WARNING, str(place), what, why, do, command=command)
+    return Finding(WARNING, str(location), what, why, do, command=command)
 
 
-def _places(inventory: Inventory) -> list[Place]:
+def _locations(inventory: Inventory) -> list[Location]:
     """What is left over; of a conversion to a bucket where its journal is, not where its content grows."""
     beside = begun_at(inventory.path)
-    found = [*inventory.leftovers, *([beside.place] if beside else [])]
-    return [place for place in found if place.with_name(place.name + SUFFIX) not in found]
+    result = [*inventory.leftovers, *([beside.location] if beside else [])]
+    return [location for location in result if location.with_name(location.name + SUFFIX) not in result]
 
 
-def _kind(place: Place) -> str:
-    if IN_PROGRESS in place.name:
+def _kind(location: Location) -> str:
+    if IN_PROGRESS in location.name:
         return "an unfinished save of Orbax"
-    if place.name.endswith(SET_ASIDE):
+    if location.name.endswith(SET_ASIDE):
         return "an unfinished save that was set aside"
-    left = unfinished_at(place)
+    left = unfinished_at(location)
     return f"an interrupted {left.kind if left else 'conversion'}"
 
 
-def _why(place: Place) -> str:
-    if _is_orphaned(place):
+def _why(location: Location) -> str:
+    if _is_orphaned(location):
         return "no journal says whose it is, so no command goes on with it, and a conversion may be refused"
-    if unfinished_at(place):
+    if unfinished_at(location):
         return "it is not a checkpoint yet; its finished parts will be reused"
     return "no loader reads it, but it takes up space, and a save under the same name may fail because of it"
 
 
-def _left(place: Place, what: str) -> Finding:
-    remove = _removal(place)
-    left = unfinished_at(place)
+def _left(location: Location, what: str) -> Finding:
+    remove = _removal(location)
+    left = unfinished_at(location)
     if left and left.writer:
         do, remove = f"{left.writer}, is writing it: {left.wait}", None
     elif left and left.replaced:
         do, remove = next_step(left), None
     elif remove is None:
         do = "run the same command again: what it replaces may be gone, and what is here is the only copy"
-    elif _is_orphaned(place):
+    elif _is_orphaned(location):
         do = f"look at it; when nothing writes to it: {remove}"
     elif left:
         do = f"{going_on(left)} to resume; or, to discard it, {remove}"
     else:
         do = f"when nothing writes to it: {remove}"
-    return Finding(WARNING, str(place), what, _why(place), do, command=remove)
+    return Finding(WARNING, str(location), what, _why(location), do, command=remove)
 
 
-def _is_orphaned(place: Place) -> bool:
+def _is_orphaned(location: Location) -> bool:
     """Whether it is what is left of a conversion, in a bucket, without its journal."""
-    name = place.name.removesuffix(SUFFIX)
-    is_beside = name != place.name and place.store.streams is not None
-    return is_beside and unfinished_at(place) is not None and begun_at(place.with_name(name)) is None
+    name = location.name.removesuffix(SUFFIX)
+    is_beside = name != location.name and location.store.streams is not None
+    return is_beside and unfinished_at(location) is not None and begun_at(location.with_name(name)) is None
 
 
-def _removal(place: Place) -> str | None:
+def _removal(location: Location) -> str | None:
     """The command that discards it; None where that would lose what is nowhere else."""
-    if place.store.streams is None:
-        return f"rm -r {on_disk(place)}"
-    if not place.name.endswith(SUFFIX):
-        return place.store.removal(place.key)
-    parts = _parts(place)
-    if len(parts) > 1 and is_directory(place / CONTENT):
+    if location.store.streams is None:
+        return f"rm -r {on_disk(location)}"
+    if not location.name.endswith(SUFFIX):
+        return location.store.removal(location.key)
+    parts = _parts(location)
+    if len(parts) > 1 and is_directory(location / CONTENT):
         return None
-    return "; ".join(each.store.removal(each.key) for each in parts)
+    return "; ".join(part.store.removal(part.key) for part in parts)
 
 
-def _parts(place: Place) -> list[Place]:
+def _parts(location: Location) -> list[Location]:
     """What is left over at a place, and what grows beside it in a bucket."""
-    destination = place.with_name(place.name.removesuffix(SUFFIX))
-    is_beside = place.store.streams is not None and destination != place
-    return [place, destination] if is_beside and unfinished_at(destination) else [place]
+    destination = location.with_name(location.name.removesuffix(SUFFIX))
+    is_beside = location.store.streams is not None and destination != location
+    return [location, destination] if is_beside and unfinished_at(destination) else [location]
 
 
-def _measured(top: Place) -> tuple[int, str]:
+def _measured(top: Location) -> tuple[int, str]:
     """Bytes at and below a directory, and the time since anything in it was changed, in words."""
     size, changed = 0, 0.0
-    tops = [each for each in _parts(top) if each.exists()]
-    for place in (*tops, *(each / name for each in tops for name, _ in each.below())):
-        status = place.status()
+    tops = [part for part in _parts(top) if part.exists()]
+    for location in (*tops, *(item / name for item in tops for name, _ in item.below())):
+        status = location.status()
         if status is not None:
             changed = max(changed, (status.modified or 0) / 10**9)
             size += status.size

@@ -19,11 +19,11 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         if lock.is_held:
             why = "the process that writes here renews it every few seconds; other writers are refused"
             do = f"wait until that process is done; if it has ended, release the lock: {lock.release}"
-            yield Finding(INFO, lock.place, what, why, do, command=lock.release)
+            yield Finding(INFO, lock.location, what, why, do, command=lock.release)
         else:
             why = "its process has ended: the next command that writes here takes over the lock"
             do = f"run the command again, or release the lock: {lock.release}"
-            yield Finding(WARNING, lock.place, what, why, do, command=lock.release)
+            yield Finding(WARNING, lock.location, what, why, do, command=lock.release)
 
 
 CHECK = Check("locks", "locks of processes that write to a bucket", _look)

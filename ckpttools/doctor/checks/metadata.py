@@ -22,9 +22,9 @@ from ckpttools.formats.orbax.metadata import (
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for step in inventory.steps:
         if CHECKPOINT_FILE in step.files:
-            found = json_or_error(step.path / CHECKPOINT_FILE)
-            if isinstance(found, CheckpointError):
-                yield finding_of(found, step.path)
+            result = json_or_error(step.path / CHECKPOINT_FILE)
+            if isinstance(result, CheckpointError):
+                yield finding_of(result, step.path)
     for item in inventory.items:
         yield from _optional(item)
         if TREE_FILE in item.directory.files:
@@ -34,9 +34,9 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _optional(item: ListedItem) -> Iterator[Finding]:
     why = "loading onto devices without a target needs it; with a target, or as numpy, it loads"
     if SHARDING_FILE in item.directory.files:
-        found = json_or_error(item.path / SHARDING_FILE)
-        if isinstance(found, CheckpointError):
-            yield finding_of(found, item.path, why=why)
+        result = json_or_error(item.path / SHARDING_FILE)
+        if isinstance(result, CheckpointError):
+            yield finding_of(result, item.path, why=why)
     try:
         orbax_metadata.key_impls(item.path)
     except CheckpointError as error:
@@ -44,22 +44,22 @@ def _optional(item: ListedItem) -> Iterator[Finding]:
 
 
 def _tree(item: ListedItem) -> Iterator[Finding]:
-    place = str(item.path / TREE_FILE)
+    location = str(item.path / TREE_FILE)
     if isinstance(item.metadata, CheckpointError):
         yield finding_of(
             item.metadata, item.path, why="without it nothing tells which arrays the checkpoint has"
         )
         return
     try:
-        leaves = orbax_metadata.parse_tree(item.metadata, place)
+        leaves = orbax_metadata.parse_tree(item.metadata, location)
     except CheckpointError as error:
         yield finding_of(error, item.path, why="without it nothing tells which arrays the checkpoint has")
         return
-    yield from _collisions(leaves, place)
+    yield from _collisions(leaves, location)
     yield from _strings(item, leaves)
 
 
-def _collisions(leaves: Sequence[SavedLeaf], place: str) -> Iterator[Finding]:
+def _collisions(leaves: Sequence[SavedLeaf], location: str) -> Iterator[Finding]:
     names: dict[str, list[str]] = defaultdict(list)
     for leaf in leaves:
         if not leaf.is_empty:
@@ -68,18 +68,18 @@ def _collisions(leaves: Sequence[SavedLeaf], place: str) -> Iterator[Finding]:
         if len(paths) > 1:
             what = f"{' and '.join(paths)} are both stored as {name!r}"
             why = "Orbax joins keys with dots: one has overwritten the other when it was saved"
-            yield Finding(ERROR, place, what, why, "save it again with other keys; the first is lost here")
+            yield Finding(ERROR, location, what, why, "save it again with other keys; the first is lost here")
 
 
 def _strings(item: ListedItem, leaves: Sequence[SavedLeaf]) -> Iterator[Finding]:
-    wanted = [dotted(leaf.path) for leaf in leaves if leaf.value_type == "string"]
-    if not wanted:
+    expected = [dotted(leaf.path) for leaf in leaves if leaf.value_type == "string"]
+    if not expected:
         return
-    found = json_or_error(item.path / STRINGS_FILE)
-    if isinstance(found, CheckpointError):
-        yield finding_of(found, item.path, why="the strings of the tree are in it")
+    result = json_or_error(item.path / STRINGS_FILE)
+    if isinstance(result, CheckpointError):
+        yield finding_of(result, item.path, why="the strings of the tree are in it")
         return
-    lost = [name for name in wanted if not isinstance(found.get(name), str)]
+    lost = [name for name in expected if not isinstance(result.get(name), str)]
     if lost:
         what = f"no text for {', '.join(lost)}"
         yield Finding(

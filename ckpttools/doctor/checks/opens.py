@@ -10,7 +10,7 @@ from ckpttools.doctor.base import Check, Finding, finding_of
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -18,17 +18,17 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     others = chain(*inventory.others.values())
     # Of what was never committed the check of unfinished steps says so; on some stores that is no error.
     items = [item.path for item in inventory.items if not item.is_unfinished]
-    for place in [*items, *folders, *inventory.places("zarr3"), *others]:
-        yield from _opened(place, inventory.read)
+    for location in [*items, *folders, *inventory.locations("zarr3"), *others]:
+        yield from _opened(location, inventory.read)
 
 
-def _opened(place: Place, read: ReadOptions) -> Iterator[Finding]:
+def _opened(location: Location, read: ReadOptions) -> Iterator[Finding]:
     try:
-        open_tree(place, read)
+        open_tree(location, read)
     except CheckpointError as error:
-        found = finding_of(error, place, why="no command can open it")
-        where = "" if found.place == str(place) else f"{found.place}: "
-        yield Finding(found.level, str(place), where + found.what, found.why, found.do)
+        result = finding_of(error, location, why="no command can open it")
+        where = "" if result.location == str(location) else f"{result.location}: "
+        yield Finding(result.level, str(location), where + result.what, result.why, result.do)
 
 
 CHECK = Check("opens", "whatever else keeps it from being opened", _look)

@@ -33,7 +33,7 @@ from ckpttools.formats.safetensors.sharded import is_sharded
 from ckpttools.formats.sidecar_files import CONFIG, WEIGHTS_FIELD
 from ckpttools.formats.weight_index import WeightsLocation, in_reading_order, normalized
 from ckpttools.stores.base import is_inside
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _WHOLE = f"model{SAFETENSORS}"
 _NAME = f"model{INDEX}"
@@ -57,8 +57,8 @@ def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding
         return
     unread = [name for name in weights.indexes if name == _NAME and _WHOLE in weights.files]
     for name in weights.indexes:
-        found = _index(inventory, weights, name)
-        yield from _unread(weights.folder / name, found) if name in unread else found
+        result = _index(inventory, weights, name)
+        yield from _unread(weights.folder / name, result) if name in unread else result
     lost = NAMES.missing(weights.files)
     if lost and not weights.indexes:
         yield _missing(weights.folder, lost, "the names of the others imply them")
@@ -71,33 +71,33 @@ def _chosen(inventory: Inventory, weights: SafetensorsFiles, chosen: WeightsLoca
     if chosen.index is not None:
         yield from _index(inventory, weights, chosen.index)
     name = chosen.index or chosen.files[0]
-    others = [each for each in (*weights.files, *weights.indexes) if each != name]
+    others = [file for file in (*weights.files, *weights.indexes) if file != name]
     if chosen.index is not None and chosen.named is not None:
-        others = [each for each in others if each not in {*chosen.named.values()}]
+        others = [other for other in others if other not in {*chosen.named.values()}]
     why = f"transformers and ckpttools read {name}" + (f", not {_some(others)}" if others else "")
     do = f"nothing need be done; ckpttools leaves {WEIGHTS_FIELD} out of the {CONFIG} that it writes"
     yield Finding(INFO, str(weights.folder / CONFIG), f"{WEIGHTS_FIELD} is {name}", why, do)
 
 
-def _unread(place: Place, found: Iterable[Finding]) -> Iterator[Finding]:
+def _unread(location: Location, result: Iterable[Finding]) -> Iterator[Finding]:
     """Report an index that is not read because there is one file with all weights."""
-    wrong = [each.what for each in found if each.level == ERROR]
+    wrong = [item.what for item in result if item.level == ERROR]
     why = f"transformers and ckpttools read {_WHOLE} and do not look at the index"
     if not wrong:
-        what = f"{_WHOLE} next to {place.name}"
-        yield Finding(INFO, str(place.parent), what, why, "move away the one that is not needed")
+        what = f"{_WHOLE} next to {location.name}"
+        yield Finding(INFO, str(location.parent), what, why, "move away the one that is not needed")
         return
-    command = set_aside(place)
+    command = set_aside(location)
     do = f"move the index away: {command}"
     why += "; tools that read the index first fail"
-    yield Finding(WARNING, str(place), f"not needed, and {'; '.join(wrong)}", why, do, command=command)
+    yield Finding(WARNING, str(location), f"not needed, and {'; '.join(wrong)}", why, do, command=command)
 
 
-def _missing(place: Place, names: Sequence[str], wanted: str) -> Finding:
+def _missing(location: Location, names: Sequence[str], expected: str) -> Finding:
     what = f"{plural(len(names), 'weight file')} missing: {_some(names)}"
     fetched = " ".join(map(quote, names)) if len(names) <= _MOST_NAMED else f"--include '*{SAFETENSORS}'"
-    do = f"fetch them: hf download REPO {fetched} --local-dir {on_disk(place.folder())}"
-    return Finding(ERROR, str(place), what, f"{wanted}; their tensors cannot be read", do)
+    do = f"fetch them: hf download REPO {fetched} --local-dir {on_disk(location.folder())}"
+    return Finding(ERROR, str(location), what, f"{expected}; their tensors cannot be read", do)
 
 
 def _some(names: Iterable[str]) -> str:
@@ -117,7 +117,7 @@ def _without_index(inventory: Inventory, weights: SafetensorsFiles) -> Finding:
     what = f"{plural(len(weights.files), 'file')} and no {_NAME}"
     why = "transformers does not find the weights; ckpttools takes them all"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
-    if is_sharded(each for each in headers.values() if isinstance(each, SafetensorsHeader)):
+    if is_sharded(header for header in headers.values() if isinstance(header, SafetensorsHeader)):
         what = "what each process saved of a distributed checkpoint of PyTorch"
         do = "ckpt convert to-safetensors puts it together"
         return Finding(INFO, str(weights.folder), what, "transformers does not load it", do)
@@ -137,7 +137,7 @@ def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -
     stems = {_stem(name) for name in headers}
     if len(stems) > 1:
         return f"they are not shards of one model: {_some(stems)}"
-    twice = [name for name, files in _places(headers).items() if len(files) > 1]
+    twice = [name for name, files in _locations(headers).items() if len(files) > 1]
     return f"the same tensors in several files: {_some(twice)}" if twice else None
 
 
@@ -147,25 +147,27 @@ def _stem(name: str) -> str:
     return match["stem"] if match else name.removesuffix(SAFETENSORS)
 
 
-def _places(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> dict[str, list[str]]:
+def _locations(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> dict[str, list[str]]:
     """The files of each tensor."""
-    places: dict[str, list[str]] = defaultdict(list)
+    locations: dict[str, list[str]] = defaultdict(list)
     for file, header in headers.items():
         for entry in header.entries if isinstance(header, SafetensorsHeader) else ():
-            places[entry.name].append(file)
-    return places
+            locations[entry.name].append(file)
+    return locations
 
 
 def _index(inventory: Inventory, weights: SafetensorsFiles, name: str) -> Iterator[Finding]:
-    place = weights.folder / name
-    document = json_or_error(place)
+    location = weights.folder / name
+    document = json_or_error(location)
     if isinstance(document, CheckpointError):
-        yield finding_of(document, place, why="nothing tells which file has which tensor")
+        yield finding_of(document, location, why="nothing tells which file has which tensor")
         return
     named = document.get("weight_map")
     if not isinstance(named, dict) or not named or not all(type(file) is str for file in named.values()):
         what = "no usable weight_map"
-        yield Finding(ERROR, str(place), what, "nothing tells which file has which tensor", "fetch it again")
+        yield Finding(
+            ERROR, str(location), what, "nothing tells which file has which tensor", "fetch it again"
+        )
         return
     other = sorted({file for file in named.values() if not file.endswith(SAFETENSORS)})
     if other:
@@ -173,15 +175,15 @@ def _index(inventory: Inventory, weights: SafetensorsFiles, name: str) -> Iterat
         why = "transformers takes them for files of torch.save and refuses them"
         command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
         do = f"`{command}` writes files under usual names"
-        yield Finding(ERROR, str(place), what, why, do, command=command)
+        yield Finding(ERROR, str(location), what, why, do, command=command)
     paths = {tensor: normalized(file) for tensor, file in named.items()}
-    yield from _against_files(inventory, weights, place, paths, in_reading_order(named.values()))
+    yield from _against_files(inventory, weights, location, paths, in_reading_order(named.values()))
 
 
 def _against_files(
     inventory: Inventory,
     weights: SafetensorsFiles,
-    place: Place,
+    location: Location,
     named: Mapping[str, str],
     shards: Sequence[str],
 ) -> Iterator[Finding]:
@@ -189,36 +191,41 @@ def _against_files(
     if outside:
         what = f"names files outside of its directory: {_some(outside)}"
         do = "do not trust this index; fetch the checkpoint from its source again"
-        yield Finding(ERROR, str(place), what, "readers that follow it read other files", do)
+        yield Finding(ERROR, str(location), what, "readers that follow it read other files", do)
     lost = [file for file in shards if is_inside(file) and not is_file(weights.folder / file)]
     if lost:
-        yield _stale(inventory, weights, place, named, lost) or _missing(place, lost, "the index names them")
+        yield _stale(inventory, weights, location, named, lost) or _missing(
+            location, lost, "the index names them"
+        )
     headers = {file: header_of(weights.folder / file) for file in shards if file not in {*lost, *outside}}
-    files = _places(headers)
-    is_readable = {file for file, each in headers.items() if isinstance(each, SafetensorsHeader)}
+    files = _locations(headers)
+    is_readable = {file for file, item in headers.items() if isinstance(item, SafetensorsHeader)}
     absent = {tensor for tensor, file in named.items() if file in is_readable and tensor not in files}
     if not outside:
-        yield from _repeated(weights, place, named, files, absent)
+        yield from _repeated(weights, location, named, files, absent)
     loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
-    held = _places({file: header_of(weights.folder / file) for file in loose}) if absent else {}
+    held = _locations({file: header_of(weights.folder / file) for file in loose}) if absent else {}
     holders = sorted({file for tensor in absent for file in held.get(tensor, ())})
     if absent:
         what = f"names {plural(len(absent), 'tensor')} that its files do not hold: {_some(absent)}"
-        hint = f"fetch the index again, or set it aside: {set_aside(place)}"
+        hint = f"fetch the index again, or set it aside: {set_aside(location)}"
         why = "they cannot be loaded: of another model, or a shard was changed"
         if holders:
             moved = plural(sum(tensor in held for tensor in absent), "tensor")
             why = f"nothing loads them: {moved} of these in files that it does not name, {_some(holders)}"
             hint = "fetch the index and its files again"
-        yield Finding(ERROR, str(place), what, why, hint)
-    yield from _misnamed(weights, place, named, files)
+        yield Finding(ERROR, str(location), what, why, hint)
+    yield from _misnamed(weights, location, named, files)
     loose = [file for file in loose if file not in holders]
     if loose and len(weights.indexes) == 1 and not lost:
-        yield _loose(inventory, weights, place, files, loose)
+        yield _loose(inventory, weights, location, files, loose)
 
 
 def _misnamed(
-    weights: SafetensorsFiles, place: Place, named: Mapping[str, str], files: Mapping[str, Sequence[str]]
+    weights: SafetensorsFiles,
+    location: Location,
+    named: Mapping[str, str],
+    files: Mapping[str, Sequence[str]],
 ) -> Iterator[Finding]:
     """Tensors that are in files which the index names, but not where it says, or that it does not list."""
     moved = [tensor for tensor, file in named.items() if tensor in files and file not in files[tensor]]
@@ -235,36 +242,36 @@ def _misnamed(
             )
             command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
             do = f"`{command}` writes them with an index of all tensors"
-            yield Finding(WARNING, str(place), f"{what}: {_some(tensors)}", why, do, command=command)
+            yield Finding(WARNING, str(location), f"{what}: {_some(tensors)}", why, do, command=command)
 
 
 def _loose(
     inventory: Inventory,
     weights: SafetensorsFiles,
-    place: Place,
+    location: Location,
     files: Mapping[str, Sequence[str]],
     loose: Sequence[str],
 ) -> Finding:
     """Files next to those that an index names: another save's, or a part of the model that it forgets."""
     what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
-    series = {_stem(name) for name in {file for each in files.values() for file in each}}
+    series = {_stem(name) for name in {file for item in files.values() for file in item}}
     of_model = [name for name in loose if NAMES.numbered.fullmatch(name) and _stem(name) in series]
-    held = _places({name: header_of(weights.folder / name) for name in of_model})
+    held = _locations({name: header_of(weights.folder / name) for name in of_model})
     if not held.keys() - files.keys():
         do = "move them away if they belong to another save"
-        return Finding(WARNING, str(place), what, "nothing loads them; they take up space", do)
+        return Finding(WARNING, str(location), what, "nothing loads them; they take up space", do)
     why = f"transformers skips them, and no other file has {_some(held.keys() - files.keys())}"
     do = "fetch the shards and the index again: they belong to different saves"
     headers = {name: header_of(weights.folder / name) for name in weights.files}
     if not _contradiction(headers) and not NAMES.missing(weights.files):
-        do = f"if all these files are of one save, run {set_aside(place)} && {mending(inventory, 'index')}"
-    return Finding(ERROR, str(place), what, why, do)
+        do = f"if all these files are of one save, run {set_aside(location)} && {mending(inventory, 'index')}"
+    return Finding(ERROR, str(location), what, why, do)
 
 
 def _stale(
     inventory: Inventory,
     weights: SafetensorsFiles,
-    place: Place,
+    location: Location,
     named: Mapping[str, str],
     lost: Sequence[str],
 ) -> Finding | None:
@@ -276,7 +283,7 @@ def _stale(
     loose = sorted(set(weights.files) - set(named.values()) - {_WHOLE})
     headers = {name: header_of(weights.folder / name) for name in loose}
     expected = {tensor for tensor, file in named.items() if file in {*lost}}
-    if not loose or not expected <= _places(headers).keys() or NAMES.missing(loose):
+    if not loose or not expected <= _locations(headers).keys() or NAMES.missing(loose):
         return None
     what = f"names {plural(len(lost), 'file')} that do not exist: {_some(lost)}"
     why = (
@@ -286,19 +293,23 @@ def _stale(
     fetched = f"if the index is right, run hf download REPO --local-dir {on_disk(weights.folder)}"
     do = f"fetch the index again; {fetched}"
     if {*named.values()} <= {*lost} and not _contradiction(headers):
-        do = f"if these files are right, run {set_aside(place)} && {mending(inventory, 'index')}; {fetched}"
-    return Finding(ERROR, str(place), what, why, do)
+        do = (
+            f"if these files are right, run {set_aside(location)} && {mending(inventory, 'index')}; {fetched}"
+        )
+    return Finding(ERROR, str(location), what, why, do)
 
 
 def _repeated(
     weights: SafetensorsFiles,
-    place: Place,
+    location: Location,
     named: Mapping[str, str],
     files: Mapping[str, Sequence[str]],
     absent: Collection[str],
 ) -> Iterator[Finding]:
     """Report tensors in several files. transformers reads the last one, regardless of the index."""
-    repeated = {name: places[-1] for name, places in files.items() if len(places) > 1 and name in named}
+    repeated = {
+        name: locations[-1] for name, locations in files.items() if len(locations) > 1 and name in named
+    }
     overlaid = [name for name, last in repeated.items() if named[name] == last]
     unclear = [name for name in repeated if name not in {*overlaid, *absent}]
     if unclear:
@@ -306,16 +317,16 @@ def _repeated(
         what = f"does not name the last file with {plural(len(unclear), 'repeated tensor')}: {_some(unclear)}"
         why = f"transformers loads {name} from {repeated[name]}, and the index names {named[name]}"
         do = "fetch the shards and the index again: they belong to different saves"
-        yield Finding(ERROR, str(place), what, why, do)
+        yield Finding(ERROR, str(location), what, why, do)
     elif overlaid:
         what = f"{plural(len(overlaid), 'tensor')} in several files: {_some(overlaid)}"
         why = "transformers and ckpttools read the files that the index names; the other copies waste space"
         command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
         do = f"`{command}` writes each once"
-        yield Finding(WARNING, str(place), what, why, do, command=command)
+        yield Finding(WARNING, str(location), what, why, do, command=command)
 
 
-def rebuild(folder: Place, read: ReadOptions) -> str:
+def rebuild(folder: Location, read: ReadOptions) -> str:
     """Writes an index over all safetensors files of a directory that has none.
 
     Raises:
@@ -328,10 +339,10 @@ def rebuild(folder: Place, read: ReadOptions) -> str:
     fault = _contradiction(headers)
     lost = NAMES.missing(names)
     if fault or lost:
-        raise FormatError("no index can be made", place=folder, got=fault or f"missing: {_some(lost)}")
-    found = [header for header in headers.values() if isinstance(header, SafetensorsHeader)]
-    total = sum(entry.end - entry.begin for header in found for entry in header.entries)
-    weight_map = {tensor: files[0] for tensor, files in sorted(_places(headers).items())}
+        raise FormatError("no index can be made", location=folder, got=fault or f"missing: {_some(lost)}")
+    result = [header for header in headers.values() if isinstance(header, SafetensorsHeader)]
+    total = sum(entry.end - entry.begin for header in result for entry in header.entries)
+    weight_map = {tensor: files[0] for tensor, files in sorted(_locations(headers).items())}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
     path = folder / _NAME
     write_new(path, text.encode())

@@ -13,7 +13,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
 from ckpttools.formats.orbax.skipping import is_passed_over, remedy
 from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata, commits_by_file
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 # A running save touches its files more often than that.
 _QUIET_SECONDS = 3600
@@ -22,11 +22,11 @@ _QUIET_SECONDS = 3600
 def _look(inventory: Inventory) -> Iterator[Finding]:
     for step in inventory.steps:
         items = [item for item in inventory.items if item.step == step.path]
-        said = StepMetadata.at(step.path)
-        if said.is_uncommitted:
+        declared = StepMetadata.at(step.path)
+        if declared.is_uncommitted:
             yield _unfinished(step, inventory)
         else:
-            yield from _incomplete(step, items, said)
+            yield from _incomplete(step, items, declared)
 
 
 def _unfinished(step: Directory, inventory: Inventory) -> Finding:
@@ -51,20 +51,20 @@ def _unfinished(step: Directory, inventory: Inventory) -> Finding:
     return Finding(ERROR, str(step.path), what, why, do, way.fix, command=way.command)
 
 
-def _others(step: Place, inventory: Inventory) -> list[str]:
+def _others(step: Location, inventory: Inventory) -> list[str]:
     """Names of the other steps of the run that were committed."""
-    beside = [each.path for each in inventory.steps if each.path.parent == step.parent and each.path != step]
-    names = [each.name for each in beside if IN_PROGRESS not in each.name]
+    beside = [item.path for item in inventory.steps if item.path.parent == step.parent and item.path != step]
+    names = [item.name for item in beside if IN_PROGRESS not in item.name]
     return in_natural_order(
         name for name in names if not StepMetadata.at(step.with_name(name)).is_uncommitted
     )
 
 
-def _incomplete(step: Directory, items: list[ListedItem], said: StepMetadata) -> Iterator[Finding]:
-    if not (items or said.trees or said.others or said.fault):
+def _incomplete(step: Directory, items: list[ListedItem], declared: StepMetadata) -> Iterator[Finding]:
+    if not (items or declared.trees or declared.others or declared.fault):
         yield _lost(step.path, f"no {TREE_FILE}, which says what the arrays are")
     there = {item.path.name for item in items}
-    for name in said.trees:
+    for name in declared.trees:
         if name not in there:
             what = f"the item {name!r} is not there, though {CHECKPOINT_FILE} names it"
             yield _lost(step.path / name, what)
@@ -73,33 +73,33 @@ def _incomplete(step: Directory, items: list[ListedItem], said: StepMetadata) ->
             yield _lost(item.path, f"an item without {TREE_FILE}, which says what the arrays are")
 
 
-def _lost(place: Place, what: str) -> Finding:
+def _lost(location: Location, what: str) -> Finding:
     why = "no loader can open it"
     do = "copy the step again, whole: cp -a SRC DST, or gcloud storage cp -r SRC DST"
-    return Finding(ERROR, str(place), what, why, do)
+    return Finding(ERROR, str(location), what, why, do)
 
 
-def _set_aside(step: Place, read: ReadOptions) -> str:
+def _set_aside(step: Location, read: ReadOptions) -> str:
     age = time.time() - _last_change(step)
     if age < _QUIET_SECONDS:
         raise FormatError(
             "this save may still be running",
-            place=step,
+            location=step,
             got=f"a change {age:.0f} seconds ago",
-            wanted=f"none for {_QUIET_SECONDS} seconds",
+            expected=f"none for {_QUIET_SECONDS} seconds",
             hint="wait until the job has ended",
         )
     aside = step.with_name(step.name + SET_ASIDE)
     if aside.lexists():
-        raise FormatError(f"{aside} is there already", place=step, hint="give that one another name")
+        raise FormatError(f"{aside} is there already", location=step, hint="give that one another name")
     step.rename(aside)
     return f"{step} is now {aside}"
 
 
-def _last_change(top: Place) -> float:
+def _last_change(top: Location) -> float:
     """Time of the last change of anything at or below a directory."""
-    found = (place.status() for place in (top, *(top / name for name, _ in top.below())))
-    return max(((each.modified or 0) / 10**9 for each in found if each), default=0.0)
+    result = (location.status() for location in (top, *(top / name for name, _ in top.below())))
+    return max(((item.modified or 0) / 10**9 for item in result if item), default=0.0)
 
 
 CHECK = Check(

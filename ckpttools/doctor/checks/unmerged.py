@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
-from ckpttools.core.wording import option
 from ckpttools.doctor.arrays import array_findings
 from ckpttools.doctor.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
 from ckpttools.doctor.inventory import Directory, Inventory, ListedItem
@@ -18,7 +18,7 @@ from ckpttools.formats.orbax.entries import Indexed
 from ckpttools.formats.orbax.index import processes_of, read_index, union_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
@@ -32,16 +32,16 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 
 def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
-    place, what = str(item.path), f"{', '.join(item.processes)} without a {MANIFEST} for all"
-    if any(each.level == ERROR for each in array_findings(item)):
+    location, what = str(item.path), f"{', '.join(item.processes)} without a {MANIFEST} for all"
+    if any(finding.level == ERROR for finding in array_findings(item)):
         why = f"an index of what is here would have gaps, so {option('fix', 'merge')} refuses to write it"
         return Finding(
-            ERROR, place, what, why, "resolve the other findings about this directory first", "merge"
+            ERROR, location, what, why, "resolve the other findings about this directory first", "merge"
         )
     command = mending(inventory, "merge")
     why = "Orbax then looks for the arrays in files of their own, and finds no .zarray or zarr.json"
     do = f"{command} writes the missing index; ckpttools itself reads it as it is"
-    return Finding(ERROR, place, what, why, do, "merge", command=command)
+    return Finding(ERROR, location, what, why, do, "merge", command=command)
 
 
 def _left_behind(item: ListedItem) -> Iterator[Finding]:
@@ -55,7 +55,7 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
         except CheckpointError as error:
             why = "the merged index does not need it: only merging again would"
             yield Finding(
-                INFO, error.place or str(item.path / name), error.message, why, "nothing need be done"
+                INFO, error.location or str(item.path / name), error.message, why, "nothing need be done"
             )
             continue
         if lost:
@@ -66,7 +66,7 @@ def _left_behind(item: ListedItem) -> Iterator[Finding]:
             yield Finding(ERROR, str(item.path / name), what, why, do, command=do)
 
 
-def merge_indexes(path: Place, read: ReadOptions) -> str:
+def merge_indexes(path: Location, read: ReadOptions) -> str:
     """Writes the index of all processes of a save: a new node file, then the manifest.
 
     Raises:
@@ -83,7 +83,7 @@ def merge_indexes(path: Place, read: ReadOptions) -> str:
     index = ocdbt_encode.encode(entries.items(), node_file)
     stored = {node_file: index.nodes, MANIFEST: index.manifest}
     if ocdbt_read.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
-        raise FormatError("the merged index does not read back as it was made", place=path)
+        raise FormatError("the merged index does not read back as it was made", location=path)
     refuse_existing(path / MANIFEST)
     if not holds(path / node_file, index.nodes):  # an interrupted merge leaves it
         write_new(path / node_file, index.nodes)
@@ -91,7 +91,7 @@ def merge_indexes(path: Place, read: ReadOptions) -> str:
     return f"{path / MANIFEST} was written: {plural(len(entries), 'key')} of {_processes(path)}"
 
 
-def _processes(path: Place) -> str:
+def _processes(path: Location) -> str:
     number = len(processes_of(path))
     return f"{number} process{'es' * (number != 1)}"
 
@@ -105,7 +105,7 @@ def _refuse_holes(item: ListedItem) -> None:
         if finding.level == ERROR:
             raise FormatError(
                 "merged, the arrays would not be whole",
-                place=finding.place,
+                location=finding.location,
                 got=finding.what,
                 hint="a process's directory is missing: copy it here first",
             )

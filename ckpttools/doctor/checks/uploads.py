@@ -11,7 +11,7 @@ from ckpttools.doctor.base import INFO, WARNING, Check, Finding, Fix, finding_of
 from ckpttools.doctor.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
 from ckpttools.stores.abilities import KeepsUploads, PendingUpload
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import SUFFIX
 
 _FIX = "abort-uploads"
@@ -27,16 +27,16 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     rule = store.upload_rule(path.key)
     ruled = f"this has the cloud abort such after a day; it replaces what rules the bucket has: {rule}"
     try:
-        found = _uploads(path)
+        result = _uploads(path)
     except StorageError as error:
         why = "a process that is killed may leave some, which take up space and are seen in no listing"
         finding = finding_of(error, path, INFO, why)
         yield Finding(INFO, str(path), finding.what, why, f"{finding.do}; or {ruled}", command=rule)
         return
-    if found:
-        first = min(found, key=lambda each: each.begun)
+    if result:
+        first = min(result, key=lambda item: item.begun)
         what = (
-            f"{plural(len(found), 'upload')} in parts that nobody has ended, the first begun "
+            f"{plural(len(result), 'upload')} in parts that nobody has ended, the first begun "
             f"{age(time.time() - first.begun)} ago, to {store.uri(first.key)}"
         )
         why = "what a killed process was uploading takes up space, and is seen in no listing"
@@ -45,29 +45,29 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         yield Finding(WARNING, str(path), what, why, do, _FIX, command=command)
 
 
-def _uploads(path: Place) -> Sequence[PendingUpload]:
+def _uploads(path: Location) -> Sequence[PendingUpload]:
     """Those below a path, and below where a conversion to it leaves its traces."""
     assert isinstance(path.store, KeepsUploads)
     whole = path.key.removesuffix(SUFFIX)
     keys = (whole, whole + SUFFIX) if "/" in whole else (whole,)
-    return [each for key in keys for each in path.store.uploads(key)]
+    return [upload for key in keys for upload in path.store.uploads(key)]
 
 
-def _abort(path: Place, read: ReadOptions) -> str:
+def _abort(path: Location, read: ReadOptions) -> str:
     assert isinstance(path.store, KeepsUploads)
-    found, now = _uploads(path), time.time()
-    old = [each for each in found if now - each.begun >= _QUIET_SECONDS]
+    result, now = _uploads(path), time.time()
+    old = [item for item in result if now - item.begun >= _QUIET_SECONDS]
     if not old:
         raise FormatError(
             "these uploads may still be at work",
-            place=path,
-            got=f"{plural(len(found), 'upload')}, the first begun "
-            f"{age(now - min((each.begun for each in found), default=now))} ago",
-            wanted=f"some begun more than {age(_QUIET_SECONDS)} ago",
+            location=path,
+            got=f"{plural(len(result), 'upload')}, the first begun "
+            f"{age(now - min((item.begun for item in result), default=now))} ago",
+            expected=f"some begun more than {age(_QUIET_SECONDS)} ago",
             hint="run the conversion again, which aborts what it has left; or wait",
         )
     path.store.abort(old)
-    left = f"; {plural(len(found) - len(old), 'later one')} may be at work" if len(old) < len(found) else ""
+    left = f"; {plural(len(result) - len(old), 'later one')} may be at work" if len(old) < len(result) else ""
     return f"{plural(len(old), 'upload')} to {path} aborted{left}"
 
 

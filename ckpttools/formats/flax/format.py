@@ -25,7 +25,7 @@ from ckpttools.formats.sidecar_files import sidecar_config
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.formats.zarr.chunks import has_array
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _NAMES = WeightNames(".msgpack", "flax_model.msgpack", "*model*.msgpack")
 # `flax.training.checkpoints` numbers its files. Without steps, and in Orbax before `_METADATA`, it does not.
@@ -41,7 +41,7 @@ class FlaxFormat(ReadOnlyFormat):
     name: str = "flax-msgpack"
     looks_for: str = "states that Flax wrote with msgpack and that are cut or damaged"
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         try:
             if _is_named(path):
                 mismatch = _NAMES.why_not(path)
@@ -50,22 +50,22 @@ class FlaxFormat(ReadOnlyFormat):
         except CheckpointError as error:
             return reason(error, path)
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         if path.is_dir() and _NAMES.why_not(path) is not None:
             path = _state_in(path, options.step)
         # Trainers' states have names without an ending.
         is_named = _is_named(path)
-        found = _NAMES.find(path) if is_named else WeightsLocation(path.parent, (path.name,))
+        result = _NAMES.find(path) if is_named else WeightsLocation(path.parent, (path.name,))
         try:
-            states = {name: opened_state(found.folder / name) for name in found.names}
+            states = {name: opened_state(result.folder / name) for name in result.names}
         except FormatError as error:
             raise error if is_named else _with_other_state(error, path) from error
         # Keys with slashes may spell two paths of one file alike.
         pairs = {(keystr(at), name): None for name, state in states.items() for at in state.leaves}
-        found.check([*pairs])
-        return _tree(path, found.folder, list(states.values()))
+        result.check([*pairs])
+        return _tree(path, result.folder, list(states.values()))
 
-    def checkpoints_in(self, path: Place) -> Sequence[Place]:
+    def checkpoints_in(self, path: Location) -> Sequence[Location]:
         """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
         if not path.is_dir() or _NAMES.why_not(path) is None:
             return [path]
@@ -75,7 +75,7 @@ class FlaxFormat(ReadOnlyFormat):
 FORMAT = FlaxFormat()
 
 
-def begins_as_state(path: Place) -> bool:
+def begins_as_state(path: Location) -> bool:
     """Whether a file begins with a dictionary of named values, or with the first pair of a stream."""
     with path.open() as file:
         head = file.read(0, min(2, file.size))
@@ -97,20 +97,20 @@ def _begins(reader: Reader, code: int) -> bool:
     return isinstance(first, str) and first.isprintable()
 
 
-def opened_state(place: Place) -> FlaxState:
+def opened_state(location: Location) -> FlaxState:
     """What a file holds; reads no array.
 
     Raises:
         FormatError: it is damaged.
         StorageError: it cannot be read.
     """
-    with place.open() as file:
+    with location.open() as file:
         state = flax_state(file)
-    require_room(len(state.leaves), 0, place)
+    require_room(len(state.leaves), 0, location)
     return state
 
 
-def _states_in(folder: Place) -> list[Place]:
+def _states_in(folder: Location) -> list[Location]:
     """Return the files in a directory that have the names of states, latest step first."""
     files = [entry.name for entry in folder.entries() if not entry.is_dir]
     numbered = [name for name in files if _NUMBERED.fullmatch(name)]
@@ -119,7 +119,7 @@ def _states_in(folder: Place) -> list[Place]:
     return [folder / _STATE] if _STATE in files else []
 
 
-def numbered_states(folder: Place) -> dict[int, Place]:
+def numbered_states(folder: Location) -> dict[int, Location]:
     """Return the states that `flax.training.checkpoints` wrote into a directory, by step.
 
     Raises:
@@ -131,35 +131,35 @@ def numbered_states(folder: Place) -> dict[int, Place]:
     return {step: state for step, state in states.items() if step is not None and _may_be_state(state)}
 
 
-def _may_be_state(place: Place) -> bool:
+def _may_be_state(location: Location) -> bool:
     """Whether a file with the name of a state is one, or what a lost write or a short copy left of one."""
-    with place.open() as file:
+    with location.open() as file:
         head = bytes(file.read(0, min(64, file.size)))
     # 0x80 begins pickles, too.
-    return not head.strip(b"\0") or 0x81 <= head[0] <= 0x8F or begins_as_state(place)
+    return not head.strip(b"\0") or 0x81 <= head[0] <= 0x8F or begins_as_state(location)
 
 
-def _with_other_state(error: FormatError, path: Place) -> FormatError:
+def _with_other_state(error: FormatError, path: Location) -> FormatError:
     """Add to the error of a damaged state which other state can be opened."""
-    others = [place for place in _states_in(path.parent) if place != path and _is_whole(place)]
+    others = [location for location in _states_in(path.parent) if location != path and _is_whole(location)]
     if not others:
         return error
     return error.at(hint=f"{error.hint}; the latest other state is {quote(str(others[0]))}")
 
 
-def _is_whole(place: Place) -> bool:
+def _is_whole(location: Location) -> bool:
     try:
-        return begins_as_state(place) and bool(opened_state(place).leaves)
+        return begins_as_state(location) and bool(opened_state(location).leaves)
     except CheckpointError:
         return False
 
 
-def state_fault(place: Place) -> str | None:
+def state_fault(location: Location) -> str | None:
     """Return why a numbered file cannot be read as a state; None for a complete state and for other files."""
-    if not _NUMBERED.fullmatch(place.name) or not _may_be_state(place):
+    if not _NUMBERED.fullmatch(location.name) or not _may_be_state(location):
         return None
     try:
-        opened_state(place)
+        opened_state(location)
     except FormatError as error:
         return error.line
     return None
@@ -171,7 +171,7 @@ def _number(name: str) -> tuple[float, str]:
     return (float(match[1]) if match else -1.0, name)
 
 
-def _has_states(folder: Place) -> bool:
+def _has_states(folder: Location) -> bool:
     """Whether a directory has states whose arrays are in the state files."""
     states = _states_in(folder)
     if not any(map(begins_as_state, states[:_MAX_PROBED])):
@@ -181,7 +181,7 @@ def _has_states(folder: Place) -> bool:
     return states[0].name != _STATE or not (MANIFEST in names or has_array(folder))
 
 
-def _state_in(folder: Place, step: int | None) -> Place:
+def _state_in(folder: Location, step: int | None) -> Location:
     """Return the state of a step in a directory; without a step the latest, even if it is damaged.
 
     Raises:
@@ -190,35 +190,37 @@ def _state_in(folder: Place, step: int | None) -> Place:
     """
     states = _states_in(folder)
     if not states:
-        raise FormatError("the directory has no Flax state", place=folder)
+        raise FormatError("the directory has no Flax state", location=folder)
     if step is None or states[0].name == _STATE:
         return states[0]
     by_step = {_step_of(state): state for state in states}
     if step not in by_step:
         steps = sorted(number for number in by_step if number is not None)
-        raise UsageError(f"there is no step {step}", place=folder, wanted=f"one of {first_and_last(steps)}")
+        raise UsageError(
+            f"there is no step {step}", location=folder, expected=f"one of {first_and_last(steps)}"
+        )
     return by_step[step]
 
 
-def _step_of(path: Place) -> int | None:
+def _step_of(path: Location) -> int | None:
     """Return the training step in the name of a state; None if there is none, or if it is a fraction."""
     match = _NUMBERED.fullmatch(path.name)
     return int(match[1]) if match and "." not in match[1] else None
 
 
-def _is_named(path: Place) -> bool:
+def _is_named(path: Location) -> bool:
     """Whether the name tells that it is a file of weights, an index, or a directory of these."""
     return path.is_dir() or path.name.endswith((".msgpack", ".json"))
 
 
-def _tree(path: Place, folder: Place, states: Sequence[FlaxState]) -> Tree:
+def _tree(path: Location, folder: Location, states: Sequence[FlaxState]) -> Tree:
     leaves: dict[TreePath, Leaf] = {at: leaf for state in states for at, leaf in state.leaves.items()}
     scalars = frozenset(at for state in states for at in state.scalars)
     elsewhere = [keystr(at) for state in states for at in state.elsewhere]
     if elsewhere:
         raise FormatError(
             f"some arrays lie in directories of their own:{listing(elsewhere)}",
-            place=path,
+            location=path,
             hint=_where_arrays_are(path, folder),
         )
     others = {at: kind for state in states for at, kind in state.others.items()}
@@ -227,13 +229,13 @@ def _tree(path: Place, folder: Place, states: Sequence[FlaxState]) -> Tree:
         step=_step_of(path),
         config=sidecar_config(folder),
         scalars=scalars,
-        place=str(path),
+        location=str(path),
         notes=left_out(others),
     )
     return Tree(leaves, metadata)
 
 
-def _where_arrays_are(path: Place, folder: Place) -> str:
+def _where_arrays_are(path: Location, folder: Location) -> str:
     """Suggest what to do with a state whose arrays are not in its file."""
     arrays = folder / f"{path.name}_gda"
     if arrays.is_dir():

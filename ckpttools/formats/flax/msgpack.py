@@ -131,15 +131,15 @@ class Reader:
 
     def _mapping(self, count: int, depth: int) -> dict[str | int, Any]:
         self._check_count(2 * count)
-        found: dict[str | int, Any] = {}
+        result: dict[str | int, Any] = {}
         for _ in range(count):
             key = self.value(depth + 1)
             if type(key) not in (str, int):
                 raise DamagedError(f"a {type(key).__name__} as a key")
-            if key in found:
+            if key in result:
                 raise DamagedError(f"a key twice: {key!r}")
-            found[key] = self.value(depth + 1)
-        return found
+            result[key] = self.value(depth + 1)
+        return result
 
     def _check_count(self, count: int) -> None:
         if count > self._stop - self.at:
@@ -151,15 +151,15 @@ _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 _NUMBERS = {
     0xCA: struct.Struct(">f"),
     0xCB: struct.Struct(">d"),
-    **{0xCC + place: struct.Struct(f">{each}") for place, each in enumerate("BHIQbhiq")},
+    **{0xCC + location: struct.Struct(f">{item}") for location, item in enumerate("BHIQbhiq")},
 }
 _Kind = Callable[[Reader, int, int], Any]
-_SIZES = [struct.Struct(each) for each in (">B", ">H", ">I")]
+_SIZES = [struct.Struct(item) for item in (">B", ">H", ">I")]
 _SIZED: dict[int, tuple[struct.Struct, _Kind]] = {
-    **{0xC4 + place: (size, Reader._bytes) for place, size in enumerate(_SIZES)},
-    **{0xC7 + place: (size, Reader._extension) for place, size in enumerate(_SIZES)},
-    **{0xD9 + place: (size, Reader._text) for place, size in enumerate(_SIZES)},
-    **{0xDC + place: (size, Reader._list) for place, size in enumerate(_SIZES[1:])},
-    **{0xDE + place: (size, Reader._mapping) for place, size in enumerate(_SIZES[1:])},
+    **{0xC4 + location: (size, Reader._bytes) for location, size in enumerate(_SIZES)},
+    **{0xC7 + location: (size, Reader._extension) for location, size in enumerate(_SIZES)},
+    **{0xD9 + location: (size, Reader._text) for location, size in enumerate(_SIZES)},
+    **{0xDC + location: (size, Reader._list) for location, size in enumerate(_SIZES[1:])},
+    **{0xDE + location: (size, Reader._mapping) for location, size in enumerate(_SIZES[1:])},
 }
-_FIXED = {0xD4 + place: 1 << place for place in range(5)}
+_FIXED = {0xD4 + location: 1 << location for location in range(5)}

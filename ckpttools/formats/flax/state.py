@@ -62,7 +62,7 @@ def flax_state(file: File) -> FlaxState:
     except DamagedError as error:
         raise FormatError(
             "the file is no state that Flax wrote with msgpack, or is cut",
-            place=file.path,
+            location=file.path,
             got=f"byte {reader.at:,} of {file.size:,}: {error}",
             hint="fetch the file again",
         ) from error
@@ -98,8 +98,8 @@ class _Filling:
             self._elsewhere(path, name)
         elif isinstance(value, dict | list) and value:
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, each in items:
-                self.add((*path, key), each)
+            for key, item in items:
+                self.add((*path, key), item)
         elif isinstance(value, dict | list):
             self._leaf(path, Empty(type(value).__name__.capitalize()))
         elif isinstance(value, str) and value.startswith(_PLACEHOLDERS):
@@ -131,8 +131,10 @@ class _Filling:
 
     def _array(self, span: Span) -> LazyArray:
         """What `flax.serialization` makes of an array: its shape, the name of its dtype and its bytes."""
-        said = self.reader.within(span).value()
-        shape, name, data = said if isinstance(said, list) and len(said) == 3 else (None, None, None)
+        declared = self.reader.within(span).value()
+        shape, name, data = (
+            declared if isinstance(declared, list) and len(declared) == 3 else (None, None, None)
+        )
         dtype = DTYPES.get(name) if isinstance(name, str) else None
         lengths = _lengths(shape)
         if dtype is None or not isinstance(data, Span):
@@ -146,11 +148,11 @@ class _Filling:
     def _of_chunks(self, value: Mapping[str | int, Any]) -> LazyArray:
         """An array that is cut in flat pieces, whose numbers are keys as those of a tuple."""
         shape, chunks = _listed(value.get("shape")), _listed(value.get("chunks"))
-        pieces = [self._array(each.span) for each in chunks if isinstance(each, Extension)]
-        stored = [each for each in pieces if isinstance(each, Stored) and each.ndim == 1]
+        pieces = [self._array(chunk.span) for chunk in chunks if isinstance(chunk, Extension)]
+        stored = [piece for piece in pieces if isinstance(piece, Stored) and piece.ndim == 1]
         lengths = _lengths(shape)
         whole = (
-            sum(each.size for each in stored) == prod(lengths) and len({each.dtype for each in stored}) == 1
+            sum(item.size for item in stored) == prod(lengths) and len({item.dtype for item in stored}) == 1
         )
         if not whole or len(stored) < len(chunks):
             raise DamagedError(f"the pieces of an array do not make up {list(lengths)}")
@@ -160,27 +162,27 @@ class _Filling:
 def _listed(value: Any) -> list[Any]:
     """A tuple as Flax writes it: `{"0": first, "1": second}`."""
     items = value if isinstance(value, dict) else {}
-    found = [items.get(str(place)) for place in range(len(items))]
-    if not items or any(each is None for each in found):
+    result = [items.get(str(location)) for location in range(len(items))]
+    if not items or any(item is None for item in result):
         raise DamagedError("an array in pieces that are not numbered")
-    return found
+    return result
 
 
 def _lengths(value: Any) -> Shape:
-    if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
+    if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
         raise DamagedError("an array without a shape")
     return tuple(value)
 
 
 def _array_named(value: Mapping[str | int, Any]) -> str | None:
     """The array that T5X's checkpoints name in place of one: what tensorstore takes to open it."""
-    place = value.get("kvstore")
-    name = place.get("path") if isinstance(place, dict) else None
+    location = value.get("kvstore")
+    name = location.get("path") if isinstance(location, dict) else None
     return name.strip("/") if isinstance(name, str) and "driver" in value else None
 
 
 def _number(value: bool | int | float) -> LazyArray:
-    found = number_array(value)
-    if found is None:
+    result = number_array(value)
+    if result is None:
         raise DamagedError(f"a whole number of more than 64 bits: {value}")
-    return found
+    return result

@@ -21,8 +21,8 @@ from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ZarrArray
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.formats.zarr.inner_chunks import EncodedChunk, chunk_array, scratch_of
+from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
-from ckpttools.stores.place import Place
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Arrays:
         may_be_old: whether it was perhaps written when Orbax left such chunks out without saying so.
     """
 
-    directory: Place
+    directory: Location
     entries: Entries
     use_zarr3: bool | None
     may_be_left_out: bool
@@ -65,8 +65,8 @@ class Arrays:
             if entry is not None:
                 document = self.entries.read(entry)
                 if document not in self._parsed:
-                    place = f"{self.directory}: {prefix}{file}"
-                    self._parsed[document] = parse_array(file, document, place)
+                    location = f"{self.directory}: {prefix}{file}"
+                    self._parsed[document] = parse_array(file, document, location)
                 return self._parsed[document]
         raise self._no_document(prefix)
 
@@ -83,7 +83,7 @@ class Arrays:
             if next(self.entries.below(prefix), None) is not None:
                 hint = "its chunks are there: copy it again, with the files whose names start with a dot"
         where = "directory" if isinstance(self.entries, Files) else "index"
-        return FormatError(f"the {where} has no {prefix}{file}", place=self.directory, hint=hint)
+        return FormatError(f"the {where} has no {prefix}{file}", location=self.directory, hint=hint)
 
 
 @dataclass(frozen=True)
@@ -107,19 +107,19 @@ class Grid:
         scratch = None if document.is_plain else scratch_of(coding, self._shard, document.decoded_nbytes)
         return Chunked(document.shape, document.dtype, coding.shape, self, scratch, self._gaps())
 
-    def places(self) -> list[tuple[ByteSource, int, int]] | None:
+    def locations(self) -> list[tuple[ByteSource, int, int]] | None:
         """File, first byte and length of every chunk, in C order of the grid; None if any was left out.
 
         Raises:
             FormatError: a chunk is missing or cannot be where the index says.
         """
-        found: list[tuple[ByteSource, int, int]] = []
+        result: list[tuple[ByteSource, int, int]] = []
         for index in grid_indices(self.document.shape, self.document.chunk):
             located = self._located(index)
             if located is None:
                 return None
-            found.append(located)
-        return found
+            result.append(located)
+        return result
 
     @property
     def _fill(self) -> bytes | None:
@@ -182,9 +182,9 @@ class Grid:
             if index is not None and not document.has_room(index):
                 raise FormatError(
                     "the metadata of an array contradicts its chunks",
-                    place=f"{self.arrays.directory}: {self.prefix}{key}",
+                    location=f"{self.arrays.directory}: {self.prefix}{key}",
                     got=f"a chunk at {list(index)}",
-                    wanted=f"a grid of {list(document.grid)}: shape {list(document.shape)} "
+                    expected=f"a grid of {list(document.grid)}: shape {list(document.shape)} "
                     f"in chunks of {list(document.chunk)}",
                 )
             count += index is not None
@@ -195,14 +195,14 @@ class Grid:
         shape, dtype = self.document.coding.shape, self.document.dtype
         if self.document.is_plain:
             return self._plain(index)
-        places = [divmod(i, n) for i, n in zip(index, self.document.pieces, strict=True)]
-        chunk = tuple(place[0] for place in places)
+        locations = [divmod(i, n) for i, n in zip(index, self.document.pieces, strict=True)]
+        chunk = tuple(location[0] for location in locations)
         located = self._located(chunk)
         if located is None:
             return Constant(shape, dtype, self.document.fill)
         source, offset, nbytes = located
         coding, shard = self.document.coding, self._shard
-        number = shard.number([place[1] for place in places]) if shard else 0
+        number = shard.number([location[1] for location in locations]) if shard else 0
         if shard and self._is_one_plain_piece(shard, nbytes):
             offset += shard.index_bytes if shard.at_start else 0
             nbytes, shard = coding.nbytes, None
@@ -227,16 +227,16 @@ class Grid:
 
     def _located(self, index: Shape) -> tuple[ByteSource, int, int] | None:
         """File, offset and length of a chunk; None if it was left out."""
-        entry, wanted = self._entry(index), self.document.chunk_bytes
+        entry, expected = self._entry(index), self.document.chunk_bytes
         if entry is None and self._fill is not None:
             return None
         length = None if entry is None else length_of(entry)
-        if entry is None or length is None or wanted not in (None, length):
+        if entry is None or length is None or expected not in (None, length):
             raise FormatError(
                 "a chunk is missing" if entry is None else "a chunk has the wrong length",
-                place=self._name(index),
+                location=self._name(index),
                 got=self.arrays.entries.missing if entry is None else f"{length} bytes",
-                wanted=f"{wanted} bytes" if wanted is not None else None,
+                expected=f"{expected} bytes" if expected is not None else None,
                 hint=self.arrays.hint if entry is None else None,
             )
         if isinstance(entry, bytes):
@@ -245,9 +245,9 @@ class Grid:
         if entry.offset + length > file.size:
             raise FormatError(
                 f"a chunk runs past the end of {file.path}, which ends too early",
-                place=self._name(index),
+                location=self._name(index),
                 got=f"a file of {file.size} bytes",
-                wanted=f"bytes {entry.offset} to {entry.offset + length}",
+                expected=f"bytes {entry.offset} to {entry.offset + length}",
                 hint="the file was cut short: fetch it again",
             )
         return file, entry.offset, length

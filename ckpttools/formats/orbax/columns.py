@@ -23,7 +23,7 @@ from ckpttools.formats.orbax.shares import HostShare
 
 
 @dataclass(frozen=True, slots=True)
-class WantedHost:
+class ExpectedHost:
     """A host that would bring what is missing.
 
     Attributes:
@@ -35,12 +35,12 @@ class WantedHost:
     chunks: int
 
 
-def wanted_hosts(save: Save) -> tuple[WantedHost, ...] | None:
+def expected_hosts(save: Save) -> tuple[ExpectedHost, ...] | None:
     """Hosts that together would make a save complete, few of them; None where nothing tells which.
 
     Chosen one by one, each for what it has most of: where arrays are cut along different axes, fewer may do.
     """
-    if not all(each.cells for each in save.missing):
+    if not all(item.cells for item in save.missing):
         return None
     try:
         mesh = _mesh_of(save.shares)
@@ -49,7 +49,7 @@ def wanted_hosts(save: Save) -> tuple[WantedHost, ...] | None:
         holders = dict(_holders(save, mesh))
     except (CheckpointError, AttributeError, KeyError, TypeError, ValueError):
         return None  # the mesh is a help to people, not what completeness depends on
-    if holders.keys() != {(each.path, cell) for each in save.missing for cell in each.cells}:
+    if holders.keys() != {(item.path, cell) for item in save.missing for cell in item.cells}:
         return None
     return tuple(_covering(holders))
 
@@ -73,14 +73,14 @@ def _mesh_of(shares: Sequence[HostShare]) -> _Mesh | None:
 
 def _holders(save: Save, mesh: _Mesh) -> Iterator[tuple[tuple[Path, Shape], frozenset[int]]]:
     """Each missing chunk, and the processes that have it."""
-    for each in save.missing:
-        sharding, document = mesh.shardings.get(dotted(each.path)), save.arrays[each.path][1]
+    for item in save.missing:
+        sharding, document = mesh.shardings.get(dotted(item.path)), save.arrays[item.path][1]
         if sharding is None or document is None:
             return
         cells = _cells(sharding, mesh.processes, len(document.shape))
         if cells.keys() != set(product(*map(range, document.grid))):
             return  # the grid is not that of the mesh
-        yield from (((each.path, cell), frozenset(cells[cell])) for cell in each.cells)
+        yield from (((item.path, cell), frozenset(cells[cell])) for cell in item.cells)
 
 
 def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shape, set[int]]:
@@ -89,20 +89,20 @@ def _cells(sharding: Sharding, processes: Sequence[int], rank: int) -> dict[Shap
     if len(processes) != prod(lengths.values()):
         raise ValueError("a mesh of another size")
     spec = [*sharding.spec, *([()] * (rank - len(sharding.spec)))]
-    found: dict[Shape, set[int]] = {}
-    for process, place in zip(processes, product(*map(range, lengths.values())), strict=True):
-        at = dict(zip(lengths, place, strict=True))
+    result: dict[Shape, set[int]] = {}
+    for process, location in zip(processes, product(*map(range, lengths.values())), strict=True):
+        at = dict(zip(lengths, location, strict=True))
         cell = []
         for axes in spec:
             number = 0
             for axis in axes:
                 number = number * lengths[axis] + at[axis]
             cell.append(number)
-        found.setdefault(tuple(cell), set()).add(process)
-    return found
+        result.setdefault(tuple(cell), set()).add(process)
+    return result
 
 
-def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[WantedHost]:
+def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[ExpectedHost]:
     """Hosts that have everything together, those with most first."""
     left = dict(holders)
     while left:
@@ -112,6 +112,6 @@ def _covering(holders: Mapping[tuple[Path, Shape], frozenset[int]]) -> Iterator[
                 held.setdefault(process, set()).add(chunk)
         best = max(held, key=lambda process: (len(held[process]), -process))
         alike = tuple(sorted(process for process, chunks in held.items() if chunks == held[best]))
-        yield WantedHost(alike, len(held[best]))
+        yield ExpectedHost(alike, len(held[best]))
         for chunk in held[best]:
             del left[chunk]

@@ -13,7 +13,7 @@ from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.formats.orbax.index import PROCESSES, Index, index_of, named_file
 from ckpttools.formats.orbax.ocdbt import MANIFEST, MAX_INDEX_BYTES, Entry, Extent
 from ckpttools.stores.base import File, FileKind, Status
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class FileFault:
         is_absent: whether that is because there is none.
     """
 
-    path: Place
+    path: Location
     nbytes: int | None
     end: int
     reason: str = ""
@@ -66,7 +66,7 @@ class Entries(ABC):
     nodes: tuple[Extent, ...] = ()
     missing: ClassVar[str]
 
-    def __init__(self, directory: Place) -> None:
+    def __init__(self, directory: Location) -> None:
         self.directory = directory
 
     @property
@@ -109,13 +109,13 @@ class Entries(ABC):
             raise FormatError(
                 f"{source.path} ends too early",
                 got=f"a file of {source.size} bytes",
-                wanted=f"bytes {entry.offset} to {entry.offset + entry.length}",
+                expected=f"bytes {entry.offset} to {entry.offset + entry.length}",
             )
         return source.read(entry.offset, entry.length)
 
 
 def entries_of(
-    directory: Place, is_required: bool = False, max_index_bytes: int = MAX_INDEX_BYTES
+    directory: Location, is_required: bool = False, max_index_bytes: int = MAX_INDEX_BYTES
 ) -> Entries:
     """What is stored in a directory: by its OCDBT index, by those of the processes of a save, or in files.
 
@@ -133,8 +133,8 @@ def entries_of(
     if is_required:
         raise FormatError(
             f"there is no {MANIFEST}",
-            place=directory,
-            wanted=f"{MANIFEST} here or in {PROCESSES}: the metadata says that the arrays are in OCDBT",
+            location=directory,
+            expected=f"{MANIFEST} here or in {PROCESSES}: the metadata says that the arrays are in OCDBT",
             hint="the save did not finish, or the file was not copied",
         )
     return Files(directory)
@@ -145,11 +145,11 @@ class Indexed(Entries):
 
     missing = "no entry in the index"
 
-    def __init__(self, directory: Place, index: Index) -> None:
+    def __init__(self, directory: Location, index: Index) -> None:
         super().__init__(directory)
         self.manifests, self.nodes = index.manifests, index.nodes
         # As os.fsdecode does with file names: two different keys stay different.
-        self._entries = {key.decode(errors="surrogateescape"): each for key, each in index.entries.items()}
+        self._entries = {key.decode(errors="surrogateescape"): item for key, item in index.entries.items()}
         self._files: dict[str, File] = {}
 
     @property
@@ -176,8 +176,8 @@ class Indexed(Entries):
         for entry in self._entries.values():
             if isinstance(entry, Extent):
                 ends[entry.file] = max(ends.get(entry.file, 0), entry.offset + entry.length)
-        found = {file: _fault(self.directory / file, end) for file, end in ends.items()}
-        return {file: fault for file, fault in found.items() if fault is not None}
+        result = {file: _fault(self.directory / file, end) for file, end in ends.items()}
+        return {file: fault for file, fault in result.items() if fault is not None}
 
     def file(self, extent: Extent) -> File:
         if extent.file not in self._files:
@@ -185,15 +185,15 @@ class Indexed(Entries):
         return self._files[extent.file]
 
 
-def _fault(path: Place, end: int) -> FileFault | None:
+def _fault(path: Location, end: int) -> FileFault | None:
     """What keeps a file from being read up to an end, None if nothing does that looking at it tells."""
     try:
-        found = path.status()
+        result = path.status()
     except StorageError as error:
         return FileFault(path, None, end, error.got or "it cannot be looked at")
-    if found is None:
+    if result is None:
         return FileFault(path, None, end, "No such file or directory", is_absent=True)
-    return FileFault(path, found.size, end) if found.size < end else None
+    return FileFault(path, result.size, end) if result.size < end else None
 
 
 class Files(Entries):
@@ -209,8 +209,8 @@ class Files(Entries):
     def get(self, key: str) -> Entry | None:
         if ".." in key.split("/") or "\0" in key:
             return None
-        found = (self.directory / key).status()
-        return Extent(key, 0, found.size) if found and found.kind is FileKind.FILE else None
+        result = (self.directory / key).status()
+        return Extent(key, 0, result.size) if result and result.kind is FileKind.FILE else None
 
     def below(self, prefix: str) -> Iterator[str]:
         if "\0" in prefix:  # no file system has such a name
@@ -220,13 +220,13 @@ class Files(Entries):
             yield from (name for name, entry in top.below() if not entry.is_dir)
 
 
-def files_below(directory: Place) -> Iterator[tuple[str, Status]]:
+def files_below(directory: Location) -> Iterator[tuple[str, Status]]:
     """Name and status of every regular file at or below a directory, by name; links to files are followed.
 
     Raises:
         StorageError: a directory may not be listed.
     """
-    yield from sorted(directory.walk(), key=lambda found: _in_order(found[0]))
+    yield from sorted(directory.walk(), key=lambda result: _in_order(result[0]))
 
 
 def _in_order(name: str) -> list[tuple[bool, str]]:

@@ -22,10 +22,10 @@ def why_no_save(step: Step, *, is_asked: bool = True) -> str | None:
     if step.is_being_deleted:
         return step.why_unfinished
     # Versions of Orbax that note no time of the commit wrote this file there last.
-    said = step.said.fields.get("commit_timestamp_nsecs")
-    if step.path.store.streams and said is None and not (step.path / COMMIT_FILE).is_file():
+    declared = step.declared.fields.get("commit_timestamp_nsecs")
+    if step.path.store.streams and declared is None and not (step.path / COMMIT_FILE).is_file():
         return f"no {COMMIT_FILE}, and no time of its commit: nothing tells whether the save was completed"
     if step.others:
-        faults = [each for each in step.faults(()) if not each.startswith("no tree")]
+        faults = [fault for fault in step.faults(()) if not fault.startswith("no tree")]
         return ", ".join(faults) or None
     return step.why_unfinished

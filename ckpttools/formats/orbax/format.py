@@ -12,10 +12,10 @@ from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted
 from ckpttools.core.budget import require_room
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UnlistedStepWarning, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.options import Option
 from ckpttools.core.step_warnings import warn_of_step
-from ckpttools.core.wording import option
-from ckpttools.formats.base import COMPANIONS, OtherSteps, ReadOptions, Target, Writer
+from ckpttools.formats.base import SIDECARS, OtherSteps, ReadOptions, Target, Writer
 from ckpttools.formats.json_file import DEEPEST, is_deep, read_json
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax import runs as orbax_runs
@@ -30,10 +30,10 @@ from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.several_items import one_item, open_items, several_items_error
 from ckpttools.formats.orbax.steps import FLAX_PREFIX, OrbaxItem, OrbaxRun, is_item, orbax_at
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import occurrences
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
+from ckpttools.stores.thread_map import at_once
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Orbax:
     options: tuple[Option, ...] = OPTIONS
     help: str = HELP
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         return orbax_runs.why_not(path)
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         save = joined_at(path, options)
         if save is not None:
             return joined_tree(save, path)
@@ -75,25 +75,25 @@ class Orbax:
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
         from ckpttools.formats.survey import zarr_storage
 
-        place = parse(tree.metadata.place)
+        location = parse(tree.metadata.location)
         if tree.metadata.items:
-            raise several_items_error(place, tree.metadata.items)
-        if not is_item(place):
-            raise refuse_parts(place)
+            raise several_items_error(location, tree.metadata.items)
+        if not is_item(location):
+            raise refuse_parts(location)
         return zarr_storage(tree, options.max_index_bytes)
 
     def owns(self, name: str) -> bool:
-        from ckpttools.formats.orbax.own import owns
+        from ckpttools.formats.orbax.owned_files import owns
 
         return owns(name)
 
-    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
-        from ckpttools.formats.orbax.own import strangers
+    def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
+        from ckpttools.formats.orbax.owned_files import unowned_files
 
-        return strangers(directory, tree)
+        return unowned_files(directory, tree)
 
-    def companions(self, tree: Tree) -> Place:
-        return parse(tree.metadata.place) / COMPANIONS
+    def sidecars(self, tree: Tree) -> Location:
+        return parse(tree.metadata.location) / SIDECARS
 
     def writer(
         self,
@@ -111,7 +111,7 @@ class Orbax:
         from ckpttools.formats.references import LEAST_SHARE, ReferenceMode, References, reference_mode
 
         _check_level(level, item, as_step)
-        encodes = any(each.name in target.said for each in STORAGE if each.name != "reference")
+        encodes = any(entry.name in target.declared for entry in STORAGE if entry.name != "reference")
         mode = reference_mode(reference, by_default=target.shares, encodes=encodes)
         least = max(LEAST_SHARE, 0 if reference else target.least_share)
         shared = References() if mode is ReferenceMode.NONE else References(mode, target.destination, least)
@@ -127,8 +127,8 @@ class Orbax:
 
 def _check_level(level: str, item: str | None, as_step: int | None) -> None:
     """Refuses a name for what has that of the destination."""
-    said = {"as_step": as_step} if level == "step" else {"as_step": as_step, "item": item}
-    wrong = [name for name, value in said.items() if value is not None] if level != "run" else []
+    declared = {"as_step": as_step} if level == "step" else {"as_step": as_step, "item": item}
+    wrong = [name for name, value in declared.items() if value is not None] if level != "run" else []
     if wrong:
         raise UsageError(
             f"with {option('level', level)} the destination itself is the {level}",
@@ -137,19 +137,19 @@ def _check_level(level: str, item: str | None, as_step: int | None) -> None:
         )
 
 
-def _item(target: Target, level: str, said: str | None) -> str:
+def _item(target: Target, level: str, declared: str | None) -> str:
     """What the item is called: as those of the run that the step is of, or that is replaced.
 
     Warns with `UnlistedStepWarning` where a manager would not find it.
     """
     as_read = target.tree.metadata.item if target.keeps_names else None
     if target.destination is None or level == "run":
-        return said or as_read or ITEM
+        return declared or as_read or ITEM
     beside = Neighbours(target.destination)
     if level == "item":
         beside.check_bare()
         return ITEM
-    name = beside.item(said, as_read)
+    name = beside.item(declared, as_read)
     if why := beside.why_unlisted(name):
         warn_of_step(why, UnlistedStepWarning)
     return name
@@ -164,18 +164,18 @@ def _suitable_file_bytes(target: Target, ocdbt: bool) -> int | None:
 FORMAT = Orbax()
 
 
-def _flax_state(path: Place, step: int | None) -> Place | None:
+def _flax_state(path: Location, step: int | None) -> Location | None:
     """Return the file that Flax takes for the step, or for the latest one, in a directory of both kinds.
 
     `flax.training.checkpoints` writes files `checkpoint_N`, or directories of that name with Orbax, and lists
     both as steps of one run.
     """
-    folders = [place for place in (path, path / "checkpoints") if place.is_dir()]
-    files = (entry for place in folders for entry in place.entries() if not entry.is_dir)
+    folders = [location for location in (path, path / "checkpoints") if location.is_dir()]
+    files = (entry for location in folders for entry in location.entries() if not entry.is_dir)
     if not any(file.name.startswith(FLAX_PREFIX) for file in files):
         return None
     run = orbax_at(path)
-    if not isinstance(run, OrbaxRun) or not any(each.prefix == FLAX_PREFIX for each in run.steps.values()):
+    if not isinstance(run, OrbaxRun) or not any(item.prefix == FLAX_PREFIX for item in run.steps.values()):
         return None
     from ckpttools.formats.flax.format import numbered_states
 
@@ -185,20 +185,20 @@ def _flax_state(path: Place, step: int | None) -> Place | None:
 
 
 def _opened_item(item: OrbaxItem, options: ReadOptions) -> Tree:
-    place = item.directory / orbax_metadata.TREE_FILE
-    _require_room(place)
-    document = read_json(place, is_walked=False)
+    location = item.directory / orbax_metadata.TREE_FILE
+    _require_room(location)
+    document = read_json(location, is_walked=False)
     return _tree(item, document, _arrays(item, document, options), item.directory)
 
 
-def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, place: Place) -> Tree:
+def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, location: Location) -> Tree:
     """An item as a tree.
 
     Args:
         item: where its JSON files are.
         document: its `_METADATA`.
         arrays: those of the tree.
-        place: what the tree says that it was opened at.
+        location: what the tree says that it was opened at.
     """
     file = item.directory / orbax_metadata.TREE_FILE
     saved = orbax_metadata.parse_tree(document, str(file))
@@ -209,28 +209,28 @@ def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, place: P
         step=item.step.number,
         item=item.name,
         custom=_custom_metadata(item) or _object(document, file),
-        scalars=frozenset(each.path for each in saved if each.value_type == "scalar"),
+        scalars=frozenset(entry.path for entry in saved if entry.value_type == "scalar"),
         key_impls={names[name]: impl for name, impl in impls.items() if name in names},
         config=_config(item.directory),
-        place=str(place),
+        location=str(location),
     )
     leaves = _Leaves(item.directory, arrays)
-    found = at_once(item.directory.store, leaves.leaf, saved)
-    return Tree({each.path: leaf for each, leaf in zip(saved, found, strict=True)}, metadata)
+    result = at_once(item.directory.store, leaves.leaf, saved)
+    return Tree({entry.path: leaf for entry, leaf in zip(saved, result, strict=True)}, metadata)
 
 
-def joined_tree(save: Save, place: Place) -> Tree:
+def joined_tree(save: Save, location: Location) -> Tree:
     """A save of several hosts as a tree; nothing but indexes is read.
 
     Args:
         save: which; it need not be complete.
-        place: what the tree says that it was opened at.
+        location: what the tree says that it was opened at.
     """
     first = save.shares[0]
     _require_room(first.item / orbax_metadata.TREE_FILE)
     item = OrbaxItem(first.item, first.step)
-    arrays = Arrays(place, Joined(place, save), first.document.get("use_zarr3"), may_be_left_out=False)
-    tree = _tree(item, first.document, arrays, place)
+    arrays = Arrays(location, Joined(location, save), first.document.get("use_zarr3"), may_be_left_out=False)
+    tree = _tree(item, first.document, arrays, location)
     return tree.with_metadata(step=save.step)
 
 
@@ -238,16 +238,16 @@ def joined_tree(save: Save, place: Place) -> Tree:
 _BYTES_PER_LEAF = 1536
 
 
-def _require_room(place: Place) -> None:
-    source = place.open()
+def _require_room(location: Location) -> None:
+    source = location.open()
     leaves = occurrences(b'"value_type"', source)
     source.close()
-    require_room(leaves, leaves * _BYTES_PER_LEAF, place)
+    require_room(leaves, leaves * _BYTES_PER_LEAF, location)
 
 
-def _config(directory: Place) -> Mapping[str, Any] | None:
+def _config(directory: Location) -> Mapping[str, Any] | None:
     """The model's configuration, where it was carried along inside the item."""
-    path = directory / COMPANIONS / CONFIG
+    path = directory / SIDECARS / CONFIG
     return read_json(path) if path.is_file() else None
 
 
@@ -255,26 +255,26 @@ def _arrays(item: OrbaxItem, document: Mapping[str, Any], options: ReadOptions) 
     directory = item.directory
     entries = entries_of(directory, orbax_metadata.needs_index(document), options.max_index_bytes)
     # Absent in the metadata of old versions: then a missing chunk may be lost as well as left out.
-    said = document.get("store_array_data_equal_to_fill_value")
+    declared = document.get("store_array_data_equal_to_fill_value")
     # What one host kept lacks the chunks of the others, whatever these hold.
-    left_out = said is False and not is_part_of_a_host(directory)
-    return Arrays(directory, entries, document.get("use_zarr3"), left_out, may_be_old=said is None)
+    left_out = declared is False and not is_part_of_a_host(directory)
+    return Arrays(directory, entries, document.get("use_zarr3"), left_out, may_be_old=declared is None)
 
 
-def _names(saved: Iterable[SavedLeaf], place: Place) -> dict[str, Path]:
+def _names(saved: Iterable[SavedLeaf], location: Location) -> dict[str, Path]:
     """The name of each leaf with data on disk.
 
     Raises:
         FormatError: two have the same: Orbax joins keys with dots, and one has overwritten the other.
     """
     names: dict[str, Path] = {}
-    for each in saved:
-        other = each.path if each.is_empty else names.setdefault(dotted(each.path), each.path)
-        if other != each.path:
+    for item in saved:
+        other = item.path if item.is_empty else names.setdefault(dotted(item.path), item.path)
+        if other != item.path:
             raise FormatError(
                 "two leaves have the same name on disk, so one has overwritten the other",
-                place=place,
-                got=f"{keystr(other)} and {keystr(each.path)} are both {dotted(each.path)!r}",
+                location=location,
+                got=f"{keystr(other)} and {keystr(item.path)} are both {dotted(item.path)!r}",
                 hint="save it again with other keys: Orbax joins them with dots",
             )
     return names
@@ -291,7 +291,7 @@ def _custom_metadata(item: OrbaxItem) -> Mapping[str, object]:
     return {}
 
 
-def _object(document: Mapping[str, Any], place: Place) -> Mapping[str, object]:
+def _object(document: Mapping[str, Any], location: Location) -> Mapping[str, object]:
     """What a document says of the user's.
 
     Raises:
@@ -299,18 +299,20 @@ def _object(document: Mapping[str, Any], place: Place) -> Mapping[str, object]:
     """
     custom = document.get("custom_metadata") or {}
     if not isinstance(custom, dict):
-        raise FormatError("the custom metadata is not a JSON object", place=place, got=type(custom).__name__)
+        raise FormatError(
+            "the custom metadata is not a JSON object", location=location, got=type(custom).__name__
+        )
     # With the object around it that it is written in again.
     if is_deep([custom]):
-        wanted = f"at most {DEEPEST - 1} levels"
-        raise FormatError("the custom metadata is nested too deep", place=place, wanted=wanted)
+        expected = f"at most {DEEPEST - 1} levels"
+        raise FormatError("the custom metadata is nested too deep", location=location, expected=expected)
     return custom
 
 
 class _Leaves:
     """Makes the leaves of an item."""
 
-    def __init__(self, directory: Place, arrays: Arrays) -> None:
+    def __init__(self, directory: Location, arrays: Arrays) -> None:
         self._directory, self._arrays = directory, arrays
 
     def leaf(self, saved: SavedLeaf) -> Leaf:
@@ -325,8 +327,8 @@ class _Leaves:
         if not isinstance(text, str):
             raise FormatError(
                 "a string is missing",
-                place=self._directory / orbax_metadata.STRINGS_FILE,
-                wanted=f"a text for {dotted(path)!r}",
+                location=self._directory / orbax_metadata.STRINGS_FILE,
+                expected=f"a text for {dotted(path)!r}",
             )
         return text
 

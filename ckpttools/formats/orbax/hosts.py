@@ -10,34 +10,34 @@ from ckpttools.core.text import first_of
 from ckpttools.formats.orbax.index import PROCESSES, processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.steps import Step, directories, is_item
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _OF_A_HOST = "process_metadata"
 _OF_PEERS = "state"
 _MOST_NAMED = 8
 
 
-def is_part_of_a_host(item: Place) -> bool:
+def is_part_of_a_host(item: Location) -> bool:
     """Whether an item is what one host kept for itself, so that some of its chunks are elsewhere."""
-    return any((place / _OF_A_HOST).is_dir() for place in (item, item.parent))
+    return any((location / _OF_A_HOST).is_dir() for location in (item, item.parent))
 
 
-def other_hosts(item: Place) -> list[Place]:
+def other_hosts(item: Location) -> list[Location]:
     """The same item in directories of other hosts that lie beside this one's: `HOST/STEP/ITEM`."""
     item = item.absolute()
     for host in item.parents[1:3]:
         below = item.relative_to(host)
         try:
-            beside = [place for place in host.parent.iterdir() if place != host]
-            found = [place / below for place in beside if (place / below / TREE_FILE).is_file()]
+            beside = [location for location in host.parent.iterdir() if location != host]
+            result = [location / below for location in beside if (location / below / TREE_FILE).is_file()]
         except StorageError:
             continue  # only a hint depends on it
-        if found:
-            return found
+        if result:
+            return result
     return []
 
 
-def hosts_at(path: Place) -> dict[Place, list[Place]]:
+def hosts_at(path: Location) -> dict[Location, list[Location]]:
     """Directories of hosts of emergency, multi-tier and peer-to-peer checkpoints: host -> its items.
 
     Each holds `STEP/ITEM`, with `STEP/process_metadata` beside the item; or, of peers, chunks of one process
@@ -46,8 +46,8 @@ def hosts_at(path: Place) -> dict[Place, list[Place]]:
     Raises:
         StorageError: a directory may not be listed.
     """
-    marked: dict[Place, list[Place]] = {}
-    peers: dict[Place, list[Place]] = {}
+    marked: dict[Location, list[Location]] = {}
+    peers: dict[Location, list[Location]] = {}
     for host in directories(path):
         steps = [step for step in directories(host) if Step(step).number is not None]
         for step in steps:
@@ -60,17 +60,17 @@ def hosts_at(path: Place) -> dict[Place, list[Place]]:
     return marked or _peers(peers)
 
 
-def _peers(found: dict[Place, list[Place]]) -> dict[Place, list[Place]]:
+def _peers(result: dict[Location, list[Location]]) -> dict[Location, list[Location]]:
     """Those that have chunks of one process each, where processes are several: runs of one are all of 0."""
     processes = {
-        host: {place.name for item in items for place in item.glob(PROCESSES)}
-        for host, items in found.items()
+        host: {location.name for item in items for location in item.glob(PROCESSES)}
+        for host, items in result.items()
     }
     own = {host: next(iter(names)) for host, names in processes.items() if len(names) == 1}
-    return {host: found[host] for host in own} if len(set(own.values())) > 1 else {}
+    return {host: result[host] for host in own} if len(set(own.values())) > 1 else {}
 
 
-def not_together(path: Place, hosts: Mapping[Place, list[Place]], lacking: str = "") -> FormatError:
+def not_together(path: Location, hosts: Mapping[Location, list[Location]], lacking: str = "") -> FormatError:
     """The error of a directory that holds those of hosts, of which no step is complete.
 
     Args:
@@ -80,27 +80,26 @@ def not_together(path: Place, hosts: Mapping[Place, list[Place]], lacking: str =
     """
     names = [host.name for host in hosts]
     hint = f"`ckpt assemble {quote(str(path))} --list` says which hosts would bring it"
-    others = [each for each in directories(path) if each not in hosts]
+    others = [directory for directory in directories(path) if directory not in hosts]
     if others:
-        hint += (
-            f"; these beside them are not directories of hosts: {', '.join(each.name for each in others[:3])}"
-        )
+        shown = ", ".join(other.name for other in others[:3])
+        hint += f"; these entries next to them are not host directories: {shown}"
     return FormatError(
         "this holds what several hosts kept for themselves, each a part of one checkpoint, and no step is "
         f"complete{lacking}",
-        place=path,
+        location=path,
         got=f"directories of hosts: {first_of(names, _MOST_NAMED)}",
-        wanted="the directories of enough hosts to have every chunk of a step",
+        expected="the directories of enough hosts to have every chunk of a step",
         hint=hint,
     )
 
 
-def _putting_together(hosts: Place) -> str:
+def _putting_together(hosts: Location) -> str:
     """The command that makes one checkpoint of what all hosts below `hosts` have."""
     return f"ckpt assemble {quote(str(hosts))} DST"
 
 
-def where_chunks_may_be(item: Place, may_be_old: bool) -> str:
+def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
     """The next step for somebody whose item lacks chunks.
 
     Args:
@@ -108,16 +107,18 @@ def where_chunks_may_be(item: Place, may_be_old: bool) -> str:
         may_be_old: whether its metadata does not say that all chunks were stored.
     """
     if is_part_of_a_host(item):
-        others = [quote(str(place)) for place in other_hosts(item)]
+        others = [quote(str(location)) for location in other_hosts(item)]
         where = f": {first_of(others, _MOST_NAMED)}" if others else ""
         told = (
             "this is what one host kept for itself, the rest is in the directories of the other hosts"
             f"{where}; `ckpt assemble HOST… DST` makes one checkpoint of them"
         )
         hosts = item.parent.parent.parent
-        is_all = bool(others) and all(place.parent.parent.parent == hosts for place in other_hosts(item))
+        is_all = bool(others) and all(
+            location.parent.parent.parent == hosts for location in other_hosts(item)
+        )
         return f"{told}: `{_putting_together(hosts)}`" if is_all else told
-    processes = ", ".join(place.name for place in processes_of(item))
+    processes = ", ".join(location.name for location in processes_of(item))
     if processes:
         return (
             f"here is what {processes} wrote: if other processes of the save kept theirs elsewhere, copy "

@@ -11,7 +11,7 @@ from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.orbax import ocdbt_read
 from ckpttools.formats.orbax.ocdbt import MANIFEST, Entry, Extent, length_of
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 PROCESSES = "ocdbt.process_*"
 _COMPARED_AT_ONCE = 1 << 20
@@ -35,7 +35,7 @@ class Index:
     nodes: tuple[Extent, ...]
 
 
-def index_of(directory: Place, max_bytes: int) -> Index | None:
+def index_of(directory: Location, max_bytes: int) -> Index | None:
     """The index in use: the merged one if there is one, else that of all processes; None if there is none.
 
     Args:
@@ -51,12 +51,12 @@ def index_of(directory: Place, max_bytes: int) -> Index | None:
     return union_of(directory, max_bytes) if processes_of(directory) else None
 
 
-def processes_of(directory: Place) -> list[Place]:
+def processes_of(directory: Location) -> list[Location]:
     """The databases that each process of a save wrote for itself, before they are merged into one."""
-    return sorted(place.parent for place in directory.glob(f"{PROCESSES}/{MANIFEST}"))
+    return sorted(location.parent for location in directory.glob(f"{PROCESSES}/{MANIFEST}"))
 
 
-def read_index(directory: Place, max_bytes: int) -> Index:
+def read_index(directory: Location, max_bytes: int) -> Index:
     """The OCDBT database whose manifest is in a directory; arguments and errors as of `index_of`."""
     nodes: list[Extent] = []
 
@@ -73,10 +73,10 @@ def read_index(directory: Place, max_bytes: int) -> Index:
     try:
         return Index((MANIFEST,), ocdbt_read.read(fetch, max_bytes), tuple(nodes))
     except FormatError as error:
-        raise error.at(directory / (error.place or MANIFEST)) from error
+        raise error.at(directory / (error.location or MANIFEST)) from error
 
 
-def union_of(directory: Place, max_bytes: int, *, whole: bool = False) -> Index:
+def union_of(directory: Location, max_bytes: int, *, whole: bool = False) -> Index:
     """The databases of all processes as one; other arguments and errors as of `index_of`.
 
     Replicated arrays are in several of them. They must be the same bytes there: else the directories are of
@@ -90,14 +90,14 @@ def union_of(directory: Place, max_bytes: int, *, whole: bool = False) -> Index:
     nodes: list[Extent] = []
     values = _Values(directory, whole)
     for process in processes:
-        found = read_index(process, max_bytes)
-        nodes += [_below(node, process.name) for node in found.nodes]
-        for key, inner in found.entries.items():
+        result = read_index(process, max_bytes)
+        nodes += [_below(node, process.name) for node in result.nodes]
+        for key, inner in result.entries.items():
             entry = _below(inner, process.name) if isinstance(inner, Extent) else inner
             if not values.agree(entries.setdefault(key, entry), entry):
                 raise FormatError(
                     "two processes disagree",
-                    place=f"{process}: {key.decode(errors='surrogateescape')}",
+                    location=f"{process}: {key.decode(errors='surrogateescape')}",
                     hint="these directories are not of one save: find out which of them belongs here",
                 )
     manifests = tuple(f"{process.name}/{MANIFEST}" for process in processes)
@@ -111,7 +111,7 @@ def _below(extent: Extent, name: str) -> Extent:
 class _Values:
     """The values of entries, compared a part at a time."""
 
-    def __init__(self, directory: Place, whole: bool) -> None:
+    def __init__(self, directory: Location, whole: bool) -> None:
         self._directory = directory
         self._whole = whole
         self._files: dict[str, File] = {}
@@ -141,7 +141,7 @@ class _Values:
         return self._files[entry.file].read(entry.offset + part.start, len(part))
 
 
-def named_file(directory: Place, name: str, what: str = "a data file") -> File:
+def named_file(directory: Location, name: str, what: str = "a data file") -> File:
     """A file that an item names.
 
     Raises:
@@ -149,12 +149,12 @@ def named_file(directory: Place, name: str, what: str = "a data file") -> File:
         StorageError: it cannot be accessed.
     """
     path = directory / name
-    found = path.status()
-    if found is None:
+    result = path.status()
+    if result is None:
         raise FormatError(
             f"{what} is missing: {path}",
             got="no such file",
             hint="it was deleted or not copied: fetch the checkpoint again; "
             f"`ckpt doctor {quote(str(directory))}` says what else is missing",
         )
-    return path.open(found)
+    return path.open(result)

@@ -13,7 +13,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.write import OtherItem
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 ITEM = "iter"
 """What MaxText calls the item."""
@@ -29,31 +29,31 @@ def iterators_of(save: Save) -> OtherItem | None:
         FormatError: two of them differ, or a file is damaged.
         StorageError: one cannot be read.
     """
-    found: dict[str, bytes] = {}
+    result: dict[str, bytes] = {}
     for share in save.shares:
         for name in _KEPT_AS:
             for file, content in _states(share.step.path / name):
-                if found.setdefault(file, content) != content:
+                if result.setdefault(file, content) != content:
                     raise FormatError(
                         "hosts differ in where they are in the data",
-                        place=share.step.path / name,
+                        location=share.step.path / name,
                         got=f"another {file} than that of {save.shares[0].host} or one after it",
                         hint="leave out the directory of one of them",
                     )
-    return OtherItem(_HANDLER, dict(sorted(found.items()))) if found else None
+    return OtherItem(_HANDLER, dict(sorted(result.items()))) if result else None
 
 
-def _states(directory: Place) -> Iterator[tuple[str, bytes]]:
+def _states(directory: Location) -> Iterator[tuple[str, bytes]]:
     """Name of the file of each process, and its state."""
     together = directory / _ALL
     if together.is_file():
         states = read_json(together)
         odd = [process for process in states if not (process.isascii() and process.isdigit())]
         if odd:
-            what, wanted = "states of data iterators are numbered by process", "0, 1, and so on"
-            raise FormatError(what, place=together, got=repr(odd[0]), wanted=wanted)
+            what, expected = "states of data iterators are numbered by process", "0, 1, and so on"
+            raise FormatError(what, location=together, got=repr(odd[0]), expected=expected)
         for process, state in states.items():
             text = state if isinstance(state, str) else json.dumps(state, indent=4)
             yield f"process_{process}-of-{len(states)}.json", text.encode()
-    for place in directory.glob("process_*.json"):
-        yield place.name, place.read_bytes()
+    for location in directory.glob("process_*.json"):
+        yield location.name, location.read_bytes()

@@ -12,12 +12,12 @@ from ckpttools.formats.orbax.entries import FileFault, Indexed
 from ckpttools.formats.orbax.hosts import hosts_at, not_together
 from ckpttools.formats.orbax.index import Index, named_file
 from ckpttools.formats.orbax.ocdbt import Entry, Extent
+from ckpttools.formats.orbax.replica_compare import refuse_unlike
 from ckpttools.formats.orbax.saves import Save, newest_complete, saves_of
 from ckpttools.formats.orbax.shares import shares_of
 from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
-from ckpttools.formats.orbax.twins import refuse_unlike
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 # Of what several hosts have, so many values are compared at their ends when it is opened: those of two
 # saves would differ in all of them.
@@ -29,7 +29,7 @@ class Joined(Indexed):
 
     missing = "no entry in the index of any host"
 
-    def __init__(self, directory: Place, save: Save) -> None:
+    def __init__(self, directory: Location, save: Save) -> None:
         super().__init__(directory, Index((), {}, ()))
         self._save = save
         names: dict[tuple[int, str], str] = {}
@@ -54,7 +54,7 @@ class Joined(Indexed):
         return self._files[extent.file]
 
 
-def joined_at(path: Place, options: ReadOptions) -> Save | None:
+def joined_at(path: Location, options: ReadOptions) -> Save | None:
     """The newest complete save of the hosts whose directories are at a path; None where none are.
 
     Raises:
@@ -63,8 +63,8 @@ def joined_at(path: Place, options: ReadOptions) -> Save | None:
     """
     if not path.is_dir():
         return None
-    found = orbax_at(path)
-    if not isinstance(found, OrbaxRun) or found.steps:
+    result = orbax_at(path)
+    if not isinstance(result, OrbaxRun) or result.steps:
         return None
     hosts = hosts_at(path)
     if not hosts:
@@ -73,13 +73,13 @@ def joined_at(path: Place, options: ReadOptions) -> Save | None:
     saves = saves_of(shares)
     save = newest_complete(saves, options.step)
     if save is None:
-        raise not_together(path, hosts, listing([_lacking(each) for each in saves]))
+        raise not_together(path, hosts, listing([_lacking(item) for item in saves]))
     refuse_unlike(save, list(save.twins)[:: len(save.twins) // _MOST_COMPARED + 1])
     return save
 
 
 def _lacking(save: Save) -> str:
-    chunks = sum(each.count for each in save.missing)
+    chunks = sum(item.count for item in save.missing)
     names = ", ".join(share.host.name for share in save.shares)
     if save.is_complete:
         return f"step {save.step} of {names}: complete, and not the one that was asked for"
@@ -87,11 +87,13 @@ def _lacking(save: Save) -> str:
     return f"step {save.step} of {names}: {plural(chunks, 'chunk')} of {arrays} missing"
 
 
-def refuse_parts(place: Place) -> FormatError:
+def refuse_parts(location: Location) -> FormatError:
     """The error of what is about the files of one item, where hosts have one each."""
     return FormatError(
         "this is put together of what several hosts keep, each in files of its own",
-        place=place,
-        wanted="the directory of one host, or a checkpoint made of all of them",
-        hint=f"name one of {', '.join(host.name for host in list(hosts_at(place))[:3])}; or `ckpt assemble`",
+        location=location,
+        expected="the directory of one host, or a checkpoint made of all of them",
+        hint=(
+            f"name one of {', '.join(host.name for host in list(hosts_at(location))[:3])}; or `ckpt assemble`"
+        ),
     )

@@ -18,7 +18,7 @@ from ckpttools.core.region import Shape
 from ckpttools.formats.checks import LONGEST_PATH
 from ckpttools.formats.json_file import DEEPEST, read_json
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 TREE_FILE = "_METADATA"
 CHECKPOINT_FILE = "_CHECKPOINT_METADATA"
@@ -149,7 +149,7 @@ def sharding_document(
         shardings: of arrays.
         keys: typed PRNG keys, which need one; on any one device where none is given.
     """
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     texts: dict[Sharding, str] = {}
     for path in tree.arrays:
         sharding = None if path in tree.metadata.scalars else shardings.get(path)
@@ -157,8 +157,8 @@ def sharding_document(
             texts[sharding] = json.dumps(_named_sharding(sharding))
         if sharding is not None or path in keys:
             text = json.dumps(_ANY_ONE_DEVICE) if sharding is None else texts[sharding]
-            found[base64.urlsafe_b64encode(dotted(path).encode()).decode()] = text
-    return found
+            result[base64.urlsafe_b64encode(dotted(path).encode()).decode()] = text
+    return result
 
 
 def _named_sharding(sharding: Sharding) -> dict[str, Any]:
@@ -176,10 +176,10 @@ def _named_sharding(sharding: Sharding) -> dict[str, Any]:
 
 def _nested_ids(sharding: Sharding) -> Any:
     """The devices of a mesh as Orbax nests them: a list for each axis."""
-    found: list[Any] = [{"id": each} for each in sharding.devices or ()]
+    result: list[Any] = [{"id": device} for device in sharding.devices or ()]
     for _, length in reversed(sharding.mesh[1:]):
-        found = [found[at : at + length] for at in range(0, len(found), length)]
-    return found
+        result = [result[at : at + length] for at in range(0, len(result), length)]
+    return result
 
 
 def _entry_of_spec(names: tuple[str, ...]) -> object:
@@ -222,7 +222,7 @@ class SavedLeaf:
     is_empty: bool
 
 
-def parse_tree(document: Mapping[str, Any], place: str) -> list[SavedLeaf]:
+def parse_tree(document: Mapping[str, Any], location: str) -> list[SavedLeaf]:
     """The leaves that a `_METADATA` lists, in order.
 
     Raises:
@@ -233,9 +233,9 @@ def parse_tree(document: Mapping[str, Any], place: str) -> list[SavedLeaf]:
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise FormatError(
             "not the tree metadata of an Orbax checkpoint",
-            place=place,
+            location=location,
             got=f"{type(error).__name__}: {error}",
-            wanted="an object with tree_metadata, key_metadata and value_metadata",
+            expected="an object with tree_metadata, key_metadata and value_metadata",
         ) from error
 
 
@@ -287,7 +287,7 @@ def _value_types(document: Mapping[str, Any]) -> set[object]:
         return {None}
 
 
-def array_metadata(directory: Place) -> dict[str, Mapping[str, Any]]:
+def array_metadata(directory: Location) -> dict[str, Mapping[str, Any]]:
     """Name of each array -> what `array_metadatas` says of it; every process of a save writes the same.
 
     Raises:
@@ -299,12 +299,12 @@ def array_metadata(directory: Place) -> dict[str, Mapping[str, Any]]:
         return {entry["array_metadata"]["param_name"]: entry["array_metadata"] for entry in entries}
     except (KeyError, TypeError) as error:
         raise FormatError(
-            "not the metadata of arrays", place=path, got=f"{type(error).__name__}: {error}"
+            "not the metadata of arrays", location=path, got=f"{type(error).__name__}: {error}"
         ) from error
 
 
-def key_impls(directory: Place) -> dict[str, str]:
+def key_impls(directory: Location) -> dict[str, str]:
     """Names of the arrays that are typed PRNG keys, with the implementation of each; errors as above."""
-    said = {name: each.get("ext_metadata") for name, each in array_metadata(directory).items()}
-    impls = {name: each.get("random_key_impl") for name, each in said.items() if isinstance(each, dict)}
+    declared = {name: item.get("ext_metadata") for name, item in array_metadata(directory).items()}
+    impls = {name: item.get("random_key_impl") for name, item in declared.items() if isinstance(item, dict)}
     return {name: impl for name, impl in impls.items() if impl}

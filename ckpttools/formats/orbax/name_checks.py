@@ -8,8 +8,8 @@ from shlex import quote
 
 from ckpttools.array.tree import Path, Tree, dotted, keystr
 from ckpttools.core.errors import FormatError, listing
-from ckpttools.core.wording import option
-from ckpttools.formats.base import COMPANIONS
+from ckpttools.core.message_terms import option
+from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.checks import LONGEST_NAME, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.index import PROCESSES
@@ -23,12 +23,12 @@ def check_sizes(tree: Tree) -> None:
     paths = [path for path, array in tree.arrays.items() if not array.size]
     if paths:
         empty = [f"{keystr(path)}: {list(tree.arrays[path].shape)}" for path in paths]
-        source = quote(tree.metadata.place or "SRC")
+        source = quote(tree.metadata.location or "SRC")
         drops = " ".join(f"--drop {quote(keystr(path))}" for path in paths[:_MAX_DROPS])
         more = " and so on" if len(paths) > _MAX_DROPS else ""
         raise FormatError(
             "Orbax cannot hold arrays without elements:" + listing(empty),
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             hint=f"leave them out: ckpt select {source} DST --to orbax {drops}{more}; or keep them in plain "
             f"zarr v3: ckpt convert to-zarr3 {source} DST",
         )
@@ -41,11 +41,11 @@ def check_names(tree: Tree) -> None:
     """
     unclear = [json.dumps(path) for path in tree.arrays if path and "" in keystr(path).split("/")]
     if unclear:
-        source = quote(tree.metadata.place or "SRC")
+        source = quote(tree.metadata.location or "SRC")
         raise FormatError(
             "these names have empty parts, so that they are others' in Orbax:" + listing(unclear),
-            place=tree.metadata.place or None,
-            wanted="keys that are not empty, neither begin nor end with '/', and have no '//'",
+            location=tree.metadata.location or None,
+            expected="keys that are not empty, neither begin nor end with '/', and have no '//'",
             hint=f"rename them: ckpt remap {source} DST --to orbax --map RULES.toml; "
             'the file has [[rules]] with from = "" and to = "unnamed", and so on',
         )
@@ -55,7 +55,7 @@ def check_names(tree: Tree) -> None:
         if other != path:
             raise FormatError(
                 "two paths have the same name in Orbax, which joins keys with dots",
-                place=keystr(path),
+                location=keystr(path),
                 got=f"{keystr(other)} is also {dotted(path)!r}",
                 hint="rename one of them",
             )
@@ -68,12 +68,12 @@ def check_directories(tree: Tree) -> None:
     if wrong:
         raise FormatError(
             "without OCDBT these arrays would need directories of names that cannot be:" + listing(wrong),
-            place=tree.metadata.place or None,
-            wanted=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, which nothing there has",
+            location=tree.metadata.location or None,
+            expected=f"names without '/' and '\\', of at most {LONGEST_NAME} bytes, which nothing there has",
             hint=f"write with {option('ocdbt', True)}, or rename them",
         )
 
 
 def _is_taken(name: str) -> bool:
     """Whether a file or directory of Orbax, or of ours, has this name in an item."""
-    return name in orbax_metadata.OWN_FILES or name == COMPANIONS or fnmatchcase(name, PROCESSES)
+    return name in orbax_metadata.OWN_FILES or name == SIDECARS or fnmatchcase(name, PROCESSES)

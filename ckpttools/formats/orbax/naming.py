@@ -12,9 +12,9 @@ from functools import cached_property
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.orbax.steps import OrbaxRun, Step
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 ITEM = "items"
 """What an item is called where nothing says otherwise, as MaxText calls it."""
@@ -28,7 +28,7 @@ class Neighbours:
         destination: where that will be.
     """
 
-    destination: Place
+    destination: Location
 
     @cached_property
     def _steps(self) -> Sequence[Step]:
@@ -37,16 +37,16 @@ class Neighbours:
         steps = OrbaxRun(self.destination.parent).steps.values()
         own = Step(self.destination).prefix
         return [
-            each
-            for each in steps
-            if each.path != self.destination and each.prefix in ("", own) and is_finished(each)
+            step
+            for step in steps
+            if step.path != self.destination and step.prefix in ("", own) and is_finished(step)
         ]
 
-    def item(self, said: str | None, as_read: str | None) -> str:
+    def item(self, declared: str | None, as_read: str | None) -> str:
         """The name of the one item of a step.
 
         Args:
-            said: by the user.
+            declared: by the user.
             as_read: that which the tree had.
 
         Raises:
@@ -54,7 +54,7 @@ class Neighbours:
                 lists them would list a step of this name.
         """
         if not self._steps:
-            return said or as_read or ITEM
+            return declared or as_read or ITEM
         self._check_name()
         names = tree_names(self._steps[-1])
         if not names:
@@ -62,8 +62,8 @@ class Neighbours:
                 "the steps of this run are items themselves, as StandardCheckpointer writes them",
                 f"save it as one, too: {option('level', 'item')}",
             )
-        if said or as_read in names:
-            return said or as_read or ITEM
+        if declared or as_read in names:
+            return declared or as_read or ITEM
         if len(names) > 1:
             raise self._refused(
                 f"the steps of this run have several items: {', '.join(names)}",
@@ -112,7 +112,7 @@ class Neighbours:
         )
 
     def _refused(self, what: str, hint: str) -> UsageError:
-        return UsageError(what, place=self.destination, hint=hint)
+        return UsageError(what, location=self.destination, hint=hint)
 
 
 def is_finished(step: Step) -> bool:
@@ -131,9 +131,9 @@ def is_alike(name: str, steps: Sequence[Step]) -> bool:
     if own.number is None or own.prefix != steps[0].prefix:
         return False
     digits = name.removeprefix(own.prefix)
-    others = [each.path.name.removeprefix(each.prefix) for each in steps]
-    if any(_is_padded(each) for each in (digits, *others)):
-        return all(len(each) == len(digits) for each in others)
+    others = [step.path.name.removeprefix(step.prefix) for step in steps]
+    if any(_is_padded(other) for other in (digits, *others)):
+        return all(len(other) == len(digits) for other in others)
     return True
 
 
@@ -143,8 +143,8 @@ def _is_padded(digits: str) -> bool:
 
 def named_apart(steps: Sequence[Step]) -> Mapping[tuple[str, ...], Sequence[Step]]:
     """Steps by the names of their trees, where no name is common to all of them; else empty."""
-    found: dict[tuple[str, ...], list[Step]] = {}
+    result: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
-        found.setdefault(tree_names(step), []).append(step)
-    common = set.intersection(*map(set, found)) if found else set()
-    return {} if len(found) < 2 or common else found
+        result.setdefault(tree_names(step), []).append(step)
+    common = set.intersection(*map(set, result)) if result else set()
+    return {} if len(result) < 2 or common else result

@@ -54,12 +54,14 @@ def length_of(entry: Entry) -> int:
 KeyedEntries = Iterable[tuple[bytes, Entry]]
 
 
-def check_path(path: str, place: str | None = None) -> None:
+def check_path(path: str, location: str | None = None) -> None:
     """Refuses what no store below a root can hold: empty or dotted steps, overlong paths."""
     steps, size = path.split("/"), len(path_bytes(path))
     if {"", ".", ".."}.intersection(steps) or "\0" in path or size > MAX_PATH:
-        wanted = f"a path below the root, at most {MAX_PATH} bytes"
-        raise FormatError("This is not a path of a data file.", place=place, got=path, wanted=wanted)
+        expected = f"a path below the root, at most {MAX_PATH} bytes"
+        raise FormatError(
+            "This is not a path of a data file.", location=location, got=path, expected=expected
+        )
 
 
 def path_bytes(path: str) -> bytes:

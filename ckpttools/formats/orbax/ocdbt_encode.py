@@ -62,14 +62,14 @@ def encode(
     """
     _check_call(node_file, node_entries, uuid)
     out, height, table = bytearray(), 0, _table([node_file])
-    items, most = _ordered(entries), node_entries
-    only, starts = len(items) <= most, range(0, len(items), most)
-    level = [_add_leaf(out, items[start : start + most], only) for start in starts]
+    items, limit = _ordered(entries), node_entries
+    only, starts = len(items) <= limit, range(0, len(items), limit)
+    level = [_add_leaf(out, items[start : start + limit], only) for start in starts]
     num_nodes = len(level)
     while len(level) > 1:
         height += 1
-        head, only = bytes([height]) + table, len(level) <= most
-        groups = [level[start : start + most] for start in range(0, len(level), most)]
+        head, only = bytes([height]) + table, len(level) <= limit
+        groups = [level[start : start + limit] for start in range(0, len(level), limit)]
         level = [_add_interior(out, group, only, head) for group in groups]
         num_nodes += len(level)
     nodes = bytes(out)
@@ -175,18 +175,18 @@ def _ordered(entries: KeyedEntries) -> list[tuple[bytes, Entry]]:
 
 
 def _check_entry(key: bytes, entry: Entry) -> None:
-    start, size, most = 0, len(entry) if isinstance(entry, bytes) else 0, MAX_INLINE_VALUE
+    start, size, limit = 0, len(entry) if isinstance(entry, bytes) else 0, MAX_INLINE_VALUE
     if isinstance(entry, Extent):
-        start, size, most = entry.offset, entry.length, MAX_END
-    if len(key) > MAX_KEY or min(start, size) < 0 or start + size > most:
+        start, size, limit = entry.offset, entry.length, MAX_END
+    if len(key) > MAX_KEY or min(start, size) < 0 or start + size > limit:
         got = f"key of {len(key)} bytes, value from {start}, {size} bytes"
-        wanted = f"key of at most {MAX_KEY} bytes, value from 0 to {most}"
-        raise FormatError("No index can hold this entry.", place=key[:80], got=got, wanted=wanted)
+        expected = f"key of at most {MAX_KEY} bytes, value from 0 to {limit}"
+        raise FormatError("No index can hold this entry.", location=key[:80], got=got, expected=expected)
 
 
 def _check_call(node_file: str, node_entries: int, uuid: bytes | None) -> None:
     check_path(node_file)
     if not 2 <= node_entries <= MAX_NODE_ENTRIES or len(uuid or bytes(16)) != 16:
         got = f"{node_entries} entries, uuid {uuid!r}"
-        wanted = f"2 to {MAX_NODE_ENTRIES} entries in a node, a uuid of 16 bytes"
-        raise UsageError("No index can be made so.", got=got, wanted=wanted)
+        expected = f"2 to {MAX_NODE_ENTRIES} entries in a node, a uuid of 16 bytes"
+        raise UsageError("No index can be made so.", got=got, expected=expected)

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import NoReturn
 
 from ckpttools.core.errors import FormatError
-from ckpttools.core.wording import option
+from ckpttools.core.message_terms import option
 from ckpttools.formats.orbax.ocdbt import (
     CONFIG,
     HEADER,
@@ -65,8 +65,10 @@ _Node = tuple[Extent, bytes]
 class _Body:
     """A cursor over the bytes of a manifest or node."""
 
-    def __init__(self, data: bytes, place: str, charge: Callable[[_Body, int], None] | None = None) -> None:
-        self.data, self.place, self.position = data, place, 0
+    def __init__(
+        self, data: bytes, location: str, charge: Callable[[_Body, int], None] | None = None
+    ) -> None:
+        self.data, self.location, self.position = data, location, 0
         self._charge = charge
 
     def charge(self, nbytes: int) -> None:
@@ -74,8 +76,8 @@ class _Body:
         if self._charge is not None:
             self._charge(self, nbytes)
 
-    def fail(self, message: str, got: object, wanted: object, hint: str = _DAMAGED) -> NoReturn:
-        raise FormatError(message, place=self.place, got=got, wanted=wanted, hint=hint)
+    def fail(self, message: str, got: object, expected: object, hint: str = _DAMAGED) -> NoReturn:
+        raise FormatError(message, location=self.location, got=got, expected=expected, hint=hint)
 
     def take(self, count: int) -> bytes:
         taken = self.data[self.position : self.position + count]
@@ -104,8 +106,8 @@ class _Body:
 
     def known(self, what: str, number: int, names: Sequence[str]) -> int:
         if number >= len(names):
-            wanted = " or ".join(f"{index} ({name})" for index, name in enumerate(names))
-            self.fail(f"This {what} is unknown.", number, wanted)
+            expected = " or ".join(f"{index} ({name})" for index, name in enumerate(names))
+            self.fail(f"This {what} is unknown.", number, expected)
         return number
 
 
@@ -118,26 +120,26 @@ class _NodeReader:
         # For each file the byte ranges of nodes that were read, in order: start, end, start, end, …
         self._visited: dict[str, list[int]] = defaultdict(list)
 
-    def open(self, data: bytes, magic: bytes, place: str) -> _Body:
+    def open(self, data: bytes, magic: bytes, location: str) -> _Body:
         """Checks the frame and returns its body, decompressed."""
         self._stored += len(data)
-        frame = _Body(data, place, self._charge)
+        frame = _Body(data, location, self._charge)
         _check(frame, magic)
         frame.take(HEADER.size)
         frame.known("format version", frame.varint(), ["the only one"])
         method = frame.known("compression", frame.varint(), ["none", "zstd"])
         body = data[frame.position : -4]
         frame.charge(len(body))
-        return _Body(_decompressed(frame, body) if method else body, place, self._charge)
+        return _Body(_decompressed(frame, body) if method else body, location, self._charge)
 
     def _charge(self, body: _Body, nbytes: int) -> None:
         self._taken += nbytes
-        most = max(self._max_bytes, MOST_EXPANDED * self._stored)
-        if self._taken > most:
-            got, wanted = f"more than {most} bytes out of {self._stored}", f"at most {most} bytes"
+        limit = max(self._max_bytes, MOST_EXPANDED * self._stored)
+        if self._taken > limit:
+            got, expected = f"more than {limit} bytes out of {self._stored}", f"at most {limit} bytes"
             larger = f"a larger {option('max_index_bytes')} than {self._max_bytes}"
             hint = f"if the checkpoint is trusted, pass {larger}"
-            body.fail("The index takes too much memory.", got, wanted, hint)
+            body.fail("The index takes too much memory.", got, expected, hint)
 
     def walk(self, node: _Node, height: int, prefix: bytes) -> KeyedEntries:
         """Everything below `node`, whose keys all start with `prefix`."""
@@ -158,16 +160,16 @@ class _NodeReader:
     def _visit(self, node: Extent) -> None:
         """Refuses a node with bytes of one that was read: it is its own ancestor, or has two parents."""
         ranges, start, end = self._visited[node.file], node.offset, node.offset + node.length
-        place = bisect(ranges, start)
-        if place % 2 or any(following < end for following in ranges[place : place + 1]):
+        location = bisect(ranges, start)
+        if location % 2 or any(following < end for following in ranges[location : location + 1]):
             raise FormatError(
                 "Two parts of the tree are the same bytes.",
-                place=f"{node.file}:{start}:{node.length}",
+                location=f"{node.file}:{start}:{node.length}",
                 got="a node that is reached twice",
-                wanted="a tree",
+                expected="a tree",
                 hint=_DAMAGED,
             )
-        ranges[place:place] = [start, end]
+        ranges[location:location] = [start, end]
 
 
 def _decompressed(frame: _Body, data: bytes) -> bytes:
@@ -233,16 +235,16 @@ def _read_leaf(body: _Body, files: list[_File], count: int, prefix: bytes) -> Ke
 def _read_interior(body: _Body, files: list[_File], count: int) -> Iterable[tuple[_Node, bytes]]:
     """The children in order, each with the prefix that the keys below it omit."""
     keys, shared = _read_strings(body, count, third=True)
-    places = list(zip(*(body.varints(count) for _ in range(3)), strict=True))
+    locations = list(zip(*(body.varints(count) for _ in range(3)), strict=True))
     body.varints(3 * count)
     starts = [key[:length] for key, length in zip(keys, shared, strict=True)]
-    return zip([_node(body, files, *place) for place in places], starts, strict=True)
+    return zip([_node(body, files, *location) for location in locations], starts, strict=True)
 
 
 def _node(body: _Body, files: list[_File], number: int, offset: int, length: int) -> _Node:
     if number >= len(files):
-        wanted = f"below {len(files)}, the size of the table"
-        body.fail("A data file id is not in the table of data files.", number, wanted)
+        expected = f"below {len(files)}, the size of the table"
+        body.fail("A data file id is not in the table of data files.", number, expected)
     if offset + length > MAX_END:
         body.fail("A byte range has no end.", f"{offset} + {length}", f"at most {MAX_END}")
     path, base = files[number]
@@ -256,7 +258,7 @@ def _read_table(body: _Body, base: bytes) -> list[_File]:
     rows = zip(paths, lengths, strict=True)
     files = [((base + path).decode(errors="surrogateescape"), base + path[:length]) for path, length in rows]
     for path, _ in filter(itemgetter(0), files):
-        check_path(path, body.place)
+        check_path(path, body.location)
     return files
 
 

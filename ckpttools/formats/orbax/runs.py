@@ -37,7 +37,7 @@ from ckpttools.formats.orbax.steps import (
     orbax_at,
     step_of,
 )
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 
@@ -45,7 +45,7 @@ class DamagedStepError(FormatError):
     """A tree was saved to the end, in a later step than all whole ones, and cannot be read."""
 
 
-def why_not(path: Place) -> str | None:
+def why_not(path: Location) -> str | None:
     """None if there is an Orbax pytree at or below `path`, or the start of one; else what is missing.
 
     Raises:
@@ -55,8 +55,8 @@ def why_not(path: Place) -> str | None:
         return "not a directory"
     path.entries()  # raises where that is not allowed
     try:
-        found = orbax_at(path)
-        if not isinstance(found, OrbaxRun) or found.steps or hosts_at(path):
+        result = orbax_at(path)
+        if not isinstance(result, OrbaxRun) or result.steps or hosts_at(path):
             return None
     except StorageError as error:
         return f"{error.message}: {(error.got or '').partition(' (errno')[0]}"
@@ -66,7 +66,7 @@ def why_not(path: Place) -> str | None:
     return reason
 
 
-def find_items(path: Place, step: int | None) -> tuple[OrbaxItem, ...]:
+def find_items(path: Location, step: int | None) -> tuple[OrbaxItem, ...]:
     """Return the item that a path names, or all items of a step, by default the latest finished step.
 
     Warns with `LaterStepWarning` of later steps that are passed over, with `UnlistedStepWarning` where Orbax
@@ -85,9 +85,9 @@ def find_items(path: Place, step: int | None) -> tuple[OrbaxItem, ...]:
             _require_finished(item.step, reason)
             return (item,)
         case Step() as named:
-            found = _items(named)
+            result = _items(named)
             _require_finished(named, named.why_unfinished)
-            return found
+            return result
         case run:
             return _in_run(run, step)
 
@@ -103,15 +103,15 @@ def steps_around(tree: Tree) -> OtherSteps:
     """
     unfinished: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    place = parse(tree.metadata.place)
-    step = Step(place) if tree.metadata.items else step_of(place)
-    is_one = bool(tree.metadata.items) or is_item(place)
+    location = parse(tree.metadata.location)
+    step = Step(location) if tree.metadata.items else step_of(location)
+    is_one = bool(tree.metadata.items) or is_item(location)
     if tree.metadata.format != "orbax" or step.number is None or not is_one:
         return OtherSteps({}, {})
-    beside = sorted(directories(step.path.parent), key=lambda place: natural_key(place.name))
-    for each in map(Step, beside):
-        if _may_be_later(each, step) and not each.others and each.why_unfinished:
-            (damaged if each.is_damaged else unfinished)[each.path.name] = each.why_unfinished
+    beside = sorted(directories(step.path.parent), key=lambda location: natural_key(location.name))
+    for item in map(Step, beside):
+        if _may_be_later(item, step) and not item.others and item.why_unfinished:
+            (damaged if item.is_damaged else unfinished)[item.path.name] = item.why_unfinished
     return OtherSteps(unfinished, damaged)
 
 
@@ -121,11 +121,11 @@ def remains_after(step: Step) -> list[Step]:
     Others may end in a number, too: runs, exports, whatever lies beside the steps.
     """
     return [
-        each
-        for each in map(Step, directories(step.path.parent))
-        if _is_later(each, step)
-        and not each.is_one
-        and not any(Step(below).is_one for below in directories(each.path))
+        directory
+        for directory in map(Step, directories(step.path.parent))
+        if _is_later(directory, step)
+        and not directory.is_one
+        and not any(Step(below).is_one for below in directories(directory.path))
     ]
 
 
@@ -146,7 +146,7 @@ def _require_finished(step: Step, reason: str | None) -> None:
         raise _unfinished_error(step, step.path, reason)
 
 
-def _unfinished_error(step: Step, place: Place, reason: str) -> FormatError:
+def _unfinished_error(step: Step, location: Location, reason: str) -> FormatError:
     subject = "this" if step.number is None else f"step {step.number}"
     is_finished = step.others and not step.is_in_progress
     is_alone = step.number is None or len(directories(step.path.parent)) < 2
@@ -157,7 +157,7 @@ def _unfinished_error(step: Step, place: Place, reason: str) -> FormatError:
     what = "damaged" if step.is_damaged else "an unfinished save"
     return FormatError(
         f"{subject} has {reason}" if is_finished else f"{subject} is {what}: {reason}",
-        place=place,
+        location=location,
         hint=hint,
     )
 
@@ -166,21 +166,21 @@ def _in_run(run: OrbaxRun, step: int | None) -> tuple[OrbaxItem, ...]:
     if step is not None:
         return _items(_finished_step(run, step))
     reasons: dict[int, str] = {}
-    for number, each in sorted(run.steps.items(), reverse=True):
-        if each.why_unfinished is None:
+    for number, item in sorted(run.steps.items(), reverse=True):
+        if item.why_unfinished is None:
             later = [other for at, other in run.steps.items() if at > number]
-            remains = remains_after(each)
+            remains = remains_after(item)
             _refuse_legacy(remains)
-            _tell_of_later(each, [*later, *remains])
-            _tell_if_unlisted(each)
-            return _items(each)
-        reasons[number] = each.why_unfinished
+            _tell_of_later(item, [*later, *remains])
+            _tell_if_unlisted(item)
+            return _items(item)
+        reasons[number] = item.why_unfinished
     lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
-    damaged = any(each.is_damaged for each in run.steps.values())
+    damaged = any(item.is_damaged for item in run.steps.values())
     left = begun_in(run.path)
     raise FormatError(
         f"no step is {'whole' if damaged else 'a finished save'}" + listing(lines),
-        place=run.path,
+        location=run.path,
         hint=next_step(left) if left else f"`ckpt doctor {quote(str(run.path))}` says more",
     )
 
@@ -196,7 +196,7 @@ def _refuse_legacy(steps: Collection[Step]) -> None:
         step = max(legacy, key=lambda step: step.number or 0)
         raise FormatError(
             f"step {step.number} has the layout of Orbax before {TREE_FILE}, unlike other steps",
-            place=step.path.parent,
+            location=step.path.parent,
             hint=f"open it by its own path: {quote(str(step.path))}",
         )
 
@@ -215,7 +215,7 @@ def _tell_of_later(opened: Step, later: Collection[Step]) -> None:
     if damaged:
         raise DamagedStepError(
             "the latest step is damaged, and an older one is not taken in its place" + listing(damaged),
-            place=above,
+            location=above,
             hint=f"`ckpt doctor {run}` says more; the latest that is whole is {quote(str(opened.path))}",
         )
     if reasons:
@@ -249,11 +249,13 @@ def _finished_step(run: OrbaxRun, number: int) -> Step:
     """The step asked for."""
     step = run.steps.get(number)
     if step is None:
-        _refuse_legacy([each for each in map(Step, directories(run.path)) if each.number == number])
+        _refuse_legacy(
+            [directory for directory in map(Step, directories(run.path)) if directory.number == number]
+        )
         raise UsageError(
             f"there is no step {number}",
-            place=run.path,
-            wanted=f"one of {first_and_last(sorted(run.steps))}",
+            location=run.path,
+            expected=f"one of {first_and_last(sorted(run.steps))}",
         )
     if step.why_unfinished:
         raise _unfinished_error(step, run.path, step.why_unfinished)

@@ -21,7 +21,7 @@ from ckpttools.formats.orbax.ocdbt import Entry, length_of
 from ckpttools.formats.orbax.shares import HostShare
 from ckpttools.formats.zarr.array import ZarrArray
 from ckpttools.formats.zarr.chunks import DOCUMENTS, parse_array
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 T = TypeVar("T")
 # Hosts begin a save together, but for what their clocks differ, and for those that lag a step behind. A job
@@ -73,27 +73,27 @@ class Save:
     @cached_property
     def began(self) -> float | None:
         """When the first host began it, in seconds since 1970; None where nothing tells."""
-        return min((each.began for each in self.shares if each.began is not None), default=None)
+        return min((share.began for share in self.shares if share.began is not None), default=None)
 
     @cached_property
     def owners(self) -> Mapping[str, int]:
         """Key -> number of the share that it is taken from."""
-        found: dict[str, int] = {}
+        result: dict[str, int] = {}
         for number, share in enumerate(self.shares):
             for key in share.entries:
-                found.setdefault(key, number)
-        return found
+                result.setdefault(key, number)
+        return result
 
     @cached_property
     def twins(self) -> Mapping[str, tuple[int, ...]]:
         """Key -> numbers of the shares that have it, where they are several."""
-        found: dict[str, tuple[int, ...]] = {}
+        result: dict[str, tuple[int, ...]] = {}
         owners = self.owners
         for number, share in enumerate(self.shares):
             for key in share.entries:
                 if (owner := owners[key]) != number:
-                    found[key] = (*found.get(key, (owner,)), number)
-        return found
+                    result[key] = (*result.get(key, (owner,)), number)
+        return result
 
     @cached_property
     def leaves(self) -> Sequence[SavedLeaf]:
@@ -104,9 +104,9 @@ class Save:
     @cached_property
     def arrays(self) -> Mapping[Path, tuple[str, ZarrArray | None]]:
         """Of each array what its keys begin with, and its metadata; None where no share has that."""
-        wanted = [leaf.path for leaf in self.leaves if not leaf.is_empty and leaf.value_type != "string"]
+        expected = [leaf.path for leaf in self.leaves if not leaf.is_empty and leaf.value_type != "string"]
         known: dict[bytes, ZarrArray] = {}
-        return {path: (_prefix(path), self._document(_prefix(path), known)) for path in wanted}
+        return {path: (_prefix(path), self._document(_prefix(path), known)) for path in expected}
 
     def _document(self, prefix: str, known: dict[bytes, ZarrArray]) -> ZarrArray | None:
         for name in DOCUMENTS:
@@ -122,7 +122,7 @@ class Save:
     @cached_property
     def missing(self) -> tuple[MissingCells, ...]:
         """What it lacks; nothing where it is complete."""
-        return tuple(each for each in self._looked_through() if each is not None)
+        return tuple(item for item in self._looked_through() if item is not None)
 
     def _looked_through(self) -> Iterator[MissingCells | None]:
         there = self.owners
@@ -151,7 +151,7 @@ class Save:
         """Whether nothing is missing."""
         return not self.missing
 
-    def preferring(self, hosts: Sequence[Place]) -> Save:
+    def preferring(self, hosts: Sequence[Location]) -> Save:
         """The same, where what several have is taken from these hosts, the first of them first."""
         order = {host.resolve(): number for number, host in enumerate(hosts)}
         ranked = sorted(self.shares, key=lambda share: order.get(share.host.resolve(), len(order)))
@@ -167,15 +167,15 @@ def saves_of(shares: Sequence[HostShare]) -> list[Save]:
 
     Shares of which nothing can be used are left out.
     """
-    found: list[list[HostShare]] = []
+    result: list[list[HostShare]] = []
     usable = [share for share in shares if share.fault is None]
-    for share in sorted(usable, key=lambda each: each.began or 0.0):
-        group = next((each for each in found if _belongs(share, each)), None)
+    for share in sorted(usable, key=lambda item: item.began or 0.0):
+        group = next((item for item in result if _belongs(share, item)), None)
         if group is None:
-            found.append([share])
+            result.append([share])
         else:
             group.append(share)
-    saves = [Save(group[0].number, tuple(group)) for group in found]
+    saves = [Save(group[0].number, tuple(group)) for group in result]
     return sorted(saves, key=lambda save: (save.step, save.began or 0.0), reverse=True)
 
 
@@ -185,28 +185,28 @@ def _belongs(share: HostShare, group: Sequence[HostShare]) -> bool:
     if share.number != first.number or not _are_together(share, group):
         return False
     if not (
-        _may_be(share.job, [each.job for each in group]) and _may_be(share.mesh, [s.mesh for s in group])
+        _may_be(share.job, [item.job for item in group]) and _may_be(share.mesh, [s.mesh for s in group])
     ):
         return False
     ours, theirs = share.document, first.document
     if ours is not theirs and ours.get("tree_metadata") != theirs.get("tree_metadata"):
         return False
-    return all(_documents_agree(share, each) for each in (first, group[-1]))
+    return all(_documents_agree(share, item) for item in (first, group[-1]))
 
 
-def _may_be(said: T, others: Sequence[T]) -> bool:
+def _may_be(declared: T, others: Sequence[T]) -> bool:
     """Whether what a share says is what others say, as far as each says something."""
     known = next(filter(None, others), None)
-    return not said or known is None or said == known
+    return not declared or known is None or declared == known
 
 
 def _are_together(share: HostShare, group: Sequence[HostShare]) -> bool:
     """Whether a share may be of a save by the time at which it was begun; others of it have begun before."""
-    began = [each.began for each in group if each.began is not None]
+    began = [item.began for item in group if item.began is not None]
     apart = 0.0 if share.began is None or not began else share.began - min(began)
     if apart <= TOGETHER_SECONDS:
         return True
-    return apart <= _WITH_EVIDENCE_SECONDS and any(_have_common(share, each) for each in group)
+    return apart <= _WITH_EVIDENCE_SECONDS and any(_have_common(share, item) for item in group)
 
 
 def _have_common(share: HostShare, other: HostShare) -> bool:
@@ -227,4 +227,4 @@ def _documents_agree(share: HostShare, other: HostShare) -> bool:
 
 def newest_complete(saves: Sequence[Save], step: int | None = None) -> Save | None:
     """The newest save that is complete, of a step if one is asked for; None if there is none."""
-    return next((each for each in saves if step in (None, each.step) and each.is_complete), None)
+    return next((save for save in saves if step in (None, save.step) and save.is_complete), None)

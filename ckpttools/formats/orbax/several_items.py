@@ -13,7 +13,7 @@ from ckpttools.core.text import some
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.metadata import TREE_FILE, holds_arrays, holds_data
 from ckpttools.formats.orbax.steps import OrbaxItem, Step
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 # Items that trainers save next to the model's item: Tunix, EasyLM, Flax.
@@ -59,11 +59,11 @@ def open_items(items: Sequence[OrbaxItem], opened: Callable[[OrbaxItem], Tree], 
     raise several_items_error(step.path, [item.directory.name for item in items])
 
 
-def several_items_error(step: Place, names: Sequence[str]) -> FormatError:
+def several_items_error(step: Location, names: Sequence[str]) -> FormatError:
     """Return the error for a step whose items must be named one by one."""
     return FormatError(
         "there are several items",
-        place=step,
+        location=step,
         got=", ".join(names),
         hint=f"name one of them in the path, such as {quote(str(step / names[-1]))}",
     )
@@ -85,7 +85,7 @@ def one_item(tree: Tree, name: str) -> Tree:
             items=(),
             scalars=frozenset(path[1:] for path in of.scalars if path[0] == name),
             key_impls={path[1:]: impl for path, impl in of.key_impls.items() if path[0] == name},
-            place=str(parse(of.place) / name),
+            location=str(parse(of.location) / name),
         ),
     )
 
@@ -113,7 +113,7 @@ def _as_one_tree(step: Step, items: Sequence[OrbaxItem], opened: Callable[[Orbax
         config=next((of.config for of in each.values() if of.config is not None), None),
         scalars=frozenset((name, *path) for name, of in each.items() for path in of.scalars),
         key_impls={(name, *path): impl for name, of in each.items() for path, impl in of.key_impls.items()},
-        place=str(step.path),
+        location=str(step.path),
     )
     leaves = {(name, *path): leaf for name, tree in trees.items() for path, leaf in tree.items()}
     return Tree(leaves, metadata)

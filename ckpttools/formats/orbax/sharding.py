@@ -16,7 +16,7 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.json_file import parse_json, read_json
 from ckpttools.formats.orbax.metadata import SHARDING_FILE, array_metadata
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 
@@ -29,19 +29,19 @@ def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
     Raises:
         FormatError, StorageError: a file that should say it is damaged or cannot be read.
     """
-    directory = parse(tree.metadata.place)
-    place = directory / SHARDING_FILE
-    if tree.metadata.format != "orbax" or not place.is_file():
+    directory = parse(tree.metadata.location)
+    location = directory / SHARDING_FILE
+    if tree.metadata.format != "orbax" or not location.is_file():
         return {}
     try:
-        shardings = dict(_shardings(read_json(place)))
-        shapes = {name: tuple(each["write_shape"]) for name, each in array_metadata(directory).items()}
+        shardings = dict(_shardings(read_json(location)))
+        shapes = {name: tuple(item["write_shape"]) for name, item in array_metadata(directory).items()}
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FormatError(
             "not the shardings of an Orbax checkpoint",
-            place=place,
+            location=location,
             got=f"{type(error).__name__}: {error}",
-            wanted="names in base64, each with a sharding as JSON text",
+            expected="names in base64, each with a sharding as JSON text",
         ) from error
     names = {path: dotted(path) for path in tree.arrays}
     return {
@@ -51,7 +51,7 @@ def stored_shardings(tree: Tree) -> dict[TreePath, Sharding]:
     }
 
 
-def shardings_in(item: Place) -> dict[str, Sharding]:
+def shardings_in(item: Location) -> dict[str, Sharding]:
     """Name of an array -> its sharding, of an item that has them; raises what reading and parsing raise."""
     return dict(_shardings(read_json(item / SHARDING_FILE)))
 

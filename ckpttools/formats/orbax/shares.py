@@ -30,7 +30,7 @@ from ckpttools.formats.orbax.metadata import (
 )
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES, Entry, Extent
 from ckpttools.formats.orbax.steps import OrbaxItem, Step, directories
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 FETCHED = "p2p_restore"
 _RESTORE = re.compile(r"(?P<job>.+)-s(?P<step>[0-9]+)-n[0-9]+-w[0-9]+\.restore")
@@ -64,10 +64,10 @@ class HostShare:
         job: name of the job, as the agent of multi-tier checkpointing notes it; "" where none is noted.
     """
 
-    host: Place
+    host: Location
     number: int
     step: Step
-    item: Place
+    item: Location
     max_index_bytes: int = MAX_INDEX_BYTES
     job: str = ""
 
@@ -79,19 +79,21 @@ class HostShare:
     @cached_property
     def began(self) -> float | None:
         """When the save began, in seconds since 1970; None where nothing tells."""
-        said = self.step.said.fields.get("init_timestamp_nsecs")
-        return said / 1e9 if isinstance(said, int) and 0 <= said < 1 << 63 else None
+        declared = self.step.declared.fields.get("init_timestamp_nsecs")
+        return declared / 1e9 if isinstance(declared, int) and 0 <= declared < 1 << 63 else None
 
     @cached_property
     def mesh(self) -> tuple[bytes, ...]:
         """What is noted of the job's processes and their devices, in JSON; () where no lists are."""
         files = [self.step.path / name for name in OF_PROCESSES]
-        found = tuple(file.read_bytes() for file in files if file.is_file())
+        result = tuple(file.read_bytes() for file in files if file.is_file())
         try:
-            is_known = len(found) == len(files) and all(isinstance(parse_json(each), list) for each in found)
+            is_known = len(result) == len(files) and all(
+                isinstance(parse_json(item), list) for item in result
+            )
         except ValueError:
             return ()
-        return found if is_known else ()
+        return result if is_known else ()
 
     @cached_property
     def fault(self) -> str | None:
@@ -110,17 +112,17 @@ class HostShare:
     @cached_property
     def document(self) -> Mapping[str, Any]:
         """Its `_METADATA`; one object for all that have the same text, as the hosts of a save have."""
-        place = self.item / TREE_FILE
-        content = place.read_bytes()
+        location = self.item / TREE_FILE
+        content = location.read_bytes()
         try:
             return _parsed(content)
         except CheckpointError as error:
-            raise error.at(place) from error
+            raise error.at(location) from error
 
     @cached_property
     def processes(self) -> tuple[int, ...]:
         """The processes of the job whose chunks these are, by their distributed ids."""
-        names = (place.name.partition("_")[2] for place in self.item.glob(PROCESSES))
+        names = (location.name.partition("_")[2] for location in self.item.glob(PROCESSES))
         return tuple(sorted(int(name) for name in names if name.isascii() and name.isdigit()))
 
     @cached_property
@@ -149,7 +151,7 @@ class HostShare:
         return tuple(map(str, self.index.faults.values()))
 
 
-def shares_of(place: Place, max_index_bytes: int = MAX_INDEX_BYTES) -> list[HostShare]:
+def shares_of(location: Location, max_index_bytes: int = MAX_INDEX_BYTES) -> list[HostShare]:
     """The shares of hosts in a directory: that of a host, of one of its steps, or one above several hosts.
 
     Of an emergency manager the hosts of the first slice have none.
@@ -157,45 +159,45 @@ def shares_of(place: Place, max_index_bytes: int = MAX_INDEX_BYTES) -> list[Host
     Raises:
         StorageError: nothing is there, or a directory may not be looked into.
     """
-    if not place.exists():
-        raise absent(place)
-    step = Step(place.absolute())
+    if not location.exists():
+        raise absent(location)
+    step = Step(location.absolute())
     if step.number is not None and step.is_one:
-        host = place.absolute().parent
+        host = location.absolute().parent
         return list(_share(host, step.number, step, max_index_bytes, _job_of(host)))
-    return list(_below(place, _DEEPEST, max_index_bytes))
+    return list(_below(location, _DEEPEST, max_index_bytes))
 
 
-def _below(place: Place, deepest: int, most: int) -> Iterator[HostShare]:
-    own = list(_of_host(place, place, most))
+def _below(location: Location, deepest: int, limit: int) -> Iterator[HostShare]:
+    own = list(_of_host(location, location, limit))
     yield from own
     if not own and deepest:
-        for each in directories(place):
-            yield from _below(each, deepest - 1, most)
+        for directory in directories(location):
+            yield from _below(directory, deepest - 1, limit)
 
 
-def _of_host(host: Place, directory: Place, most: int) -> Iterator[HostShare]:
+def _of_host(host: Location, directory: Location, limit: int) -> Iterator[HostShare]:
     """The shares directly below a directory, and those that were fetched from peers."""
     told = _job_of(directory)
-    for place in directories(directory):
-        match = _RESTORE.fullmatch(place.name)
-        step = Step(place)
+    for location in directories(directory):
+        match = _RESTORE.fullmatch(location.name)
+        step = Step(location)
         number = int(match["step"]) if match else step.number
         if number is not None and not step.is_in_progress:
-            yield from _share(host, number, step, most, match["job"] if match else told)
-        elif place.name == FETCHED:
-            yield from _of_host(host / FETCHED, place, most)
+            yield from _share(host, number, step, limit, match["job"] if match else told)
+        elif location.name == FETCHED:
+            yield from _of_host(host / FETCHED, location, limit)
 
 
-def _job_of(host: Place) -> str:
+def _job_of(host: Location) -> str:
     """The job that a host worked for, as its agent was told; "" where nothing says."""
     file = host / _AGENT
-    found = _JOB.search(file.read_bytes(_LARGEST_AGENT)) if file.is_file() else None
-    return found[1].decode(errors="replace").strip("\"'") if found else ""
+    result = _JOB.search(file.read_bytes(_LARGEST_AGENT)) if file.is_file() else None
+    return result[1].decode(errors="replace").strip("\"'") if result else ""
 
 
-def _share(host: Place, number: int, step: Step, most: int, job: str) -> Iterator[HostShare]:
+def _share(host: Location, number: int, step: Step, limit: int, job: str) -> Iterator[HostShare]:
     items = {item.directory.name: item.directory for item in step.items if item.directory != step.path}
     name = next((name for name in _ITEMS if name in items), next(iter(items), None))
     if name is not None and (name in _ITEMS or len(items) == 1):
-        yield HostShare(host, number, step, items[name], most, job)
+        yield HostShare(host, number, step, items[name], limit, job)

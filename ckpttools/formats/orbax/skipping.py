@@ -8,7 +8,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import commits_by_file, is_committed
 from ckpttools.stores.abilities import Renames
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Remedy:
     fix: str | None = None
 
 
-def remedy(step: Place, asked: Place, *, is_uncommitted: bool) -> Remedy:
+def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
     """What makes Orbax skip a step.
 
     Args:
@@ -44,6 +44,6 @@ def remedy(step: Place, asked: Place, *, is_uncommitted: bool) -> Remedy:
     return Remedy(f"move {step} away, so that Orbax skips it")
 
 
-def is_passed_over(step: Place) -> bool:
+def is_passed_over(step: Location) -> bool:
     """Whether no loader takes a step that was never committed: Orbax does so where it goes by names."""
     return not is_committed(step) or not (commits_by_file(step) or isinstance(step.store, Renames))

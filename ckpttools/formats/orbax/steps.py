@@ -26,7 +26,7 @@ from ckpttools.formats.orbax.metadata import (
     needs_index,
 )
 from ckpttools.formats.orbax.ocdbt import MANIFEST
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 IN_PROGRESS = ".orbax-checkpoint-tmp"
 """What Orbax appends to the name of a directory that it is still writing; old versions add a time."""
@@ -39,12 +39,12 @@ DELETING = "deleting"
 _TREE_HANDLERS = ("PyTree", "Standard")
 
 
-def commits_by_file(place: Place) -> bool:
+def commits_by_file(location: Location) -> bool:
     """Whether Orbax takes a directory here for finished only with a commit file; the scheme alone decides."""
-    return place.store.scheme == "gs"
+    return location.store.scheme == "gs"
 
 
-def is_committed(directory: Place) -> bool:
+def is_committed(directory: Location) -> bool:
     """Whether Orbax takes a directory for finished: by a file or by its name, whatever its metadata say."""
     if commits_by_file(directory):
         return (directory / COMMIT_FILE).is_file()
@@ -64,7 +64,7 @@ class StepMetadata:
     fault: CheckpointError | None = None
 
     @classmethod
-    def at(cls, directory: Place) -> StepMetadata:
+    def at(cls, directory: Location) -> StepMetadata:
         """That of a directory which has one."""
         try:
             return cls(read_json(directory / CHECKPOINT_FILE))
@@ -112,7 +112,7 @@ class OrbaxItem:
         step: the directory above it that is a step, or the item's own.
     """
 
-    directory: Place
+    directory: Location
     step: Step
 
     @property
@@ -120,7 +120,7 @@ class OrbaxItem:
         """The name of the item in its step; None if it is the step itself, or belongs to no step."""
         if self.directory == self.step.path:
             return None
-        is_listed = self.step.number is not None or self.directory.name in self.step.said.trees
+        is_listed = self.step.number is not None or self.directory.name in self.step.declared.trees
         return self.directory.name if is_listed else None
 
 
@@ -132,7 +132,7 @@ class Step:
         path: the directory.
     """
 
-    path: Place
+    path: Location
 
     @cached_property
     def number(self) -> int | None:
@@ -177,25 +177,29 @@ class Step:
         """Its items. None for a run, even where its steps are bare ones."""
         if is_bare(self.path):
             return (OrbaxItem(self.path, self),)
-        found = [
-            place for place in directories(self.path) if is_item(place) and IN_PROGRESS not in place.name
+        result = [
+            location
+            for location in directories(self.path)
+            if is_item(location) and IN_PROGRESS not in location.name
         ]
         return tuple(
-            OrbaxItem(place, self) for place in found if Step(place).number is None or not is_bare(place)
+            OrbaxItem(location, self)
+            for location in result
+            if Step(location).number is None or not is_bare(location)
         )
 
     @cached_property
-    def said(self) -> StepMetadata:
+    def declared(self) -> StepMetadata:
         """Its metadata."""
-        found = StepMetadata.at(self.path) if has_metadata(self.path) else StepMetadata()
-        if isinstance(found.fault, StorageError):
-            raise found.fault
-        return found
+        result = StepMetadata.at(self.path) if has_metadata(self.path) else StepMetadata()
+        if isinstance(result.fault, StorageError):
+            raise result.fault
+        return result
 
     @property
     def others(self) -> tuple[str, ...]:
         """Its items, where all are something else than trees, such as metrics."""
-        return () if self.items else self.said.others
+        return () if self.items else self.declared.others
 
     @cached_property
     def why_unfinished(self) -> str | None:
@@ -207,7 +211,7 @@ class Step:
         there = {item.directory.name for item in self.items}
         if self.is_being_deleted:
             return ", ".join(self.faults(self.items))
-        lost = [name for name in self.said.trees if self.items and name not in there]
+        lost = [name for name in self.declared.trees if self.items and name not in there]
         reasons = [*self.faults(self.items), *(f"no {TREE_FILE} in {name}" for name in lost)]
         return ", ".join(reasons) or None
 
@@ -223,31 +227,31 @@ class Step:
         for item in items:
             if _lacks_index(item.directory):
                 yield f"no {MANIFEST} in {item.directory.name}"
-        if self.said.is_uncommitted:
+        if self.declared.is_uncommitted:
             yield "commit timestamp null"
-        if self.said.fault:
-            yield f"{CHECKPOINT_FILE}: {self.said.fault.message}"
+        if self.declared.fault:
+            yield f"{CHECKPOINT_FILE}: {self.declared.fault.message}"
 
     @cached_property
     def is_damaged(self) -> bool:
         """Whether a tree was saved to the end here: what it lacks was lost later, or not copied."""
         if self.is_being_deleted:
             return False
-        places = [self.path, *directories(self.path)]
-        if any(IN_PROGRESS in place.name for place in places):
+        locations = [self.path, *directories(self.path)]
+        if any(IN_PROGRESS in location.name for location in locations):
             return False
-        if self.said.fault:
+        if self.declared.fault:
             # It is written anew when the save ends, and empty for a moment.
             return (self.path / CHECKPOINT_FILE).stat().size > 0
         marked = (self.path / COMMIT_FILE).is_file()
-        if self.said.fields.get("commit_timestamp_nsecs", marked or None) is None:
+        if self.declared.fields.get("commit_timestamp_nsecs", marked or None) is None:
             return False
-        if self.said.handlers:
-            return self.said.is_tree or bool(self.said.trees)
-        return any(is_left_of_item([each.name for each in place.entries()]) for place in places)
+        if self.declared.handlers:
+            return self.declared.is_tree or bool(self.declared.trees)
+        return any(is_left_of_item([entry.name for entry in location.entries()]) for location in locations)
 
 
-def deletion_marker(step: Place) -> bytes:
+def deletion_marker(step: Location) -> bytes:
     """Return the content of the marker of a step that is about to be deleted: a digest of each file.
 
     Raises:
@@ -256,7 +260,7 @@ def deletion_marker(step: Place) -> bytes:
     return json.dumps(sorted(_file_digests(step))).encode()
 
 
-def has_new_files(step: Place, marker: Place) -> bool:
+def has_new_files(step: Location, marker: Location) -> bool:
     """Whether a step has files that were written after its deletion began, so that it was saved again.
 
     Args:
@@ -270,16 +274,16 @@ def has_new_files(step: Place, marker: Place) -> bool:
     if content:
         return not _file_digests(step) <= {*json.loads(content)}
     begun = marker.stat().modified
-    times = [found.modified for _, found in step.walk()] if step.is_dir() else []
-    return begun is not None and any(each is not None and each > begun for each in times)
+    times = [result.modified for _, result in step.walk()] if step.is_dir() else []
+    return begun is not None and any(time is not None and time > begun for time in times)
 
 
-def _file_digests(step: Place) -> set[str]:
+def _file_digests(step: Location) -> set[str]:
     """Return a digest of the name, size, version and time of each file of a step."""
     files = step.walk() if step.is_dir() else ()
-    facts = ([name, found.size, found.version, found.modified] for name, found in files)
+    facts = ([name, result.size, result.version, result.modified] for name, result in files)
     return {
-        hashlib.sha256(json.dumps(each).encode(errors="surrogatepass")).hexdigest()[:32] for each in facts
+        hashlib.sha256(json.dumps(fact).encode(errors="surrogatepass")).hexdigest()[:32] for fact in facts
     }
 
 
@@ -291,7 +295,7 @@ class OrbaxRun:
         path: the directory above them.
     """
 
-    path: Place
+    path: Location
 
     @cached_property
     def steps(self) -> Mapping[int, Step]:
@@ -308,7 +312,7 @@ class OrbaxRun:
         return dict(sorted(chosen.items()))
 
 
-def orbax_at(path: Place) -> OrbaxItem | Step | OrbaxRun:
+def orbax_at(path: Location) -> OrbaxItem | Step | OrbaxRun:
     """What a directory is; a run without steps where it is nothing of Orbax's.
 
     Raises:
@@ -320,7 +324,7 @@ def orbax_at(path: Place) -> OrbaxItem | Step | OrbaxRun:
     return step if step.is_one else _run(path)
 
 
-def _run(path: Place) -> OrbaxRun:
+def _run(path: Location) -> OrbaxRun:
     """The run at a path; MaxText keeps its steps one level below."""
     here, below = OrbaxRun(path), OrbaxRun(path / "checkpoints")
     if not below.path.is_dir() or any(not step.prefix for step in here.steps.values()):
@@ -329,12 +333,12 @@ def _run(path: Place) -> OrbaxRun:
     return below if below.steps or not here.steps else here
 
 
-def step_of(item: Place) -> Step:
+def step_of(item: Location) -> Step:
     """The step of an item, or of what is left of one: the directory above, or its own where it is bare."""
     return Step(item if _is_own_step(item) else item.parent)
 
 
-def is_item(path: Place) -> bool:
+def is_item(path: Location) -> bool:
     return (path / TREE_FILE).is_file()
 
 
@@ -344,27 +348,27 @@ def is_left_of_item(names: Collection[str]) -> bool:
     return not kept.isdisjoint(names) or any(fnmatchcase(name, PROCESSES) for name in names)
 
 
-def is_bare(path: Place) -> bool:
+def is_bare(path: Location) -> bool:
     """Whether an item is a step of its own: `Checkpointer.save` puts both levels into one directory."""
     return is_item(path) and _is_own_step(path)
 
 
-def _is_own_step(path: Place) -> bool:
+def _is_own_step(path: Location) -> bool:
     # Old versions wrote nothing at the step; then its name tells.
     return (has_metadata(path) or path.name.isdecimal()) and not has_metadata(path.parent)
 
 
-def has_metadata(step: Place) -> bool:
+def has_metadata(step: Location) -> bool:
     """Whether a directory has the metadata of a step."""
     return (step / CHECKPOINT_FILE).is_file()
 
 
-def directories(path: Place) -> list[Place]:
+def directories(path: Location) -> list[Location]:
     """Those in a directory, as its list tells: of thousands of files beside them none is looked at."""
     return path.directories() if path.is_dir() else []
 
 
-def _lacks_index(item: Place) -> bool:
+def _lacks_index(item: Location) -> bool:
     """Whether the item has arrays in OCDBT according to its metadata, and no index, merged or not."""
     if (item / MANIFEST).is_file() or processes_of(item):
         return False

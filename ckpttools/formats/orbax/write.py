@@ -18,9 +18,9 @@ from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape, ceil_div, grid_indices
-from ckpttools.core.wording import option
-from ckpttools.formats.base import COMPANIONS, Extents, Layout
+from ckpttools.formats.base import SIDECARS, Extents, Layout
 from ckpttools.formats.checks import check_dtypes, check_paths, is_file_name
 from ckpttools.formats.orbax import metadata as orbax_metadata
 from ckpttools.formats.orbax.name_checks import check_directories, check_names, check_sizes
@@ -33,7 +33,7 @@ from ckpttools.formats.zarr.array import ChunkKeys
 from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.formats.zarr.zarr3 import DOCUMENT, written_codecs
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 DATA_DIRECTORY = "d"
 DATA_FILE = f"{DATA_DIRECTORY}/data"
@@ -94,7 +94,7 @@ class OrbaxWriter:
         if not is_name or self.item in orbax_metadata.OWN_FILES:
             raise UsageError(
                 f"{self.item!r} cannot be the name of an item",
-                wanted="the name of a directory, such as items, default or state, without control characters",
+                expected="a directory name, such as items, default or state, without control characters",
             )
         if self.target_data_file_bytes is not None and not self.ocdbt:
             raise UsageError(
@@ -108,16 +108,16 @@ class OrbaxWriter:
                 f"{option('zarr3', False)}",
             )
 
-    def layout(self, tree: Tree, most: int) -> Layout:
+    def layout(self, tree: Tree, limit: int) -> Layout:
         """As `Writer.layout`; raw chunks under OCDBT have their places from the start, others get them."""
         self._check(tree)
         if self.chunks:
             self.chunks.check(tree.arrays)
         base = self._base(tree)
-        found = find(tree, self.references, f"{base}{DATA_DIRECTORY}")
+        result = find(tree, self.references, f"{base}{DATA_DIRECTORY}")
         files = _FileAllocator(f"{base}{DATA_FILE}", self.target_data_file_bytes)
-        largest = min(most, LARGEST_ENCODED) if self.compression else None
-        placements = dict(found.placements)
+        largest = min(limit, LARGEST_ENCODED) if self.compression else None
+        placements = dict(result.placements)
         for path, array in tree.arrays.items():
             if path in placements:
                 continue
@@ -127,17 +127,17 @@ class OrbaxWriter:
             home = self._home(base, path) or files.home(array.shape, chunk, itemsize)
             placements[path] = Placement(array.shape, itemsize, chunk, home, self.compression)
         sizes = {name: size for name, size in files.sizes.items() if size}
-        return Layout(placements, sizes, found.links, found.remarks)
+        return Layout(placements, sizes, result.links, result.remarks)
 
-    def strangers(self, directory: Place, tree: Tree) -> Iterator[str]:
-        """As `TellsStrangers.strangers`: a run is not replaced by an item, nor a step by a run."""
-        from ckpttools.formats.orbax.own import strangers
+    def unowned_files(self, directory: Location, tree: Tree) -> Iterator[str]:
+        """As `SupportsUnownedFiles.unowned_files`: a run is not replaced by an item, nor a step by a run."""
+        from ckpttools.formats.orbax.owned_files import unowned_files
 
-        return strangers(directory, tree, self.level)
+        return unowned_files(directory, tree, self.level)
 
-    def companions_at(self, tree: Tree, is_model: bool) -> str:
-        """As `HoldsCompanions.companions_at`: inside the item, where no loader minds."""
-        return f"{self._base(tree)}{COMPANIONS}"
+    def sidecars_at(self, tree: Tree, is_model: bool) -> str:
+        """As `SupportsSidecars.sidecars_at`: inside the item, where no loader minds."""
+        return f"{self._base(tree)}{SIDECARS}"
 
     def _base(self, tree: Tree) -> str:
         """What the names of the item's files begin with, relative to the root."""
@@ -166,7 +166,7 @@ class OrbaxWriter:
     def _chunk_keys(self) -> ChunkKeys:
         return zarr3.KEYS if self.zarr3 else zarr2.KEYS
 
-    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: index or documents, Orbax's metadata at both levels, then the commit marks."""
         base = self._base(tree)
         item = directory / base.removesuffix("/") if base else directory
@@ -185,10 +185,10 @@ class OrbaxWriter:
             self._write_beside(step)
             outer = orbax_metadata.checkpoint_document(self.item, tree.metadata.custom, handlers)
             (step / orbax_metadata.CHECKPOINT_FILE).write_bytes(json.dumps(outer).encode())
-        for place in (item, step) if step else (item,):
-            (place / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
+        for location in (item, step) if step else (item,):
+            (location / orbax_metadata.COMMIT_FILE).write_bytes(orbax_metadata.COMMIT_TEXT)
 
-    def _write_beside(self, step: Place) -> None:
+    def _write_beside(self, step: Location) -> None:
         for name, other in self.beside.items():
             for file, content in other.files.items():
                 (step / name / file).write_bytes(content)
@@ -215,18 +215,18 @@ class OrbaxWriter:
             yield key.encode(), document
         below = len(self._base(tree))
         for path in tree.arrays:
-            for index, place in _places(path, layout.placements[path], extents):
+            for index, location in _locations(path, layout.placements[path], extents):
                 key = _key(path, self._chunk_keys.key(index))
-                if isinstance(place, bytes):
-                    yield key.encode(), place
+                if isinstance(location, bytes):
+                    yield key.encode(), location
                 else:
-                    yield key.encode(), Extent(place.file[below:], place.offset, place.nbytes)
+                    yield key.encode(), Extent(location.file[below:], location.offset, location.nbytes)
 
     def _metadata(self, tree: Tree, layout: Layout) -> Mapping[str, Mapping[str, Any]]:
         """The JSON files of the item: name -> content."""
         keys = tree.metadata.key_impls.keys() & layout.placements.keys()
         chunks = {path: layout.placements[path].chunk for path in keys}
-        made = {
+        built = {
             orbax_metadata.TREE_FILE: orbax_metadata.tree_document(
                 tree, self.ocdbt, self.zarr3, self.shardings
             ),
@@ -235,7 +235,7 @@ class OrbaxWriter:
             **orbax_metadata.random_key_documents(tree, chunks),
             orbax_metadata.SHARDING_FILE: orbax_metadata.sharding_document(tree, self.shardings, keys),
         }
-        return {name: content for name, content in made.items() if content}
+        return {name: content for name, content in built.items() if content}
 
     def _check(self, tree: Tree) -> None:
         check_paths(tree, dotted, "Orbax")
@@ -249,12 +249,12 @@ class OrbaxWriter:
             check_directories(tree)
 
 
-def _places(path: Path, placement: Placement, extents: Extents) -> Iterator[tuple[Shape, Range | bytes]]:
+def _locations(path: Path, placement: Placement, extents: Extents) -> Iterator[tuple[Shape, Range | bytes]]:
     """Where every chunk of an array is, by grid index, or the chunk itself."""
     home = placement.home
     for position, index in enumerate(grid_indices(placement.shape, placement.chunk)):
         if isinstance(home, Referenced):
-            yield index, home.place(position)
+            yield index, home.location(position)
         else:
             yield index, extents[path, index] if placement.codec else placement.chunk_range(index)
 
@@ -303,7 +303,7 @@ class _FileAllocator:
         home = DataFile(self._new_name(), 0, per_file)
         chunks = array.nbytes // array.chunk_nbytes
         for first in range(0, chunks, per_file):
-            file, _ = home.place(first, array.chunk_nbytes)
+            file, _ = home.location(first, array.chunk_nbytes)
             self.sizes[file] = min(per_file, chunks - first) * array.chunk_nbytes
         return home
 

@@ -7,26 +7,26 @@ from collections.abc import Iterator
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.safetensors.header import SafetensorsHeader, parse_header
 from ckpttools.formats.sidecar_files import is_file
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.unanswered import kept_unless_unanswered
 
 
-def faults(path: Place) -> Iterator[CheckpointError]:
+def faults(path: Location) -> Iterator[CheckpointError]:
     """What is wrong with a file, or with those of a directory."""
     for file in sorted(path.glob("[!.]*.safetensors")) if path.is_dir() else [path]:
-        found = header_of(file)
-        if isinstance(found, CheckpointError):
-            yield found
+        result = header_of(file)
+        if isinstance(result, CheckpointError):
+            yield result
 
 
-def header_of(path: Place) -> SafetensorsHeader | CheckpointError:
+def header_of(path: Location) -> SafetensorsHeader | CheckpointError:
     """The header of a file, checked against its size, or the error that it is.
 
     Raises:
         StorageError: behind a network nobody has told what it is.
     """
     if path.lexists() and not is_file(path):
-        return FormatError("not a file", place=path, hint="a symbolic link to nothing, or no regular file")
+        return FormatError("not a file", location=path, hint="a symbolic link to nothing, or no regular file")
     try:
         source = path.open()
         try:

@@ -37,9 +37,9 @@ from ckpttools.formats.sidecar_files import (
 )
 from ckpttools.formats.weight_files import WeightNames
 from ckpttools.formats.weight_index import WeightsLocation
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import occurrences
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 NAMES = WeightNames(".safetensors", "model.safetensors")
 # What lies beside weights of a model and is none of them.
@@ -75,42 +75,42 @@ class SafetensorsFormat:
     help: str = HELP
     looks_for: str = "Git LFS pointers, truncated or damaged safetensors, header and size"
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         return NAMES.why_not(path)
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
-        found = NAMES.find(path)
-        _require_room(found, options)
-        files = at_once(found.folder.store, lambda name: _opened(found.folder, name, options), found.names)
+    def open(self, path: Location, options: ReadOptions) -> Tree:
+        result = NAMES.find(path)
+        _require_room(result, options)
+        files = at_once(result.folder.store, lambda name: _opened(result.folder, name, options), result.names)
         if is_sharded(file.header for file in files):
-            return _stitched(path, found.folder, files)
+            return _stitched(path, result.folder, files)
         tensors = [(entry.name, file.name) for file in files for entry in file.header.entries]
-        disagreeing = found.check_as_loaded(
+        disagreeing = result.check_as_loaded(
             tensors,
-            lambda name: (e.name for e in _opened(found.folder, name, options).header.entries),
+            lambda name: (e.name for e in _opened(result.folder, name, options).header.entries),
         )
         # Of a tensor in several files the last one counts, which is the one that the index names.
-        tree = _tree(path, found.folder, files)
-        remarks = _of_others(path, found).remarks if path.is_dir() else ()
+        tree = _tree(path, result.folder, files)
+        remarks = _of_others(path, result).remarks if path.is_dir() else ()
         remarks = (*remarks, *disagreeing)
         return tree.with_metadata(notes=Notes(remarks=remarks)) if remarks else tree
 
     def owns(self, name: str) -> bool:
-        from ckpttools.formats.safetensors.own import owns
+        from ckpttools.formats.safetensors.owned_files import owns
 
         return owns(name)
 
-    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
-        from ckpttools.formats.safetensors.own import strangers
+    def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
+        from ckpttools.formats.safetensors.owned_files import unowned_files
 
-        return strangers(directory, NAMES.read_in(directory))
+        return unowned_files(directory, NAMES.read_in(directory))
 
-    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
+    def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
         from ckpttools.formats.safetensors.faults import faults
 
         return faults(path)
 
-    def companions(self, tree: Tree) -> Place:
+    def sidecars(self, tree: Tree) -> Location:
         return sidecar_directory(tree)
 
     def writer(self, target: Target, /, *, max_shard_size: int, separator: str) -> Writer:
@@ -125,24 +125,24 @@ class SafetensorsFormat:
 FORMAT = SafetensorsFormat()
 
 
-def _require_room(found: WeightsLocation, options: ReadOptions) -> None:
+def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
     """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
-    if found.index is not None:
-        index = (found.folder / found.index).open()
+    if result.index is not None:
+        index = (result.folder / result.index).open()
         require_room(occurrences(b".safetensors", index), 2 * index.size, index.path)
         index.close()
         return
 
     def sizes(name: str) -> tuple[int, int]:
-        with (found.folder / name).open() as source:
+        with (result.folder / name).open() as source:
             length = header_length(source, options.max_header_bytes)
             return occurrences(b'"data_offsets"', source, 8 + length), length
 
-    tensors, nbytes = map(sum, zip(*at_once(found.folder.store, sizes, found.files), strict=True))
-    require_room(tensors, nbytes, found.folder)
+    tensors, nbytes = map(sum, zip(*at_once(result.folder.store, sizes, result.files), strict=True))
+    require_room(tensors, nbytes, result.folder)
 
 
-def _opened(folder: Place, name: str, options: ReadOptions) -> ShardFile:
+def _opened(folder: Location, name: str, options: ReadOptions) -> ShardFile:
     source = (folder / name).open()
     try:
         header = parse_header(source, options.max_header_bytes)
@@ -152,14 +152,16 @@ def _opened(folder: Place, name: str, options: ReadOptions) -> ShardFile:
         source.close()  # a checkpoint may have more shards than a process may have open files
 
 
-def _tree(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
+def _tree(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
     leaves = dict(chain.from_iterable(map(_leaves, files)))
     custom = dict(chain.from_iterable(file.header.metadata.items() for file in files))
     described = custom.pop(flat.ENTRY, None)
     for alias, stored in _aliases(custom, leaves):
         leaves[alias,] = leaves[stored,]
         del custom[alias]
-    tree = Tree(leaves, Metadata(FORMAT.name, custom=custom, config=sidecar_config(folder), place=str(path)))
+    tree = Tree(
+        leaves, Metadata(FORMAT.name, custom=custom, config=sidecar_config(folder), location=str(path))
+    )
     # One shard of several has the description of all of them: its arrays go by their names alone.
     if described is None or NAMES.is_one_of_several(path):
         return tree
@@ -177,24 +179,24 @@ def _aliases(custom: Mapping[str, str], leaves: Mapping[TreePath, Stored]) -> li
     ]
 
 
-def _of_others(directory: Place, found: WeightsLocation) -> Notes:
+def _of_others(directory: Location, result: WeightsLocation) -> Notes:
     """What is said of files of weights in a directory that are not read; other loaders may read them."""
-    visible = (each.name for each in directory.entries() if not each.is_dir and each.name[0] != ".")
-    files = (name for name in visible if name.endswith(NAMES.suffix) and name not in found.names)
-    others = sorted(name for name in files if name not in (*_BESIDE, *found.unnamed))
-    read = f"what {found.index} names" if found.index is not None else found.files[0]
+    visible = (entry.name for entry in directory.entries() if not entry.is_dir and entry.name[0] != ".")
+    files = (name for name in visible if name.endswith(NAMES.suffix) and name not in result.names)
+    others = sorted(name for name in files if name not in (*_BESIDE, *result.unnamed))
+    read = f"what {result.index} names" if result.index is not None else result.files[0]
     instead = f", not {first_of(others)}" if others else ""
-    if found.is_chosen:
+    if result.is_chosen:
         return Notes(remarks=(f"{read} is read, as {WEIGHTS_FIELD} in {CONFIG} asks for it{instead}",))
     return Notes(remarks=(f"of the files of weights here {read} is read{instead}",)) if others else Notes()
 
 
-def _stitched(path: Place, folder: Place, files: Sequence[ShardFile]) -> Tree:
+def _stitched(path: Location, folder: Location, files: Sequence[ShardFile]) -> Tree:
     """The tree of a distributed checkpoint, whose tensors lie in several files each."""
     leaves: dict[TreePath, Leaf] = {(name,): array for name, array in whole_tensors(path, files).items()}
     custom = without_entries(dict(chain.from_iterable(file.header.metadata.items() for file in files)))
     notes, config = Notes(remarks=(said_of_ranks(files),)), sidecar_config(folder)
-    return Tree(leaves, Metadata(FORMAT.name, custom=custom, config=config, place=str(path), notes=notes))
+    return Tree(leaves, Metadata(FORMAT.name, custom=custom, config=config, location=str(path), notes=notes))
 
 
 def _leaves(file: ShardFile) -> Iterator[tuple[TreePath, Stored]]:

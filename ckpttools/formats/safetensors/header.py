@@ -18,11 +18,11 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType, from_safetensors
 from ckpttools.core.errors import FormatError, near_names
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.core.wording import option
 from ckpttools.formats.checks import LONGEST_PATH
-from ckpttools.formats.disguises import refuse_disguise
 from ckpttools.formats.json_file import json_object, without_duplicates
+from ckpttools.formats.lookalikes import refuse_disguise
 
 MAX_HEADER_BYTES = 100_000_000
 
@@ -93,23 +93,23 @@ def _read(source: ByteSource, offset: int, length: int) -> bytes:
     return bytes(out)
 
 
-def _refuse(message: str, place: str, got: str, wanted: str, hint: str = _REWRITE) -> NoReturn:
-    raise FormatError(message, place=place, got=got, wanted=wanted, hint=hint)
+def _refuse(message: str, location: str, got: str, expected: str, hint: str = _REWRITE) -> NoReturn:
+    raise FormatError(message, location=location, got=got, expected=expected, hint=hint)
 
 
-def header_length(source: ByteSource, most: int) -> int:
+def header_length(source: ByteSource, limit: int) -> int:
     """The length that the file's first 8 bytes state, if a header of that length can follow."""
     head = _read(source, 0, min(source.size, _HEAD_BYTES))
     length = int.from_bytes(head[:_LENGTH_BYTES], "little")
     fits = _LENGTH_BYTES + length <= source.size
-    if fits and length <= most and head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{":
+    if fits and length <= limit and head[_LENGTH_BYTES : _LENGTH_BYTES + 1] == b"{":
         return length
     # Only now: a header of 19280 bytes makes a sound file start with "PK", as a zip archive does.
     refuse_disguise(head, source.path)
     if not fits:
         _refuse_short(source, head, length)
-    if length > most:
-        _refuse_long(source, length, most)
+    if length > limit:
+        _refuse_long(source, length, limit)
     got = repr(head[_LENGTH_BYTES : min(_LENGTH_BYTES + length, 40)])
     _refuse("the header is not a JSON object", f"{source.path}, byte {_LENGTH_BYTES}", got, "a brace '{'")
 
@@ -117,17 +117,17 @@ def header_length(source: ByteSource, most: int) -> int:
 def _refuse_short(source: ByteSource, head: bytes, length: int) -> NoReturn:
     if len(head) < _LENGTH_BYTES:
         message = "the file is too short for a safetensors file" if head else "the file is empty"
-        wanted = f"at least {_LENGTH_BYTES} bytes, the length of the header"
+        expected = f"at least {_LENGTH_BYTES} bytes, the length of the header"
     else:
         message = "truncated file, or not a safetensors file: its header does not fit into it"
-        wanted = f"{_LENGTH_BYTES + length} bytes for the header alone, as the first 8 bytes state"
-    _refuse(message, source.path, f"{source.size} bytes", wanted, _FETCH)
+        expected = f"{_LENGTH_BYTES + length} bytes for the header alone, as the first 8 bytes state"
+    _refuse(message, source.path, f"{source.size} bytes", expected, _FETCH)
 
 
-def _refuse_long(source: ByteSource, length: int, most: int) -> NoReturn:
+def _refuse_long(source: ByteSource, length: int, limit: int) -> NoReturn:
     hint = f"if the file is meant to have so many tensors, pass {option('max_header_bytes', length)}"
     _refuse(
-        "the header is longer than allowed", source.path, f"{length} bytes", f"at most {most} bytes", hint
+        "the header is longer than allowed", source.path, f"{length} bytes", f"at most {limit} bytes", hint
     )
 
 
@@ -191,39 +191,39 @@ def _sound(name: str, value: object) -> TensorEntry | None:
 
 
 def _entry(name: str, value: object, path: str) -> TensorEntry:
-    place = f"{path}, tensor {name[:LONGEST_PATH]!r}"
+    location = f"{path}, tensor {name[:LONGEST_PATH]!r}"
     if len(name) > LONGEST_PATH:
-        _refuse("the name is too long", place, f"{len(name)} characters", f"at most {LONGEST_PATH}")
-    code, raw_shape, raw_offsets = _three_fields(value, place)
-    dtype, shape = _dtype(code, place), _naturals(raw_shape, "shape", place)
-    begin, end = _offsets(raw_offsets, place)
-    nbytes = _nbytes(dtype, shape, place)
+        _refuse("the name is too long", location, f"{len(name)} characters", f"at most {LONGEST_PATH}")
+    code, raw_shape, raw_offsets = _three_fields(value, location)
+    dtype, shape = _dtype(code, location), _naturals(raw_shape, "shape", location)
+    begin, end = _offsets(raw_offsets, location)
+    nbytes = _nbytes(dtype, shape, location)
     if nbytes == end - begin:
         return TensorEntry(name, dtype, shape, begin, end)
     got = f"{end - begin} bytes, {begin} to {end}"
-    wanted = f"{nbytes} bytes for {code}{list(shape)}"
-    _refuse("dtype and shape contradict data_offsets", place, got, wanted)
+    expected = f"{nbytes} bytes for {code}{list(shape)}"
+    _refuse("dtype and shape contradict data_offsets", location, got, expected)
 
 
-def _three_fields(value: object, place: str) -> tuple[object, object, object]:
+def _three_fields(value: object, location: str) -> tuple[object, object, object]:
     if isinstance(value, _Fields):
         return value
     if not isinstance(value, dict):
-        _refuse_field("the entry is not an object", place, value, "an object with " + ", ".join(_FIELDS))
+        _refuse_field("the entry is not an object", location, value, "an object with " + ", ".join(_FIELDS))
     missing = [field for field in _FIELDS if field not in value]
     if missing:
-        _refuse_field(f"the entry lacks {' and '.join(missing)}", place, value, ", ".join(_FIELDS))
+        _refuse_field(f"the entry lacks {' and '.join(missing)}", location, value, ", ".join(_FIELDS))
     return value["dtype"], value["shape"], value["data_offsets"]
 
 
-def _refuse_field(message: str, place: str, got: object, wanted: str) -> NoReturn:
+def _refuse_field(message: str, location: str, got: object, expected: str) -> NoReturn:
     as_written = got._asdict() if isinstance(got, _Fields) else got
-    _refuse(message, place, reprlib.repr(as_written), wanted)
+    _refuse(message, location, reprlib.repr(as_written), expected)
 
 
-def _dtype(code: object, place: str) -> DType:
+def _dtype(code: object, location: str) -> DType:
     if type(code) is not str:
-        _refuse_field("dtype is not a string", place, code, "a string such as 'BF16'")
+        _refuse_field("dtype is not a string", location, code, "a string such as 'BF16'")
     dtype = from_safetensors(code)
     if dtype is not None:
         return dtype
@@ -236,7 +236,7 @@ def _dtype(code: object, place: str) -> DType:
         else "the safetensors library also refuses the file: save the tensor again with one of these dtypes; "
         "if the dtype is new, `pip install -U ckpttools` may add it"
     )
-    _refuse("unknown dtype", place, reprlib.repr(code), ", ".join(known), hint)
+    _refuse("unknown dtype", location, reprlib.repr(code), ", ".join(known), hint)
 
 
 def _resembles(code: str, known: str) -> bool:
@@ -249,7 +249,7 @@ def _known_dtypes() -> tuple[str, ...]:
     return tuple(dtype.safetensors for dtype in DTYPES.values() if dtype.safetensors)
 
 
-def _naturals(value: object, field: str, place: str) -> Shape:
+def _naturals(value: object, field: str, location: str) -> Shape:
     """Whole numbers from zero to what a signed 64-bit number holds."""
     # Not `isinstance`: where an entry should have numbers, a `_Fields` may stand.
     if type(value) is tuple and all(0 <= n <= _MOST_BYTES for n in value):
@@ -257,30 +257,30 @@ def _naturals(value: object, field: str, place: str) -> Shape:
     got = list(value) if type(value) is tuple else value
     if _are_whole(got) and all(0 <= n <= _MOST_BYTES for n in got):
         return tuple(got)
-    _refuse_field(f"{field} is not a list of whole numbers from zero", place, got, "such as [2, 3]")
+    _refuse_field(f"{field} is not a list of whole numbers from zero", location, got, "such as [2, 3]")
 
 
-def _offsets(value: object, place: str) -> tuple[int, int]:
-    offsets = _naturals(value, "data_offsets", place)
+def _offsets(value: object, location: str) -> tuple[int, int]:
+    offsets = _naturals(value, "data_offsets", location)
     if len(offsets) != 2:
-        _refuse_field("data_offsets is not a pair", place, list(offsets), "[begin, end]")
+        _refuse_field("data_offsets is not a pair", location, list(offsets), "[begin, end]")
     if offsets[0] > offsets[1]:
-        wanted = "[begin, end], begin not above end"
-        _refuse_field("data_offsets end before they begin", place, list(offsets), wanted)
+        expected = "[begin, end], begin not above end"
+        _refuse_field("data_offsets end before they begin", location, list(offsets), expected)
     return offsets[0], offsets[1]
 
 
-def _nbytes(dtype: DType, shape: Shape, place: str) -> int:
+def _nbytes(dtype: DType, shape: Shape, location: str) -> int:
     """Bytes of a tensor in the file; types of less than a byte must fill their last byte."""
     if len(shape) > _MOST_AXES:
-        _refuse_field("too many axes", place, list(shape), f"at most {_MOST_AXES}, as in numpy")
+        _refuse_field("too many axes", location, list(shape), f"at most {_MOST_AXES}, as in numpy")
     # numpy leaves zeros out of this check as well.
     if prod(filter(None, shape)) * dtype.itemsize > _MOST_BYTES:
-        _refuse_field("the shape is too large", place, list(shape), f"at most {_MOST_BYTES} bytes")
+        _refuse_field("the shape is too large", location, list(shape), f"at most {_MOST_BYTES} bytes")
     bits = prod(shape) * dtype.bits
     if bits % 8:
         _refuse_field(
-            f"the elements of {dtype.bits} bits do not fill whole bytes", place, list(shape), "whole bytes"
+            f"the elements of {dtype.bits} bits do not fill whole bytes", location, list(shape), "whole bytes"
         )
     return bits // 8
 
@@ -298,7 +298,7 @@ def _check_cover(entries: Iterable[TensorEntry], source: ByteSource, data_start:
 
 
 def _refuse_overlap(first: TensorEntry, second: TensorEntry, path: str) -> NoReturn:
-    spans = [f"{each.name!r} at {each.begin} to {each.end}" for each in (first, second)]
+    spans = [f"{item.name!r} at {item.begin} to {item.end}" for item in (first, second)]
     _refuse("two tensors overlap", path, " and ".join(spans), _COVERED)
 
 

@@ -20,7 +20,7 @@ from ckpttools.formats.json_file import parse_json
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.safetensors.header import SafetensorsHeader
 from ckpttools.stores.base import File
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 ENTRY, _VERSION, _OFFSETS = "DCP_SHARDING_INFO", "DCP_VERSION", "saved_offsets"
 # A rank beyond this is no process's: names of files are anyone's to choose.
@@ -47,7 +47,7 @@ def without_entries(custom: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in custom.items() if key not in (ENTRY, _VERSION)}
 
 
-def whole_tensors(path: Place, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
+def whole_tensors(path: Location, files: Iterable[ShardFile]) -> dict[str, LazyArray]:
     """The whole tensors, by name.
 
     Args:
@@ -76,8 +76,8 @@ def whole_tensors(path: Place, files: Iterable[ShardFile]) -> dict[str, LazyArra
     if wrong:
         raise FormatError(
             "the parts of some tensors do not make them up:" + listing(wrong),
-            place=path,
-            wanted="parts that lie side by side",
+            location=path,
+            expected="parts that lie side by side",
             hint="copy the checkpoint again, with the files of all processes",
         )
     return whole
@@ -97,30 +97,32 @@ def _rank(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def _check_ranks(path: Place, files: list[ShardFile]) -> None:
+def _check_ranks(path: Location, files: list[ShardFile]) -> None:
     """Processes are numbered from one on; a single file is a part whatever its tensors say."""
     if not path.is_dir():
         raise FormatError(
             "this file is what one process saved of a distributed checkpoint",
-            place=path,
-            wanted="the files of all processes",
+            location=path,
+            expected="the files of all processes",
             hint=f"name their directory: {path.parent}",
         )
     ranks = {rank for file in files if (rank := _rank(file.name)) is not None}
     last = max(ranks, default=0)
     if last > _MOST_RANKS:
-        raise FormatError("a file says that it is of a process beyond any", place=path, got=f"shard-{last}-…")
+        raise FormatError(
+            "a file says that it is of a process beyond any", location=path, got=f"shard-{last}-…"
+        )
     missing = sorted({*range(1, last + 1)} - ranks)
     if missing:
         names = [f"shard-{rank:05d}-…" for rank in missing]
         raise FormatError(
             f"files of processes that saved are missing:{listing(names)}",
-            place=path,
+            location=path,
             hint="copy the checkpoint again, with the files of all processes",
         )
 
 
-def _check_groups(path: Place, there: Collection[str], holders: Iterable[Collection[str]]) -> None:
+def _check_groups(path: Location, there: Collection[str], holders: Iterable[Collection[str]]) -> None:
     """Refuses where a process lacks a file that those have with which it shares tensors of other files.
 
     Stages of a pipeline share none; a process writes no file of which it has nothing.
@@ -131,20 +133,20 @@ def _check_groups(path: Place, there: Collection[str], holders: Iterable[Collect
         holders: of each tensor the names of the files with a part of it.
     """
     files = {frozenset(map(_numbered, names)) for names in holders}
-    cut = {(frozenset(rank for rank, _ in each), min(end for _, end in each)) for each in files}
+    cut = {(frozenset(rank for rank, _ in file), min(end for _, end in file)) for file in files}
     groups = {ranks for ranks, _ in cut}
-    wanted = {
+    expected = {
         f"shard-{rank}-{end}"
         for ranks, end in cut
         for group in groups
         if ranks < group
         for rank in group - ranks
     }
-    if missing := sorted(wanted - {*there}):
+    if missing := sorted(expected - {*there}):
         raise FormatError(
             f"files of processes are missing that have parts of tensors in other files:{listing(missing)}",
-            place=path,
-            wanted="of all processes that share tensors the same files",
+            location=path,
+            expected="of all processes that share tensors the same files",
             hint="fetch these into the directory; if no process wrote them, save again without "
             "fqn_to_index_mapping: each process writes one file then",
         )
@@ -157,9 +159,9 @@ def _numbered(name: str) -> tuple[str, str]:
 
 
 def _pieces(file: ShardFile) -> Iterator[tuple[str, Piece]]:
-    said = _sharding(file)
+    declared = _sharding(file)
     for entry in file.header.entries:
-        start = said.get(entry.name, (0,) * len(entry.shape))
+        start = declared.get(entry.name, (0,) * len(entry.shape))
         if len(start) != len(entry.shape):
             raise _damaged(file, f"{entry.name}: {list(start)} of an array of shape {list(entry.shape)}")
         stop = tuple(a + n for a, n in zip(start, entry.shape, strict=True))
@@ -170,31 +172,31 @@ def _pieces(file: ShardFile) -> Iterator[tuple[str, Piece]]:
 def _sharding(file: ShardFile) -> dict[str, Shape]:
     """Where each tensor of a file begins in the whole."""
     try:
-        said: dict[str, Any] = parse_json(file.header.metadata.get(ENTRY, "{}"))
-        found = {name: tuple(each[_OFFSETS]) for name, each in said.items()}
+        declared: dict[str, Any] = parse_json(file.header.metadata.get(ENTRY, "{}"))
+        result = {name: tuple(item[_OFFSETS]) for name, item in declared.items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(file, f"{type(error).__name__}: {error}") from error
-    if not all(type(at) is int and 0 <= at < 1 << 62 for start in found.values() for at in start):
+    if not all(type(at) is int and 0 <= at < 1 << 62 for start in result.values() for at in start):
         raise _damaged(file, "offsets that are no places")
-    return found
+    return result
 
 
 def _damaged(file: ShardFile, what: str) -> FormatError:
     return FormatError(
         "the metadata do not say where the parts of tensors belong",
-        place=f"{file.source.path}: {ENTRY}",
+        location=f"{file.source.path}: {ENTRY}",
         got=what,
         hint="copy the checkpoint again",
     )
 
 
 def _whole(pieces: list[Piece]) -> LazyArray:
-    kinds: set[DType] = {each.array.dtype for each in pieces}
-    ranks = {each.box.rank for each in pieces}
+    kinds: set[DType] = {piece.array.dtype for piece in pieces}
+    ranks = {piece.box.rank for piece in pieces}
     if len(kinds) > 1 or len(ranks) > 1:
         raise ValueError(f"parts of several dtypes or ranks: {', '.join(sorted(map(str, kinds)))}")
     # torch writes what several processes have once; what is there twice is of two saves.
-    if len({each.box for each in pieces}) < len(pieces):
+    if len({piece.box for piece in pieces}) < len(pieces):
         raise ValueError("two files have the same part of it")
-    shape = tuple(max(each.box.stop[axis] for each in pieces) for axis in range(ranks.pop()))
+    shape = tuple(max(piece.box.stop[axis] for piece in pieces) for axis in range(ranks.pop()))
     return pieced(shape, kinds.pop(), pieces)

@@ -12,13 +12,13 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
-from ckpttools.core.wording import option, step
+from ckpttools.core.message_terms import option, step
 from ckpttools.formats import flat
-from ckpttools.formats.base import COMPANIONS, Extents, Layout
+from ckpttools.formats.base import SIDECARS, Extents, Layout
 from ckpttools.formats.checks import check_dtypes, check_paths
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.header import MAX_HEADER_BYTES, METADATA
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 STEM = "model"
 DEFAULT_SHARD_BYTES = 5_000_000_000
@@ -44,7 +44,7 @@ class SafetensorsWriter:
     name: str = "safetensors"
     stem: str = STEM
 
-    def layout(self, tree: Tree, most: int) -> Layout:
+    def layout(self, tree: Tree, limit: int) -> Layout:
         """As `Writer.layout`; every array in one piece."""
         shards = self._shards(tree)
         placements: dict[Path, Placement] = {}
@@ -58,11 +58,11 @@ class SafetensorsWriter:
         files = {shard.file: shard.nbytes for shard in shards}
         return Layout(placements, files, heads={shard.file: shard.header for shard in shards})
 
-    def companions_at(self, tree: Tree, is_model: bool) -> str:
-        """As `HoldsCompanions.companions_at`: where transformers looks for them, if it is a model."""
-        return "" if is_model else COMPANIONS
+    def sidecars_at(self, tree: Tree, is_model: bool) -> str:
+        """As `SupportsSidecars.sidecars_at`: where transformers looks for them, if it is a model."""
+        return "" if is_model else SIDECARS
 
-    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: the index, if there is more than one file."""
         shards = self._shards(tree)
         if len(shards) > 1:
@@ -110,20 +110,20 @@ class _PlannedFile:
     nbytes: int
 
 
-def split(sizes: Sequence[int], most: int | None) -> list[list[int]]:
-    """Positions of `sizes` in groups of at most `most` bytes, as `split_torch_state_dict_into_shards` of
+def split(sizes: Sequence[int], limit: int | None) -> list[list[int]]:
+    """Positions of `sizes` in groups of at most `limit` bytes, as `split_torch_state_dict_into_shards` of
     huggingface_hub makes them: filled in order, what is too large for any of them alone in its own.
     """
-    if most is None:
+    if limit is None:
         return [list(range(len(sizes)))]
     groups: list[list[int]] = []
     current: list[int] = []
     filled = 0
     for position, size in enumerate(sizes):
-        if size > most:
+        if size > limit:
             groups.append([position])
             continue
-        if filled + size > most:
+        if filled + size > limit:
             groups.append(current)
             current, filled = [], 0
         current.append(position)
@@ -155,9 +155,9 @@ def _planned_file(
     if len(header) - _LENGTH_BYTES > MAX_HEADER_BYTES:
         raise FormatError(
             "the header of a file would be longer than readers accept",
-            place=file,
+            location=file,
             got=f"{len(header) - _LENGTH_BYTES} bytes for {len(arrays)} arrays",
-            wanted=f"at most {MAX_HEADER_BYTES} bytes",
+            expected=f"at most {MAX_HEADER_BYTES} bytes",
             hint=f"spread the arrays over more files with a smaller {option('max_shard_size')}",
         )
     return _PlannedFile(file, header, starts, len(header) + end)
@@ -209,7 +209,7 @@ def _check_names(names: Mapping[Path, str], tree: Tree) -> None:
         remap = step("ckpttools.remap(src, dst, map=rules)", "ckpt remap SRC DST --map RULES")
         raise FormatError(
             f"safetensors cannot hold an array called {METADATA!r}",
-            place=tree.metadata.place or None,
+            location=tree.metadata.location or None,
             hint=f"rename {keystr(wrong)} with {remap}",
         )
 

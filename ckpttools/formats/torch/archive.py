@@ -17,7 +17,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.stores.base import File
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.unanswered import faults_told_elsewhere
 
 MAGIC = b"PK\x03\x04"
@@ -64,7 +64,7 @@ class Archive:
         entry = self.storages.get(name)
         if entry is None:
             raise _damaged(self.file.path, f"no {self.root}/data/{name} in it")
-        return _place(self.file, entry)
+        return _location(self.file, entry)
 
     def checksums(self) -> Iterator[Checksummed]:
         """The storages that have one.
@@ -77,7 +77,7 @@ class Archive:
                 yield Checksummed(self.file, entry.filename, *self.range_of(name), entry.CRC)
 
 
-def _place(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
+def _location(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
     """Where the bytes of a member lie: offset in the file, and how many."""
     at, named = entry.header_offset, _raw_name(entry)
     head = file.read(at, _LOCAL.size + len(named))
@@ -91,25 +91,25 @@ def _place(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
 
 def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
     """The bytes of a member; a checksum of 0 is none (`torch.serialization.set_crc32_options(False)`)."""
-    content = file.read(*_place(file, entry))
+    content = file.read(*_location(file, entry))
     if entry.CRC and zlib.crc32(content) != entry.CRC:
         raise _damaged(file.path, f"other bytes in {entry.filename} than its checksum is of")
     return content
 
 
-def checksums_in(places: Iterable[Place], most: int) -> Iterator[Checksummed]:
+def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[Checksummed]:
     """The storages that have one in some files; files that are no whole archives have none.
 
     Args:
-        places: of files.
-        most: as of `opened`.
+        locations: of files.
+        limit: as of `opened`.
 
     Raises:
         StorageError: a store behind a network does not answer.
     """
-    for place in places:
-        with faults_told_elsewhere(place), place.open() as file:
-            yield from opened(file, most).checksums()
+    for location in locations:
+        with faults_told_elsewhere(location), location.open() as file:
+            yield from opened(file, limit).checksums()
 
 
 def archive_kind(file: File) -> str | None:
@@ -134,18 +134,18 @@ def refuse_old(file: File) -> None:
     trusted = ", where you trust who wrote it" if is_tar else ""
     raise FormatError(
         f"the file is of torch.save before version {what}",
-        place=file.path,
+        location=file.path,
         hint=f"save it again{trusted}: "
         f"torch.save(torch.load(FILE, map_location='cpu', weights_only={not is_tar}), OTHER)",
     )
 
 
-def opened(file: File, most: int) -> Archive:
+def opened(file: File, limit: int) -> Archive:
     """Reads the directory of an archive and its pickle.
 
     Args:
         file: of `torch.save`.
-        most: bytes that the pickle may have.
+        limit: bytes that the pickle may have.
 
     Raises:
         FormatError: no such archive, a compressed or damaged one, or one of another byte order.
@@ -154,30 +154,30 @@ def opened(file: File, most: int) -> Archive:
         raise _damaged(file.path, "an empty file")
     try:
         with zipfile.ZipFile(_Positioned(file)) as archive:
-            return _archive(file, archive.infolist(), most)
+            return _archive(file, archive.infolist(), limit)
     except (zipfile.BadZipFile, *_FAULTS) as error:
         raise _damaged(file.path, str(error)) from error
 
 
-def _archive(file: File, entries: Sequence[zipfile.ZipInfo], most: int) -> Archive:
-    names = {each.filename: each for each in entries}
+def _archive(file: File, entries: Sequence[zipfile.ZipInfo], limit: int) -> Archive:
+    names = {entry.filename: entry for entry in entries}
     if len(names) < len(entries):
         raise _damaged(file.path, "two members of one name")
     _refuse_script(file, names)
     _refuse_compressed(file, entries)
     _refuse_overlaps(file, entries)
-    found = [name for name in names if name.rpartition("/")[2] == _PICKLE and name.count("/") <= 1]
-    if len(found) != 1:
-        raise _damaged(file.path, f"{len(found)} members called {_PICKLE}")
-    root = found[0].rpartition("/")[0]
+    result = [name for name in names if name.rpartition("/")[2] == _PICKLE and name.count("/") <= 1]
+    if len(result) != 1:
+        raise _damaged(file.path, f"{len(result)} members called {_PICKLE}")
+    root = result[0].rpartition("/")[0]
     below = f"{root}/" if root else ""
-    size = names[found[0]].file_size
-    if size > most:
+    size = names[result[0]].file_size
+    if size > limit:
         raise FormatError(
             "the pickle of the file is larger than any that torch writes",
-            place=file.path,
+            location=file.path,
             got=f"{size:,} bytes",
-            wanted=f"at most {most:,}",
+            expected=f"at most {limit:,}",
             hint=_HINT,
         )
     order = names.get(below + _BYTE_ORDER)
@@ -186,12 +186,12 @@ def _archive(file: File, entries: Sequence[zipfile.ZipInfo], most: int) -> Archi
     if order is not None and _content(file, order).strip() != b"little":
         raise FormatError(
             "the tensors of this file are in big-endian order",
-            place=file.path,
+            location=file.path,
             hint="write it again on a little-endian machine",
         )
     data = f"{below}data/"
-    storages = {name.removeprefix(data): each for name, each in names.items() if name.startswith(data)}
-    return Archive(file, root, _content(file, names[found[0]]), storages)
+    storages = {name.removeprefix(data): item for name, item in names.items() if name.startswith(data)}
+    return Archive(file, root, _content(file, names[result[0]]), storages)
 
 
 def _raw_name(entry: zipfile.ZipInfo) -> bytes:
@@ -201,7 +201,7 @@ def _raw_name(entry: zipfile.ZipInfo) -> bytes:
 
 def _refuse_overlaps(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
     """No byte is of two members: an archive may be made that says otherwise."""
-    ordered = sorted(entries, key=lambda each: each.header_offset)
+    ordered = sorted(entries, key=lambda entry: entry.header_offset)
     for one, other in pairwise(ordered):
         if one.header_offset + _LOCAL.size + len(_raw_name(one)) + one.file_size > other.header_offset:
             raise _damaged(file.path, f"{one.filename} reaches into {other.filename}")
@@ -211,24 +211,24 @@ def _refuse_script(file: File, names: Iterable[str]) -> None:
     if any(name.partition("/")[2] == "constants.pkl" for name in names):
         raise FormatError(
             "the file is a program of TorchScript (torch.jit.save), not weights",
-            place=file.path,
+            location=file.path,
             hint="where you trust who wrote it: torch.save(torch.jit.load(FILE).state_dict(), OTHER)",
         )
 
 
 def _refuse_compressed(file: File, entries: Iterable[zipfile.ZipInfo]) -> None:
-    packed = next((each for each in entries if each.compress_type != zipfile.ZIP_STORED), None)
+    packed = next((entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED), None)
     if packed is not None:
         raise FormatError(
             "a member of the archive is compressed, which torch.save never does",
-            place=file.path,
+            location=file.path,
             got=packed.filename,
             hint="write the file again with torch.save, or name what is in the archive",
         )
 
 
-def _damaged(place: str, what: str) -> FormatError:
-    return FormatError("the file is no whole archive of torch.save", place=place, got=what, hint=_HINT)
+def _damaged(location: str, what: str) -> FormatError:
+    return FormatError("the file is no whole archive of torch.save", location=location, got=what, hint=_HINT)
 
 
 class _Positioned(io.RawIOBase):
@@ -258,6 +258,6 @@ class _Positioned(io.RawIOBase):
         length = left if size is None or size < 0 else min(size, left)
         if length > _MOST_DIRECTORY:
             raise ValueError(f"a directory of {length:,} bytes")
-        found = self._file.read(self._at, length)
+        result = self._file.read(self._at, length)
         self._at += length
-        return found
+        return result

@@ -28,16 +28,16 @@ from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
 from ckpttools.formats.torch.entry import FilePart, SavedTensor, checksums_of, saved_value
 from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
+from ckpttools.formats.torch.replica_check import ProcessFile, refuse_copies
 from ckpttools.formats.torch.state import state_of
 from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, torch_lengths
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.unanswered import faults_told_elsewhere
 
 METADATA, SUFFIX = ".metadata", ".distcp"
@@ -57,7 +57,7 @@ class DistributedFormat(ReadOnlyFormat):
     name: str = "torch-distributed"
     looks_for: str = "distributed checkpoints of PyTorch that lack files of some process, or are damaged"
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
             return "not a directory"
         if (path / METADATA).is_file():
@@ -66,11 +66,11 @@ class DistributedFormat(ReadOnlyFormat):
             return f"{SUFFIX} files without {METADATA}, which is written last: the save has not ended"
         return f"no {METADATA} in it"
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         return _opened(path, options)
 
-    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
-        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         listed = _listed(path, options)
         files = _files(path, listed)
         for (name, _), entry in listed.entries.items():
@@ -114,14 +114,14 @@ class _DcpEntries:
     faults: list[str] = field(default_factory=list)
 
 
-def _opened(path: Place, options: ReadOptions) -> Tree:
+def _opened(path: Location, options: ReadOptions) -> Tree:
     listed = _listed(path, options)
     files = _files(path, listed)
-    lacking = [*listed.faults, *_lacking(listed), *_at_one_place(listed)]
+    lacking = [*listed.faults, *_lacking(listed), *_at_one_location(listed)]
     leaves: dict[TreePath, Leaf] = {}
     for name, (shape, dtype, boxes) in listed.arrays.items():
-        found = [(box, listed.entries.get((name, box.start))) for box in boxes]
-        pieces = [_piece(box, dtype, entry, files) for box, entry in found if entry is not None]
+        result = [(box, listed.entries.get((name, box.start))) for box in boxes]
+        pieces = [_piece(box, dtype, entry, files) for box, entry in result if entry is not None]
         if len(pieces) == len(boxes):
             try:
                 leaves[listed.paths.get(name, (name,))] = pieced(shape, dtype, pieces)
@@ -130,8 +130,8 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     if lacking:
         raise FormatError(
             "the metadata of the checkpoint do not say where all of it is:" + listing(lacking),
-            place=path / METADATA,
-            wanted="for each tensor parts that make it up, each in a file",
+            location=path / METADATA,
+            expected="for each tensor parts that make it up, each in a file",
             hint=_HINT,
         )
     refuse_copies(_side_by_side(listed, files), path, _HINT)
@@ -139,7 +139,11 @@ def _opened(path: Place, options: ReadOptions) -> Tree:
     return Tree(
         leaves,
         Metadata(
-            FORMAT.name, config=sidecar_config(path), scalars=scalars, place=str(path), notes=left_out(others)
+            FORMAT.name,
+            config=sidecar_config(path),
+            scalars=scalars,
+            location=str(path),
+            notes=left_out(others),
         ),
     )
 
@@ -151,78 +155,80 @@ def _piece(box: Region, dtype: Any, entry: _DcpItem, files: Mapping[str, File]) 
 
 def _side_by_side(listed: _DcpEntries, files: Mapping[str, File]) -> dict[str, ProcessFile]:
     """Of some files the parts that they have of a few large tensors, which others have other parts of."""
-    found: dict[str, dict[str, LazyArray]] = {name: {} for name in islice(files, _MOST_COMPARED)}
+    result: dict[str, dict[str, LazyArray]] = {name: {} for name in islice(files, _MOST_COMPARED)}
     for name in _of_many_shapes(listed):
         _, dtype, boxes = listed.arrays[name]
         entries = {(entry := listed.entries[name, box.start]).file: (box, entry) for box in boxes if box.size}
         for file, (box, entry) in entries.items() if len(entries) > 1 else ():
-            if file in found and len(found[file]) < _TENSORS:
-                found[file][name] = _piece(box, dtype, entry, files).array
-        if all(len(each) == _TENSORS for each in found.values()):
+            if file in result and len(result[file]) < _TENSORS:
+                result[file][name] = _piece(box, dtype, entry, files).array
+        if all(len(item) == _TENSORS for item in result.values()):
             break
     return {
         file: ProcessFile(parts, files[file], partial(_spans, listed, file))
-        for file, parts in found.items()
+        for file, parts in result.items()
         if parts
     }
 
 
 def _spans(listed: _DcpEntries, file: str) -> set[tuple[int, int]]:
-    return {(each.offset, each.nbytes) for each in listed.entries.values() if each.file == file}
+    return {(entry.offset, entry.nbytes) for entry in listed.entries.values() if entry.file == file}
 
 
 def _of_many_shapes(listed: _DcpEntries) -> list[str]:
     """Names of the tensors, the largest first: one of each shape, then the others."""
     nth: Counter[Shape] = Counter()
-    places: dict[str, int] = {}
-    for name, (shape, _, _) in sorted(listed.arrays.items(), key=lambda each: -prod(each[1][0])):
-        places[name] = nth[shape]
+    locations: dict[str, int] = {}
+    for name, (shape, _, _) in sorted(listed.arrays.items(), key=lambda array: -prod(array[1][0])):
+        locations[name] = nth[shape]
         nth[shape] += 1
-    return sorted(places, key=places.__getitem__)
+    return sorted(locations, key=locations.__getitem__)
 
 
-def _listed(path: Place, options: ReadOptions) -> _DcpEntries:
+def _listed(path: Location, options: ReadOptions) -> _DcpEntries:
     """What `.metadata` say."""
-    place = path / METADATA
-    with place.open() as file:
+    location = path / METADATA
+    with location.open() as file:
         if file.size > options.max_header_bytes:
             raise FormatError(
-                "the metadata are larger than any that torch writes", place=place, got=f"{file.size:,} bytes"
+                "the metadata are larger than any that torch writes",
+                location=location,
+                got=f"{file.size:,} bytes",
             )
-        require_room(0, 12 * file.size, place)
+        require_room(0, 12 * file.size, location)
         data = file.read(0, file.size)
-    said = unpickled(data, is_of_training, str(place))
-    state = said.attribute("state_dict_metadata") if isinstance(said, Record) else None
-    where = said.attribute("storage_data") if isinstance(said, Record) else None
+    declared = unpickled(data, is_of_training, str(location))
+    state = declared.attribute("state_dict_metadata") if isinstance(declared, Record) else None
+    where = declared.attribute("storage_data") if isinstance(declared, Record) else None
     if not isinstance(state, dict) or not isinstance(where, dict):
         raise FormatError(
-            "the metadata are not those of a distributed checkpoint of PyTorch", place=place, hint=_HINT
+            "the metadata are not those of a distributed checkpoint of PyTorch", location=location, hint=_HINT
         )
     listed = _DcpEntries()
-    for name, each in state.items():
+    for name, item in state.items():
         if type(name) is not str:
             listed.faults.append(f"a {type(name).__name__} as a name")
             continue
-        _list(listed, name, each)
+        _list(listed, name, item)
     for index, info in where.items():
         _locate(listed, index, info)
-    plan = said.attribute("planner_data")
+    plan = declared.attribute("planner_data")
     for name, keys in plan.items() if isinstance(plan, dict) else ():
         if isinstance(keys, tuple) and 0 < len(keys) < DEEPEST and {*map(type, keys)} <= {str, int}:
             listed.paths[name] = keys
     return listed
 
 
-def _list(listed: _DcpEntries, name: str, said: Any) -> None:
-    if isinstance(said, Record) and said.name == "BytesStorageMetadata":
+def _list(listed: _DcpEntries, name: str, declared: Any) -> None:
+    if isinstance(declared, Record) and declared.name == "BytesStorageMetadata":
         listed.objects.append(name)
         return
-    properties = said.attribute("properties") if isinstance(said, Record) else None
+    properties = declared.attribute("properties") if isinstance(declared, Record) else None
     kept = properties.state if isinstance(properties, Record) else None
     dtype = dtype_named(kept[0] if isinstance(kept, tuple) and kept else None)
-    shape = torch_lengths(said.attribute("size")) if isinstance(said, Record) else None
-    chunks = said.attribute("chunks") if isinstance(said, Record) else None
-    boxes = [_box(each) for each in chunks] if isinstance(chunks, list) else []
+    shape = torch_lengths(declared.attribute("size")) if isinstance(declared, Record) else None
+    chunks = declared.attribute("chunks") if isinstance(declared, Record) else None
+    boxes = [_box(chunk) for chunk in chunks] if isinstance(chunks, list) else []
     known = [box for box in boxes if box is not None and shape is not None and box.rank == len(shape)]
     if dtype is None or shape is None or len(known) < len(boxes):
         listed.faults.append(f"{name}: of a kind or dtype that is not known")
@@ -230,10 +236,10 @@ def _list(listed: _DcpEntries, name: str, said: Any) -> None:
         listed.arrays[name] = shape, dtype, known
 
 
-def _box(said: Any) -> Region | None:
-    if not isinstance(said, Record):
+def _box(declared: Any) -> Region | None:
+    if not isinstance(declared, Record):
         return None
-    start, lengths = torch_lengths(said.attribute("offsets")), torch_lengths(said.attribute("sizes"))
+    start, lengths = torch_lengths(declared.attribute("offsets")), torch_lengths(declared.attribute("sizes"))
     if start is None or lengths is None or len(start) != len(lengths):
         return None
     return Region(start, tuple(a + n for a, n in zip(start, lengths, strict=True)))
@@ -244,7 +250,7 @@ def _locate(listed: _DcpEntries, index: Any, info: Any) -> None:
         listed.faults.append("an entry that says neither what nor where")
         return
     name, offset = index.attribute("fqn"), torch_lengths(index.attribute("offset"))
-    file, at, nbytes = (info.attribute(each) for each in ("relative_path", "offset", "length"))
+    file, at, nbytes = (info.attribute(item) for item in ("relative_path", "offset", "length"))
     if type(name) is not str:
         listed.faults.append(f"an entry of what is called by a {type(name).__name__}")
     elif info.attribute("transform_descriptors"):
@@ -263,7 +269,7 @@ def _lacking(listed: _DcpEntries) -> Iterator[str]:
     yield from (f"{name}: no file" for name in listed.objects if (name, None) not in listed.entries)
 
 
-def _at_one_place(listed: _DcpEntries) -> Iterator[str]:
+def _at_one_location(listed: _DcpEntries) -> Iterator[str]:
     """Names of which one would be lost, as the metadata put both at one place of the saved tree."""
     first: dict[TreePath, str] = {}
     for name in (*listed.arrays, *listed.objects):
@@ -272,12 +278,12 @@ def _at_one_place(listed: _DcpEntries) -> Iterator[str]:
             yield f"{other} and {name}: both at one place of the saved tree"
 
 
-def _files(path: Place, listed: _DcpEntries) -> dict[str, File]:
+def _files(path: Location, listed: _DcpEntries) -> dict[str, File]:
     """The files that entries lie in, opened; each must have all of its entries."""
     ends: dict[str, int] = defaultdict(int)
     for entry in listed.entries.values():
         ends[entry.file] = max(ends[entry.file], entry.offset + entry.nbytes)
-    there = {each.name: each for each in path.entries() if not each.is_dir}
+    there = {item.name: item for item in path.entries() if not item.is_dir}
     missing = [name for name in ends if name not in there]
     files = {name: (path / name).open() for name in ends if name in there}
     sizes = {name: file.size for name, file in files.items()}
@@ -287,15 +293,15 @@ def _files(path: Place, listed: _DcpEntries) -> dict[str, File]:
     if missing or short:
         raise FormatError(
             f"files of processes that saved are missing or cut:{listing([*sorted(missing), *short])}",
-            place=path,
-            wanted=f"the {len(ends)} files that {METADATA} names",
+            location=path,
+            expected=f"the {len(ends)} files that {METADATA} names",
             hint=_HINT,
         )
     return files
 
 
 def _objects(
-    path: Place, listed: _DcpEntries, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
+    path: Location, listed: _DcpEntries, files: Mapping[str, File], leaves: dict[TreePath, Leaf]
 ) -> tuple[frozenset[TreePath], dict[TreePath, str]]:
     """Puts numbers and texts among the leaves; returns paths of numbers, and what is neither."""
     scalars: set[TreePath] = set()

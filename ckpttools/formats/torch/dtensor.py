@@ -73,8 +73,10 @@ def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart
         NotReadableError: it is a sum that is not taken yet, split in an order that is not known, or damaged.
     """
     _, _, made_of, state = value.args
-    said = next((each for each in state if isinstance(each, dict)), {}) if isinstance(state, tuple) else state
-    local, spec = (said.get(_LOCAL), said.get(_SPEC)) if isinstance(said, dict) else (None, None)
+    declared = (
+        next((item for item in state if isinstance(item, dict)), {}) if isinstance(state, tuple) else state
+    )
+    local, spec = (declared.get(_LOCAL), declared.get(_SPEC)) if isinstance(declared, dict) else (None, None)
     mesh = spec.attribute("mesh") if isinstance(spec, Record) else None
     placements = spec.attribute("placements") if isinstance(spec, Record) else None
     coordinate = torch_lengths(mesh.attribute("_coordinate_on_dim")) if isinstance(mesh, Record) else None
@@ -94,7 +96,7 @@ def local_part(value: Record, storages: Mapping[str, StorageRange]) -> LocalPart
 
 def _splits(placements: Sequence[Any], order: Any) -> tuple[tuple[int, int], ...]:
     """(axis, mesh axis) of each split in order: by default that of the mesh's axes."""
-    found = []
+    result = []
     for mesh_axis, placement in enumerate(placements):
         if not isinstance(placement, Record) or placement.name not in ("Shard", "Replicate"):
             name = placement.name if isinstance(placement, Record) else type(placement).__name__
@@ -103,17 +105,17 @@ def _splits(placements: Sequence[Any], order: Any) -> tuple[tuple[int, int], ...
         if placement.name == "Shard":
             if type(axis) is not int or axis < 0:
                 raise NotReadableError("a split whose axis is not said")
-            found.append((axis, mesh_axis))
-    wanted = _ordered(order)
-    return tuple(sorted(found, key=lambda split: wanted.get(split, split[1])))
+            result.append((axis, mesh_axis))
+    expected = _ordered(order)
+    return tuple(sorted(result, key=lambda split: expected.get(split, split[1])))
 
 
 def _ordered(order: Any) -> dict[tuple[int, int], int]:
     """Which split of an axis comes first where the file says so (torch 2.9 and later)."""
     entries = order if isinstance(order, tuple | list) else ()
     return {
-        (each.args[0], mesh_axis): place
-        for each in entries
-        if isinstance(each, Record) and len(each.args) == 2 and type(each.args[0]) is int
-        for place, mesh_axis in enumerate(torch_lengths(each.args[1]) or ())
+        (entry.args[0], mesh_axis): location
+        for entry in entries
+        if isinstance(entry, Record) and len(entry.args) == 2 and type(entry.args[0]) is int
+        for location, mesh_axis in enumerate(torch_lengths(entry.args[1]) or ())
     }

@@ -82,7 +82,7 @@ class SavedTensor:
         return f"{self.nbytes} bytes of torch.save: {self.dtype}{list(self.shape)}"
 
     @property
-    def _place(self) -> str:
+    def _location(self) -> str:
         return f"{self.source.path}, byte {self.offset:,}"
 
     @property
@@ -108,22 +108,22 @@ class SavedTensor:
         Raises:
             FormatError: what is there is another tensor, or none.
         """
-        found = self._found()
-        if (found.shape, found.dtype) != (self.shape, self.dtype):
+        result = self._found()
+        if (result.shape, result.dtype) != (self.shape, self.dtype):
             raise FormatError(
                 "a tensor is another than the checkpoint's metadata say",
-                place=self._place,
-                got=f"{found.dtype}{list(found.shape)}",
-                wanted=f"{self.dtype}{list(self.shape)}",
+                location=self._location,
+                got=f"{result.dtype}{list(result.shape)}",
+                expected=f"{self.dtype}{list(self.shape)}",
                 hint="files of another save lie here: fetch the checkpoint again",
             )
-        if found.scratch_bytes > self.scratch_bytes:
+        if result.scratch_bytes > self.scratch_bytes:
             raise FormatError(
                 "the elements of a tensor do not lie next to each other, as those that torch saves here do",
-                place=self._place,
+                location=self._location,
                 hint="save it again: each as tensor.contiguous()",
             )
-        return found
+        return result
 
     def _found(self) -> LazyArray:
         part = FilePart(self.source, self.offset, self.nbytes)
@@ -136,13 +136,13 @@ class SavedTensor:
             why = "no tensor"
         except NotReadableError as error:
             why = str(error)
-        raise FormatError(f"a tensor cannot be read: {why}", place=self._place)
+        raise FormatError(f"a tensor cannot be read: {why}", location=self._location)
 
     def _in_safetensors(self, part: FilePart) -> LazyArray:
         """What torch writes where it is told to (`SerializationFormat.SAFETENSORS`): one tensor."""
         header = parse_header(part)
         if len(header.entries) != 1:
-            raise FormatError("not one tensor by itself", place=self._place)
+            raise FormatError("not one tensor by itself", location=self._location)
         (entry,) = header.entries
         start = self.offset + header.data_start + entry.begin
         return Stored(entry.shape, entry.dtype, self.source, start)
@@ -158,12 +158,12 @@ def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object,
     Raises:
         FormatError: it is damaged, or has what no weights are made of.
     """
-    found = archive.opened(part, _MOST_PICKLE)
+    result = archive.opened(part, _MOST_PICKLE)
     storages = {}
-    for name in found.storages:
-        start, nbytes = found.range_of(name)
+    for name in result.storages:
+        start, nbytes = result.range_of(name)
         storages[name] = StorageRange(whole, offset + start, nbytes)
-    return unpickled(found.pickled, is_of_training, f"{whole.path}, byte {offset:,}"), storages
+    return unpickled(result.pickled, is_of_training, f"{whole.path}, byte {offset:,}"), storages
 
 
 def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[Checksummed]:
@@ -178,5 +178,5 @@ def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[C
     """
     part = FilePart(whole, offset, nbytes)
     if part.read(0, min(4, part.size)) == archive.MAGIC:
-        for each in archive.opened(part, _MOST_PICKLE).checksums():
-            yield replace(each, file=whole, name=name, offset=offset + each.offset)
+        for checksum in archive.opened(part, _MOST_PICKLE).checksums():
+            yield replace(checksum, file=whole, name=name, offset=offset + checksum.offset)

@@ -21,7 +21,7 @@ from ckpttools.formats.torch.saved import saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.unanswered import kept_unless_unanswered
 
 # `optimizer.bin`, `training_args.bin` and others lie beside weights; named by themselves they are read, too.
@@ -35,30 +35,30 @@ class TorchFormat(ReadOnlyFormat):
     name: str = "torch"
     looks_for: str = "files of torch.save that are cut or damaged, or that no program should load"
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         try:
-            found = _NAMES.find(path)
-            return _why_no_archive(path) if found.index is None and found.folder != path else None
+            result = _NAMES.find(path)
+            return _why_no_archive(path) if result.index is None and result.folder != path else None
         except CheckpointError as error:
             return reason(error, path)
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
-        found = _NAMES.find(path)
-        files = [_opened(found.folder / name, options) for name in found.names]
+    def open(self, path: Location, options: ReadOptions) -> Tree:
+        result = _NAMES.find(path)
+        files = [_opened(result.folder / name, options) for name in result.names]
         for file in files:
             _check_names(file)
-        found.check([(dotted(at), file.place.name) for file in files for at in file.state.leaves])
-        return _tree(path, found.folder, files)
+        result.check([(dotted(at), file.location.name) for file in files for at in file.state.leaves])
+        return _tree(path, result.folder, files)
 
-    def faults(self, path: Place, options: ReadOptions) -> Iterable[CheckpointError]:
+    def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
         for file in _files_below(path):
             try:
                 _opened(file, options)
             except CheckpointError as error:
                 yield error
 
-    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
-        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return archive.checksums_in(_files_below(path), options.max_header_bytes)
 
 
@@ -69,30 +69,30 @@ FORMAT = TorchFormat()
 class _StateFile:
     """One file with what it holds."""
 
-    place: Place
+    location: Location
     state: State
 
 
-def _why_no_archive(path: Place) -> str | None:
+def _why_no_archive(path: Location) -> str | None:
     """Why a file is none of torch.save, in a few words; files of old ones are, and cannot be read."""
     with path.open() as file:
         known = archive.archive_kind(file)
     return None if known else "it does not begin as files of torch.save do"
 
 
-def _files_below(path: Place) -> Sequence[Place]:
+def _files_below(path: Location) -> Sequence[Location]:
     try:
-        found = _NAMES.find(path)
-        names = found.files or sorted({*(found.named or {}).values()})
+        result = _NAMES.find(path)
+        names = result.files or sorted({*(result.named or {}).values()})
     except CheckpointError as error:
         kept_unless_unanswered(error, path)
         return ()  # `open` says it
-    return [found.folder / name for name in names if (found.folder / name).is_file()]
+    return [result.folder / name for name in names if (result.folder / name).is_file()]
 
 
-def _opened(place: Place, options: ReadOptions) -> _StateFile:
-    saved = saved_file(place, options)
-    return _StateFile(place, state_of(saved.value, saved.nbytes, saved.tensor, str(place)))
+def _opened(location: Location, options: ReadOptions) -> _StateFile:
+    saved = saved_file(location, options)
+    return _StateFile(location, state_of(saved.value, saved.nbytes, saved.tensor, str(location)))
 
 
 def _check_names(file: _StateFile) -> None:
@@ -102,13 +102,13 @@ def _check_names(file: _StateFile) -> None:
     if twice:
         raise FormatError(
             f"two values of the file have the same name:{listing(twice)}",
-            place=file.place,
-            wanted="names that differ where keys are joined by dots",
+            location=file.location,
+            expected="names that differ where keys are joined by dots",
             hint="where you trust who wrote it, save the weights alone: torch.save(model.state_dict(), FILE)",
         )
 
 
-def _tree(path: Place, folder: Place, files: Sequence[_StateFile]) -> Tree:
+def _tree(path: Location, folder: Location, files: Sequence[_StateFile]) -> Tree:
     leaves: dict[TreePath, Leaf] = {}
     scalars: set[TreePath] = set()
     others: dict[TreePath, str] = {}
@@ -118,6 +118,6 @@ def _tree(path: Place, folder: Place, files: Sequence[_StateFile]) -> Tree:
         others |= file.state.others
     config = sidecar_config(folder)
     metadata = Metadata(
-        FORMAT.name, config=config, scalars=frozenset(scalars), place=str(path), notes=left_out(others)
+        FORMAT.name, config=config, scalars=frozenset(scalars), location=str(path), notes=left_out(others)
     )
     return Tree(leaves, metadata)

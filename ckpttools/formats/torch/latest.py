@@ -7,20 +7,20 @@ from shlex import quote
 
 from ckpttools.core.errors import FormatError
 from ckpttools.core.text import in_natural_order, some
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 LATEST, UNIVERSAL = "latest", "latest_universal"
 # Of a file that is called so and is something else, no more is read.
 _LONGEST = 4096
 
 
-def text_in(file: Place) -> str:
+def text_in(file: Location) -> str:
     """What a file says that names a step."""
-    with file.open() as found:
-        return found.read(0, min(found.size, _LONGEST)).decode("utf-8", "replace").strip()
+    with file.open() as result:
+        return result.read(0, min(result.size, _LONGEST)).decode("utf-8", "replace").strip()
 
 
-def step_named(path: Place, latest: str) -> Place:
+def step_named(path: Location, latest: str) -> Location:
     """The directory of a step: the one that a file names which is called `latest`, or `path`."""
     file = path / latest
     if not file.is_file():
@@ -29,7 +29,7 @@ def step_named(path: Place, latest: str) -> Place:
     return path / tag if tag and "/" not in tag and tag not in (".", "..") and "\0" not in tag else path
 
 
-def missing_step(path: Place, latest: str, is_step: Callable[[Place], object]) -> FormatError | None:
+def missing_step(path: Location, latest: str, is_step: Callable[[Location], object]) -> FormatError | None:
     """The error of a file that names a step which is not there, where others are; None if all is well.
 
     Args:
@@ -40,13 +40,13 @@ def missing_step(path: Place, latest: str, is_step: Callable[[Place], object]) -
     named = step_named(path, latest)
     if named == path or is_step(named):
         return None
-    steps = in_natural_order(each.name for each in path.directories() if is_step(each))
+    steps = in_natural_order(directory.name for directory in path.directories() if is_step(directory))
     if not steps:
         return None
     last = quote(str(path / steps[-1]))
     return FormatError(
         f"the file {latest} names the step {named.name}, which is not here",
-        place=path / latest,
-        wanted=f"one that is: {some(steps)}",
+        location=path / latest,
+        expected=f"one that is: {some(steps)}",
         hint=f"name the step itself, such as {last}; DeepSpeed finds it once {latest} names it",
     )

@@ -41,10 +41,10 @@ def _reduce(machine: Machine) -> None:
 
 def _new_with_names(machine: Machine) -> None:
     names, args, what = machine.pop(), machine.pop(), machine.pop()
-    made = _made(machine, what, args)
-    if names and isinstance(made, Record):
-        made.state = names
-    machine.stack.append(made)
+    built = _made(machine, what, args)
+    if names and isinstance(built, Record):
+        built.state = names
+    machine.stack.append(built)
 
 
 def _build(machine: Machine) -> None:
@@ -105,11 +105,11 @@ def _dict_to_mark(machine: Machine) -> None:
 
 
 def _tuple_of(length: int) -> Callable[[Machine], None]:
-    def made(machine: Machine) -> None:
+    def built(machine: Machine) -> None:
         values = [machine.pop() for _ in range(length)]
         machine.stack.append(tuple(reversed(values)))
 
-    return made
+    return built
 
 
 def _constant(value: Callable[[], Any]) -> Callable[[Machine], None]:
@@ -125,10 +125,10 @@ def _counted(layout: str, value: Callable[[bytes], Any]) -> Callable[[Machine], 
     """What follows its own length."""
     packed = struct.Struct(layout)
 
-    def made(machine: Machine) -> None:
+    def built(machine: Machine) -> None:
         machine.stack.append(value(machine.take(machine.number(packed))))
 
-    return made
+    return built
 
 
 def _text(raw: bytes) -> str:
@@ -144,10 +144,10 @@ def _integer(raw: bytes) -> int:
 def _put(layout: str) -> Callable[[Machine], None]:
     packed = struct.Struct(layout)
 
-    def made(machine: Machine) -> None:
+    def built(machine: Machine) -> None:
         machine.memo[machine.number(packed)] = machine.top()
 
-    return made
+    return built
 
 
 def _get(layout: str) -> Callable[[Machine], None]:

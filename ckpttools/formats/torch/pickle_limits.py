@@ -66,7 +66,7 @@ class Limits:
     def check_key(self, key: Any) -> None:
         """Keys whose hashes anyone can make alike are small, or few."""
         members = key if isinstance(key, tuple) else (key,)
-        if any(isinstance(each, int) and abs(each) >= _HASHED_APART for each in members):
+        if any(isinstance(member, int) and abs(member) >= _HASHED_APART for member in members):
             raise TooMuchError("a whole number of more than 60 bits as a key")
         self.tuples -= isinstance(key, tuple)
         if self.tuples < 0:

@@ -47,9 +47,9 @@ class Machine:
 
     def pop_to_mark(self) -> list[Any]:
         start = self.marks.pop()
-        found = self.stack[start:]
+        result = self.stack[start:]
         del self.stack[start:]
-        return found
+        return result
 
     def top(self) -> Any:
         if self.marks and len(self.stack) <= self.marks[-1]:
@@ -65,7 +65,7 @@ class Machine:
     def key(self, value: Any) -> Any:
         """A key of a mapping or member of a set: what compares at once, whatever a hostile pickle nests."""
         members = value if isinstance(value, tuple) else (value,)
-        if not all(each is None or isinstance(each, _KEYS) for each in members):
+        if not all(member is None or isinstance(member, _KEYS) for member in members):
             raise DamagedPickleError(f"a {type(value).__name__} as a key")
         if type(value) is not str:
             self.limits.check_key(value)

@@ -43,8 +43,8 @@ class Record:
     def attribute(self, name: str) -> Any:
         """What its state says under a name; None where that is not there."""
         states = self.state if isinstance(self.state, tuple) else (self.state,)
-        found = (each[name] for each in states if isinstance(each, dict) and name in each)
-        return next(found, None)
+        result = (state[name] for state in states if isinstance(state, dict) and name in state)
+        return next(result, None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core import wording
+from ckpttools.core import message_terms as wording
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
@@ -21,17 +21,17 @@ from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.alike import Twins
 from ckpttools.formats.torch.archive import checksums_in
 from ckpttools.formats.torch.dtensor import LocalPart, is_distributed, local_part
 from ckpttools.formats.torch.pickled import Record
+from ckpttools.formats.torch.replica_check import Twins
 from ckpttools.formats.torch.saved import COPY_ALL, MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
+from ckpttools.stores.thread_map import at_once
 
 _RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re.DOTALL)
 # Where verl keeps configuration and tokenizer.
@@ -50,21 +50,21 @@ class RanksFormat(ReadOnlyFormat):
     looks_for: str = "files of processes of PyTorch that are missing or do not belong together"
     rank_files: str = "model_world_size_N_rank_R.pt, as verl and SkyRL save them"
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
             return "not a directory"
         return None if _files(path) else "no model_world_size_N_rank_R.pt in it"
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         return _opened(path, options)
 
-    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
-        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return checksums_in(path.glob("*.pt"), options.max_header_bytes)
 
-    def companions(self, tree: Tree) -> Place:
-        beside = parse(tree.metadata.place) / _BESIDE
-        return beside if beside.is_dir() else super().companions(tree)
+    def sidecars(self, tree: Tree) -> Location:
+        beside = parse(tree.metadata.location) / _BESIDE
+        return beside if beside.is_dir() else super().sidecars(tree)
 
 
 FORMAT = RanksFormat()
@@ -79,7 +79,7 @@ class _RankShards:
     @property
     def mesh(self) -> list[int]:
         """Lengths of the mesh: as many as there are coordinates."""
-        coordinates = [each.coordinate for each in self.parts.values()]
+        coordinates = [part.coordinate for part in self.parts.values()]
         return [1 + max(column) for column in zip(*coordinates, strict=True)]
 
     @property
@@ -94,38 +94,40 @@ class _RankShards:
 
     def whole(self) -> LazyArray:
         """Raises ValueError or NotReadableError where the parts do not make it up."""
-        kinds = {(each.shape, each.dtype, len(each.coordinate)) for each in self.parts.values()}
+        kinds = {(part.shape, part.dtype, len(part.coordinate)) for part in self.parts.values()}
         if len(kinds) > 1:
             raise ValueError("processes do not agree on its shape, dtype or mesh")
         ((shape, dtype, _),) = kinds
         # Of equal boxes the last counts: the first process is that whose numbers are taken.
         mesh = self.mesh
-        pieces = [Piece(each.box(mesh), each.array) for each in reversed(self.parts.values())]
+        pieces = [Piece(part.box(mesh), part.array) for part in reversed(self.parts.values())]
         return pieced(shape, dtype, pieces)
 
 
-def _files(folder: Place) -> dict[int, tuple[str, int]]:
+def _files(folder: Location) -> dict[int, tuple[str, int]]:
     """Rank -> name of its file, and how many ranks that says there are."""
-    matches = (_RANK.fullmatch(each.name) for each in folder.entries() if not each.is_dir)
+    matches = (_RANK.fullmatch(entry.name) for entry in folder.entries() if not entry.is_dir)
     return {int(match["rank"]): (match[0], int(match["count"])) for match in matches if match}
 
 
-def _opened(path: Place, options: ReadOptions) -> Tree:
+def _opened(path: Location, options: ReadOptions) -> Tree:
     files = dict(sorted(_files(path).items()))
     counts = {count for _, count in files.values()}
     if len(counts) > 1:
         raise FormatError(
             "files of several saves lie here",
-            place=path,
+            location=path,
             got=f"world sizes {', '.join(map(str, sorted(counts)))}",
-            wanted="the files of one",
+            expected="the files of one",
             hint="move the others away",
         )
     count = counts.pop()
     if count > MOST_RANKS or max(files) >= count:
-        raise FormatError("the names of the files count no processes", place=path, got=files[max(files)][0])
-    places = [path / name for name, _ in files.values()]
-    saved = at_once(path.store, lambda place: saved_file(place, options), places)
+        raise FormatError(
+            "the names of the files count no processes", location=path, got=files[max(files)][0]
+        )
+    locations = [path / name for name, _ in files.values()]
+    saved = at_once(path.store, lambda location: saved_file(location, options), locations)
     lacking = _lacking(count, sorted({*range(count)} - {*files}))
     _check_step(path, [_EXTRA.format(count=count, rank=rank) for rank in files], options)
     return _tree(path, _preferred_first(dict(zip(files, saved, strict=True)), options), lacking, options)
@@ -138,25 +140,25 @@ def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> di
         raise UsageError(
             f"there is no file of process {unknown[0]}",
             got=wording.option("prefer_rank", unknown[0]),
-            wanted=f"one of {some(list(map(str, sorted(saved))))}",
+            expected=f"one of {some(list(map(str, sorted(saved))))}",
         )
     return {rank: saved[rank] for rank in dict.fromkeys((*options.prefer_rank, *saved))}
 
 
-def _check_step(path: Place, names: Sequence[str], options: ReadOptions) -> None:
+def _check_step(path: Location, names: Sequence[str], options: ReadOptions) -> None:
     """Raises FormatError where processes saved after other numbers of steps, as far as files say them."""
     there = [name for name in names if (path / name).is_file()]
-    found = at_once(path.store, lambda name: _step(path / name, options), there)
-    steps = {name: step for name, step in zip(there, found, strict=True) if step is not None}
+    result = at_once(path.store, lambda name: _step(path / name, options), there)
+    steps = {name: step for name, step in zip(there, result, strict=True) if step is not None}
     if len({*steps.values()}) > 1:
         lines = [f"{name}: step {step}" for name, step in steps.items()]
-        raise FormatError("files of several steps lie here:" + listing(lines), place=path, hint=COPY_ALL)
+        raise FormatError("files of several steps lie here:" + listing(lines), location=path, hint=COPY_ALL)
 
 
-def _step(place: Place, options: ReadOptions) -> int | None:
+def _step(location: Location, options: ReadOptions) -> int | None:
     """How many steps a process had taken; None where that is not said, or the file is not understood."""
     try:
-        value = saved_file(place, options).value
+        value = saved_file(location, options).value
     except FormatError:
         return None
     schedule = value.get("lr_scheduler") if isinstance(value, dict) else None
@@ -164,7 +166,7 @@ def _step(place: Place, options: ReadOptions) -> int | None:
     return step if type(step) is int else None
 
 
-def _tree(path: Place, saved: Mapping[int, SavedFile], lacking: str | None, options: ReadOptions) -> Tree:
+def _tree(path: Location, saved: Mapping[int, SavedFile], lacking: str | None, options: ReadOptions) -> Tree:
     spread: dict[TreePath, _RankShards] = {}
     plain: dict[int, State] = {}
     wrong: list[str] = []
@@ -175,22 +177,22 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], lacking: str | None, opti
                 _gather(spread, name, value, rank, file, wrong)
             else:
                 rest[name] = value
-        plain[rank] = state_of(rest, file.nbytes, file.tensor, str(file.place))
+        plain[rank] = state_of(rest, file.nbytes, file.tensor, str(file.location))
     whole, twins = _merged(plain)
     if len(saved) > 1 and not spread:
         raise FormatError(
             "no tensor in these files says where in the whole it belongs",
-            place=path,
-            wanted="distributed tensors (DTensor) of torch 2.2 or later",
+            location=path,
+            expected="distributed tensors (DTensor) of torch 2.2 or later",
             hint="save a whole state dict, or with torch.distributed.checkpoint",
         )
-    for at, each in spread.items():
+    for at, item in spread.items():
         if at in whole.leaves:
             wrong.append(f"{dotted(at)}: some processes have a part of it, others all")
         try:
-            whole.leaves[at] = each.whole()
-            arrays = {rank: part.array for rank, part in each.parts.items()}
-            twins += [Twins(dotted(at), pair, (arrays[pair[0]], arrays[pair[1]])) for pair in each.twins]
+            whole.leaves[at] = item.whole()
+            arrays = {rank: part.array for rank, part in item.parts.items()}
+            twins += [Twins(dotted(at), pair, (arrays[pair[0]], arrays[pair[1]])) for pair in item.twins]
         except (ValueError, NotReadableError) as error:
             wrong.append(f"{dotted(at)}: {error}")
     unlike, decided = _unlike(path, twins, options)
@@ -200,25 +202,27 @@ def _tree(path: Place, saved: Mapping[int, SavedFile], lacking: str | None, opti
         _refuse(path, len(saved), _twice(spread) if wrong else "", wrong, unlike)
     config = sidecar_config(path) or sidecar_config(path / _BESIDE)
     notes, scalars = left_out(whole.others), frozenset(whole.scalars)
-    metadata = Metadata(FORMAT.name, config=config, scalars=scalars, place=str(path), notes=notes + decided)
+    metadata = Metadata(
+        FORMAT.name, config=config, scalars=scalars, location=str(path), notes=notes + decided
+    )
     return Tree({at: leaf for at, leaf in whole.leaves.items() if at != ()}, metadata)
 
 
-def _unlike(path: Place, twins: Sequence[Twins], options: ReadOptions) -> tuple[dict[str, int], Notes]:
+def _unlike(path: Location, twins: Sequence[Twins], options: ReadOptions) -> tuple[dict[str, int], Notes]:
     """How processes differ in what several have, with one that has it; and what to say where the user decided
     whose is taken."""
     problems = at_once(path.store, Twins.problem, twins)
-    found = [(each, problem) for each, problem in zip(twins, problems, strict=True) if problem]
+    result = [(item, problem) for item, problem in zip(twins, problems, strict=True) if problem]
     taken: dict[int, dict[str, None]] = {}
-    for each, _ in found:
-        taken.setdefault(each.ranks[0], {})[each.what] = None
+    for item, _ in result:
+        taken.setdefault(item.ranks[0], {})[item.what] = None
     remarks = (
         f"process {rank} was preferred: its numbers of {plural(len(names), 'tensor')} are taken where "
         f"other processes have different ones ({some(names)})"
         for rank, names in taken.items()
         if rank in options.prefer_rank
     )
-    unlike = {problem: each.ranks[0] for each, problem in found if each.ranks[0] not in options.prefer_rank}
+    unlike = {problem: item.ranks[0] for item, problem in result if item.ranks[0] not in options.prefer_rank}
     return unlike, Notes(remarks=tuple(remarks))
 
 
@@ -227,7 +231,7 @@ def _state_dict(file: SavedFile) -> dict[Any, Any]:
         return file.value
     raise FormatError(
         "the file holds no tensors by name",
-        place=file.place,
+        location=file.location,
         got=type(file.value).__name__,
         hint="save model.state_dict() on each process",
     )
@@ -271,16 +275,16 @@ def _lacking(count: int, missing: Sequence[int]) -> str | None:
     return f"{count:,} processes saved, and of their files {those} missing"
 
 
-def _incomplete(path: Place, lacking: str, tensors: int) -> FormatError:
+def _incomplete(path: Location, lacking: str, tensors: int) -> FormatError:
     what = f"{lacking}: {plural(tensors, 'tensor')} cannot be put together"
-    return FormatError(what, place=path, wanted="one file of each process", hint=COPY_ALL)
+    return FormatError(what, location=path, expected="one file of each process", hint=COPY_ALL)
 
 
 def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
     """Which files are there twice, as far as that can be told."""
     try:
         # Replicas have the same part of some tensors, copies of all.
-        twins = [{*each.twins} for each in spread.values()]
+        twins = [{*item.twins} for item in spread.values()]
     except (ValueError, NotReadableError):
         return ""
     pairs = set.intersection(*twins) if twins else set()
@@ -288,7 +292,7 @@ def _twice(spread: Mapping[TreePath, _RankShards]) -> str:
 
 
 def _refuse(
-    path: Place, count: int, lacking: str, wrong: Sequence[str], unlike: Mapping[str, int]
+    path: Location, count: int, lacking: str, wrong: Sequence[str], unlike: Mapping[str, int]
 ) -> NoReturn:
     owner = next(iter(unlike.values()), 0)
     preferred = wording.option("prefer_rank", owner)
@@ -300,7 +304,7 @@ def _refuse(
     raise FormatError(
         f"tensors cannot be put together from the files of {count} processes{lacking}:"
         + listing([*wrong, *unlike]),
-        place=path,
-        wanted="for each tensor parts that make it up, and the same numbers wherever it is twice",
+        location=path,
+        expected="for each tensor parts that make it up, and the same numbers wherever it is twice",
         hint=COPY_ALL + (chosen if unlike and not wrong else ""),
     )

@@ -14,8 +14,8 @@ from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import StorageRange, lazy_tensor
 from ckpttools.formats.torch.unpickling import unpickled
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 # Of what a pickle says a Python object is made that takes about so many times its bytes.
 _OBJECTS = 12
@@ -29,13 +29,13 @@ class SavedFile:
     """What a file of `torch.save` holds.
 
     Attributes:
-        place: the file.
+        location: the file.
         value: with records for tensors.
         storages: where the bytes of each storage lie, by name.
         nbytes: of the pickle.
     """
 
-    place: Place
+    location: Location
     value: Any
     storages: Mapping[str, StorageRange]
     nbytes: int
@@ -45,22 +45,22 @@ class SavedFile:
         return lazy_tensor(record, self.storages)
 
 
-def saved_file(place: Place, options: ReadOptions) -> SavedFile:
+def saved_file(location: Location, options: ReadOptions) -> SavedFile:
     """Opens a file of `torch.save`; reads its pickle and no tensor.
 
     Raises:
         FormatError: it is damaged, or has what no weights are made of.
         StorageError: it cannot be read.
     """
-    file = place.open()
+    file = location.open()
     try:
         archive.refuse_old(file)
-        found = archive.opened(file, options.max_header_bytes)
-        require_room(len(found.storages), _OBJECTS * len(found.pickled), place)
-        names = list(found.storages)
-        spans = at_once(place.store, found.range_of, names)
+        result = archive.opened(file, options.max_header_bytes)
+        require_room(len(result.storages), _OBJECTS * len(result.pickled), location)
+        names = list(result.storages)
+        spans = at_once(location.store, result.range_of, names)
     finally:
         file.close()
     ranges = {name: StorageRange(file, *span) for name, span in zip(names, spans, strict=True)}
-    value = unpickled(found.pickled, is_of_training, f"{place}: {found.root}/data.pkl")
-    return SavedFile(place, value, ranges, len(found.pickled))
+    value = unpickled(result.pickled, is_of_training, f"{location}: {result.root}/data.pkl")
+    return SavedFile(location, value, ranges, len(result.pickled))

@@ -47,41 +47,41 @@ class State:
     others: dict[Path, str] = field(default_factory=dict)
     unreadable: dict[Path, str] = field(default_factory=dict)
 
-    def refuse_unreadable(self, place: str) -> None:
+    def refuse_unreadable(self, location: str) -> None:
         """Raises FormatError if there are tensors that cannot be read; lists all of them."""
         if self.unreadable:
             lines = [f"{'.'.join(map(str, path))}: {why}" for path, why in self.unreadable.items()]
             raise FormatError(
                 "some tensors are not arrays of numbers of their own:" + listing(lines),
-                place=place,
-                wanted="dense tensors with all of their elements in the file",
+                location=location,
+                expected="dense tensors with all of their elements in the file",
                 hint=_OF_PARTS
                 if _PART in self.unreadable.values()
                 else "save each as tensor.detach().contiguous().clone()",
             )
 
 
-def state_of(value: Any, nbytes: int, tensor: Tensor, place: str) -> State:
+def state_of(value: Any, nbytes: int, tensor: Tensor, location: str) -> State:
     """The leaves in a value.
 
     Args:
         value: of a pickle.
         nbytes: of the pickle.
         tensor: the array that a record of a tensor stands for.
-        place: for messages.
+        location: for messages.
 
     Raises:
         FormatError: it is nested too deep or in itself, has keys that are neither texts nor numbers, or a
             tensor that cannot be read.
     """
     state = State()
-    for path, each in _walk(value, min(_FEW + nbytes, _MOST_LEAVES), place):
-        _put(state, path, each, tensor)
-    state.refuse_unreadable(place)
+    for path, item in _walk(value, min(_FEW + nbytes, _MOST_LEAVES), location):
+        _put(state, path, item, tensor)
+    state.refuse_unreadable(location)
     return state
 
 
-def _walk(value: Any, most: int, place: str) -> Iterator[tuple[Path, Any]]:
+def _walk(value: Any, limit: int, location: str) -> Iterator[tuple[Path, Any]]:
     """All that holds nothing, in order: at most so many values, whose paths are of no more than some keys."""
     rest: list[tuple[Path, Any]] = [((), value)]
     met, keys = 1, 0
@@ -90,18 +90,18 @@ def _walk(value: Any, most: int, place: str) -> Iterator[tuple[Path, Any]]:
         inside = len(each) if isinstance(each, list | tuple | dict) else 0
         met += inside
         keys += inside * (len(path) + 1)
-        if met > most or keys > _KEYS_PER_LEAF * most:
-            raise _strange(place, f"more than {most:,} values, or one value in very many places")
-        inner = _inner(each, place) if inside else {}
+        if met > limit or keys > _KEYS_PER_LEAF * limit:
+            raise _strange(location, f"more than {limit:,} values, or one value in very many places")
+        inner = _inner(each, location) if inside else {}
         if not inner:
             yield path, each
         elif len(path) >= DEEPEST:
-            raise _strange(place, f"values nested more than {DEEPEST} levels deep")
+            raise _strange(location, f"values nested more than {DEEPEST} levels deep")
         else:
             rest.extend(((*path, key), below) for key, below in reversed(list(inner.items())))
 
 
-def _inner(value: Any, place: str) -> Mapping[Any, Any]:
+def _inner(value: Any, location: str) -> Mapping[Any, Any]:
     """What a value holds by key; empty for one that holds nothing."""
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
@@ -109,16 +109,16 @@ def _inner(value: Any, place: str) -> Mapping[Any, Any]:
         return {}
     strange = next((key for key in value if type(key) not in (str, int)), None)
     if strange is not None:
-        raise _strange(place, f"a {type(strange).__name__} as a key")
+        raise _strange(location, f"a {type(strange).__name__} as a key")
     return value
 
 
-def _strange(place: str, what: str) -> FormatError:
+def _strange(location: str, what: str) -> FormatError:
     return FormatError(
         "the pickle does not hold weights as anyone saves them",
-        place=place,
+        location=location,
         got=what,
-        wanted="dictionaries of tensors by name",
+        expected="dictionaries of tensors by name",
         hint="where you trust who wrote it, save the weights alone: torch.save(model.state_dict(), FILE)",
     )
 

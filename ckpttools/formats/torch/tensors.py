@@ -102,9 +102,9 @@ def lazy_tensor(record: Record, storages: Mapping[str, StorageRange]) -> LazyArr
     return strided(storages[name], dtype, offset, shape, stride)
 
 
-def _refuse_lazy(said: Sequence[Any]) -> None:
+def _refuse_lazy(declared: Sequence[Any]) -> None:
     """Views of complex tensors may stand for other numbers than are stored: torch only notes that they do."""
-    marks = said[0] if said and isinstance(said[0], dict) else {}
+    marks = declared[0] if declared and isinstance(declared[0], dict) else {}
     lazy = sorted(str(mark) for mark in ("conj", "neg") if marks.get(mark))
     if lazy:
         raise NotReadableError(
@@ -131,15 +131,15 @@ def _unwrapped(record: Record) -> Record:
     raise NotReadableError("nested too deep")
 
 
-def _storage(value: Any, said: Any) -> tuple[str, DType]:
+def _storage(value: Any, declared: Any) -> tuple[str, DType]:
     """Name and dtype of the storage of a tensor."""
     if not isinstance(value, Persistent) or not isinstance(value.key, tuple) or len(value.key) < 5:
         raise NotReadableError("it has no storage in this file")
     _, kind, name, *_ = value.key
-    dtype = dtype_named(said if said is not None else kind)
+    dtype = dtype_named(declared if declared is not None else kind)
     if not isinstance(name, str) or dtype is None:
         raise NotReadableError(
-            f"of a dtype that is not known: {in_few_words(kind if said is None else said)}"
+            f"of a dtype that is not known: {in_few_words(kind if declared is None else declared)}"
         )
     return name, dtype
 
@@ -155,7 +155,7 @@ def torch_lengths(value: Any) -> Shape | None:
     """A `torch.Size`, or a tuple of lengths; None for anything else."""
     if isinstance(value, Record) and value.name == "Size":
         value = value.args[0] if value.args else ()
-    if not isinstance(value, tuple | list) or not all(type(each) is int and each >= 0 for each in value):
+    if not isinstance(value, tuple | list) or not all(type(item) is int and item >= 0 for item in value):
         return None
     return tuple(value)
 
@@ -194,8 +194,8 @@ def strided(storage: StorageRange, dtype: DType, offset: int, shape: Shape, stri
 def _is_contiguous(shape: Shape, stride: Shape) -> bool:
     """Whether elements lie in C order; strides of axes of length one mean nothing."""
     step = 1
-    for length, wanted in zip(reversed(shape), reversed(stride), strict=True):
-        if length > 1 and wanted != step:
+    for length, expected in zip(reversed(shape), reversed(stride), strict=True):
+        if length > 1 and expected != step:
             return False
         step *= length
     return True
@@ -288,7 +288,7 @@ def _in_order(source: LazyArray, axes: Sequence[int], shape: Shape) -> LazyArray
     merge = [0] * len(shape)
     for axis in axes:
         merge[axis] = 1
-    order = [place for place, _ in sorted(enumerate(axes), key=lambda each: each[1])]
+    order = [location for location, _ in sorted(enumerate(axes), key=lambda item: item[1])]
     if source.ndim > len(axes):
         if not axes:
             return source

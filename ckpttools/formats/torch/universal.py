@@ -27,9 +27,9 @@ from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 from ckpttools.formats.torch.zero import LEFT_OUT, STATE
 from ckpttools.formats.torch.zero_model import ModelStates
 from ckpttools.formats.torch.zero_moments import as_step, step_array
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
 _MODEL = re.compile(r"(?:zero_pp_rank_(?P<rank>\d+)_)?mp_rank_(?P<model>\d+)_model_states\.pt", re.DOTALL)
@@ -45,40 +45,40 @@ class UniversalFormat(ReadOnlyFormat):
     name: str = "deepspeed-universal"
     looks_for: str = "universal checkpoints of DeepSpeed that lack files or do not add up"
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
             return "not a directory"
         if _is_step(step_named(path, UNIVERSAL)) or missing_step(path, UNIVERSAL, _is_step):
             return None
         return f"no {_FOLDER} with parameters in it"
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         if error := missing_step(path, UNIVERSAL, _is_step):
             raise error
         try:
             return _opened(path, step_named(path, UNIVERSAL), options)
         except (ValueError, NotReadableError) as error:
             message = "the files of the parameters do not add up"
-            raise FormatError(message, place=path, got=str(error), hint=_HINT) from error
+            raise FormatError(message, location=path, got=str(error), hint=_HINT) from error
 
-    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
-        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         step = step_named(path, UNIVERSAL)
         folders = [step, *(step / _FOLDER).directories()]
         files = (file for folder in folders for file in folder.glob(f"*{_SUFFIX}"))
         return checksums_in(files, options.max_header_bytes)
 
-    def lies_at(self, path: Place) -> Place:
-        """As `ckpttools.formats.base.TellsPlace.lies_at`."""
+    def lies_at(self, path: Location) -> Location:
+        """As `ckpttools.formats.base.SupportsLocation.lies_at`."""
         return path if missing_step(path, UNIVERSAL, _is_step) else step_named(path, UNIVERSAL)
 
 
 FORMAT = UniversalFormat()
 
 
-def _is_step(path: Place) -> bool:
+def _is_step(path: Location) -> bool:
     folder = path / _FOLDER
-    first = next((each for each in folder.iterdir() if each.is_dir()), None) if folder.is_dir() else None
+    first = next((item for item in folder.iterdir() if item.is_dir()), None) if folder.is_dir() else None
     return first is not None and any(first.glob(f"*{_SUFFIX}"))
 
 
@@ -118,13 +118,13 @@ class _Parameter:
         return as_step(saved.value, saved)
 
 
-def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
-    found = _parameters(step / _FOLDER, options)
+def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
+    result = _parameters(step / _FOLDER, options)
     model, is_whole = _model(step, options)
     shapes = {name: shape for group in model.shapes for name, shape in group.items()}
-    saved = {name: each.array(_WEIGHTS, shapes.get(name)) for name, each in found.items()}
+    saved = {name: item.array(_WEIGHTS, shapes.get(name)) for name, item in result.items()}
     if is_whole:
-        cut = {name for name, each in found.items() if each.is_of_vocabulary}
+        cut = {name for name, item in result.items() if item.is_of_vocabulary}
         exact = {name: shape for name, shape in shapes.items() if name not in cut}
         _refuse_others(saved, exact, model.names)
     weights = {name: array for name, array in saved.items() if name in shapes} | model.buffers_and_frozen()
@@ -134,14 +134,14 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     weights = {**saved, **weights, **others} if is_whole else {**saved, **weights}
     lacking = sorted({*shapes} - {*saved} | {*others} - {*weights})
     if lacking:
-        raise FormatError(f"parameters are missing:{listing(lacking)}", place=step / _FOLDER, hint=_HINT)
+        raise FormatError(f"parameters are missing:{listing(lacking)}", location=step / _FOLDER, hint=_HINT)
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in weights.items()}
     if options.with_optimizer:
-        _refuse_lacking(step / _FOLDER, [each for name, each in found.items() if name in shapes])
-        arrays |= _moments(found, shapes, saved)
+        _refuse_lacking(step / _FOLDER, [item for name, item in result.items() if name in shapes])
+        arrays |= _moments(result, shapes, saved)
     config = sidecar_config(step) or sidecar_config(path)
     notes = Notes() if options.with_optimizer else LEFT_OUT
-    return Tree(arrays, Metadata(FORMAT.name, config=config, place=str(path), notes=notes))
+    return Tree(arrays, Metadata(FORMAT.name, config=config, location=str(path), notes=notes))
 
 
 def _refuse_others(
@@ -165,62 +165,66 @@ def _refuse_others(
             )
 
 
-def _refuse_lacking(folder: Place, trained: Sequence[_Parameter]) -> None:
+def _refuse_lacking(folder: Location, trained: Sequence[_Parameter]) -> None:
     """Refuses parameters that have only some of the moments that others have; optimizers may keep others."""
-    kinds = {frozenset(each.moments) for each in trained}
+    kinds = {frozenset(item.moments) for item in trained}
     lacking = [
-        f"{each.name}/{file}"
-        for each in trained
-        for file in sorted({file for kind in kinds if each.moments < kind for file in kind - each.moments})
+        f"{item.name}/{file}"
+        for item in trained
+        for file in sorted({file for kind in kinds if item.moments < kind for file in kind - item.moments})
     ]
     if lacking:
-        raise FormatError(f"moments are missing:{listing(lacking)}", place=folder, hint=_HINT)
+        raise FormatError(f"moments are missing:{listing(lacking)}", location=folder, hint=_HINT)
 
 
 def _moments(
-    found: Mapping[str, _Parameter], shapes: Mapping[str, Shape], saved: Mapping[str, LazyArray]
+    result: Mapping[str, _Parameter], shapes: Mapping[str, Shape], saved: Mapping[str, LazyArray]
 ) -> dict[TreePath, Leaf]:
     arrays: dict[TreePath, Leaf] = {}
-    for name, each in found.items():
-        for file in sorted(each.moments):
-            array = each.array(file, shapes.get(name))
+    for name, item in result.items():
+        for file in sorted(item.moments):
+            array = item.array(file, shapes.get(name))
             if array.shape != saved[name].shape:
-                got, wanted = list(array.shape), list(saved[name].shape)
-                raise ValueError(f"{name}/{file} has shape {got}, and its weights {wanted}")
+                got, expected = list(array.shape), list(saved[name].shape)
+                raise ValueError(f"{name}/{file} has shape {got}, and its weights {expected}")
             arrays[STATE, name, file.removesuffix(_SUFFIX)] = array
-    steps = {name: each.step() for name, each in found.items() if _STEP in each.files}
+    steps = {name: item.step() for name, item in result.items() if _STEP in item.files}
     done = step_array(steps) if steps else None
     return arrays if done is None else {**arrays, (STATE, "step"): done}
 
 
-def _parameters(folder: Place, options: ReadOptions) -> dict[str, _Parameter]:
+def _parameters(folder: Location, options: ReadOptions) -> dict[str, _Parameter]:
     """What lies in the directory of each parameter; its weights alone if nothing else is asked for."""
-    names = sorted(each.name for each in folder.entries() if each.is_dir)
+    names = sorted(entry.name for entry in folder.entries() if entry.is_dir)
 
     def files(name: str) -> list[str]:
-        there = (each for each in (folder / name).entries() if not each.is_dir)
-        return sorted(each.name for each in there if each.name.endswith(_SUFFIX))
+        there = (entry for entry in (folder / name).entries() if not entry.is_dir)
+        return sorted(item.name for item in there if item.name.endswith(_SUFFIX))
 
     listed = dict(zip(names, at_once(folder.store, files, names), strict=True))
-    without = [f"{name}/{_WEIGHTS}" for name, each in listed.items() if _WEIGHTS not in each]
+    without = [f"{name}/{_WEIGHTS}" for name, item in listed.items() if _WEIGHTS not in item]
     if without:
-        raise FormatError(f"weights are missing:{listing(without)}", place=folder, hint=_HINT)
-    every = [(name, file) for name, each in listed.items() for file in each]
-    wanted = [each for each in every if options.with_optimizer or each[1] == _WEIGHTS]
-    saved = at_once(folder.store, lambda at: saved_file(folder / at[0] / at[1], options), wanted)
-    found: dict[str, dict[str, SavedFile]] = defaultdict(dict)
-    for (name, file), each in zip(wanted, saved, strict=True):
-        found[name][file] = each
-    return {name: _Parameter(name, each) for name, each in found.items()}
+        raise FormatError(f"weights are missing:{listing(without)}", location=folder, hint=_HINT)
+    every = [(name, file) for name, item in listed.items() for file in item]
+    expected = [item for item in every if options.with_optimizer or item[1] == _WEIGHTS]
+    saved = at_once(folder.store, lambda at: saved_file(folder / at[0] / at[1], options), expected)
+    result: dict[str, dict[str, SavedFile]] = defaultdict(dict)
+    for (name, file), item in zip(expected, saved, strict=True):
+        result[name][file] = item
+    return {name: _Parameter(name, item) for name, item in result.items()}
 
 
-def _model(step: Place, options: ReadOptions) -> tuple[ModelStates, bool]:
+def _model(step: Location, options: ReadOptions) -> tuple[ModelStates, bool]:
     """What the model's files say, and whether the first of them has all of the model."""
-    matches = [match for each in step.entries() if not each.is_dir and (match := _MODEL.fullmatch(each.name))]
+    matches = [
+        match for entry in step.entries() if not entry.is_dir and (match := _MODEL.fullmatch(entry.name))
+    ]
     is_cut = any(match["rank"] is not None for match in matches)
-    first = [each for each in matches if int(each["model"]) == 0 and (each["rank"] is not None) == is_cut]
+    first = [item for item in matches if int(item["model"]) == 0 and (item["rank"] is not None) == is_cut]
     names = [match[0] for match in sorted(first, key=lambda match: int(match["rank"] or 0))]
     if not names:
-        raise FormatError("no file says which model it is", place=step, wanted="*model_states.pt", hint=_HINT)
+        raise FormatError(
+            "no file says which model it is", location=step, expected="*model_states.pt", hint=_HINT
+        )
     files = at_once(step.store, lambda name: saved_file(step / name, options), names)
     return ModelStates(files, is_cut), all(int(match["model"]) == 0 for match in matches)

@@ -28,7 +28,7 @@ _FAULTS = (
 )
 
 
-def unpickled(data: bytes, allowed: Callable[[Global], bool], place: str) -> Any:
+def unpickled(data: bytes, allowed: Callable[[Global], bool], location: str) -> Any:
     """The values in a pickle: dictionaries, lists, tuples, numbers, texts, and records for all others.
 
     Nothing is imported, called or looked up, whatever the pickle says. Time and memory are in proportion to
@@ -37,7 +37,7 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], place: str) -> Any
     Args:
         data: the pickle.
         allowed: whether a class or function may occur in it.
-        place: for messages.
+        location: for messages.
 
     Raises:
         FormatError: it is damaged, or names something that is not allowed; says what.
@@ -45,38 +45,38 @@ def unpickled(data: bytes, allowed: Callable[[Global], bool], place: str) -> Any
     """
     machine = Machine(data)
     try:
-        value = _run(machine, place)
+        value = _run(machine, location)
     except _FAULTS as error:
         if isinstance(error, NamelessCallError):
-            _refuse_strange(machine, allowed, place)
+            _refuse_strange(machine, allowed, location)
         raise FormatError(
             "the pickle is damaged, or is none",
-            place=place,
+            location=location,
             got=f"{type(error).__name__} at byte {machine.at:,} of {len(data):,}: {error}",
             hint="fetch or write the file again",
         ) from error
-    _refuse_strange(machine, allowed, place)
+    _refuse_strange(machine, allowed, location)
     return value
 
 
-def _refuse_strange(machine: Machine, allowed: Callable[[Global], bool], place: str) -> None:
-    strange = sorted({str(each) for each in machine.globals.values() if not allowed(each)})
+def _refuse_strange(machine: Machine, allowed: Callable[[Global], bool], location: str) -> None:
+    strange = sorted({str(item) for item in machine.globals.values() if not allowed(item)})
     if strange:
         alone = "the weights alone from there: torch.save(model.state_dict(), FILE), or as safetensors"
         plain = "plain tensors from there, of such as are quantised tensor.dequantize()"
         raise FormatError(
             "the pickle has objects that no weights are made of:" + listing(strange),
-            place=place,
-            wanted="tensors, numbers, texts, lists and dictionaries",
+            location=location,
+            expected="tensors, numbers, texts, lists and dictionaries",
             hint="nothing of it was executed; where you trust who wrote it, save "
-            + (plain if any(each.endswith("Tensor") for each in strange) else alone),
+            + (plain if any(item.endswith("Tensor") for item in strange) else alone),
         )
 
 
-def _run(machine: Machine, place: str) -> Any:
+def _run(machine: Machine, location: str) -> Any:
     for number in count():
         if number:
-            check_resident(place)
+            check_resident(location)
         if _ran(machine):
             break
     if len(machine.stack) != 1 or machine.marks:

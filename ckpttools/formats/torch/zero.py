@@ -21,10 +21,10 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import sidecar_config
-from ckpttools.formats.torch.alike import ProcessFile, refuse_copies
 from ckpttools.formats.torch.archive import checksums_in
 from ckpttools.formats.torch.latest import LATEST, UNIVERSAL, missing_step, step_named
 from ckpttools.formats.torch.pickled import Record, in_few_words
+from ckpttools.formats.torch.replica_check import ProcessFile, refuse_copies
 from ckpttools.formats.torch.saved import COPY_ALL, MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.formats.torch.zero_devices import disorder, refuse_other_devices
@@ -38,9 +38,9 @@ from ckpttools.formats.torch.zero_moments import (
     steps_taken,
 )
 from ckpttools.formats.torch.zero_shards import Vector, names_of_ranks, of_groups, of_ranks
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 _OPTIM = re.compile(
     r"(?:bf16_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_(?P<model>\d+)_optim_states\.pt", re.DOTALL
@@ -61,7 +61,7 @@ class ZeroFormat(ReadOnlyFormat):
     name: str = "deepspeed-zero"
     looks_for: str = "ZeRO checkpoints of DeepSpeed that lack files of processes or do not add up"
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
             return "not a directory"
         if _ranks(step_named(path, LATEST)):
@@ -71,7 +71,7 @@ class ZeroFormat(ReadOnlyFormat):
             return None
         return "no zero_pp_rank_N_mp_rank_00_optim_states.pt in it"
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         if error := missing_step(path, LATEST, _ranks):
             raise error
         try:
@@ -79,46 +79,48 @@ class ZeroFormat(ReadOnlyFormat):
         except (ValueError, NotReadableError) as error:
             raise _damaged(path, str(error)) from error
 
-    def checksums(self, path: Place, options: ReadOptions) -> Iterable[Checksummed]:
-        """As `ckpttools.formats.base.TellsChecksums.checksums`."""
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+        """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return checksums_in(step_named(path, LATEST).glob("*.pt"), options.max_header_bytes)
 
-    def lies_at(self, path: Place) -> Place:
-        """As `ckpttools.formats.base.TellsPlace.lies_at`."""
+    def lies_at(self, path: Location) -> Location:
+        """As `ckpttools.formats.base.SupportsLocation.lies_at`."""
         return path if missing_step(path, LATEST, _ranks) else step_named(path, LATEST)
 
 
 FORMAT = ZeroFormat()
 
 
-def _damaged(path: Place, got: str) -> FormatError:
-    return FormatError("the files of the processes do not add up", place=path, got=got, hint=COPY_ALL)
+def _damaged(path: Location, got: str) -> FormatError:
+    return FormatError("the files of the processes do not add up", location=path, got=got, hint=COPY_ALL)
 
 
-def _ranks(step: Place) -> dict[tuple[int, int], str]:
+def _ranks(step: Location) -> dict[tuple[int, int], str]:
     """(rank, model-parallel rank) -> name of the file of its part of the optimizer's state."""
     if not step.is_dir():
         return {}
-    found = [match for each in step.entries() if not each.is_dir and (match := _OPTIM.fullmatch(each.name))]
-    names = {(int(match["rank"]), int(match["model"])): match[0] for match in found}
-    if len(names) < len(found):
-        twice = sorted({match[0] for match in found} - {*names.values()})
+    result = [
+        match for entry in step.entries() if not entry.is_dir and (match := _OPTIM.fullmatch(entry.name))
+    ]
+    names = {(int(match["rank"]), int(match["model"])): match[0] for match in result}
+    if len(names) < len(result):
+        twice = sorted({match[0] for match in result} - {*names.values()})
         raise FormatError(
             "files of two saves lie here, one of them in bfloat16:" + listing(twice),
-            place=step,
-            wanted="files that all begin with bf16_, or none",
+            location=step,
+            expected="files that all begin with bf16_, or none",
             hint=COPY_ALL,
         )
     return names
 
 
-def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
+def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
     names = _ranks(step)
     if any(model for _, model in names):
         raise FormatError(
             "the model is cut over several processes by tensor or pipeline parallelism",
-            place=step,
-            wanted="mp_rank_00 alone",
+            location=step,
+            expected="mp_rank_00 alone",
             hint="make a universal checkpoint of it: python -m deepspeed.checkpoint.ds_to_universal",
         )
     ordered = [names[key] for key in sorted(names)]
@@ -126,25 +128,25 @@ def _opened(path: Place, step: Place, options: ReadOptions) -> Tree:
     ranks = [_Rank.of(file) for file in optim]
     stage = _stage(ranks[0].state, step)
     _check_world(step, sorted(rank for rank, _ in names), ranks)
-    _refuse_copies(step, {rank.file.place.name: rank.vectors for rank in ranks})
+    _refuse_copies(step, {rank.file.location.name: rank.vectors for rank in ranks})
     model = ModelStates(_models(step, stage, len(optim), options), is_cut=stage == _MOST_STAGE)
     _refuse_copies(step, model.frozen_parts())
     model.check_step()
     # Of stages 1 and 2 there is only that of the first process.
     refuse_other_devices(zip(optim, model.files, strict=False))
-    done = step_array({rank.file.place.name: rank.step for rank in ranks})
+    done = step_array({rank.file.location.name: rank.step for rank in ranks})
     arrays: dict[TreePath, Leaf] = {(name,): array for name, array in _weights(stage, ranks, model).items()}
     mixed = disorder(optim)
     notes = Notes(remarks=(mixed,)) if mixed else Notes()
     if options.with_optimizer:
-        moments, said = _moments(stage, ranks, model)
+        moments, declared = _moments(stage, ranks, model)
         arrays |= moments
-        notes += said
+        notes += declared
         arrays |= {} if done is None else {(STATE, "step"): done}
     else:
         notes += LEFT_OUT
     config = sidecar_config(step) or sidecar_config(path)
-    return Tree(arrays, Metadata("deepspeed-zero", config=config, place=str(path), notes=notes))
+    return Tree(arrays, Metadata("deepspeed-zero", config=config, location=str(path), notes=notes))
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ class _Rank:
     @cached_property
     def vectors(self) -> tuple[Stored, ...]:
         key = _STAGE_3 if _STAGE_3 in self.state else _STAGE_2
-        return tuple(flat_vector(each, self.file) for each in filled_list(self.state.get(key), key))
+        return tuple(flat_vector(item, self.file) for item in filled_list(self.state.get(key), key))
 
     @property
     def groups(self) -> Groups:
@@ -189,19 +191,19 @@ class _Rank:
         return tuple(moment(name, group, vector, self.file) for group, vector in pairs)
 
 
-def _stage(state: Mapping[Any, Any], step: Place) -> int:
+def _stage(state: Mapping[Any, Any], step: Location) -> int:
     stage = state.get("zero_stage")
     stage = stage.args[0] if isinstance(stage, Record) and stage.args else stage
     if type(stage) is int and 0 < stage <= _MOST_STAGE:
         return stage
     got = stage if type(stage) is int else in_few_words(stage)
-    raise FormatError("the stage of ZeRO is not known", place=step, got=got, wanted="1, 2 or 3")
+    raise FormatError("the stage of ZeRO is not known", location=step, got=got, expected="1, 2 or 3")
 
 
-def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> None:
-    said = saved[0].state.get("partition_count")
-    counts = said if isinstance(said, list) and said else [said]
-    if any(type(each) is not int for each in counts) or not 0 < max(counts) <= MOST_RANKS:
+def _check_world(step: Location, ranks: Sequence[int], saved: Sequence[_Rank]) -> None:
+    declared = saved[0].state.get("partition_count")
+    counts = declared if isinstance(declared, list) and declared else [declared]
+    if any(type(count) is not int for count in counts) or not 0 < max(counts) <= MOST_RANKS:
         raise ValueError("how many processes saved is not said")
     world = max(counts)
     if ranks != [*range(world)]:
@@ -210,54 +212,54 @@ def _check_world(step: Place, ranks: Sequence[int], saved: Sequence[_Rank]) -> N
         lines += [f"rank {rank} is of another save" for rank in ranks if rank >= world]
         raise FormatError(
             f"{world} processes saved, and files of {len(ranks)} are here:" + listing(lines),
-            place=step,
-            wanted="one of each process, and of no other save",
+            location=step,
+            expected="one of each process, and of no other save",
             hint=COPY_ALL,
         )
 
 
-def _refuse_copies(step: Place, vectors: Mapping[str, Sequence[Stored]]) -> None:
+def _refuse_copies(step: Location, vectors: Mapping[str, Sequence[Stored]]) -> None:
     """Each process has other elements of the weights than all others: name of its file -> what it has."""
     files: dict[str, ProcessFile] = {}
     for name, held in vectors.items():
-        largest = max(held, key=lambda each: each.size, default=None)
+        largest = max(held, key=lambda item: item.size, default=None)
         if largest is not None and largest.size:
             files[name] = ProcessFile({"": largest}, largest.source, partial(_spans, held))
     refuse_copies(files, step, COPY_ALL)
 
 
 def _spans(vectors: Sequence[Stored]) -> set[tuple[int, int]]:
-    return {(each.offset, each.stored_nbytes) for each in vectors}
+    return {(vector.offset, vector.stored_nbytes) for vector in vectors}
 
 
-def _models(step: Place, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:
+def _models(step: Location, stage: int, world: int, options: ReadOptions) -> list[SavedFile]:
     """What says names and shapes: of the first process; with stage 3 all, as frozen weights are cut, too."""
     ranks = range(world) if stage == _MOST_STAGE else ()
     names = [f"zero_pp_rank_{rank}_{_MODEL}" for rank in ranks] or [_MODEL]
     missing = [name for name in names if not (step / name).is_file()]
     if missing:
         raise FormatError(
-            f"files that say names and shapes are missing:{listing(missing)}", place=step, hint=COPY_ALL
+            f"files that say names and shapes are missing:{listing(missing)}", location=step, hint=COPY_ALL
         )
     return at_once(step.store, lambda name: saved_file(step / name, options), names)
 
 
 def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str, LazyArray]:
-    found = {**model.buffers_and_frozen(), **_cut(stage, ranks, model, [rank.vectors for rank in ranks])}
-    found |= model.shared(found)
-    return {**found, **model.others(found)} if stage < _MOST_STAGE else found
+    result = {**model.buffers_and_frozen(), **_cut(stage, ranks, model, [rank.vectors for rank in ranks])}
+    result |= model.shared(result)
+    return {**result, **model.others(result)} if stage < _MOST_STAGE else result
 
 
 def _moments(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> tuple[dict[TreePath, Leaf], Notes]:
     """What the optimizer keeps of each parameter, and what is said of what it keeps of some alone."""
     names, some = moments_of([rank.groups for rank in ranks], [rank.vectors for rank in ranks])
     left = f"left out is what the optimizer keeps of some parameters alone: {', '.join(some)}"
-    found: dict[TreePath, Leaf] = {
+    result: dict[TreePath, Leaf] = {
         (STATE, parameter, name): array
         for name in names
         for parameter, array in _cut(stage, ranks, model, [rank.moments(name) for rank in ranks]).items()
     }
-    return found, Notes(remarks=(left,)) if some else Notes()
+    return result, Notes(remarks=(left,)) if some else Notes()
 
 
 def _cut(
@@ -265,23 +267,23 @@ def _cut(
 ) -> dict[str, LazyArray]:
     """The array of each parameter, out of the vectors of each process by group."""
     if stage == _MOST_STAGE:
-        return of_ranks([Vector(tuple(each)) for each in vectors], model.shapes)
+        return of_ranks([Vector(tuple(vector)) for vector in vectors], model.shapes)
     if len({*map(len, vectors)}) > 1:
         raise ValueError("processes have other numbers of groups")
     groups = [Vector(column) for column in zip(*vectors, strict=True)]
     gaps = _gaps(ranks[0].state.get("param_alignment_paddings"))
-    found = of_groups(groups, model.shapes, len(ranks), gaps)
+    result = of_groups(groups, model.shapes, len(ranks), gaps)
     _refuse_exchanged(ranks, names_of_ranks(groups, model.shapes, gaps))
-    return found
+    return result
 
 
 def _refuse_exchanged(ranks: Sequence[_Rank], held: Sequence[set[str]]) -> None:
     """Raises ValueError where a process noted that it holds what another one must, by the names of files."""
-    for rank, noted in enumerate(each.names for each in ranks):
+    for rank, noted in enumerate(item.names for item in ranks):
         other = next((number for number, names in enumerate(held) if noted == names), rank)
         if noted and noted != held[rank] and other != rank:
             raise ValueError(
-                f"{ranks[rank].file.place.name} is the file of rank {other}, by the weights in it"
+                f"{ranks[rank].file.location.name} is the file of rank {other}, by the weights in it"
             )
 
 
@@ -289,7 +291,7 @@ def _gaps(value: Any) -> list[list[int]] | None:
     if value is None:
         return None
     groups = value if isinstance(value, list | tuple) else ()
-    gaps = [list(each) for each in groups if isinstance(each, list | tuple)]
-    if not gaps or any(type(each) is not int or each < 0 for group in gaps for each in group):
+    gaps = [list(item) for item in groups if isinstance(item, list | tuple)]
+    if not gaps or any(type(item) is not int or item < 0 for group in gaps for item in group):
         raise ValueError("the paddings of parameters are damaged")
     return gaps

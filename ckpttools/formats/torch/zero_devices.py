@@ -18,18 +18,18 @@ _ACCELERATOR = re.compile(r"(?!cpu)[a-z]+:(?P<index>\d{1,4})")
 
 def device_of(file: SavedFile) -> str | None:
     """The one accelerator that tensors in a file were on; None where none or several."""
-    found = {match[0] for place in _places(file.value) if (match := _ACCELERATOR.fullmatch(place))}
-    return found.pop() if len(found) == 1 else None
+    result = {match[0] for location in _locations(file.value) if (match := _ACCELERATOR.fullmatch(location))}
+    return result.pop() if len(result) == 1 else None
 
 
-def _places(value: Any) -> Iterator[str]:
+def _locations(value: Any) -> Iterator[str]:
     """Where the storages of all tensors in a value were."""
     rest, seen = [value], set[int]()
     while rest:
         each = rest.pop()
         if isinstance(each, Persistent):
-            place = each.key[3] if isinstance(each.key, tuple) and len(each.key) > 3 else None
-            yield from [place] if isinstance(place, str) else []
+            location = each.key[3] if isinstance(each.key, tuple) and len(each.key) > 3 else None
+            yield from [location] if isinstance(location, str) else []
         elif isinstance(each, dict | list | tuple | Record) and id(each) not in seen:
             seen.add(id(each))
             inner = each.args if isinstance(each, Record) else each
@@ -39,7 +39,7 @@ def _places(value: Any) -> Iterator[str]:
 def refuse_other_devices(pairs: Iterable[tuple[SavedFile, SavedFile]]) -> None:
     """Raises ValueError where two files that one process saved say that it was on different devices."""
     for pair in pairs:
-        (one, first), (other, second) = ((file.place.name, device_of(file)) for file in pair)
+        (one, first), (other, second) = ((file.location.name, device_of(file)) for file in pair)
         if first and second and first != second:
             raise ValueError(
                 f"{one} was saved on {first} and {other} on {second}: one is the file of another process"
@@ -52,7 +52,7 @@ def disorder(files: Sequence[SavedFile]) -> str | None:
     Launchers number processes machine by machine, or one of each machine after the other.
     """
     devices = [device_of(file) for file in files]
-    matches = [_ACCELERATOR.fullmatch(each) for each in devices if each]
+    matches = [_ACCELERATOR.fullmatch(device) for device in devices if device]
     order = [int(match["index"]) for match in matches if match]
     machine = 1 + max(order, default=0)
     by_machine = [rank % machine for rank in range(len(files))]
@@ -60,6 +60,7 @@ def disorder(files: Sequence[SavedFile]) -> str | None:
         return None
     first = next(rank for rank, index in enumerate(order) if index != by_machine[rank])
     return (
-        f"{files[first].place.name} was saved on {devices[first]}, and processes are in the order of their "
+        f"{files[first].location.name} was saved on {devices[first]}, and processes are in the order "
+        "of their "
         "devices as a rule: if files were renamed or exchanged, the weights are mixed up"
     )

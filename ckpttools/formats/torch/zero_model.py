@@ -47,41 +47,43 @@ class ModelStates:
     @property
     def names(self) -> set[Any]:
         """Of all that the model has, whatever becomes of it."""
-        kept = (self._said.get(each) for each in ("module", "frozen_param_shapes", "shared_params"))
-        named = (*self.shapes, *(each for each in kept if isinstance(each, dict)))
-        return {name for each in named for name in each}
+        kept = (self._said.get(item) for item in ("module", "frozen_param_shapes", "shared_params"))
+        named = (*self.shapes, *(item for item in kept if isinstance(item, dict)))
+        return {name for item in named for name in item}
 
     def frozen_parts(self) -> dict[str, list[Stored]]:
         """What each file has of frozen weights, where these are cut; by its name."""
         return {
-            file.place.name: [flat_vector(each, file) for each in held.values() if isinstance(each, Record)]
+            file.location.name: [
+                flat_vector(item, file) for item in held.values() if isinstance(item, Record)
+            ]
             for file in (self.files if self.is_cut else ())
             if isinstance(held := dictionary(file).get("frozen_param_fragments"), dict)
         }
 
-    def shared(self, found: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    def shared(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """What has the values of a parameter under another name."""
-        said = self._said.get("shared_params")
-        aliases = said.items() if isinstance(said, dict) else ()
+        declared = self._said.get("shared_params")
+        aliases = declared.items() if isinstance(declared, dict) else ()
         return {
-            alias: found[name]
+            alias: result[name]
             for alias, name in aliases
-            if type(alias) is str and type(name) is str and name in found
+            if type(alias) is str and type(name) is str and name in result
         }
 
-    def others(self, found: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
+    def others(self, result: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Tensors of the model that no process trained, which older releases list nowhere: as they are."""
         module = self._said.get("module")
         kept = module.items() if isinstance(module, dict) else ()
         return {
             name: self.files[0].tensor(value)
             for name, value in kept
-            if type(name) is str and name not in found and is_tensor(value)
+            if type(name) is str and name not in result and is_tensor(value)
         }
 
     def check_step(self) -> None:
         """Raises ValueError where the processes saved after other numbers of steps."""
-        steps = {file.place.name: dictionary(file).get("global_steps") for file in self.files}
+        steps = {file.location.name: dictionary(file).get("global_steps") for file in self.files}
         check_one_step({name: step if type(step) is int else None for name, step in steps.items()})
 
     def _buffers(self) -> dict[str, LazyArray]:
@@ -89,7 +91,7 @@ class ModelStates:
         module, names = self._said.get("module"), self._said.get("buffer_names")
         file = self.files[0]
         if not isinstance(names, list | tuple | set):
-            raise ValueError(f"{file.place.name} names no buffers: it is no file of a model's state")
+            raise ValueError(f"{file.location.name} names no buffers: it is no file of a model's state")
         kept = module if isinstance(module, dict) else {}
         return {
             name: file.tensor(kept[name]) for name in names if type(name) is str and is_tensor(kept.get(name))
@@ -97,39 +99,39 @@ class ModelStates:
 
     def _frozen(self) -> dict[str, LazyArray]:
         """Weights that are not trained, in their own dtype: whole, or with stage 3 cut in equal parts."""
-        found: dict[str, LazyArray] = {}
+        result: dict[str, LazyArray] = {}
         for name, shape in _shapes(self._said.get("frozen_param_shapes") or {}).items():
             fragments = [dictionary(file, "frozen_param_fragments").get(name) for file in self.files]
-            records = [each for each in fragments if isinstance(each, Record)]
+            records = [fragment for fragment in fragments if isinstance(fragment, Record)]
             if len(records) < len(self.files):
                 raise ValueError(f"{name} is frozen, and not all of its parts are here")
             if not self.is_cut:
-                found[name] = self.files[0].tensor(records[0])
+                result[name] = self.files[0].tensor(records[0])
                 continue
             vector = Vector(
-                tuple(flat_vector(each, file) for each, file in zip(records, self.files, strict=True))
+                tuple(flat_vector(item, file) for item, file in zip(records, self.files, strict=True))
             )
-            found[name] = in_shape([*vector.stretch(0, _count(shape, vector, name))], shape)
-        return found
+            result[name] = in_shape([*vector.stretch(0, _count(shape, vector, name))], shape)
+        return result
 
     def _refuse_experts(self) -> None:
         layers = self._said.get("ds_autoep_layers") or self._said.get("autoep_layers") or ()
         entries = layers if isinstance(layers, list) else ()
-        forms = [each.get("checkpoint_format") for each in entries if isinstance(each, dict)]
+        forms = [entry.get("checkpoint_format") for entry in entries if isinstance(entry, dict)]
         if "zero3_partitioned" in forms:
             raise FormatError(
                 "experts are cut over groups of processes of their own (AutoEP), which no file here says",
-                place=self.files[0].place,
+                location=self.files[0].location,
                 hint="make a universal checkpoint of it: python -m deepspeed.checkpoint.ds_to_universal",
             )
 
 
 def check_one_step(steps: Mapping[str, int | None]) -> None:
     """Raises ValueError where files do not have the same number of steps: name of the file -> number."""
-    (first, wanted), *_ = steps.items()
-    other = next((name for name, step in steps.items() if step != wanted), None)
+    (first, expected), *_ = steps.items()
+    other = next((name for name, step in steps.items() if step != expected), None)
     if other is not None:
-        raise ValueError(f"{first} is of step {wanted} and {other} of step {steps[other]}: of two saves")
+        raise ValueError(f"{first} is of step {expected} and {other} of step {steps[other]}: of two saves")
 
 
 def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
@@ -141,7 +143,9 @@ def dictionary(file: SavedFile, key: str | None = None) -> dict[Any, Any]:
     value = file.value.get(key) if key is not None and isinstance(file.value, dict) else file.value
     if not isinstance(value, dict):
         raise FormatError(
-            f"there is no {key or 'dictionary'} in the file", place=file.place, hint="it is not DeepSpeed's"
+            f"there is no {key or 'dictionary'} in the file",
+            location=file.location,
+            hint="it is not DeepSpeed's",
         )
     return value
 
@@ -160,7 +164,7 @@ def flat_vector(value: Any, file: SavedFile) -> Stored:
         return array
     if array is not None and not array.size:
         return Stored((0,), array.dtype, next(iter(file.storages.values())).file, 0)
-    raise ValueError(f"{file.place.name}: no flat vector")
+    raise ValueError(f"{file.location.name}: no flat vector")
 
 
 def _shapes(group: Any) -> Shapes:

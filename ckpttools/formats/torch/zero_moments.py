@@ -29,8 +29,8 @@ def groups_of(state: Mapping[Any, Any], count: int) -> Groups:
     list instead of what `torch.optim` calls its state.
     """
     kept = state.get(_BASE, state.get(_INNER))
-    found = kept.get("state") if isinstance(kept, dict) else kept
-    numbered = dict(enumerate(found)) if isinstance(found, list | tuple) else found
+    result = kept.get("state") if isinstance(kept, dict) else kept
+    numbered = dict(enumerate(result)) if isinstance(result, list | tuple) else result
     groups = numbered if isinstance(numbered, dict) else {}
     each = [groups.get(number) for number in range(count)]
     return [one if isinstance(one, dict) else {} for one in each]
@@ -43,7 +43,7 @@ def moments_of(ranks: Sequence[Groups], weights: Sequence[Sequence[Stored]]) -> 
         ranks: of each process what it keeps of each group.
         weights: of each process the vector of each group.
     """
-    pairs = [each for one in zip(ranks, weights, strict=True) for each in zip(*one, strict=True)]
+    pairs = [item for one in zip(ranks, weights, strict=True) for item in zip(*one, strict=True)]
     kept = dict.fromkeys(name for group, vector in pairs if vector.size for name in group if name != _STEP)
     names = [name for name in kept if type(name) is str]
     whole = [name for name in names if all(_may_be(group.get(name), vector) for group, vector in pairs)]
@@ -67,10 +67,12 @@ def moment(name: str, group: Mapping[Any, Any], vector: Stored, file: SavedFile)
     """
     if not vector.size:
         return vector
-    found = flat_vector(group.get(name), file)
-    if found.size < vector.size:
-        raise ValueError(f"{file.place.name}: {name} has {found.size:,} elements, weights {vector.size:,}")
-    return replace(found, shape=vector.shape)
+    result = flat_vector(group.get(name), file)
+    if result.size < vector.size:
+        raise ValueError(
+            f"{file.location.name}: {name} has {result.size:,} elements, weights {vector.size:,}"
+        )
+    return replace(result, shape=vector.shape)
 
 
 def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> int | None:
@@ -80,8 +82,8 @@ def steps_taken(state: Mapping[Any, Any], groups: Groups, file: SavedFile) -> in
     """
     kept = state.get(_BASE, state.get(_INNER))
     settings = kept.get("param_groups") if isinstance(kept, dict) else None
-    said = [*groups, *(settings if isinstance(settings, list | tuple) else ())]
-    steps = [each[_STEP] for each in said if isinstance(each, dict) and each.get(_STEP) is not None]
+    declared = [*groups, *(settings if isinstance(settings, list | tuple) else ())]
+    steps = [item[_STEP] for item in declared if isinstance(item, dict) and item.get(_STEP) is not None]
     return as_step(steps[0] if steps else state.get("base_optimizer_state_step"), file)
 
 

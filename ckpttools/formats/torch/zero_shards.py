@@ -57,17 +57,17 @@ def of_groups(
     """
     if len(groups) != len(shapes) or (gaps is not None and [*map(len, gaps)] != [*map(len, shapes)]):
         raise ValueError(f"{len(groups)} vectors for {len(shapes)} groups of parameters")
-    found: dict[str, LazyArray] = {}
+    result: dict[str, LazyArray] = {}
     for number, (vector, named) in enumerate(zip(groups, shapes, strict=True)):
         behind = gaps[number] if gaps is not None else [0] * len(named)
         at = 0
         for (name, shape), gap in zip(named.items(), behind, strict=True):
-            found[name] = _taken(vector, at, shape, name)
+            result[name] = _taken(vector, at, shape, name)
             at += prod(shape) + gap
         # Vectors are padded to twice the number of processes.
         if ceil_div(at, 2 * world) != ceil_div(vector.size, 2 * world):
             raise ValueError(f"group {number} has {vector.size:,} elements, and its parameters {at:,}")
-    return found
+    return result
 
 
 def names_of_ranks(
@@ -103,17 +103,17 @@ def of_ranks(ranks: Sequence[Vector], shapes: Sequence[Shapes]) -> dict[str, Laz
         ValueError: as `of_groups`.
     """
     world, at = len(ranks), 0
-    found: dict[str, LazyArray] = {}
+    result: dict[str, LazyArray] = {}
     for named in shapes:
         for name, shape in named.items():
-            found[name] = _gathered(ranks, at, shape, name)
+            result[name] = _gathered(ranks, at, shape, name)
             at += ceil_div(prod(shape), world)
     wrong = [number for number, vector in enumerate(ranks) if vector.size != at]
     if wrong:
         raise ValueError(
             f"rank {wrong[0]} has {ranks[wrong[0]].size:,} elements, and its parts of the parameters {at:,}"
         )
-    return found
+    return result
 
 
 def _taken(vector: Vector, at: int, shape: Shape, name: str) -> LazyArray:

@@ -154,32 +154,34 @@ class ZarrArray:
         return next(index for index in positions if not is_there(index))
 
 
-def checked_keys(prefix: str, separator: object, place: str) -> ChunkKeys:
+def checked_keys(prefix: str, separator: object, location: str) -> ChunkKeys:
     """The names of chunks with a separator that a document names.
 
     Raises:
         FormatError: zarr has no such separator.
     """
     if separator not in ("/", "."):
-        wanted = '"/" or "."'
-        raise FormatError("an unknown separator of chunk keys", place=place, got=separator, wanted=wanted)
+        expected = '"/" or "."'
+        raise FormatError(
+            "an unknown separator of chunk keys", location=location, got=separator, expected=expected
+        )
     return ChunkKeys(prefix, str(separator))
 
 
-def checked_grid(shape: object, chunk: object, place: str) -> tuple[Shape, Shape]:
+def checked_grid(shape: object, chunk: object, location: str) -> tuple[Shape, Shape]:
     """Shape and chunk shape, if they are such.
 
     Raises:
         FormatError: they are not, or not of one rank.
     """
     if not (isinstance(shape, list) and isinstance(chunk, list) and len(shape) == len(chunk)):
-        raise FormatError("shape and chunk shape do not match", place=place, got=f"{shape} and {chunk}")
+        raise FormatError("shape and chunk shape do not match", location=location, got=f"{shape} and {chunk}")
     if not all(type(n) is int and n >= 0 for n in shape) or not all(type(n) is int and n > 0 for n in chunk):
-        raise FormatError("an invalid shape", place=place, got=f"{shape} in chunks of {chunk}")
+        raise FormatError("an invalid shape", location=location, got=f"{shape} in chunks of {chunk}")
     return tuple(shape), tuple(chunk)
 
 
-def fill_element(value: Any, dtype: DType, place: str) -> bytes:
+def fill_element(value: Any, dtype: DType, location: str) -> bytes:
     """The bytes of a fill value as zarr writes it; null is zero.
 
     Raises:
@@ -198,4 +200,4 @@ def fill_element(value: Any, dtype: DType, place: str) -> bytes:
         number = float(number) if isinstance(number, str) else number
         return np.array(number).astype(dtype.numpy).tobytes()
     except (ValueError, TypeError, OverflowError) as error:
-        raise FormatError("an invalid fill value", place=place, got=repr(value)) from error
+        raise FormatError("an invalid fill value", location=location, got=repr(value)) from error

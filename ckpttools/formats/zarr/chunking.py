@@ -51,9 +51,9 @@ def chunk_shape(
     return tuple(chunk)
 
 
-def _even_pieces(length: int, most: int) -> int:
-    """The largest power of two that divides `length`, at most `most` and `MOST_PIECES`."""
+def _even_pieces(length: int, limit: int) -> int:
+    """The largest power of two that divides `length`, at most `limit` and `MOST_PIECES`."""
     pieces = 1
-    while pieces * 2 <= min(most, MOST_PIECES) and length % (pieces * 2) == 0:
+    while pieces * 2 <= min(limit, MOST_PIECES) and length % (pieces * 2) == 0:
         pieces *= 2
     return pieces

@@ -15,7 +15,7 @@ from ckpttools.formats.orbax.entries import Entries
 from ckpttools.formats.orbax.ocdbt import Entry
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.array import ZarrArray
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 PARSERS: Mapping[str, Callable[[Mapping[str, Any], str], ZarrArray]] = {
     zarr3.DOCUMENT: zarr3.parse_array,
@@ -27,15 +27,15 @@ DOCUMENTS = tuple(PARSERS)
 _MAX_SEARCHED = 100
 
 
-def has_array(path: Place) -> bool:
+def has_array(path: Location) -> bool:
     """Whether a directory has an array in it or below; searches depth first, in a limited number of them."""
     rest, searched = [path], 0
     while rest and searched < _MAX_SEARCHED:
         folder, searched = rest.pop(), searched + 1
         entries = folder.entries()
-        if any(each.name in DOCUMENTS for each in entries):
+        if any(entry.name in DOCUMENTS for entry in entries):
             return True
-        rest += [folder / each.name for each in reversed(entries) if each.is_dir]
+        rest += [folder / entry.name for entry in reversed(entries) if entry.is_dir]
     return False
 
 
@@ -102,9 +102,9 @@ def chunk_tables(database: Entries) -> ChunkTables:
     tables: dict[str, ChunkTable] = {}
     faults: dict[str, CheckpointError] = {}
     known: _Known = {}
-    for name, found in documents.items():
+    for name, result in documents.items():
         try:
-            table = _table(database, name, _preferred(found), below.get(name, ()), known)
+            table = _table(database, name, _preferred(result), below.get(name, ()), known)
         except CheckpointError as error:
             faults[name] = error
         else:
@@ -120,7 +120,7 @@ def _preferred(documents: Sequence[str]) -> str:
 def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, list[str]]:
     """For each array the rest of its keys, documents left out."""
     known = set(names)
-    found: dict[str, list[str]] = defaultdict(list)
+    result: dict[str, list[str]] = defaultdict(list)
     for key in entries:
         if key.rpartition("/")[2] in PARSERS:
             continue
@@ -128,9 +128,9 @@ def _by_array(entries: Mapping[str, Entry], names: Iterable[str]) -> dict[str, l
         while head:
             head = head.rpartition("/")[0]
             if head in known:
-                found[head].append(key[len(head) + 1 :] if head else key)
+                result[head].append(key[len(head) + 1 :] if head else key)
                 break
-    return found
+    return result
 
 
 # (name of the document, its text) -> what it says; None for a group. Arrays of one shape share theirs.
@@ -142,9 +142,9 @@ def _table(
 ) -> ChunkTable | None:
     """The chunks of one array; None where the document is that of a group."""
     key = key_below(name, document)
-    text, place = database.read(database.all[key]), f"{database.directory}: {key}"
+    text, location = database.read(database.all[key]), f"{database.directory}: {key}"
     if (document, text) not in known:
-        known[document, text] = _parsed(document, text, place)
+        known[document, text] = _parsed(document, text, location)
     array = known[document, text]
     if array is None:
         return None
@@ -161,41 +161,43 @@ def _table(
     return ChunkTable(name, document, array, chunks, tuple(strays))
 
 
-def _parsed(document: str, text: bytes, place: str) -> ZarrArray | None:
-    fields = _json(text, place)
-    return None if fields.get("node_type") == "group" else _array(document, fields, place)
+def _parsed(document: str, text: bytes, location: str) -> ZarrArray | None:
+    fields = _json(text, location)
+    return None if fields.get("node_type") == "group" else _array(document, fields, location)
 
 
-def parse_array(document: str, text: bytes, place: str) -> ZarrArray:
+def parse_array(document: str, text: bytes, location: str) -> ZarrArray:
     """What a metadata document says.
 
     Args:
         document: file name of it, one of `PARSERS`.
         text: its content.
-        place: for messages.
+        location: for messages.
 
     Raises:
         FormatError: it is not the metadata of an array.
     """
-    return _array(document, _json(text, place), place)
+    return _array(document, _json(text, location), location)
 
 
-def _array(document: str, fields: Mapping[str, Any], place: str) -> ZarrArray:
+def _array(document: str, fields: Mapping[str, Any], location: str) -> ZarrArray:
     try:
-        return PARSERS[document](fields, place)
+        return PARSERS[document](fields, location)
     # Documents that are put together wrongly, such as with codecs that are not a list of objects.
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
         version = "v2" if document == zarr2.DOCUMENT else "v3"
         raise FormatError(
-            f"not the metadata of a zarr {version} array", place=place, got=f"{type(error).__name__}: {error}"
+            f"not the metadata of a zarr {version} array",
+            location=location,
+            got=f"{type(error).__name__}: {error}",
         ) from error
 
 
-def _json(text: bytes, place: str) -> Mapping[str, Any]:
+def _json(text: bytes, location: str) -> Mapping[str, Any]:
     try:
         fields = parse_json(text)
     except ValueError as error:
-        raise FormatError("not JSON", place=place, got=error) from error
+        raise FormatError("not JSON", location=location, got=error) from error
     if not isinstance(fields, dict):
-        raise FormatError("JSON, but not an object", place=place)
+        raise FormatError("JSON, but not an object", location=location)
     return fields

@@ -14,7 +14,7 @@ from ckpttools.core.options import Option, python_number
 from ckpttools.core.region import Shape
 
 _LENGTH = re.compile(r"[1-9][0-9]{0,17}|-")
-_WANTED = "patterns of names and shapes, such as '*/wo/kernel=512x1x-,*/scale=-': - is a whole axis"
+_EXPECTED = "patterns of names and shapes, such as '*/wo/kernel=512x1x-,*/scale=-': - is a whole axis"
 _BY_PATTERN = 'shapes by patterns of names, such as {"*/wo/kernel": (512, 1, None)}: None is a whole axis'
 
 
@@ -39,19 +39,19 @@ class GivenChunks:
         """
         if path in self.exact:
             return self.exact[path]
-        pattern = first_match(path, (each for each, _ in self.rules))
+        pattern = first_match(path, (item for item, _ in self.rules))
         if pattern is None:
             return None
-        said = next(lengths for each, lengths in self.rules if each == pattern)
-        if len(said) != len(shape):
+        declared = next(lengths for item, lengths in self.rules if item == pattern)
+        if len(declared) != len(shape):
             raise UsageError(
                 "chunks have as many axes as their array",
-                place=keystr(path),
-                got=f"{pattern}={_shape_text(said)} for an array of shape {list(shape)}",
+                location=keystr(path),
+                got=f"{pattern}={_shape_text(declared)} for an array of shape {list(shape)}",
                 hint="use a pattern that names fewer arrays, before this one",
             )
-        lengths = zip(said, shape, strict=True)
-        return tuple(length if wanted is None else min(wanted, length) for wanted, length in lengths)
+        lengths = zip(declared, shape, strict=True)
+        return tuple(length if expected is None else min(expected, length) for expected, length in lengths)
 
     def check(self, paths: Mapping[Path, object]) -> None:
         """Raises UsageError if a pattern names no array."""
@@ -64,42 +64,44 @@ class GivenChunks:
                 )
 
 
-def parse_chunks(said: object) -> GivenChunks:
+def parse_chunks(declared: object) -> GivenChunks:
     """The chunks that are meant.
 
     Args:
-        said: text, such as "*/wo/kernel=512x1x-,*/scale=-"; or shapes by pattern, None for a whole axis:
+        declared: text, such as "*/wo/kernel=512x1x-,*/scale=-"; or shapes by pattern, None for a whole axis:
             {"*/wo/kernel": (512, 1, None), "*/scale": (None,)}.
 
     Raises:
         UsageError: it is not of that form.
     """
-    if isinstance(said, GivenChunks):
-        return said
-    if isinstance(said, Mapping):
-        return GivenChunks(tuple((_pattern(each), _lengths(shape)) for each, shape in said.items()))
+    if isinstance(declared, GivenChunks):
+        return declared
+    if isinstance(declared, Mapping):
+        return GivenChunks(tuple((_pattern(item), _lengths(shape)) for item, shape in declared.items()))
     rules = []
-    for word in str(said).split(","):
+    for word in str(declared).split(","):
         pattern, _, shape = word.rpartition("=")
         lengths = shape.strip().split("x") if shape.strip() else []
         if not pattern.strip() or not all(map(_LENGTH.fullmatch, lengths)):
-            raise UsageError(f"{word!r} says no chunks", wanted=_WANTED)
-        said = tuple(None if length == "-" else int(length) for length in lengths)
-        rules.append((pattern.strip(), said))
+            raise UsageError(f"{word!r} says no chunks", expected=_EXPECTED)
+        declared = tuple(None if length == "-" else int(length) for length in lengths)
+        rules.append((pattern.strip(), declared))
     return GivenChunks(tuple(rules))
 
 
-def _pattern(said: object) -> str:
-    if not isinstance(said, str) or not said.strip():
-        raise UsageError(f"{said!r} names no arrays", wanted=_BY_PATTERN)
-    return said.strip()
+def _pattern(declared: object) -> str:
+    if not isinstance(declared, str) or not declared.strip():
+        raise UsageError(f"{declared!r} names no arrays", expected=_BY_PATTERN)
+    return declared.strip()
 
 
 def _lengths(shape: object) -> tuple[int | None, ...]:
     is_list = isinstance(shape, Iterable) and not isinstance(shape, str | bytes | Mapping)
     lengths = tuple(map(python_number, shape)) if isinstance(shape, Iterable) else ()
-    if not is_list or any(each is not None and (type(each) is not int or each < 1) for each in lengths):
-        raise UsageError(f"{shape!r} is no shape of chunks", wanted=_BY_PATTERN)
+    if not is_list or any(
+        length is not None and (type(length) is not int or length < 1) for length in lengths
+    ):
+        raise UsageError(f"{shape!r} is no shape of chunks", expected=_BY_PATTERN)
     return lengths
 
 

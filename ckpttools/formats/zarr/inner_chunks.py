@@ -96,7 +96,7 @@ class EncodedChunk(ByteRange):
         try:
             self._read_into(region, out, scratch)
         except FormatError as error:
-            if error.place is not None:
+            if error.location is not None:
                 raise
             raise error.at(self.name) from error
 
@@ -120,9 +120,9 @@ class EncodedChunk(ByteRange):
         """All elements, in memory of their own."""
         import numpy as np
 
-        made = np.empty(self._shape, self.coding.dtype.carrier)
-        self._read_whole(made)
-        return made
+        built = np.empty(self._shape, self.coding.dtype.carrier)
+        self._read_whole(built)
+        return built
 
     def _read_on(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         """Reads a part of a large piece: read blocks that are contiguous in it, front to back."""
@@ -130,8 +130,8 @@ class EncodedChunk(ByteRange):
 
         itemsize = self.coding.dtype.itemsize
         for block in split_to(_rows(self._shape, region), read_blocks.elements(itemsize)):
-            wanted = block.intersect(region)
-            if wanted is None:
+            expected = block.intersect(region)
+            if expected is None:
                 continue
             position = next(contiguous_runs(self._shape, block))[0] * itemsize
             with scratch.take(block.shape, self.coding.dtype.carrier) as buffer:
@@ -140,7 +140,7 @@ class EncodedChunk(ByteRange):
                 stream.fill(flat)
                 if stream.position == self.decoded_bytes:
                     stream.finish()
-                out[wanted.relative_to(region).slices] = buffer[wanted.relative_to(block).slices]
+                out[expected.relative_to(region).slices] = buffer[expected.relative_to(block).slices]
 
     def open(self) -> ExactReader:
         """A stream of the elements from the first one on."""
@@ -150,9 +150,9 @@ class EncodedChunk(ByteRange):
         if self.shard is None:
             return self.coding.decoded(self, self.extent)
         shard, number = self.shard
-        found = shard.locate(self, number)
-        if found is not None:
-            return self.coding.decoded(found, self.extent)
+        result = shard.locate(self, number)
+        if result is not None:
+            return self.coding.decoded(result, self.extent)
         if shard.fill is None:
             raise FormatError("a piece of a shard is missing", got="no entry in the shard's index")
         return ConstantChunk(shard.fill, self.decoded_bytes)
@@ -178,12 +178,12 @@ class _Worker:
 
     def kept(self, piece: EncodedChunk) -> np.ndarray:
         """The elements of a small piece."""
-        found = self._pieces.pop(piece.key, None)
-        if found is None:
+        result = self._pieces.pop(piece.key, None)
+        if result is None:
             self._make_room(piece.decoded_bytes)
-            found = piece.decoded()
-        self._pieces[piece.key] = found
-        return found
+            result = piece.decoded()
+        self._pieces[piece.key] = result
+        return result
 
     def _make_room(self, nbytes: int) -> None:
         self._streams.clear()
@@ -193,16 +193,16 @@ class _Worker:
 
     def stream(self, piece: EncodedChunk, position: int, discard: memoryview) -> ExactReader:
         """A stream of a large piece that is at a position: the last one if it can go on to there."""
-        found = self._streams.pop(piece.key, None)
-        if found is None or found.position > position:
+        result = self._streams.pop(piece.key, None)
+        if result is None or result.position > position:
             self._pieces.clear()
-            found = None
+            result = None
             while len(self._streams) >= _STREAMS:
                 self._streams.popitem(last=False)
-            found = piece.open()
-        found.skip(position, discard)
-        self._streams[piece.key] = found
-        return found
+            result = piece.open()
+        result.skip(position, discard)
+        self._streams[piece.key] = result
+        return result
 
 
 _WORKERS: WeakKeyDictionary[Scratch, _Worker] = WeakKeyDictionary()

@@ -16,7 +16,7 @@ from ckpttools.core.text import first_and_last
 from ckpttools.formats.flax.format import begins_as_state
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import Step, directories, has_metadata
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 STATE = "checkpoint"
 # Maximum number of numbered directories to probe: trees of arrays have such names, too.
@@ -33,11 +33,11 @@ class LegacyRun:
         temporary: Directories whose names mark an unfinished save.
     """
 
-    path: Place
-    steps: Mapping[int, Place]
+    path: Location
+    steps: Mapping[int, Location]
     temporary: tuple[Step, ...]
 
-    def chosen(self, number: int | None) -> Place:
+    def chosen(self, number: int | None) -> Location:
         """Return the step of a number, by default the latest finished step.
 
         Warns with `LaterStepWarning` of later unfinished steps.
@@ -49,51 +49,51 @@ class LegacyRun:
         """
         if number is not None and number not in self.steps:
             expected = f"one of {first_and_last([*self.steps])}"
-            raise UsageError(f"there is no step {number}", place=self.path, wanted=expected)
+            raise UsageError(f"there is no step {number}", location=self.path, expected=expected)
         skipped: dict[int, str] = {}
         candidates = list(self.steps)[::-1] if number is None else [number]
-        for each in candidates:
-            reason = self.mismatch_reason(each)
+        for candidate in candidates:
+            reason = self.mismatch_reason(candidate)
             if reason is None:
-                self._warn_of_later(each, skipped)
-                return self.steps[each]
-            skipped[each] = reason
-            if not self._is_skippable(each):
+                self._warn_of_later(candidate, skipped)
+                return self.steps[candidate]
+            skipped[candidate] = reason
+            if not self._is_skippable(candidate):
                 break
         raise self._unfinished(skipped)
 
     @property
-    def finished(self) -> list[Place]:
+    def finished(self) -> list[Location]:
         """The finished steps.
 
         Raises:
             StorageError: A directory cannot be read.
         """
-        return [place for number, place in self.steps.items() if self.mismatch_reason(number) is None]
+        return [location for number, location in self.steps.items() if self.mismatch_reason(number) is None]
 
     def mismatch_reason(self, number: int) -> str | None:
         """Return why a step is not known to be finished; None for a finished step."""
-        place = self.steps[number]
-        if not is_legacy_step(place):
+        location = self.steps[number]
+        if not is_legacy_step(location):
             return f"no file {STATE} and no step metadata"
-        if (place / COMMIT_FILE).is_file():
+        if (location / COMMIT_FILE).is_file():
             return None
-        if place.store.streams:
+        if location.store.streams:
             return f"no {COMMIT_FILE}"
         # A copy of a bucket keeps the commit files, and an unfinished step there has its final name.
         return f"no {COMMIT_FILE}, which other steps have" if self._has_commit_file else None
 
     @property
     def _has_commit_file(self) -> bool:
-        return any((place / COMMIT_FILE).is_file() for place in self.steps.values())
+        return any((location / COMMIT_FILE).is_file() for location in self.steps.values())
 
     def _is_skippable(self, number: int) -> bool:
         """Whether an unfinished step may be skipped in favor of an earlier one.
 
         It may in a bucket, where an interrupted save leaves a step without its commit file.
         """
-        place = self.steps[number]
-        return bool(place.store.streams) and is_legacy_step(place) and self._has_commit_file
+        location = self.steps[number]
+        return bool(location.store.streams) and is_legacy_step(location) and self._has_commit_file
 
     def _warn_of_later(self, opened: int, skipped: Mapping[int, str]) -> None:
         reasons = dict(skipped)
@@ -111,31 +111,31 @@ class LegacyRun:
         instead = f"; the latest finished step is {quote(str(finished[-1]))}" if finished else ""
         return FormatError(
             f"step {number} is not known to be a finished save: {reason}",
-            place=self.path,
+            location=self.path,
             hint=f"open it by its own path if it is complete: {quote(str(self.steps[number]))}{instead}",
         )
 
 
-def has_state(path: Place) -> bool:
+def has_state(path: Location) -> bool:
     """Whether a directory has a file `checkpoint` that Flax wrote."""
-    place = path / STATE
-    return place.is_file() and begins_as_state(place)
+    location = path / STATE
+    return location.is_file() and begins_as_state(location)
 
 
-def is_legacy_step(path: Place) -> bool:
+def is_legacy_step(path: Location) -> bool:
     """Whether a directory is a step of Orbax before `_METADATA`, or an item in it is."""
     return not has_metadata(path) and (has_state(path) or any(map(has_state, directories(path))))
 
 
-def legacy_run(path: Place) -> LegacyRun | None:
+def legacy_run(path: Location) -> LegacyRun | None:
     """Return the run at a path, or in its directory `checkpoints`; None if there is no step of that layout.
 
     Raises:
         StorageError: A directory cannot be read.
     """
-    for place in (path, path / "checkpoints"):
-        named: dict[str, dict[int, Place]] = {}
-        numbered = [step for step in map(Step, directories(place)) if step.number is not None]
+    for location in (path, path / "checkpoints"):
+        named: dict[str, dict[int, Location]] = {}
+        numbered = [step for step in map(Step, directories(location)) if step.number is not None]
         for step in numbered:
             if not step.is_in_progress:
                 named.setdefault(step.prefix, {})[step.number or 0] = step.path
@@ -144,5 +144,5 @@ def legacy_run(path: Place) -> LegacyRun | None:
         steps = dict(sorted(named.get(prefix, {}).items()))
         if any(map(is_legacy_step, list(steps.values())[-_MAX_PROBED:])):
             temporary = [step for step in numbered if step.is_in_progress and step.prefix == prefix]
-            return LegacyRun(place, steps, tuple(temporary))
+            return LegacyRun(location, steps, tuple(temporary))
     return None

@@ -11,11 +11,11 @@ from dataclasses import field
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.stores.base import DirEntry
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 _MOST_NAMES = 1000
 
-Way = tuple[Place, ...]
+Way = tuple[Location, ...]
 """Where the links lead that were followed on the way to a directory."""
 
 
@@ -27,9 +27,9 @@ class FollowedLinks:
         names: how many each directory has by them.
     """
 
-    names: Counter[Place] = field(default_factory=Counter)
+    names: Counter[Location] = field(default_factory=Counter)
 
-    def into(self, folder: Place, entry: DirEntry, way: Way) -> Way:
+    def into(self, folder: Location, entry: DirEntry, way: Way) -> Way:
         """The way into a directory in one that was come to on this way.
 
         Raises:
@@ -40,14 +40,16 @@ class FollowedLinks:
         link = folder / entry.name
         target, around = link.resolve(), link.parent.resolve()
         if target in (*way, around, *around.parents):
-            raise FormatError("a link leads to a directory that it is in", place=link, hint="remove the link")
+            raise FormatError(
+                "a link leads to a directory that it is in", location=link, hint="remove the link"
+            )
         self.names[target] += 1
         if self.names[target] > _MOST_NAMES:
             raise FormatError(
                 f"links give a directory more than {_MOST_NAMES:,} names",
-                place=link,
+                location=link,
                 got=f"one more for {target}",
-                wanted="a directory of its own for each array",
+                expected="a directory of its own for each array",
                 hint="remove the links",
             )
         return (*way, target)

@@ -22,8 +22,8 @@ from ckpttools.formats.zarr.given_chunks import CHUNKS
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,27 @@ class Zarr3:
     options: tuple[Option, ...] = (COMPRESSION, CHUNKS)
     help: str = HELP
 
-    def why_not(self, path: Place) -> str | None:
+    def why_not(self, path: Location) -> str | None:
         if not path.is_dir():
             return "not a directory"
         if (path / TREE_FILE).is_file():
             return f"{TREE_FILE} says that it is Orbax's"
         return None if (path / DOCUMENT).is_file() else f"no {DOCUMENT} here"
 
-    def open(self, path: Place, options: ReadOptions) -> Tree:
+    def open(self, path: Location, options: ReadOptions) -> Tree:
         root = _node(path)
         attributes = root.get("attributes", {})
         described = attributes.get(flat.ENTRY)
         arrays = Arrays(path, Files(path), True, may_be_left_out=may_leave_out(root))
         names = list(_arrays_below(path, root, FollowedLinks()))
         require_room(len(names), 0, path)
-        metadata = Metadata(format=self.name, custom=attributes, place=str(path))
+        metadata = Metadata(format=self.name, custom=attributes, location=str(path))
         # To what finds arrays a name is one key; the root has none.
         keys: list[Path] = [(_joined(name),) if name else () for name in names]
-        found: dict[Path, Leaf] = dict(zip(names, at_once(path.store, arrays.array, keys), strict=True))
+        result: dict[Path, Leaf] = dict(zip(names, at_once(path.store, arrays.array, keys), strict=True))
         if described is None:
-            return Tree(found, metadata)
-        named = Tree({(_joined(name),): array for name, array in found.items()}, metadata)
+            return Tree(result, metadata)
+        named = Tree({(_joined(name),): array for name, array in result.items()}, metadata)
         return flat.restored(named, json.dumps(described))
 
     def storage(self, tree: Tree, options: ReadOptions) -> Storage:
@@ -63,14 +63,14 @@ class Zarr3:
         return zarr_storage(tree, options.max_index_bytes)
 
     def owns(self, name: str) -> bool:
-        from ckpttools.formats.zarr.own import owns
+        from ckpttools.formats.zarr.owned_files import owns
 
         return owns(name)
 
-    def strangers(self, directory: Place, tree: Tree) -> Iterable[str]:
-        from ckpttools.formats.zarr.own import strangers
+    def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
+        from ckpttools.formats.zarr.owned_files import unowned_files
 
-        return strangers(directory, tree)
+        return unowned_files(directory, tree)
 
     def writer(self, target: Target, /, **options: Any) -> Writer:
         from ckpttools.formats.zarr.write import ZarrWriter
@@ -95,7 +95,7 @@ def _joined(name: Path) -> str:
 
 
 def _arrays_below(
-    directory: Place, node: Mapping[str, Any], links: FollowedLinks, name: Path = (), way: Way = ()
+    directory: Location, node: Mapping[str, Any], links: FollowedLinks, name: Path = (), way: Way = ()
 ) -> Iterator[Path]:
     """The path of every array of a hierarchy, by name in each group.
 
@@ -108,21 +108,23 @@ def _arrays_below(
         return
     if len(name) == DEEPEST:
         raise FormatError(
-            "groups are nested too deep", place=directory, wanted=f"at most {DEEPEST} levels of zarr groups"
+            "groups are nested too deep",
+            location=directory,
+            expected=f"at most {DEEPEST} levels of zarr groups",
         )
-    for each in (entry for entry in directory.entries() if entry.is_dir):
-        below = directory / each.name
+    for element in (entry for entry in directory.entries() if entry.is_dir):
+        below = directory / element.name
         if (below / DOCUMENT).is_file():
-            further = links.into(directory, each, way)
+            further = links.into(directory, element, way)
             yield from _arrays_below(below, _node(below), links, (*name, below.name), further)
         elif not below.name.startswith(".") and any(
-            each.endswith(f"/{DOCUMENT}") for each, _ in below.below()
+            item.endswith(f"/{DOCUMENT}") for item, _ in below.below()
         ):
             hint = "copy it again, with all files"
-            raise FormatError(f"a group of arrays has no {DOCUMENT}", place=below, hint=hint)
+            raise FormatError(f"a group of arrays has no {DOCUMENT}", location=below, hint=hint)
 
 
-def _node(directory: Place) -> Mapping[str, Any]:
+def _node(directory: Location) -> Mapping[str, Any]:
     """The metadata of a group or an array.
 
     Raises:
@@ -134,10 +136,10 @@ def _node(directory: Place) -> Mapping[str, Any]:
     if document.get("zarr_format") != 3 or document.get("node_type") not in ("group", "array"):
         raise FormatError(
             "not the metadata of a zarr v3 node",
-            place=directory / DOCUMENT,
+            location=directory / DOCUMENT,
             got=got,
-            wanted="zarr_format 3, and a group or an array",
+            expected="zarr_format 3, and a group or an array",
         )
     if not isinstance(document.get("attributes", {}), dict):
-        raise FormatError("the attributes are not a JSON object", place=directory / DOCUMENT)
+        raise FormatError("the attributes are not a JSON object", location=directory / DOCUMENT)
     return document

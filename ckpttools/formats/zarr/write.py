@@ -16,8 +16,8 @@ from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.core.wording import option
 from ckpttools.formats import flat
 from ckpttools.formats.base import Extents, Layout
 from ckpttools.formats.checks import LONGEST_NAME, check_dtypes, check_paths, is_file_name
@@ -30,7 +30,7 @@ from ckpttools.formats.zarr.zarr3 import (
     encode,
     written_codecs,
 )
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 
 SEPARATOR = "/"
 
@@ -48,7 +48,7 @@ class ZarrWriter:
     chunks: GivenChunks | None = None
     name: str = "zarr3"
 
-    def layout(self, tree: Tree, most: int) -> Layout:
+    def layout(self, tree: Tree, limit: int) -> Layout:
         """As `Writer.layout`; every chunk in a file of its own."""
         check_paths(tree, keystr, self.name)
         _check_names(tree)
@@ -57,11 +57,11 @@ class ZarrWriter:
         _attributes(tree)
         if self.chunks:
             self.chunks.check(tree.arrays)
-        return Layout({path: self._placement(path, array, most) for path, array in tree.arrays.items()}, {})
+        return Layout({path: self._placement(path, array, limit) for path, array in tree.arrays.items()}, {})
 
-    def _placement(self, path: Path, array: LazyArray, most: int) -> Placement:
+    def _placement(self, path: Path, array: LazyArray, limit: int) -> Placement:
         itemsize = array.dtype.itemsize
-        largest = min(most, LARGEST_ENCODED) if self.compression else None
+        largest = min(limit, LARGEST_ENCODED) if self.compression else None
         given = self.chunks.shape(path, array.shape) if self.chunks and array.size else None
         if given is not None:
             chunk = given
@@ -73,7 +73,7 @@ class ZarrWriter:
         home = ChunkFiles("".join(f"{name}{SEPARATOR}" for name in _names(path)), KEYS.prefix, KEYS.separator)
         return Placement(array.shape, itemsize, chunk, home, self.compression)
 
-    def finish(self, directory: Place, tree: Tree, layout: Layout, extents: Extents) -> None:
+    def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
         """As `Writer.finish`: the documents of arrays, then of groups, that of the root last."""
         attributes = _attributes(tree)
         for path, array in tree.arrays.items():
@@ -106,7 +106,7 @@ def _names(path: Path) -> tuple[str, ...]:
     return tuple(map(str, path))
 
 
-def _write(directory: Place, path: Path, document: dict[str, Any]) -> None:
+def _write(directory: Location, path: Path, document: dict[str, Any]) -> None:
     text = json.dumps(document, separators=(",", ":"))
     (directory / SEPARATOR.join((*_names(path), DOCUMENT))).write_bytes(text.encode())
 
@@ -117,8 +117,8 @@ def _check_names(tree: Tree) -> None:
         raise FormatError(
             "these keys cannot be names of zarr nodes:"
             + listing([f"{name!r} in {keystr(path)}" for name, path in wrong.items()]),
-            place=tree.metadata.place or None,
-            wanted=f"1 to {LONGEST_NAME} bytes without '/' and '\\', not only periods, not beginning with "
+            location=tree.metadata.location or None,
+            expected=f"1 to {LONGEST_NAME} bytes without '/' and '\\', not only periods, not beginning with "
             f"'__', not {DOCUMENT}",
             hint=f"rename them, or write Orbax with {option('ocdbt', True)}, which takes any key",
         )
@@ -135,7 +135,7 @@ def _check_nesting(tree: Tree) -> None:
     for path in tree.arrays:
         other = names.setdefault(_names(path), path)
         if other != path:
-            got = " and ".join(json.dumps(each) for each in (other, path))
+            got = " and ".join(json.dumps(item) for item in (other, path))
             raise FormatError(
                 f"two arrays would have the same name {keystr(path)}", got=got, hint="rename one of them"
             )
@@ -144,7 +144,7 @@ def _check_nesting(tree: Tree) -> None:
         if above is not None:
             raise FormatError(
                 "an array cannot have others below it in zarr",
-                place=keystr(path),
+                location=keystr(path),
                 got=f"{SEPARATOR.join(above) or 'the root'} is an array, too",
                 hint="rename one of them",
             )

@@ -21,22 +21,24 @@ DOCUMENT = ".zarray"
 KEYS = ChunkKeys("", ".")
 
 
-def parse_array(document: Mapping[str, Any], place: str) -> ZarrArray:
+def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
     """What a `.zarray` says.
 
     Raises:
         FormatError: it is not the document of an array with a known dtype.
         KeyError, TypeError: as that, where a field is missing or of another type.
     """
-    shape, chunk = checked_grid(document["shape"], document["chunks"], place)
+    shape, chunk = checked_grid(document["shape"], document["chunks"], location)
     name, order = document["dtype"], document.get("order", "C")
     dtype = from_zarr2(name) if isinstance(name, str) else None
     if dtype is None:
-        raise FormatError("an unknown zarr data type", place=place, got=name)
+        raise FormatError("an unknown zarr data type", location=location, got=name)
     if order not in ("C", "F") or document.get("filters"):
-        raise FormatError("an unknown order or filter", place=place, got=[order, document.get("filters")])
-    keys = checked_keys("", document.get("dimension_separator", "."), place)
-    fill = fill_element(document.get("fill_value"), dtype, place)
+        raise FormatError(
+            "an unknown order or filter", location=location, got=[order, document.get("filters")]
+        )
+    keys = checked_keys("", document.get("dimension_separator", "."), location)
+    fill = fill_element(document.get("fill_value"), dtype, location)
     axes, compressor = tuple(range(len(chunk))), document.get("compressor")
     elements = BytesCodec(is_little=not name.startswith(">") or dtype.number_bytes == 1)
     codecs = (compressor_of(compressor),) if compressor is not None else ()
@@ -49,10 +51,10 @@ def parse_array(document: Mapping[str, Any], place: str) -> ZarrArray:
 def _chain(coding: Coding, codecs: tuple[Codec, ...]) -> Chain | None:
     """The codecs that zarr v3 has for the same bytes; None where these are big-endian or of another kind."""
     specs = [codec.zarr3_spec for codec in codecs]
-    said = tuple(spec for spec in specs if spec is not None)
-    if not coding.elements.is_little or len(said) < len(specs):
+    declared = tuple(spec for spec in specs if spec is not None)
+    if not coding.elements.is_little or len(declared) < len(specs):
         return None
-    return Chain(coding.order, (LITTLE, *said))
+    return Chain(coding.order, (LITTLE, *declared))
 
 
 def encode(shape: Shape, dtype: DType, chunk: Shape, compressor: Mapping[str, Any] | None) -> bytes:

@@ -46,7 +46,7 @@ def _zero(dtype: DType) -> object:
     return zeros.get(dtype.kind, 0)
 
 
-def parse_array(document: Mapping[str, Any], place: str) -> ZarrArray:
+def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
     """What a `zarr.json` says.
 
     Raises:
@@ -56,25 +56,25 @@ def parse_array(document: Mapping[str, Any], place: str) -> ZarrArray:
     """
     if document["zarr_format"] != 3 or document["chunk_grid"]["name"] != "regular":
         got = f"zarr_format {document['zarr_format']}, chunk_grid {document['chunk_grid']['name']!r}"
-        wanted = "zarr_format 3, and a regular grid"
-        raise FormatError("an unknown kind of array", place=place, got=got, wanted=wanted)
+        expected = "zarr_format 3, and a regular grid"
+        raise FormatError("an unknown kind of array", location=location, got=got, expected=expected)
     grid = document["chunk_grid"]["configuration"]["chunk_shape"]
     lengths, name, listed = document["shape"], document["data_type"], document["codecs"]
     dtype = from_zarr3(name) if isinstance(name, str) else None
     if dtype is None:
-        raise FormatError("an unknown zarr data type", place=place, got=name)
-    shape, chunk = checked_grid(lengths, grid, place)
+        raise FormatError("an unknown zarr data type", location=location, got=name)
+    shape, chunk = checked_grid(lengths, grid, location)
     codecs = tuple(listed)
     coding, shard = coding_of(codecs, chunk, dtype, document)
-    fill = fill_element(document.get("fill_value"), dtype, place)
+    fill = fill_element(document.get("fill_value"), dtype, location)
     steps, chain = codec_steps(codecs), parse_chain(codecs, chunk)
-    return ZarrArray(shape, dtype, chunk, _keys(document, place), coding, shard, fill, steps, chain)
+    return ZarrArray(shape, dtype, chunk, _keys(document, location), coding, shard, fill, steps, chain)
 
 
-def _keys(document: Mapping[str, Any], place: str) -> ChunkKeys:
+def _keys(document: Mapping[str, Any], location: str) -> ChunkKeys:
     encoding = document.get("chunk_key_encoding", {"name": "default"})
     names = {"default": KEYS, "v2": ChunkKeys("", ".")}
     if not isinstance(encoding, dict) or encoding.get("name") not in names:
-        raise FormatError("an unknown encoding of chunk keys", place=place, got=encoding)
+        raise FormatError("an unknown encoding of chunk keys", location=location, got=encoding)
     keys = names[encoding["name"]]
-    return checked_keys(keys.prefix, configuration_of(encoding).get("separator", keys.separator), place)
+    return checked_keys(keys.prefix, configuration_of(encoding).get("separator", keys.separator), location)

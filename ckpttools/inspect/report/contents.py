@@ -61,14 +61,14 @@ def _facts(tree: TreeReport) -> dict[str, Any]:
 
 
 def _columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
-    paths = [printable(each.path) for each in arrays]
+    paths = [printable(array.path) for array in arrays]
     return {
         "joint": "/" if any("/" in path for path in paths) else ".",
         "paths": list(_front_coded(paths)),
-        "shape": _indexed([f"[{', '.join(map(str, each.shape))}]" for each in arrays]),
-        "dtype": _indexed([each.dtype for each in arrays]),
-        "role": _indexed([each.role for each in arrays]),
-        "bytes": [each.nbytes for each in arrays],
+        "shape": _indexed([f"[{', '.join(map(str, array.shape))}]" for array in arrays]),
+        "dtype": _indexed([array.dtype for array in arrays]),
+        "role": _indexed([array.role for array in arrays]),
+        "bytes": [array.nbytes for array in arrays],
     }
 
 
@@ -91,12 +91,12 @@ def _shared(one: str, other: str) -> int:
 def _indexed(words: Sequence[str]) -> dict[str, Any]:
     """Each word once, and for each place its number."""
     numbers: dict[str, int] = {}
-    places = [numbers.setdefault(word, len(numbers)) for word in words]
-    return {"words": list(numbers), "places": places}
+    locations = [numbers.setdefault(word, len(numbers)) for word in words]
+    return {"words": list(numbers), "places": locations}
 
 
 def _statistics(arrays: Sequence[ArrayStats]) -> dict[str, list[Any]]:
-    return {name: [_short(getattr(each.statistics, name)) for each in arrays] for name in _COLUMNS}
+    return {name: [_short(getattr(array.statistics, name)) for array in arrays] for name in _COLUMNS}
 
 
 def _short(number: float | None) -> float | None:
@@ -107,9 +107,9 @@ def _short(number: float | None) -> float | None:
 
 def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
     """Index of an array -> its distribution, of the largest that have one."""
-    having = ((index, each, each.distribution) for index, each in enumerate(arrays) if each.distribution)
-    largest = sorted(having, key=lambda found: -found[1].nbytes)[:MOST_HISTOGRAMS]
-    return {str(index): _histogram(each.statistics.zeros, spread) for index, each, spread in largest}
+    having = ((index, item, item.distribution) for index, item in enumerate(arrays) if item.distribution)
+    largest = sorted(having, key=lambda result: -result[1].nbytes)[:MOST_HISTOGRAMS]
+    return {str(index): _histogram(item.statistics.zeros, spread) for index, item, spread in largest}
 
 
 def _histogram(zeros: int, spread: Distribution) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def _histogram(zeros: int, spread: Distribution) -> dict[str, Any]:
         "zeros": zeros,
         "tiny": spread.zeros - zeros,
         "least": spread.least,
-        "bins": [[each.exponent, each.negative, each.positive] for each in spread.bins],
+        "bins": [[item.exponent, item.negative, item.positive] for item in spread.bins],
         "quantiles": [[share, _short(value)] for share, value in spread.quantiles.items()],
     }
 
@@ -127,15 +127,15 @@ class _Cell:
     """A layer of a row of the heat map while arrays are added to it: those of experts become one."""
 
     spread: Spread = (0, 0.0, 0.0)
-    most: float = 0.0
+    limit: float = 0.0
     bad: int = 0
 
-    def add(self, found: Statistics) -> None:
-        self.bad += found.nan + found.inf
-        if found.mean is not None and found.std is not None and found.max_abs is not None:
-            finite = found.elements - found.nan - found.inf
-            self.spread = combined(self.spread, (finite, found.mean, found.std * sqrt(finite)))
-            self.most = max(self.most, found.max_abs)
+    def add(self, result: Statistics) -> None:
+        self.bad += result.nan + result.inf
+        if result.mean is not None and result.std is not None and result.max_abs is not None:
+            finite = result.elements - result.nan - result.inf
+            self.spread = combined(self.spread, (finite, result.mean, result.std * sqrt(finite)))
+            self.limit = max(self.limit, result.max_abs)
 
     def packed(self) -> list[float | None]:
         """Norm, standard deviation, mean, largest magnitude, number of NaN and infinite elements."""
@@ -143,7 +143,7 @@ class _Cell:
         if not finite:
             return [None, None, None, None, self.bad]
         norm, deviation = hypot(root, sqrt(finite) * mean), root / sqrt(finite)
-        return [*map(_short, (norm, deviation, mean, self.most)), self.bad]
+        return [*map(_short, (norm, deviation, mean, self.limit)), self.bad]
 
 
 @dataclass(slots=True)
@@ -161,18 +161,18 @@ class _HeatRow:
 def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
     """Rows of the heat map in the checkpoint's order: of each parameter all its layers."""
     by_path = {keystr(path): row for path, row in rows.items()}
-    made: dict[str, _HeatRow] = {}
+    built: dict[str, _HeatRow] = {}
     for array in arrays:
         row = by_path.get(array.path)
         # Counters and random states have layers, too, but no norms worth a look.
         if row is not None and array.role != "other":
             name = row.without_other_numbers
-            mine = made.setdefault(name, _HeatRow(name, array.role))
+            mine = built.setdefault(name, _HeatRow(name, array.role))
             mine.nbytes += array.nbytes
             layers = array.layers or {row.numbers[0]: array.statistics}
-            for layer, found in layers.items():
-                mine.cells.setdefault(layer, _Cell()).add(found)
+            for layer, result in layers.items():
+                mine.cells.setdefault(layer, _Cell()).add(result)
     # One layer is no course over layers.
-    several = [row for row in made.values() if len(row.cells) > 1]
+    several = [row for row in built.values() if len(row.cells) > 1]
     largest = {id(row) for row in sorted(several, key=lambda row: -row.nbytes)[:_MOST_HEAT_ROWS]}
     return [row.packed() for row in several if id(row) in largest]

@@ -32,10 +32,10 @@ def page(contents: Mapping[str, Any], title: str) -> str:
         "script": "\n".join(_part(f"{name}.js") for name in _SCRIPTS),
         "contents": packed,
     }
-    made = _part("page.html")
+    built = _part("page.html")
     for name, filling in slots.items():
-        made = made.replace(f"<!-- {name} -->", filling)
-    return made
+        built = built.replace(f"<!-- {name} -->", filling)
+    return built
 
 
 def _printable(value: object) -> object:

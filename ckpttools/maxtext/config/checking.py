@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckpttools.maxtext.config.given import Given
+from ckpttools.maxtext.config.infer_settings import MODEL_NAME, Values
 from ckpttools.maxtext.config.report import Contradiction
-from ckpttools.maxtext.config.telling import MODEL_NAME, Values
 
 _ATTENTION, _KERNELS = "attention", ("dot_product", "flash")
 _NUMBERS = (int, float)
@@ -23,28 +23,28 @@ def contradictions(given: Given, values: Values) -> Iterator[Contradiction]:
         values: those of the checkpoint.
     """
     for name, setting in values.items():
-        found = given.values.get(name)
-        if found is None or agrees(name, found.value, setting.value):
+        result = given.values.get(name)
+        if result is None or agrees(name, result.value, setting.value):
             continue
-        yield Contradiction(name, found.value, found.source, setting.value, setting.source)
+        yield Contradiction(name, result.value, result.source, setting.value, setting.source)
 
 
-def agrees(name: str, said: Any, wanted: Any) -> bool:
+def agrees(name: str, declared: Any, expected: Any) -> bool:
     """Whether a setting as a run has it does as well as one that a model has."""
     if name == MODEL_NAME:
         # Names that begin alike have the same code.
-        return isinstance(said, str) and said.partition("-")[0] == str(wanted).partition("-")[0]
+        return isinstance(declared, str) and declared.partition("-")[0] == str(expected).partition("-")[0]
     if name == _ATTENTION:
         # How it is computed: whatever MaxText takes gives the same.
-        return said in _KERNELS
-    return same(said, wanted)
+        return declared in _KERNELS
+    return same(declared, expected)
 
 
-def same(said: Any, wanted: Any) -> bool:
+def same(declared: Any, expected: Any) -> bool:
     """Whether a setting as a run has it is one as a model has it; numbers may be written as text."""
-    if isinstance(wanted, bool) or not isinstance(wanted, _NUMBERS):
-        return bool(said == wanted)
+    if isinstance(expected, bool) or not isinstance(expected, _NUMBERS):
+        return bool(declared == expected)
     try:
-        return float(said) == float(wanted)
+        return float(declared) == float(expected)
     except (TypeError, ValueError):
         return False

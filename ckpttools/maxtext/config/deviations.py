@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Iterator
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import some
-from ckpttools.core.wording import option
 from ckpttools.families.family import Family
 from ckpttools.mapping.settings import Limit
 from ckpttools.mapping.sizes import nested
@@ -116,11 +116,11 @@ def layers_of_other_kinds(family: Family, facts: ModelFacts) -> tuple[frozenset[
         family: of the model.
         facts: configuration and flags of the model.
     """
-    for each in family.settings.limits:
-        name = each.wanted.left.name
-        if name.startswith(CYCLE) and not each.holds(facts):
+    for limit in family.settings.limits:
+        name = limit.expected.left.name
+        if name.startswith(CYCLE) and not limit.holds(facts):
             layers = facts.layers_off_cycle(int(name.removeprefix(CYCLE)))
-            return frozenset(layers), f"{some(layers.values())}: {each.reason}"
+            return frozenset(layers), f"{some(layers.values())}: {limit.reason}"
     return frozenset(), ""
 
 
@@ -310,17 +310,17 @@ def deviations(family: Family, facts: ModelFacts, maxtext: str = NEWEST) -> Iter
         maxtext: version of MaxText.
     """
     known = [
-        each
-        for each in _KNOWN
-        if family.name in (each.families or (family.name,)) and maxtext in each.versions
+        item
+        for item in _KNOWN
+        if family.name in (item.families or (family.name,)) and maxtext in item.versions
     ]
     reading = Reading(family, facts)
-    broken = [each for each in family.settings.limits if not each.holds(facts)]
-    yield from dict.fromkeys(_of_limit(each, reading, known) for each in broken)
-    for each in known:
-        if each.applies is not None and each.applies(facts):
-            effect, remedy = (_filled(text, facts) for text in (each.effect, each.remedy))
-            yield Discrepancy(each.what, each.reason, effect, remedy)
+    broken = [limit for limit in family.settings.limits if not limit.holds(facts)]
+    yield from dict.fromkeys(_of_limit(item, reading, known) for item in broken)
+    for item in known:
+        if item.applies is not None and item.applies(facts):
+            effect, remedy = (_filled(text, facts) for text in (item.effect, item.remedy))
+            yield Discrepancy(item.what, item.reason, effect, remedy)
 
 
 def _filled(text: str, facts: ModelFacts) -> str:
@@ -330,13 +330,13 @@ def _filled(text: str, facts: ModelFacts) -> str:
 
 
 def _of_limit(limit: Limit, reading: Reading, known: list[KnownDeviation]) -> Discrepancy:
-    left, facts = limit.wanted.left, reading.facts
-    entry = next((each for each in known if each.field == left.name), None)
+    left, facts = limit.expected.left, reading.facts
+    entry = next((item for item in known if item.field == left.name), None)
     measured = (entry.effect, entry.remedy) if entry else ("", "")
     called = reading.called(left)
     if left.name.startswith(CYCLE):
         what = some(facts.layers_off_cycle(int(left.name.removeprefix(CYCLE))).values())
-    elif left.kind == "field" and facts.place_of(left.name) is None:
+    elif left.kind == "field" and facts.location_of(left.name) is None:
         what = f"nothing says {called}, which means {json.dumps(left.of(facts))} to transformers"
     else:
         stated = nested(facts.config, called)

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.families.silent import TEXT_PARTS, THETA, without_alias
+from ckpttools.families.hf_defaults import TEXT_PARTS, THETA, without_alias
 from ckpttools.mapping.sizes import nested, states
 
 _USUAL = "rope.usual_attention_factor"
@@ -71,38 +71,38 @@ class ModelFacts:
         """
         return without_alias(name, self._found(name)[1])
 
-    def place_of(self, name: str) -> str | None:
+    def location_of(self, name: str) -> str | None:
         """Where the configuration says a field, dots for nested ones; None where it does not."""
         return self._found(name)[0]
 
     @cached_property
     def parts(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """What speaks of the text model, that alone first: its prefix, and the part."""
-        found = ((f"{name}.", nested(self.config, name)) for name in _PARTS)
-        return (*((name, part) for name, part in found if isinstance(part, Mapping)), ("", self.config))
+        result = ((f"{name}.", nested(self.config, name)) for name in _PARTS)
+        return (*((name, part) for name, part in result if isinstance(part, Mapping)), ("", self.config))
 
     def ropes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """What speaks of the rotary embedding, whichever counts: its place, and what it says."""
         for name in _ROPES:
-            where, said = self._found(_CONFIG + name)
-            if where is not None and isinstance(said, Mapping):
+            where, declared = self._found(_CONFIG + name)
+            if where is not None and isinstance(declared, Mapping):
                 kinds = [
                     kind
                     for kind in (FULL_ATTENTION, _LOCAL, _COMPRESSED)
-                    if isinstance(said.get(kind), Mapping)
+                    if isinstance(declared.get(kind), Mapping)
                 ]
-                yield from ((f"{where}.{kind}", said[kind]) for kind in kinds)
+                yield from ((f"{where}.{kind}", declared[kind]) for kind in kinds)
                 if not kinds:
-                    yield where, said
+                    yield where, declared
 
     def other_thetas(self) -> Iterator[tuple[str, str]]:
         """Bases of rotary embeddings that are stated twice, and otherwise: the one that counts, the other."""
         for name, older in _OLDER.items():
-            where, said = self._rope(name)
-            for each in older:
-                place, other = self._found(_CONFIG + each)
-                if where is not None and place not in (None, where) and other != said:
-                    yield f"{where} is {json.dumps(said)}", f"{place} is {json.dumps(other)}"
+            where, declared = self._rope(name)
+            for item in older:
+                location, other = self._found(_CONFIG + item)
+                if where is not None and location not in (None, where) and other != declared:
+                    yield f"{where} is {json.dumps(declared)}", f"{location} is {json.dumps(other)}"
 
     def layers_off_cycle(self, every: int) -> dict[int, str]:
         """Return the layers whose entries in the configuration contradict a cycle.
@@ -113,16 +113,16 @@ class ModelFacts:
         Returns:
             Number of the layer -> `layer_types[7] is "full_attention" instead of "sliding_attention"`.
         """
-        found: dict[int, str] = {}
+        result: dict[int, str] = {}
         for where, kinds, full in self._layer_lists():
-            other = next((each for each in kinds if each != full), None)
+            other = next((item for item in kinds if item != full), None)
             for k, kind in enumerate(kinds):
                 is_full = k % every == every - 1
                 expected = full if is_full else other
                 if (kind == full) != is_full:
                     instead = "" if expected is None else f" instead of {json.dumps(expected)}"
-                    found.setdefault(k, f"{where}[{k}] is {json.dumps(kind)}{instead}")
-        return found
+                    result.setdefault(k, f"{where}[{k}] is {json.dumps(kind)}{instead}")
+        return result
 
     def _layer_lists(self) -> Iterator[tuple[str, list[Any], Any]]:
         """Yield lists that tell which layers attend to everything: name, entries, entry of such layers."""
@@ -139,11 +139,11 @@ class ModelFacts:
         if name.startswith(_ROPE):
             return self._rope(name.removeprefix(_ROPE))
         name = name.removeprefix(_CONFIG)
-        found = ((prefix + name, nested(part, name)) for prefix, part in self.parts)
-        where, said = next((each for each in found if each[1] is not None), (None, self._silent(name)))
-        if name in BY_LAYER and isinstance(said, list):
-            return where, said[: self.field("num_hidden_layers")]
-        return where, said
+        result = ((prefix + name, nested(part, name)) for prefix, part in self.parts)
+        where, declared = next((item for item in result if item[1] is not None), (None, self._silent(name)))
+        if name in BY_LAYER and isinstance(declared, list):
+            return where, declared[: self.field("num_hidden_layers")]
+        return where, declared
 
     def _silent(self, name: str) -> Any:
         """What transformers takes for a field of which nothing is said; None where that is not known."""
@@ -162,16 +162,16 @@ class ModelFacts:
         where, rope = self._rope_of(_LOCAL if is_local else FULL_ATTENTION)
         plain = name.removeprefix("local_")
         if plain == "type":
-            key = next((each for each in _TYPES if rope.get(each)), None)
-            said = rope[key] if key else self._silent_rope(name, where)
-            plain_type = _PLAIN_TYPES.get(said, said) if isinstance(said, str) else said
+            key = next((kind for kind in _TYPES if rope.get(kind)), None)
+            declared = rope[key] if key else self._silent_rope(name, where)
+            plain_type = _PLAIN_TYPES.get(declared, declared) if isinstance(declared, str) else declared
             return (f"{where}.{key}" if key else None), plain_type
         keys = ("rope_theta",) if plain == "theta" else (plain,)
         older = _OLDER.get(name, () if is_local else (name,))
-        found: list[tuple[str | None, Any]] = [(f"{where}.{key}", rope.get(key)) for key in keys]
-        found += [self._found(_CONFIG + each) for each in older]
+        result: list[tuple[str | None, Any]] = [(f"{where}.{key}", rope.get(key)) for key in keys]
+        result += [self._found(_CONFIG + item) for item in older]
         taken = None, self._silent_rope(name, where)
-        return next((each for each in found if each[1] is not None), taken)
+        return next((item for item in result if item[1] is not None), taken)
 
     def _silent_rope(self, name: str, where: str) -> Any:
         """As `_silent`, of a rotary embedding that is stated at a place, or nowhere."""
@@ -182,29 +182,29 @@ class ModelFacts:
     def _attention_factor(self) -> tuple[str | None, bool | None]:
         """As transformers works it out."""
         numbers = {name: self._rope(name) for name in ("factor", "attention_factor", *_SCALES)}
-        if any(not isinstance(each, int | float | None) for _, each in numbers.values()):
+        if any(not isinstance(item, int | float | None) for _, item in numbers.values()):
             return None, None
-        factor, own, scale, scale_all = (each for _, each in numbers.values())
+        factor, own, scale, scale_all = (item for _, item in numbers.values())
         if not factor or factor <= 1 or not (own or (scale and scale_all)):
             return None, None
         usual = _yarn(factor, 1)
-        found = own or _yarn(factor, scale) / _yarn(factor, scale_all)
+        result = own or _yarn(factor, scale) / _yarn(factor, scale_all)
         where = numbers["attention_factor" if own else _SCALES[0]][0]
-        return where, math.isclose(found, usual, rel_tol=_NEAR)
+        return where, math.isclose(result, usual, rel_tol=_NEAR)
 
     def _rope_of(self, kind: str) -> tuple[str, Mapping[str, Any]]:
         for name in _ROPES:
-            where, said = self._found(_CONFIG + name)
-            if not isinstance(said, Mapping):
+            where, declared = self._found(_CONFIG + name)
+            if not isinstance(declared, Mapping):
                 continue
-            if FULL_ATTENTION in said or _LOCAL in said:
-                where, said = f"{where}.{kind}", said.get(kind)
-            elif _COMPRESSED in said:
-                where, said = f"{where}.{_COMPRESSED}", said[_COMPRESSED]
+            if FULL_ATTENTION in declared or _LOCAL in declared:
+                where, declared = f"{where}.{kind}", declared.get(kind)
+            elif _COMPRESSED in declared:
+                where, declared = f"{where}.{_COMPRESSED}", declared[_COMPRESSED]
             elif kind == _LOCAL:
                 return "", {}
-            if isinstance(said, Mapping):
-                return str(where), said
+            if isinstance(declared, Mapping):
+                return str(where), declared
         return "", {}
 
 

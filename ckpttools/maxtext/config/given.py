@@ -10,9 +10,9 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
+from ckpttools.maxtext.config.infer_settings import MODEL_NAME
 from ckpttools.maxtext.config.models import defaults, models, tower_defaults
 from ckpttools.maxtext.config.report import ModelSetting
-from ckpttools.maxtext.config.telling import MODEL_NAME
 from ckpttools.maxtext.loading.command import SETTING, ParsedCommand, parsed
 from ckpttools.maxtext.loading.configuration import COMMAND_LINE, Layer, files_of, flat_settings, model_of
 from ckpttools.maxtext.loading.settings import DEFAULTS
@@ -32,17 +32,17 @@ class Given:
     Attributes:
         values: name -> setting.
         is_whole: whether what nobody says is as MaxText has it by default, and among `values`.
-        said: those of the files and of the command line, weaker ones too.
+        declared: those of the files and of the command line, weaker ones too.
     """
 
     values: Mapping[str, ModelSetting]
     is_whole: bool
-    said: tuple[ModelSetting, ...] = ()
+    declared: tuple[ModelSetting, ...] = ()
 
     def value(self, name: str) -> Any:
         """Of a setting; None where nobody says it."""
-        found = self.values.get(name)
-        return None if found is None else found.value
+        result = self.values.get(name)
+        return None if result is None else result.value
 
 
 def given(words: Sequence[str]) -> Given:
@@ -57,17 +57,17 @@ def given(words: Sequence[str]) -> Given:
     """
     command = parsed(_as_pasted(words))
     if not command.file and not command.overrides:
-        raise UsageError("no setting is given", wanted="a configuration file or NAME=VALUE")
+        raise UsageError("no setting is given", expected="a configuration file or NAME=VALUE")
     return _given(command)
 
 
 def _as_pasted(words: Sequence[str]) -> list[str]:
     """Words, of which one may be a whole command line, up to where the shell does something else with it."""
-    found: list[str] = []
+    result: list[str] = []
     for word in words:
         is_line = any(map(str.isspace, word)) and (not SETTING.match(word) or _PYTHON.search(word))
-        found += _split(word) if is_line else [word]
-    return list(takewhile(lambda word: not _OF_SHELL.fullmatch(word), found))
+        result += _split(word) if is_line else [word]
+    return list(takewhile(lambda word: not _OF_SHELL.fullmatch(word), result))
 
 
 def _split(line: str) -> list[str]:
@@ -88,15 +88,15 @@ def _given(command: ParsedCommand) -> Given:
     is_whole = path is not None or bool(model.values)
     layers = [_defaults()] if is_whole else []
     layers += [*files, _known(name), model, own]
-    found: dict[str, ModelSetting] = {}
+    result: dict[str, ModelSetting] = {}
     for layer in layers:
-        found |= {key: ModelSetting(key, value, layer.source) for key, value in flat_settings(layer.values)}
-    said = (
+        result |= {key: ModelSetting(key, value, layer.source) for key, value in flat_settings(layer.values)}
+    declared = (
         ModelSetting(key, value, layer.source)
         for layer in (*files, own)
         for key, value in flat_settings(layer.values)
     )
-    return Given(found, is_whole, tuple(said))
+    return Given(result, is_whole, tuple(declared))
 
 
 def _flat(layers: Sequence[Layer]) -> dict[str, Any]:

@@ -46,11 +46,11 @@ class Kind:
         plain = text.removesuffix("?")
         if plain.startswith(_CHOICE):
             words = plain.removeprefix(_CHOICE).split(",")
-            return cls("one of", "", tuple(each.strip('"') for each in words), plain != text)
+            return cls("one of", "", tuple(item.strip('"') for item in words), plain != text)
         kind, more, bound = plain.partition(">")
         return cls(kind, more + bound, (), plain != text)
 
-    def wanted(self, value: Any) -> str | None:
+    def expected(self, value: Any) -> str | None:
         """What MaxText wants in place of a value; None where it takes it."""
         if value is None or (isinstance(value, str) and value.lower() == "none" and "none" not in self.words):
             return None if self.may_be_null else f"{self._named}, not null"
@@ -80,7 +80,7 @@ class Kind:
         names = {"bool": "true or false", "int": "a whole number", "float": "a number", "list": "[a, list]"}
         limits = {">0": " above 0", ">=0": " of 0 or more"}
         if self.type == "one of":
-            return "one of " + ", ".join(each or '""' for each in self.words)
+            return "one of " + ", ".join(item or '""' for item in self.words)
         return names.get(self.type, self.type) + limits.get(self.least, "")
 
 
@@ -99,7 +99,7 @@ def known(version: str) -> Mapping[str, Kind]:
 @cache
 def _listed() -> tuple[tuple[str, Kind, str, str], ...]:
     """Name, kind, the version that alone has it, the one that has it not."""
-    found: list[tuple[str, Kind, str, str]] = []
+    result: list[tuple[str, Kind, str, str]] = []
     kind = Kind("any")
     for line in (parse(__file__).parent / _LIST).read_bytes().decode().splitlines():
         if line.startswith("#"):
@@ -107,32 +107,34 @@ def _listed() -> tuple[tuple[str, Kind, str, str], ...]:
         if not line.startswith(" "):
             kind = Kind.of(line)
             continue
-        for each in line.split():
-            marked = _MARK.search(each)
-            name, sign, version = (each[: marked.start()], *marked.groups()) if marked else (each, "", "")
-            found.append((name, kind, version if sign == "+" else "", version if sign == "-" else ""))
-    return tuple(found)
+        for item in line.split():
+            marked = _MARK.search(item)
+            name, sign, version = (item[: marked.start()], *marked.groups()) if marked else (item, "", "")
+            result.append((name, kind, version if sign == "+" else "", version if sign == "-" else ""))
+    return tuple(result)
 
 
-def mistakes(said: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
+def mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
     """The settings that MaxText refuses: by their names, or by their values.
 
     Args:
-        said: settings, groups nested.
+        declared: settings, groups nested.
         version: of MaxText.
     """
     kinds = known(version)
-    for each in said:
-        kind = kinds.get(each.name)
+    for item in declared:
+        kind = kinds.get(item.name)
         if kind is None:
-            within = next((name for name in kinds if name.endswith(f".{each.name}")), None)
-            hint = f"write {within}" if within else did_you_mean(each.name, kinds) or "leave it out"
-            yield Mistake(each.name, each.value, each.source, f"MaxText {version} has no such setting", hint)
-        elif isinstance(each.value, Mapping) and any(name.startswith(f"{each.name}.") for name in kinds):
-            inner = (ModelSetting(f"{each.name}.{key}", at, each.source) for key, at in each.value.items())
+            within = next((name for name in kinds if name.endswith(f".{item.name}")), None)
+            hint = f"write {within}" if within else did_you_mean(item.name, kinds) or "leave it out"
+            yield Mistake(item.name, item.value, item.source, f"MaxText {version} has no such setting", hint)
+        elif isinstance(item.value, Mapping) and any(name.startswith(f"{item.name}.") for name in kinds):
+            inner = (ModelSetting(f"{item.name}.{key}", at, item.source) for key, at in item.value.items())
             yield from mistakes(inner, version)
-        elif (wanted := kind.wanted(each.value)) is not None and not _is_empty(each):
-            yield Mistake(each.name, each.value, each.source, f"MaxText wants {wanted}", _instead(kind, each))
+        elif (expected := kind.expected(item.value)) is not None and not _is_empty(item):
+            yield Mistake(
+                item.name, item.value, item.source, f"MaxText wants {expected}", _instead(kind, item)
+            )
 
 
 def _is_empty(setting: ModelSetting) -> bool:

@@ -224,14 +224,14 @@ def tower_defaults() -> Mapping[str, Any]:
 @cache
 def models() -> Mapping[str, Mapping[str, Any]]:
     """Name of a model -> setting -> value, where that is not the default."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for text in (_MODELS, towers.MODELS):
         names: list[str] = []
         for line in text.strip().splitlines():
             if line.startswith(" "):
                 for name in names:
-                    found[name].update(pairs(line))
+                    result[name].update(pairs(line))
             else:
                 names = line.split()
-                found = {**{name: dict(MODELS[name]) for name in names}, **found}
-    return found
+                result = {**{name: dict(MODELS[name]) for name in names}, **result}
+    return result

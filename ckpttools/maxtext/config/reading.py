@@ -103,20 +103,20 @@ class Reading:
             return json.dumps(term.value)
         return ", ".join(self._there(term) or self._usual(term)) or term.name
 
-    def source(self, term: Term, place: str) -> str:
+    def source(self, term: Term, location: str) -> str:
         """Who says a term."""
         if term.kind == "value" or (
             term.kind == "formula" and axes_in(term.name) <= self.family.constants.keys()
         ):
             return "family"
         if there := self._there(term):
-            return f"{place}: {', '.join(there)}"
+            return f"{location}: {', '.join(there)}"
         from_arrays = term.kind != "field" and self.facts.has_arrays
-        return "the arrays" if from_arrays else f"transformers, as {place} does not say"
+        return "the arrays" if from_arrays else f"transformers, as {location} does not say"
 
     def unread(self) -> Iterator[str]:
         """The fields that may change what the model computes, and of which MaxText is told nothing."""
-        read = {_plain(each) for each in self._read()}
+        read = {_plain(item) for item in self._read()}
         for path, value in self._stated("", self.facts.config):
             if path not in read and not self._is_idle(path):
                 yield f"{path} {_short(value)}"
@@ -124,7 +124,7 @@ class Reading:
     def _there(self, term: Term) -> list[str]:
         """The fields that give it."""
         if term.kind == "field":
-            return [where] if (where := self.facts.place_of(term.name)) else []
+            return [where] if (where := self.facts.location_of(term.name)) else []
         if term.kind == "flag":
             rule = self.family.flags.get(term.name)
             names = rule.field if rule else ()
@@ -133,7 +133,7 @@ class Reading:
         return list(dict.fromkeys(name for axis in axes for name in self._of_axis(axis)))
 
     def _of_axis(self, axis: str) -> list[str]:
-        names = [each for each in self.family.sizes.get(axis, ()) if isinstance(each, str)]
+        names = [item for item in self.family.sizes.get(axis, ()) if isinstance(item, str)]
         there = [name for name in names if nested(self.facts.config, name) is not None][:1]
         formula = self.family.derived.get(axis)
         if there or formula is None:
@@ -150,13 +150,13 @@ class Reading:
             rule = self.family.flags.get(term.name)
             return list(rule.field[:1]) if rule else []
         axes = sorted(axes_in(term.name))
-        found = (next(iter(self.family.sizes.get(axis, ())), "") for axis in axes)
-        return [each for each in found if isinstance(each, str) and each]
+        result = (next(iter(self.family.sizes.get(axis, ())), "") for axis in axes)
+        return [item for item in result if isinstance(item, str) and item]
 
     def _read(self) -> Iterator[str]:
         family = self.family
         for alternatives in family.sizes.values():
-            yield from (each for each in alternatives if isinstance(each, str))
+            yield from (alternative for alternative in alternatives if isinstance(alternative, str))
         for rule in (*family.flags.values(), *family.others.values()):
             yield from rule.field
         for part in family.parts.values():
@@ -170,12 +170,12 @@ class Reading:
         if name.startswith(_ROPE):
             plain = name.removeprefix(_ROPE).removeprefix(_LOCAL)
             names: Iterable[str] = _ROPE_NAMES.get(plain, (plain,))
-            places = [f"{where}." for where, _ in self.facts.ropes()]
-            yield from (place + each for place in (*places, *prefixes) for each in names)
+            locations = [f"{where}." for where, _ in self.facts.ropes()]
+            yield from (location + item for location in (*locations, *prefixes) for item in names)
         elif name.startswith(_CONFIG):
             yield from (prefix + name.removeprefix(_CONFIG) for prefix in prefixes)
         else:
-            yield from (prefix + each for prefix in prefixes for each in ATTENDING)
+            yield from (prefix + item for prefix in prefixes for item in ATTENDING)
 
     def _stated(self, prefix: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in part.items():
@@ -191,9 +191,9 @@ class Reading:
         last = path.rpartition(".")[2]
         if matches_any(last, _IDLE):
             return True
-        patterns = [each for idle in self.family.settings.idle for each in idle.fields]
+        patterns = [field for idle in self.family.settings.idle for field in idle.fields]
         relative = [path.removeprefix(prefix) for prefix, _ in self.facts.parts if path.startswith(prefix)]
-        return any(matches_any(each, patterns) for each in relative)
+        return any(matches_any(item, patterns) for item in relative)
 
 
 def _plain(path: str) -> str:

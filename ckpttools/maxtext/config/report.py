@@ -67,16 +67,16 @@ class Contradiction:
 
     Attributes:
         name: of the setting.
-        said: its value.
+        declared: its value.
         said_in: who says it.
-        wanted: the checkpoint's.
+        expected: the checkpoint's.
         source: who says that.
     """
 
     name: str
-    said: Any
+    declared: Any
     said_in: str
-    wanted: Any
+    expected: Any
     source: str
 
 
@@ -86,14 +86,14 @@ class Mistake:
 
     Attributes:
         name: as it was said.
-        said: its value.
+        declared: its value.
         said_in: who says it.
         reason: why it is refused.
         hint: what to do.
     """
 
     name: str
-    said: Any
+    declared: Any
     said_in: str
     reason: str
     hint: str
@@ -138,7 +138,7 @@ class MaxTextConfig:
 
     def as_mapping(self) -> Mapping[str, Any]:
         """Name of a setting -> value, of those that MaxText needs to be given."""
-        return {each.name: each.value for each in self.told}
+        return {item.name: item.value for item in self.told}
 
     def arguments(self) -> tuple[str, ...]:
         """`NAME=VALUE`, as MaxText's command line takes them."""

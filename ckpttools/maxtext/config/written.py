@@ -49,9 +49,9 @@ def text_types(family: Family) -> tuple[str, ...]:
 
     None where it has no such, or where that is a model of another family, as Qwen3 is of Qwen3-VL.
     """
-    if any(each.architecture for each in family.spellings):
+    if any(spelling.architecture for spelling in family.spellings):
         return ()
-    plain = [each for each in family.model_types if each.endswith(_TEXT)] or family.model_types
+    plain = [kind for kind in family.model_types if kind.endswith(_TEXT)] or family.model_types
     is_flat = any(isinstance(name, str) and "." not in name for name in family.sizes.get("embed", ()))
     return tuple(plain) if is_flat else ()
 
@@ -78,28 +78,28 @@ def written(family: Family, lengths: Mapping[str, int], fields: Mapping[str, Any
     config |= {
         name.removeprefix(_CONFIG): value for name, value in fields.items() if name.startswith(_CONFIG)
     }
-    made: dict[str, Any] = _in_fractions(config | _rope(family, fields))
-    return made
+    built: dict[str, Any] = _in_fractions(config | _rope(family, fields))
+    return built
 
 
 def _in_fractions(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        return {key: _in_fractions(each, key) for key, each in value.items()}
+        return {key: _in_fractions(item, key) for key, item in value.items()}
     return float(value) if name in _FRACTIONS and type(value) is int else value
 
 
 def _rope(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     rope = {name: value for name, value in fields.items() if name.startswith(_ROPE)}
     # Of two kinds, where the family speaks of the type of each: transformers has it since 5 only.
-    if any(each.wanted.left.name == "rope.local_type" for each in family.settings.limits):
+    if any(limit.expected.left.name == "rope.local_type" for limit in family.settings.limits):
         return {"rope_parameters": {kind: _of_kind(rope, prefix) for kind, prefix in _KINDS.items()}}
-    found = {name: rope[field] for field, name in _ROPE_FIELDS.items() if field in rope}
+    result = {name: rope[field] for field, name in _ROPE_FIELDS.items() if field in rope}
     kind = rope.get("rope.type", "default")
     if kind == "default":
-        return found
-    inner = {name.removeprefix(_ROPE): each for name, each in rope.items() if name not in _ROPE_FIELDS}
+        return result
+    inner = {name.removeprefix(_ROPE): item for name, item in rope.items() if name not in _ROPE_FIELDS}
     del inner["type"]
-    return {**found, "rope_scaling": {"rope_type": kind, **inner}}
+    return {**result, "rope_scaling": {"rope_type": kind, **inner}}
 
 
 def _of_kind(rope: Mapping[str, Any], prefix: str) -> dict[str, Any]:

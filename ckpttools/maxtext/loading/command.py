@@ -81,17 +81,17 @@ def _no_setting(word: str) -> UsageError:
     if word.startswith("-"):
         return UsageError(
             f"{word} is no option here, and not a setting of MaxText",
-            wanted="options of ckpt first, then the command of the run as it is, after --",
+            expected="options of ckpt first, then the command of the run as it is, after --",
             hint="-- python3 -m maxtext.trainers.pre_train.train base.yml NAME=VALUE",
         )
     if word.endswith((".yaml", ".json", ".toml")):
         return UsageError(
             f"{word} is not a MaxText configuration",
-            wanted=f"a file whose name ends in {_SUFFIX}, before all settings",
+            expected=f"a file whose name ends in {_SUFFIX}, before all settings",
         )
     return UsageError(
         f"{word} is not a setting",
-        wanted="a configuration file NAME.yml first, then settings as NAME=VALUE",
+        expected="a configuration file NAME.yml first, then settings as NAME=VALUE",
         hint=f"if this is a checkpoint: load_parameters_path={word}",
     )
 
@@ -109,7 +109,7 @@ def value_of(word: str, text: str) -> Any:
         return load_yaml(text)
     except ValueError as error:
         reason = " ".join(str(error).split())
-        raise FormatError("the value of a setting is not YAML", place=word, got=reason) from error
+        raise FormatError("the value of a setting is not YAML", location=word, got=reason) from error
 
 
 def _put(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
@@ -123,11 +123,11 @@ def _put(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """Two configurations as one: groups one by one, everything else from `above` where both have it."""
-    made = dict(below)
+    built = dict(below)
     for name, value in above.items():
-        inner = made.get(name)
+        inner = built.get(name)
         if isinstance(inner, Mapping) and isinstance(value, Mapping) and depth < _DEEPEST:
-            made[name] = merged(inner, value, depth + 1)
+            built[name] = merged(inner, value, depth + 1)
         else:
-            made[name] = value
-    return made
+            built[name] = value
+    return built

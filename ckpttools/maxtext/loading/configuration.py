@@ -13,7 +13,7 @@ from ckpttools.maxtext.loading.command import ParsedCommand, merged, value_of
 from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS, LORA, Settings
 from ckpttools.maxtext.loading.sizes import MODELS, architecture
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 _BASE_CONFIG, _BASE_FILE = "base_config", "base.yml"
@@ -51,19 +51,19 @@ def settings_of(command: ParsedCommand, environment: Mapping[str, str]) -> Setti
     notes: list[str] = []
     path = parse(command.file) if command.file else None
     files = files_of(path, notes) if path else []
-    said = Layer(COMMAND_LINE, command.overrides)
-    model = model_of([*files, said], path)
-    contradictions = list(_said_twice(model, said, files))
-    env = _environment(environment, [*files, model, said])
-    contradictions += _said_in_environment(env, model, said)
-    found: dict[str, RunSetting] = {}
-    for layer in (*files, _weaker(model, said), said, env):
-        found |= {name: RunSetting(name, value, layer.source) for name, value in flat_settings(layer.values)}
-    known = {name: each for name, each in found.items() if name in DEFAULTS or f"{LORA}.{name}" in DEFAULTS}
-    odd = [name for name, each in known.items() if isinstance(each.value, str) and "${" in each.value]
+    declared = Layer(COMMAND_LINE, command.overrides)
+    model = model_of([*files, declared], path)
+    contradictions = list(_said_twice(model, declared, files))
+    env = _environment(environment, [*files, model, declared])
+    contradictions += _said_in_environment(env, model, declared)
+    result: dict[str, RunSetting] = {}
+    for layer in (*files, _weaker(model, declared), declared, env):
+        result |= {name: RunSetting(name, value, layer.source) for name, value in flat_settings(layer.values)}
+    known = {name: item for name, item in result.items() if name in DEFAULTS or f"{LORA}.{name}" in DEFAULTS}
+    odd = [name for name, item in known.items() if isinstance(item.value, str) and "${" in item.value]
     notes += [f"{name} has ${{…}} in it, which is not worked out here: its default is taken" for name in odd]
-    plain = {name: each for name, each in known.items() if name not in odd}
-    unknown = tuple(name for name in found if name not in known)
+    plain = {name: item for name, item in known.items() if name not in odd}
+    unknown = tuple(name for name in result if name not in known)
     return Settings(plain, path is not None, tuple(contradictions), tuple(notes), unknown)
 
 
@@ -71,12 +71,12 @@ def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Settings by name, those of the one group that matters with its name before theirs."""
     for name, value in values.items():
         if name == LORA and isinstance(value, Mapping):
-            yield from ((f"{LORA}.{inner}", each) for inner, each in value.items())
+            yield from ((f"{LORA}.{inner}", item) for inner, item in value.items())
         else:
             yield name, value
 
 
-def files_of(path: Place, notes: list[str]) -> list[Layer]:
+def files_of(path: Location, notes: list[str]) -> list[Layer]:
     """A file and those that it is based on, the deepest first.
 
     Args:
@@ -84,23 +84,23 @@ def files_of(path: Place, notes: list[str]) -> list[Layer]:
         notes: how names were understood is added here.
     """
     layers: list[Layer] = []
-    place: Place | None = path
-    while place is not None:
-        if not place.exists() and (own := _own(place)) is not None:
-            place = own
-        elif not place.exists() and _is_base(place):
-            notes.append(f"{place} is not there: taken for MaxText's own")
+    location: Location | None = path
+    while location is not None:
+        if not location.exists() and (own := _own(location)) is not None:
+            location = own
+        elif not location.exists() and _is_base(location):
+            notes.append(f"{location} is not there: taken for MaxText's own")
             break
-        values = read_yaml(place)
-        layers.insert(0, Layer(str(place), values))
+        values = read_yaml(location)
+        layers.insert(0, Layer(str(location), values))
         if len(layers) > _LONGEST_CHAIN:
-            raise ConfigError("files are based on each other in a circle", place=path, got=place)
+            raise ConfigError("files are based on each other in a circle", location=path, got=location)
         below = values.get(_BASE_CONFIG)
-        place = _based_on(place, below) if isinstance(below, str) and below else None
+        location = _based_on(location, below) if isinstance(below, str) and below else None
     return layers
 
 
-def _based_on(file: Place, below: str) -> Place:
+def _based_on(file: Location, below: str) -> Location:
     """The file that `base_config` names: beside the other, or in MaxText."""
     if "://" in below or below.startswith("/"):
         return parse(below)
@@ -109,27 +109,27 @@ def _based_on(file: Place, below: str) -> Place:
     return own / below if not beside.is_file() and own is not None else beside
 
 
-def _own(place: Place) -> Place | None:
+def _own(location: Location) -> Location | None:
     """The file of an installed MaxText that is meant by a path of its sources."""
     own = _configs()
-    name = str(place).partition(_OWN_FILES)[2] or (place.name if _is_base(place) else "")
+    name = str(location).partition(_OWN_FILES)[2] or (location.name if _is_base(location) else "")
     return own / name if own is not None and name and (own / name).is_file() else None
 
 
-def _is_base(place: Place) -> bool:
-    return place.name == _BASE_FILE
+def _is_base(location: Location) -> bool:
+    return location.name == _BASE_FILE
 
 
 @cache
-def _configs() -> Place | None:
+def _configs() -> Location | None:
     """Where the configurations of an installed MaxText are; None without one."""
     spec = find_spec("maxtext")
     homes = spec.submodule_search_locations if spec else None
-    found = [parse(str(home)) / "configs" for home in homes or ()]
-    return next((each for each in found if each.is_dir()), None)
+    result = [parse(str(home)) / "configs" for home in homes or ()]
+    return next((item for item in result if item.is_dir()), None)
 
 
-def model_of(layers: list[Layer], path: Place | None) -> Layer:
+def model_of(layers: list[Layer], path: Location | None) -> Layer:
     """What the model says, which stands above files and below what is said beside them.
 
     Args:
@@ -151,21 +151,25 @@ def model_of(layers: list[Layer], path: Place | None) -> Layer:
     return Layer(f"model {name}", MODELS.get(name, {}))
 
 
-def _weaker(model: Layer, said: Layer) -> Layer:
+def _weaker(model: Layer, declared: Layer) -> Layer:
     """The model without what the command line says."""
-    return Layer(model.source, {name: each for name, each in model.values.items() if name not in said.values})
+    return Layer(
+        model.source, {name: item for name, item in model.values.items() if name not in declared.values}
+    )
 
 
 def _may_override(*layers: Layer) -> bool:
     return any(layer.values.get("override_model_config") is True for layer in layers)
 
 
-def _said_twice(model: Layer, said: Layer, files: list[Layer]) -> Iterator[Problem]:
+def _said_twice(model: Layer, declared: Layer, files: list[Layer]) -> Iterator[Problem]:
     """Settings of the model that the command line has otherwise."""
     twice = [
-        name for name, value in model.values.items() if name in said.values and said.values[name] != value
+        name
+        for name, value in model.values.items()
+        if name in declared.values and declared.values[name] != value
     ]
-    if twice and not _may_override(said, *files):
+    if twice and not _may_override(declared, *files):
         yield Problem(
             f"{', '.join(twice)}: the model says otherwise ({model.source}), and MaxText refuses both",
             "leave them out, or add override_model_config=true",
@@ -175,33 +179,33 @@ def _said_twice(model: Layer, said: Layer, files: list[Layer]) -> Iterator[Probl
 def _environment(environment: Mapping[str, str], layers: list[Layer]) -> Layer:
     """What variables of the environment say of settings that are known."""
     names = {*DEFAULTS, *(name for layer in layers for name in layer.values)}
-    found = {
+    result = {
         name: environment[variable]
         for name in names
         if (variable := f"{_PREFIX}{name.upper()}") in environment and "." not in name
     }
     typed = {
         name: text if isinstance(DEFAULTS.get(name), str) else value_of(f"{_PREFIX}{name.upper()}", text)
-        for name, text in found.items()
+        for name, text in result.items()
     }
     return Layer("environment", typed)
 
 
-def _said_in_environment(env: Layer, model: Layer, said: Layer) -> Iterator[Problem]:
+def _said_in_environment(env: Layer, model: Layer, declared: Layer) -> Iterator[Problem]:
     for name in env.values:
-        if name in said.values:
+        if name in declared.values:
             yield Problem(
                 f"{name} is set on the command line and by {_PREFIX}{name.upper()}, and MaxText refuses both",
                 "leave one out",
             )
-        elif name in model.values and not _may_override(said):
+        elif name in model.values and not _may_override(declared):
             yield Problem(
                 f"{name} is set by the model and by {_PREFIX}{name.upper()}, and MaxText refuses both",
                 "leave the variable out, or add override_model_config=true",
             )
 
 
-def read_yaml(path: Place) -> dict[str, Any]:
+def read_yaml(path: Location) -> dict[str, Any]:
     """The settings in a YAML file.
 
     Raises:
@@ -214,11 +218,11 @@ def read_yaml(path: Place) -> dict[str, Any]:
     try:
         document = load_yaml(path.read_bytes().decode())
     except ValueError as error:
-        raise FormatError("not a YAML file", place=path, got=" ".join(str(error).split())) from error
+        raise FormatError("not a YAML file", location=path, got=" ".join(str(error).split())) from error
     if document is None:
         return {}
     if not isinstance(document, dict):
         raise ConfigError(
-            "not a MaxText configuration", place=path, got=type(document).__name__, wanted="NAME: VALUE"
+            "not a MaxText configuration", location=path, got=type(document).__name__, expected="NAME: VALUE"
         )
     return {str(name): value for name, value in document.items()}

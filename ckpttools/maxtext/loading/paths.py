@@ -20,7 +20,7 @@ from ckpttools.formats.orbax.steps import (
 from ckpttools.maxtext.loading.report import Problem
 from ckpttools.maxtext.loading.runs import listed_by_manager
 from ckpttools.maxtext.versions import Version
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 # Stores that MaxText reads itself; memory is for tests of those who call this from Python.
@@ -40,7 +40,7 @@ class Led:
         instead: the next step where the item cannot be opened; None for what the reason says.
     """
 
-    item: Place | None
+    item: Location | None
     key: str = "params"
     problems: tuple[Problem, ...] = ()
     shown: str | None = None
@@ -63,36 +63,36 @@ def led_to(setting: str, text: str, version: Version) -> Led:
     Raises:
         CheckpointError: it cannot be looked at.
     """
-    place = parse(text)
+    location = parse(text)
     key = _key(text, version)
     if problem := why_not_read(setting, text):
-        is_relative = place.store.scheme == "file" and not text.startswith(("/", "~"))
+        is_relative = location.store.scheme == "file" and not text.startswith(("/", "~"))
         # What is wrong with the path that it asks for is said at once.
-        further = led_to(setting, str(place.absolute()), version).problems if is_relative else ()
+        further = led_to(setting, str(location.absolute()), version).problems if is_relative else ()
         return Led(None, key, (problem, *further))
     find = _by_v0 if version.orbax == "v0" else _by_v1
-    found = find(place, setting)
-    return Led(found, key) if isinstance(found, Place) else Led(None, key, (found,))
+    result = find(location, setting)
+    return Led(result, key) if isinstance(result, Location) else Led(None, key, (result,))
 
 
 def why_not_read(setting: str, text: str) -> Problem | None:
     """Why MaxText does not read a path, whatever is there; None if it does."""
-    place = parse(text)
-    if problem := other_store(place):
+    location = parse(text)
+    if problem := other_store(location):
         return problem
-    if place.store.scheme == "gs" and place.key[:1] in ("", "/"):
+    if location.store.scheme == "gs" and location.key[:1] in ("", "/"):
         return Problem(f"{setting}={text} names no bucket", f"set {setting}=gs://BUCKET/…")
     if text.startswith("~"):
         return Problem(f"MaxText does not expand ~ in {setting}={text}", "write the whole path")
-    if place.store.scheme == "file" and not text.startswith("/"):
+    if location.store.scheme == "file" and not text.startswith("/"):
         return Problem(
             f"Orbax refuses relative paths, as {setting}={text} is one",
-            f"set {setting}={place.absolute()}",
+            f"set {setting}={location.absolute()}",
         )
     return None
 
 
-def step_number(item: Place) -> int | None:
+def step_number(item: Location) -> int | None:
     """The step that an item is of, by the name of its directory or the one above."""
     own = Step(item).number
     return own if own is not None else Step(item.parent).number
@@ -104,46 +104,46 @@ def _key(text: str, version: Version) -> str:
     return name if name in _KEYS else "params"
 
 
-def other_store(place: Place) -> Problem | None:
+def other_store(location: Location) -> Problem | None:
     """Why MaxText reads nothing from a store; None if it does."""
-    scheme = place.store.scheme
+    scheme = location.store.scheme
     if scheme in _READ:
         return None
     return Problem(
         f"MaxText reads local paths and gs://, and not {scheme}://",
-        f"copy it to a directory or to gs://: `ckpt copy {quote(str(place))} DST`"
+        f"copy it to a directory or to gs://: `ckpt copy {quote(str(location))} DST`"
         if scheme in ("s3", "az")
-        else f"convert it first: `ckpt convert hf-to-maxtext {quote(str(place))} DST`",
+        else f"convert it first: `ckpt convert hf-to-maxtext {quote(str(location))} DST`",
     )
 
 
-def _absent(place: Place, setting: str, api: str) -> Problem:
-    near = next((above for above in place.parents[:2] if above.is_dir()), None)
-    return Problem(f"nothing is at {place}", _other_item(near, setting, api) or "check its spelling")
+def _absent(location: Location, setting: str, api: str) -> Problem:
+    near = next((above for above in location.parents[:2] if above.is_dir()), None)
+    return Problem(f"nothing is at {location}", _other_item(near, setting, api) or "check its spelling")
 
 
-def _by_v0(place: Place, setting: str) -> Place | Problem:
+def _by_v0(location: Location, setting: str) -> Location | Problem:
     """The item at a path that must be its own: Orbax adds nothing to it and cuts nothing off."""
-    if not place.is_dir():
-        return _absent(place, setting, "v0")
-    if not is_item(place):
-        return _no_item(place, setting, "v0")
-    return place if is_committed(place) else _uncommitted(place)
+    if not location.is_dir():
+        return _absent(location, setting, "v0")
+    if not is_item(location):
+        return _no_item(location, setting, "v0")
+    return location if is_committed(location) else _uncommitted(location)
 
 
-def _by_v1(place: Place, setting: str) -> Place | Problem:
+def _by_v1(location: Location, setting: str) -> Location | Problem:
     """The item below the step that a path means, or the step itself where it is bare."""
-    root = place.parent if place.name == ITEM else place
+    root = location.parent if location.name == ITEM else location
     item = root / ITEM if (root / ITEM).is_dir() else root
     if not is_item(item):
-        there = place.is_dir()
-        return _no_item(item, setting, "v1") if there else _absent(place, setting, "v1")
+        there = location.is_dir()
+        return _no_item(item, setting, "v1") if there else _absent(location, setting, "v1")
     if not is_committed(root):
         return _uncommitted(root)
     return _refused_by_v1(root, item) or item
 
 
-def _refused_by_v1(root: Place, item: Place) -> Problem | None:
+def _refused_by_v1(root: Location, item: Location) -> Problem | None:
     """Why Orbax's newer API does not take a directory in which there is an item."""
     if (root / V1_FILE).is_file():
         if item == root or not has_metadata(root):
@@ -164,42 +164,42 @@ def _refused_by_v1(root: Place, item: Place) -> Problem | None:
     return None
 
 
-def _uncommitted(place: Place) -> Problem:
-    if place.store.scheme != "gs":
-        return Problem(f"{place} is an unfinished save, as its name says", "take an earlier step")
+def _uncommitted(location: Location) -> Problem:
+    if location.store.scheme != "gs":
+        return Problem(f"{location} is an unfinished save, as its name says", "take an earlier step")
     return Problem(
-        f"there is no {COMMIT_FILE} in {place}: on gs:// Orbax takes it for unfinished",
-        f"{_doctor(place)}; if the copy is complete, put the files of that name beside the others",
+        f"there is no {COMMIT_FILE} in {location}: on gs:// Orbax takes it for unfinished",
+        f"{_doctor(location)}; if the copy is complete, put the files of that name beside the others",
     )
 
 
-def _doctor(place: Place) -> str:
-    return f"`ckpt doctor {quote(str(place))}` says more"
+def _doctor(location: Location) -> str:
+    return f"`ckpt doctor {quote(str(location))}` says more"
 
 
-def rewritten(item: Place) -> str:
+def rewritten(item: Location) -> str:
     """How an item under another name becomes one that MaxText finds."""
     return f"`ckpt convert to-orbax {quote(str(item))} DST --item {ITEM}` writes one that is found"
 
 
-def _no_item(place: Place, setting: str, api: str) -> Problem:
+def _no_item(location: Location, setting: str, api: str) -> Problem:
     """Of a directory that is no item: what it is instead."""
-    instead = _other_item(place, setting, api)
+    instead = _other_item(location, setting, api)
     if instead:
-        return Problem(f"{place} is not the directory of an item: there is no {TREE_FILE} in it", instead)
-    if any(entry.name.endswith(".safetensors") for entry in place.entries()):
+        return Problem(f"{location} is not the directory of an item: there is no {TREE_FILE} in it", instead)
+    if any(entry.name.endswith(".safetensors") for entry in location.entries()):
         return Problem(
-            f"{place} holds weights of Hugging Face",
-            f"convert them, `ckpt convert hf-to-maxtext {quote(str(place))} DST`, or set "
+            f"{location} holds weights of Hugging Face",
+            f"convert them, `ckpt convert hf-to-maxtext {quote(str(location))} DST`, or set "
             "source_checkpoint_layout=safetensors_dynamic",
         )
-    return Problem(f"{place} is not an Orbax checkpoint: there is no {TREE_FILE} in it", _doctor(place))
+    return Problem(f"{location} is not an Orbax checkpoint: there is no {TREE_FILE} in it", _doctor(location))
 
 
-def _other_item(place: Place | None, setting: str, api: str) -> str | None:
+def _other_item(location: Location | None, setting: str, api: str) -> str | None:
     """Which path would have been one, above or below."""
-    found = orbax_at(place) if place is not None and place.is_dir() else None
-    match found:
+    result = orbax_at(location) if location is not None and location.is_dir() else None
+    match result:
         case OrbaxItem(directory=directory):
             return f"set {setting}={directory}"
         case Step() as step if step.items:
@@ -224,5 +224,5 @@ def _item_of(step: Step, setting: str, api: str) -> str:
 def reason_of(error: CheckpointError) -> Problem:
     """An error of opening as a problem."""
     text = " ".join(error.message.split())
-    where = f" ({error.place})" if error.place and isinstance(error, FormatError) else ""
+    where = f" ({error.location})" if error.location and isinstance(error, FormatError) else ""
     return Problem(f"{text}{where}", error.hint)

@@ -16,7 +16,7 @@ Rule = Literal[
     "lora_restore_path",
     "none",
 ]
-Wanted = Literal["full state", "parameters", "adapter", "nothing"]
+Expected = Literal["full state", "parameters", "adapter", "nothing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Problem:
 
     Attributes:
         what: a sentence.
-        do: the next step; None where that depends on what is wanted.
+        do: the next step; None where that depends on what is expected.
     """
 
     what: str
@@ -54,12 +54,12 @@ class Tried:
     Attributes:
         rule: its name.
         path: where it looks; None where it looks nowhere.
-        found: what is there, or why it is not looked at.
+        result: what is there, or why it is not looked at.
     """
 
     rule: Rule
     path: str | None
-    found: str
+    result: str
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -75,7 +75,7 @@ class Resolution:
         rule: the one that decides.
         path: the directory whose arrays are read; None where there is none.
         step: of the checkpoint, where its directory says it.
-        wanted: what of it is read.
+        expected: what of it is read.
         tried: all rules in MaxText's order.
         problems: why it would fail; empty if the outcome is "loads".
         notes: what is worth knowing beside that.
@@ -89,7 +89,7 @@ class Resolution:
     rule: Rule
     path: str | None
     step: int | None
-    wanted: Wanted
+    expected: Expected
     tried: tuple[Tried, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
@@ -102,5 +102,5 @@ class Resolution:
         return self.outcome == "loads" and (self.adapter is None or self.adapter.loads)
 
     def __repr__(self) -> str:
-        problems = "".join(f"\n  {each.what}" for each in self.problems)
+        problems = "".join(f"\n  {problem.what}" for problem in self.problems)
         return f"<Resolution by MaxText {self.maxtext}: {self.verdict}{problems}>"

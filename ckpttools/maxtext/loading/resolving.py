@@ -9,12 +9,12 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.loading.paths import Led, led_to, reason_of, step_number
-from ckpttools.maxtext.loading.report import Outcome, Problem, Resolution, Rule, Tried, Wanted
+from ckpttools.maxtext.loading.report import Expected, Outcome, Problem, Resolution, Rule, Tried
 from ckpttools.maxtext.loading.resuming import own_run
 from ckpttools.maxtext.loading.settings import DEFAULTS, Settings, refusals
 from ckpttools.maxtext.loading.weights import looked_at
 from ckpttools.maxtext.versions import Version
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 NOTHING = "nothing found: training starts from step 0 with random parameters"
@@ -36,7 +36,7 @@ class _Resolved:
     """What a rule leads to, before the checkpoint is opened."""
 
     rule: Rule
-    wanted: Wanted
+    expected: Expected
     led: Led
 
 
@@ -57,43 +57,43 @@ def resolution(settings: Settings, version: Version, environment: Mapping[str, s
     if problems := tuple(refusals(settings, version)):
         return replace(blank, verdict="refuses these settings, whatever is there", problems=problems)
     run = own_run(settings, environment)
-    made = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
+    built = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
     if run.led is not None:
         others = [
             Tried(name, text, "not looked at: the run itself goes first")
             for name, text in _explicit(settings)
         ]
-        made = _opened(_Resolved("resume", "full state", run.led), settings, version, made)
-        made = replace(made, tried=(*made.tried, *others), problems=(*run.problems, *made.problems))
+        built = _opened(_Resolved("resume", "full state", run.led), settings, version, built)
+        built = replace(built, tried=(*built.tried, *others), problems=(*run.problems, *built.problems))
     elif (named := _named(settings, version)) is not None:
         path = next((text for _, text in _explicit(settings)), None)
-        made = replace(made, tried=(*made.tried, Tried(named.rule, path, _found_text(named.led, path))))
-        made = _opened(named, settings, version, made)
-    adapter = _adapter(settings, version, blank, made.rule == "resume")
-    made = replace(made, adapter=adapter, notes=(*made.notes, *_unused(settings)))
-    return _judged(made, run.is_hidden)
+        built = replace(built, tried=(*built.tried, Tried(named.rule, path, _found_text(named.led, path))))
+        built = _opened(named, settings, version, built)
+    adapter = _adapter(settings, version, blank, built.rule == "resume")
+    built = replace(built, adapter=adapter, notes=(*built.notes, *_unused(settings)))
+    return _judged(built, run.is_hidden)
 
 
-def _judged(made: Resolution, is_hidden: bool) -> Resolution:
+def _judged(built: Resolution, is_hidden: bool) -> Resolution:
     """With outcome and verdict."""
     outcome: Outcome
-    if made.problems:
+    if built.problems:
         outcome = "fails"
     elif is_hidden:
         outcome = "unknown"
     else:
-        outcome = "loads" if made.path else "scratch"
-    return replace(made, outcome=outcome, verdict=_verdict(made, outcome))
+        outcome = "loads" if built.path else "scratch"
+    return replace(built, outcome=outcome, verdict=_verdict(built, outcome))
 
 
-def _verdict(made: Resolution, outcome: Outcome) -> str:
-    what = _WHAT[made.rule].format(step="a checkpoint" if made.step is None else f"step {made.step}")
+def _verdict(built: Resolution, outcome: Outcome) -> str:
+    what = _WHAT[built.rule].format(step="a checkpoint" if built.step is None else f"step {built.step}")
     return {
         "loads": f"loads {what}",
         "scratch": NOTHING,
         "unknown": "what is loaded depends on the disks of the hosts, which are not seen from here",
         "fails": f"finds {what}, but cannot use what is there"
-        if made.path
+        if built.path
         else "does not find what is named",
     }[outcome]
 
@@ -120,31 +120,31 @@ def _named(settings: Settings, version: Version) -> _Resolved | None:
         return None
     if layout == "safetensors" and rule == "load_full_state_path":
         return _Resolved("safetensors", "full state", by_function(text, settings, version))
-    wanted: Wanted = "parameters" if rule == "load_parameters_path" else "full state"
-    return _Resolved(rule, wanted, led_to(rule, text, version))
+    expected: Expected = "parameters" if rule == "load_parameters_path" else "full state"
+    return _Resolved(rule, expected, led_to(rule, text, version))
 
 
-def _opened(found: _Resolved, settings: Settings, version: Version, blank: Resolution) -> Resolution:
+def _opened(result: _Resolved, settings: Settings, version: Version, blank: Resolution) -> Resolution:
     """With what is in the checkpoint that a rule leads to."""
-    item, problems, notes = found.led.item, list(found.led.problems), list(blank.notes)
-    is_orbax = found.rule not in _OF_HUGGING_FACE
+    item, problems, notes = result.led.item, list(result.led.problems), list(blank.notes)
+    is_orbax = result.rule not in _OF_HUGGING_FACE
     if item is not None and is_orbax:
         try:
-            looked = looked_at(open_tree(item), found.wanted, found.led.key, settings, version)
+            looked = looked_at(open_tree(item), result.expected, result.led.key, settings, version)
         except StorageError:
             raise
         except CheckpointError as error:
             reason = reason_of(error)
-            problems.append(replace(reason, do=found.led.instead or reason.do))
+            problems.append(replace(reason, do=result.led.instead or reason.do))
         else:
             problems += looked.problems
             notes += looked.notes
     return replace(
         blank,
-        rule=found.rule,
-        path=found.led.path,
+        rule=result.rule,
+        path=result.led.path,
         step=step_number(item) if item is not None and is_orbax else None,
-        wanted=found.wanted,
+        expected=result.expected,
         problems=tuple(problems),
         notes=tuple(notes),
     )
@@ -155,7 +155,7 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
     text = settings.text("lora.lora_restore_path")
     if not text:
         return None
-    blank = replace(blank, rule="lora_restore_path", wanted="adapter", notes=(), settings=())
+    blank = replace(blank, rule="lora_restore_path", expected="adapter", notes=(), settings=())
     if not settings.flag("lora.enable_lora"):
         problem = Problem(
             "lora.lora_restore_path is not looked at: lora.enable_lora is false", "set it to true"
@@ -163,10 +163,10 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
         return replace(blank, verdict="does not look for adapters", problems=(problem,))
     # Both versions read it by Orbax's older API.
     led = led_to("lora.lora_restore_path", text, replace(version, orbax="v0"))
-    made = _judged(_opened(_Resolved("lora_restore_path", "adapter", led), settings, version, blank), False)
-    notes = [*made.notes, "pre-training adds no adapters to the model; fine-tuning does, and reads them so"]
+    built = _judged(_opened(_Resolved("lora_restore_path", "adapter", led), settings, version, blank), False)
+    notes = [*built.notes, "pre-training adds no adapters to the model; fine-tuning does, and reads them so"]
     notes += ["they replace the adapters of the step that is resumed"] if is_resumed else []
-    return replace(made, notes=tuple(notes))
+    return replace(built, notes=tuple(notes))
 
 
 def _unused(settings: Settings) -> Iterator[str]:
@@ -220,8 +220,8 @@ def by_function(text: str, settings: Settings, version: Version) -> Led:
     Raises:
         StorageError: it cannot be looked at.
     """
-    place = parse(text)
-    led = Led(place) if place.is_file() else _directory(place)
+    location = parse(text)
+    led = Led(location) if location.is_file() else _directory(location)
     problems = list(led.problems)
     if not settings.text("checkpoint_conversion_fn"):
         do = "name a function, such as `ckpttools.family_conversion_fn` makes"
@@ -232,8 +232,8 @@ def by_function(text: str, settings: Settings, version: Version) -> Led:
     return Led(led.item, problems=tuple(problems))
 
 
-def _directory(place: Place) -> Led:
+def _directory(location: Location) -> Led:
     """Only whether there are weights in it."""
-    if place.is_dir() and any(entry.name.endswith(".safetensors") for entry in place.entries()):
-        return Led(place)
-    return Led(None, problems=(Problem(f"there are no safetensors in {place}", "check its spelling"),))
+    if location.is_dir() and any(entry.name.endswith(".safetensors") for entry in location.entries()):
+        return Led(location)
+    return Led(None, problems=(Problem(f"there are no safetensors in {location}", "check its spelling"),))

@@ -14,7 +14,7 @@ from ckpttools.maxtext.loading.paths import Led, other_store, rewritten, why_not
 from ckpttools.maxtext.loading.report import Problem, Tried
 from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, OrbaxSteps, listed_by_manager
 from ckpttools.maxtext.loading.settings import Settings
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 _JOB = "JOBSET_NAME"
@@ -59,8 +59,8 @@ def own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
     seen = [] if local is None else [local]
     if not settings.flag(_MULTI_TIER):
         if not name:
-            found = f"run_name is empty: MaxText makes a new one from model and time, unless {_JOB} is set"
-            return OwnRun(Tried("resume", None, found), notes=tuple(notes))
+            result = f"run_name is empty: MaxText makes a new one from model and time, unless {_JOB} is set"
+            return OwnRun(Tried("resume", None, result), notes=tuple(notes))
         base = settings.text("base_output_directory")
         if base and (problem := other_store(parse(base))):
             return OwnRun(Tried("resume", base, "not looked at"), Led(None, problems=(problem,)))
@@ -73,33 +73,34 @@ def _is_local(settings: Settings) -> bool:
     return settings.flag(_MULTI_TIER) or settings.flag(_EMERGENCY)
 
 
-def _checkpoints(name: str, settings: Settings, notes: list[str]) -> Place:
+def _checkpoints(name: str, settings: Settings, notes: list[str]) -> Location:
     base = settings.text("base_output_directory")
     if not base:
         notes.append(
             f"base_output_directory is not set: MaxText takes {_OUTPUT} where it is started, which was taken "
             "to be here"
         )
-    place = parse(base) if base else parse(_OUTPUT).absolute()
-    return place / name / "checkpoints"
+    location = parse(base) if base else parse(_OUTPUT).absolute()
+    return location / name / "checkpoints"
 
 
 def _on_this_host(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
     """What the local disk has; None where it is not here."""
-    place = parse(settings.text("local_checkpoint_directory"))
-    if not place.is_dir():
+    location = parse(settings.text("local_checkpoint_directory"))
+    if not location.is_dir():
         notes.append(
-            f"{place} is not here: each host has its own, and a step there goes before older ones elsewhere"
+            f"{location} is not here: each host has its own, and a step there goes before older ones "
+            "elsewhere"
         )
         return None
-    notes.append(f"{place} was looked at on this host alone: a step must be on the others, too")
+    notes.append(f"{location} was looked at on this host alone: a step must be on the others, too")
     # On GPUs each process has a directory below, named by its number.
-    found = [listed_by_manager(each) for each in (place, *directories(place))]
+    result = [listed_by_manager(directory) for directory in (location, *directories(location))]
     whole = [
-        replace(each, steps={n: step for n, step in each.steps.items() if Step(step).is_one})
-        for each in found
+        replace(item, steps={n: step for n, step in item.steps.items() if Step(step).is_one})
+        for item in result
     ]
-    return next((each for each in whole if each.steps), found[0])
+    return next((item for item in whole if item.steps), result[0])
 
 
 def _chosen(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
@@ -107,8 +108,8 @@ def _chosen(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     if not seen:
         return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "not here"))
     several = len(seen) > 1
-    shown = "; ".join(f"{each.directory}: {each.text}" if several else each.text for each in seen)
-    best = max(seen, key=lambda each: -1 if each.latest is None else each.latest)
+    shown = "; ".join(f"{entry.directory}: {entry.text}" if several else entry.text for entry in seen)
+    best = max(seen, key=lambda entry: -1 if entry.latest is None else entry.latest)
     tried = Tried("resume", str(best.directory), shown)
     if best.latest is None:
         return OwnRun(tried)
@@ -127,16 +128,16 @@ def _chosen(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     return OwnRun(tried, led, tuple(problems))
 
 
-def _without(latest: Place, earlier: Sequence[int]) -> str:
+def _without(latest: Location, earlier: Sequence[int]) -> str:
     """How a run goes on without its latest step, which cannot be opened."""
-    is_uncommitted = Step(latest).said.is_uncommitted
+    is_uncommitted = Step(latest).declared.is_uncommitted
     way = remedy(latest, latest.parent, is_uncommitted=is_uncommitted)
     then = f"MaxText goes on with step {earlier[-1]}" if earlier else "MaxText starts from step 0"
     command = f": `{way.command}`" if way.command else ""
     return f"{'' if is_uncommitted else 'fetch it again, or '}{way.words}{command}; then {then}"
 
 
-def _no_item(step: Place, names: Sequence[str]) -> Problem:
+def _no_item(step: Location, names: Sequence[str]) -> Problem:
     there = ", ".join(item.directory.name for item in Step(step).items)
     what = f"{step} is the latest step to Orbax, and there is no whole item {' or '.join(names)} in it"
     if there and ITEM not in names:

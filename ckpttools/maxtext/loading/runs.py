@@ -9,8 +9,8 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import natural_key, plural
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import IN_PROGRESS, Step, directories, is_committed
-from ckpttools.stores.at_once import at_once
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
 
 EMERGENCY_ITEMS = ("state", "default")
 _STEP = re.compile(r"0|[1-9][0-9]*")
@@ -26,8 +26,8 @@ class OrbaxSteps:
         passed_over: name of what looks like a step and is not listed -> why.
     """
 
-    directory: Place
-    steps: Mapping[int, Place]
+    directory: Location
+    steps: Mapping[int, Location]
     passed_over: Mapping[str, str]
 
     @property
@@ -46,29 +46,29 @@ class OrbaxSteps:
         return "; ".join([listed, *skipped])
 
 
-def listed_by_manager(directory: Place) -> OrbaxSteps:
+def listed_by_manager(directory: Location) -> OrbaxSteps:
     """What Orbax's manager lists in a directory.
 
     Raises:
         StorageError: it may not be looked into.
     """
-    steps: dict[int, Place] = {}
+    steps: dict[int, Location] = {}
     passed: dict[str, str] = {}
-    found = sorted(directories(directory), key=lambda place: natural_key(place.name))
-    for place, reason in zip(found, at_once(directory.store, _why_not, found), strict=True):
+    result = sorted(directories(directory), key=lambda location: natural_key(location.name))
+    for location, reason in zip(result, at_once(directory.store, _why_not, result), strict=True):
         if reason is None:
-            steps[int(place.name)] = place
-        elif Step(place).number is not None:
-            passed[place.name] = reason
+            steps[int(location.name)] = location
+        elif Step(location).number is not None:
+            passed[location.name] = reason
     return OrbaxSteps(directory, steps, passed)
 
 
-def _why_not(place: Place) -> str | None:
+def _why_not(location: Location) -> str | None:
     """Why a directory is not listed as a step; None for one that is."""
-    if IN_PROGRESS in place.name:
+    if IN_PROGRESS in location.name:
         return "an unfinished save"
-    if not _STEP.fullmatch(place.name):
+    if not _STEP.fullmatch(location.name):
         return "a name that Orbax does not take for a step"
-    if is_committed(place):
+    if is_committed(location):
         return None
-    return ", ".join(filter(None, (f"no {COMMIT_FILE}", Step(place).why_unfinished)))
+    return ", ".join(filter(None, (f"no {COMMIT_FILE}", Step(location).why_unfinished)))

@@ -97,21 +97,21 @@ class Settings:
     """What is said, and MaxText's defaults for the rest.
 
     Attributes:
-        said: by name.
+        declared: by name.
         has_file: whether a configuration file is named, so that the defaults are meant as much.
         contradictions: what MaxText refuses about the ways in which it is said.
         notes: how names were understood.
         unknown: names of other settings.
     """
 
-    said: Mapping[str, RunSetting]
+    declared: Mapping[str, RunSetting]
     has_file: bool = False
     contradictions: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> RunSetting:
-        return self.said.get(name) or RunSetting(name, DEFAULTS[name], DEFAULT)
+        return self.declared.get(name) or RunSetting(name, DEFAULTS[name], DEFAULT)
 
     def text(self, name: str) -> str:
         """A text; "" where it is not one."""
@@ -133,13 +133,13 @@ class Settings:
 
     def is_said(self, name: str) -> bool:
         """Whether a setting is said at all, or a file stands for all of them."""
-        return name in self.said or self.has_file
+        return name in self.declared or self.has_file
 
     @property
     def that_matter(self) -> tuple[RunSetting, ...]:
         """Those that decide what is loaded and are not at their defaults, in order."""
-        said = [self.said[name] for name in DEFAULTS if name in self.said and name not in SIZES]
-        return tuple(each for each in said if each.value != DEFAULTS[each.name])
+        declared = [self.declared[name] for name in DEFAULTS if name in self.declared and name not in SIZES]
+        return tuple(item for item in declared if item.value != DEFAULTS[item.name])
 
 
 def refusals(settings: Settings, version: Version) -> Iterator[Problem]:
@@ -173,7 +173,7 @@ def _renames_before_deletion(settings: Settings) -> bool:
 
 
 def _wrong_types(settings: Settings) -> Iterator[Problem]:
-    for setting in settings.said.values():
+    for setting in settings.declared.values():
         problem = _wrong_type(setting) if setting.name in DEFAULTS else None
         if problem:
             what = f"{setting.name}={_shown(setting.value)} ({setting.source}): {problem}"
@@ -182,15 +182,15 @@ def _wrong_types(settings: Settings) -> Iterator[Problem]:
 
 def _wrong_type(setting: RunSetting) -> str | None:
     """What MaxText wants instead of a value; None where it takes it."""
-    wanted, value = DEFAULTS[setting.name], setting.value
-    if isinstance(wanted, bool):
+    expected, value = DEFAULTS[setting.name], setting.value
+    if isinstance(expected, bool):
         return None if str(value).lower() in _WORDS else "MaxText wants true or false"
-    if isinstance(wanted, str):
+    if isinstance(expected, str):
         is_none = value is None or (isinstance(value, str) and value.lower() == "none")
         may_be_none = setting.name in _MAY_BE_NONE or (value is None and setting.name in _MAY_BE_EMPTY)
         return None if (may_be_none if is_none else isinstance(value, str)) else "MaxText wants text"
-    if isinstance(wanted, int | float):
-        return _wrong_number(value, isinstance(wanted, int))
+    if isinstance(expected, int | float):
+        return _wrong_number(value, isinstance(expected, int))
     return None
 
 
@@ -215,7 +215,7 @@ def _shown(value: object) -> str:
 
 
 def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
-    for setting in settings.said.values():
+    for setting in settings.declared.values():
         if f"{LORA}.{setting.name}" in DEFAULTS:
             yield Problem(
                 f"MaxText has no setting {setting.name} at the top level",

@@ -114,8 +114,8 @@ _OTHERS = (
 
 def _row(line: str) -> tuple[str, Mapping[str, int | bool]]:
     name, *cells = line.split()
-    said = {column: cell for column, cell in zip(_COLUMNS, cells, strict=True) if cell != "-"}
-    return name, {column: False if cell == "no" else int(cell) for column, cell in said.items()}
+    declared = {column: cell for column, cell in zip(_COLUMNS, cells, strict=True) if cell != "-"}
+    return name, {column: False if cell == "no" else int(cell) for column, cell in declared.items()}
 
 
 MODELS: Mapping[str, Mapping[str, int | bool]] = MappingProxyType(

@@ -24,7 +24,7 @@ from ckpttools.maxtext.layout import (
     OPTIMIZER,
     PARAMS,
 )
-from ckpttools.maxtext.loading.report import Problem, RunSetting, Wanted
+from ckpttools.maxtext.loading.report import Expected, Problem, RunSetting
 from ckpttools.maxtext.loading.settings import DEFAULT, DEFAULTS, Settings
 from ckpttools.maxtext.native import IGNORES_SCALES, scale_pairs
 from ckpttools.maxtext.variables import misplaced_variables
@@ -53,29 +53,29 @@ class FoundWeights:
     notes: tuple[str, ...]
 
 
-def looked_at(tree: Tree, wanted: Wanted, key: str, settings: Settings, version: Version) -> FoundWeights:
+def looked_at(tree: Tree, expected: Expected, key: str, settings: Settings, version: Version) -> FoundWeights:
     """What MaxText would miss in a checkpoint.
 
     Args:
         tree: of the item that it reads.
-        wanted: what of it.
+        expected: what of it.
         key: under which the parameters are looked for.
         settings: of the run.
         version: of MaxText.
     """
-    if wanted == "adapter":
+    if expected == "adapter":
         return FoundWeights(tuple(_adapter_problems(tree, settings)), ())
-    if settings.flag("lora.enable_lora") and wanted == "full state":
+    if settings.flag("lora.enable_lora") and expected == "full state":
         return FoundWeights((), ("with lora.enable_lora only adapters and the step are taken from it",))
-    where = str(tree.metadata.place)
+    where = str(tree.metadata.location)
     problems = [*_nesting(tree, key, where)]
     notes: list[str] = []
     if not problems:
         view = view_of(tree)
-        problems += [*_kind(tree, view, wanted, where), *_layers(view, settings, where)]
-        problems += unread_layouts(view, wanted, version, _model(settings), where)
+        problems += [*_kind(tree, view, expected, where), *_layers(view, settings, where)]
+        problems += unread_layouts(view, expected, version, _model(settings), where)
         problems += _sizes(view, settings)
-        notes += _notes(view, wanted, settings)
+        notes += _notes(view, expected, settings)
     return FoundWeights(tuple(problems), tuple(notes))
 
 
@@ -90,8 +90,8 @@ def _model(settings: Settings) -> str:
 def _nesting(tree: Tree, key: str, where: str) -> Iterator[Problem]:
     """Whether parameters are where MaxText looks for them."""
     above = (PARAMS, PARAMS) if key == PARAMS else (key,)
-    found = [path for path in tree.arrays if path[: len(above)] == above]
-    if any(not _is_adapter(path) for path in found):
+    result = [path for path in tree.arrays if path[: len(above)] == above]
+    if any(not _is_adapter(path) for path in result):
         return
     view = view_of(tree)
     if any(map(_is_adapter, tree.arrays)):
@@ -115,17 +115,18 @@ def _is_adapter(path: Path) -> bool:
     return "lora" in keystr(path).lower()
 
 
-def _kind(tree: Tree, view: MaxTextView, wanted: Wanted, where: str) -> Iterator[Problem]:
-    if wanted == "full state" and view.optimizer is None:
+def _kind(tree: Tree, view: MaxTextView, expected: Expected, where: str) -> Iterator[Problem]:
+    if expected == "full state" and view.optimizer is None:
         if isinstance(tree.leaves.get(OPTIMIZER), Empty):
             yield Problem(
-                f"the full state is wanted, and {where} holds parameters alone: its opt_state is empty, which"
+                f"the full state is expected, and {where} holds parameters alone: its opt_state is "
+                "empty, which"
                 " MaxText does not take (TypeError: Type mismatch at key path ('opt_state',))",
                 "name it as load_parameters_path, and keep it outside of the run's own directory",
             )
         else:
             yield Problem(
-                f"the full state is wanted, and {where} holds parameters alone: MaxText starts with a new "
+                f"the full state is expected, and {where} holds parameters alone: MaxText starts with a new "
                 "optimizer, and does not say so",
                 "name it as load_parameters_path if that is meant",
             )
@@ -174,11 +175,11 @@ def _sizes(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
     """Settings of the model with another size than the arrays have."""
     if not view.is_maxtext or not _is_sized(settings):
         return
-    found = _measured(view)
-    for name, sizes in found.items():
-        said = settings.number(name)
+    result = _measured(view)
+    for name, sizes in result.items():
+        declared = settings.number(name)
         # Layers of several kinds have several sizes, of which this setting is one.
-        if settings.is_said(name) and said is not None and said not in sizes:
+        if settings.is_said(name) and declared is not None and declared not in sizes:
             got = ", ".join(map(str, sorted(sizes)))
             yield Problem(
                 f"{name} is {_text(settings[name])}, and the checkpoint has {got}", _model_hint(name)
@@ -195,10 +196,10 @@ def _model_hint(name: str) -> str:
 
 def _measured(view: MaxTextView) -> Mapping[str, set[int]]:
     """Setting -> the sizes that the arrays have."""
-    found: dict[str, set[int]] = {}
+    result: dict[str, set[int]] = {}
 
     def note(name: str, size: int) -> None:
-        found.setdefault(name, set()).add(size)
+        result.setdefault(name, set()).add(size)
 
     if (table := view.parameters.get(EMBEDDING)) is not None and len(table.shape) == 2:
         note("vocab_size", table.shape[0])
@@ -214,7 +215,7 @@ def _measured(view: MaxTextView) -> Mapping[str, set[int]]:
             for name, size in zip(names, shape, strict=True):
                 if name:
                     note(name, size)
-    return found
+    return result
 
 
 def _of_one_layer(view: MaxTextView, path: Path, shape: Sequence[int]) -> Sequence[int]:
@@ -223,13 +224,13 @@ def _of_one_layer(view: MaxTextView, path: Path, shape: Sequence[int]) -> Sequen
     return (*shape[:start], *shape[start + axes :]) if axes else shape
 
 
-def _notes(view: MaxTextView, wanted: Wanted, settings: Settings) -> Iterator[str]:
-    if wanted == "parameters" and view.optimizer is not None:
+def _notes(view: MaxTextView, expected: Expected, settings: Settings) -> Iterator[str]:
+    if expected == "parameters" and view.optimizer is not None:
         yield "it is a full state: its parameters alone are taken, without optimizer and step"
     if not view.is_maxtext:
         yield "it has no layers as MaxText names them, so these were not compared with the settings"
         return
-    if wanted == "parameters" and scale_pairs(view.named):
+    if expected == "parameters" and scale_pairs(view.named):
         yield f"it is in FP8 with scales, which pre-training multiplies when it loads them; {IGNORES_SCALES}"
     if _is_pipelined(settings):
         yield "with pipeline parallelism layers are laid out differently, so scan_layers was not compared"
@@ -239,7 +240,7 @@ def _notes(view: MaxTextView, wanted: Wanted, settings: Settings) -> Iterator[st
 
 def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
     """What becomes of `lora.lora_restore_path`."""
-    where = str(tree.metadata.place)
+    where = str(tree.metadata.location)
     adapters = [path for path in tree.arrays if _is_adapter(path)]
     if not any(path[0] == DECODER for path in adapters):
         there = f"there are some below {keystr(adapters[0][:2])}" if adapters else "there are none"
@@ -248,10 +249,10 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
             "restored from checkpoint'",
             "name the item that its fine-tuning writes: STEP/model_params",
         )
-    said = tree.metadata.custom.get(LORA_KEY)
+    declared = tree.metadata.custom.get(LORA_KEY)
     for name in ("lora_rank", "lora_alpha"):
         mine = settings.number(f"lora.{name}")
-        theirs = said.get(name) if isinstance(said, Mapping) else None
+        theirs = declared.get(name) if isinstance(declared, Mapping) else None
         if mine and isinstance(theirs, int | float) and theirs != mine:
             yield Problem(
                 f"lora.{name} is {_text(settings[f'lora.{name}'])}, and the checkpoint says {theirs}",
@@ -264,18 +265,18 @@ _DECAY = "A_log"
 
 
 def unread_layouts(
-    view: MaxTextView, wanted: Wanted, version: Version, model: str, where: str
+    view: MaxTextView, expected: Expected, version: Version, model: str, where: str
 ) -> Iterator[Problem]:
     """What of a checkpoint another version has written otherwise than this one reads it.
 
     Args:
         view: of the checkpoint.
-        wanted: what of it is read.
+        expected: what of it is read.
         version: of MaxText.
         model: its name, or that of its blocks, as the settings have it.
         where: place of the checkpoint.
     """
-    if wanted == "parameters":
+    if expected == "parameters":
         yield from _variables(view, version, where)
         rules = _NEWER if version.learned_variables else _OLDER
         for unread in rules:
@@ -341,12 +342,12 @@ def _linear_attention(view: MaxTextView, version: Version, model: str, where: st
         version.stacked_by_kind if known is None else known.startswith(version.stacked_by_kind)
     )
     if by_kind != wants_kinds:
-        wanted = f"{LAYERS}/{LOCAL} and {LAYERS}/{GLOBAL}" if wants_kinds else f"{LAYERS}/layer_N"
+        expected = f"{LAYERS}/{LOCAL} and {LAYERS}/{GLOBAL}" if wants_kinds else f"{LAYERS}/layer_N"
         # Stacks below positions fit several families.
         named = known or ""
-        family = next((f" --family {each}" for each in version.stacked_by_kind if named.startswith(each)), "")
+        family = next((f" --family {item}" for item in version.stacked_by_kind if named.startswith(item)), "")
         yield Problem(
-            f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {wanted}",
+            f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {expected}",
             _moved(version, where, family),
         )
 

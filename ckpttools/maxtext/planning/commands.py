@@ -23,19 +23,19 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
         keep: how many are kept; None for all.
     """
     every = UNKNOWN if persistent is None else str(persistent)
-    made = {"enable_checkpointing": "true", "async_checkpointing": "true"}
+    built = {"enable_checkpointing": "true", "async_checkpointing": "true"}
     if mode == "emergency":
-        made |= {"enable_emergency_checkpoint": "true"}
+        built |= {"enable_emergency_checkpoint": "true"}
     if mode == "multi-tier":
-        made |= {"enable_multi_tier_checkpointing": "true"}
+        built |= {"enable_multi_tier_checkpointing": "true"}
     if mode != "persistent":
         near = UNKNOWN if local is None else str(local)
-        made |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
-    made |= {period_setting(mode): every}
+        built |= {"local_checkpoint_directory": RAMDISK, LOCAL_PERIOD: near}
+    built |= {period_setting(mode): every}
     # The managers of the other modes are told of no number: they keep all that is persistent.
     if keep is not None and mode == "persistent":
-        made |= {KEEP: str(keep)}
-    return made
+        built |= {KEEP: str(keep)}
+    return built
 
 
 def period_setting(mode: Mode) -> str:

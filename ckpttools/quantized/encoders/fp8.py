@@ -73,10 +73,10 @@ class Fp8Blocks:
     def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        made = np.empty(codes.shape, np.float32)
+        built = np.empty(codes.shape, np.float32)
         for rows, columns, scale in self._strips(codes.shape, scales.view("<f4")):
-            np.multiply(numbers(codes[rows, columns], _CODE), scale, out=made[rows, columns])
-        return made
+            np.multiply(numbers(codes[rows, columns], _CODE), scale, out=built[rows, columns])
+        return built
 
     def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
         return lost(values, decoded)

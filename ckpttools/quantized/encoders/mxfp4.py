@@ -53,8 +53,8 @@ class Mxfp4Encoder:
         # largest = m * 2**e with 0.5 <= m < 1, and 6 = 0.75 * 2**3.
         digits, exponents = np.frexp(largest)
         exponents = np.clip(exponents - 3 + (digits > _LARGEST / 8), _LEAST, _MOST)
-        made: np.ndarray = (np.where(largest == 0, 0, exponents) + _BIAS).astype(np.uint8)
-        return made
+        built: np.ndarray = (np.where(largest == 0, 0, exponents) + _BIAS).astype(np.uint8)
+        return built
 
     def codes(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
         import numpy as np
@@ -72,13 +72,13 @@ class Mxfp4Encoder:
     def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         import numpy as np
 
-        made = np.empty((codes.shape[0], codes.shape[1] * 2), np.float32)
-        for rows in self._strips(made.shape):
-            made[rows, ::2] = numbers(codes[rows] & 15, _CODE)
-            made[rows, 1::2] = numbers(codes[rows] >> 4, _CODE)
-            grouped = made[rows].reshape(made[rows].shape[0], -1, GROUP)
+        built = np.empty((codes.shape[0], codes.shape[1] * 2), np.float32)
+        for rows in self._strips(built.shape):
+            built[rows, ::2] = numbers(codes[rows] & 15, _CODE)
+            built[rows, 1::2] = numbers(codes[rows] >> 4, _CODE)
+            grouped = built[rows].reshape(built[rows].shape[0], -1, GROUP)
             grouped *= np.ldexp(np.float32(1), scales[rows].astype(np.int32) - _BIAS)[..., None]
-        return made
+        return built
 
     def _strips(self, shape: tuple[int, ...]) -> Iterator[slice]:
         """Slices of rows that stay in a core's cache."""

@@ -45,8 +45,8 @@ def _maxima(values: np.ndarray, axis: int, size: int) -> np.ndarray:
     whole = length // size * size
     head, tail = np.split(values, [whole], axis)
     split = (*head.shape[:axis], whole // size, size, *head.shape[axis + 1 :])
-    found = head.reshape(split).max(axis + 1, initial=0)
-    return found if whole == length else np.concatenate([found, tail.max(axis, keepdims=True)], axis)
+    result = head.reshape(split).max(axis + 1, initial=0)
+    return result if whole == length else np.concatenate([result, tail.max(axis, keepdims=True)], axis)
 
 
 def rounded_to_few_bits(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -74,8 +74,8 @@ def rounded_to_few_bits(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def numbers(codes: np.ndarray, dtype: str) -> np.ndarray:
     """What codes stand for, in float32; the arguments as of `rounded_to_few_bits`."""
-    made: np.ndarray = _numbers(dtype).take(codes)
-    return made
+    built: np.ndarray = _numbers(dtype).take(codes)
+    return built
 
 
 @cache
@@ -84,8 +84,8 @@ def _codes(dtype: str) -> np.ndarray:
     import numpy as np
 
     values = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32)
-    most = np.nanmax(np.abs(_numbers(dtype)))
-    kept = np.clip(np.where(np.isnan(values), 0, values), -most, most)
+    limit = np.nanmax(np.abs(_numbers(dtype)))
+    kept = np.clip(np.where(np.isnan(values), 0, values), -limit, limit)
     return kept.astype(DTYPES[dtype].numpy).view(np.uint8)
 
 

@@ -29,14 +29,14 @@ class Module:
         name: of the array that has its codes.
         sides: names of all else that belongs to it.
         arrays: all arrays of the checkpoint.
-        said: the `quantization_config`.
+        declared: the `quantization_config`.
         shapes: what arrays say that are shapes, as far as they have been read: by their names.
     """
 
     name: str
     sides: tuple[str, ...]
     arrays: Mapping[str, Described]
-    said: Mapping[str, Any]
+    declared: Mapping[str, Any]
     shapes: Mapping[str, Shape] = field(default_factory=dict)
 
     @property
@@ -58,7 +58,7 @@ class Module:
 
     @property
     def method(self) -> str:
-        return str(self.said.get("quant_method", ""))
+        return str(self.declared.get("quant_method", ""))
 
     @cached_property
     def of_activations(self) -> tuple[str, ...]:
@@ -76,25 +76,25 @@ class Module:
         Raises:
             UnreadableError: there is none, or something else as well.
         """
-        (found,) = self.only(keys)
-        return found
+        (result,) = self.only(keys)
+        return result
 
-    def only(self, *wanted: tuple[str, ...]) -> tuple[str, ...]:
+    def only(self, *expected: tuple[str, ...]) -> tuple[str, ...]:
         """What a scheme wants beside the weight, each by one of several keys, in this order.
 
         Raises:
             UnreadableError: one is missing, or something else is there.
         """
-        found = [next((key for key in keys if key in self.by_key), None) for keys in wanted]
+        result = [next((key for key in keys if key in self.by_key), None) for keys in expected]
         if len(self.by_key) + len(self.of_activations) < len(self.sides):
             raise UnreadableError(f"{self.name}: several arrays belong to it that have the same key")
-        missing = [" or ".join(keys) for keys, key in zip(wanted, found, strict=True) if key is None]
+        missing = [" or ".join(keys) for keys, key in zip(expected, result, strict=True) if key is None]
         if missing:
             raise UnreadableError(f"{self.name}: {self.dtype}, without its scale ({', '.join(missing)})")
-        odd = [key for key in self.by_key if key not in found]
+        odd = [key for key in self.by_key if key not in result]
         if odd:
             raise UnsupportedError(f"{self.name}: {', '.join(odd)} beside it, which is not understood")
-        return tuple(self.by_key[key] for key in found if key is not None)
+        return tuple(self.by_key[key] for key in result if key is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +155,12 @@ class Weight:
     @property
     def scaled_by(self) -> str:
         """The names of its scales, for messages."""
-        return ", ".join(each.name for each in self.scales)
+        return ", ".join(scale.name for scale in self.scales)
 
     @property
     def stored(self) -> tuple[str, ...]:
         """All arrays that it is made of, and those that are left out with them."""
-        scales = (each.name for each in self.scales)
+        scales = (scale.name for scale in self.scales)
         return (self.codes, *scales, *self.aside, *self.of_activations)
 
 
@@ -203,12 +203,12 @@ def blocked(module: Module, name: str, shape: Shape, block: Shape, *, dtype: DTy
     if len(shape) < len(block):
         raise UnreadableError(f"{name}: {_times(array.shape)} scales, where {module.name} is no matrix")
     cell = (*(1,) * (len(shape) - len(block)), *block)
-    wanted = grid_shape(shape, cell)
-    if array.shape != wanted:
-        said = " x ".join(map(str, block))
+    expected = grid_shape(shape, cell)
+    if array.shape != expected:
+        declared = " x ".join(map(str, block))
         raise UnreadableError(
             f"{name}: {_times(array.shape)} scales, where {module.name} of {_times(shape)} in blocks of "
-            f"{said} has {_times(wanted)}"
+            f"{declared} has {_times(expected)}"
         )
     return Scales(name, dtype or array.dtype, array.shape, cell)
 

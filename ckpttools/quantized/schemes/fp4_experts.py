@@ -17,7 +17,7 @@ class Fp4Experts:
 
     def takes(self, module: Module) -> bool:
         is_packed = module.dtype.name in ("int8", "uint8") and len(module.shape) == 2
-        return module.method in self.methods and module.said.get("expert_dtype") == "fp4" and is_packed
+        return module.method in self.methods and module.declared.get("expert_dtype") == "fp4" and is_packed
 
     def read(self, module: Module) -> Weight:
         name = module.side("scale", f"{module.key}_scale", f"{module.key}_scale_inv")

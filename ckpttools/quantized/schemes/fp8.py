@@ -28,17 +28,17 @@ class Fp8:
         return module.method in self.methods and module.dtype.is_float and module.dtype.bits == 8
 
     def read(self, module: Module) -> Weight:
-        said_of_codes = module.said.get("fmt")
+        said_of_codes = module.declared.get("fmt")
         if isinstance(said_of_codes, str) and said_of_codes not in module.dtype.name:
             raise UnreadableError(
                 f"{module.name}: {module.dtype}, and the configuration says {said_of_codes}"
             )
         name = module.side(f"{module.key}_scale_inv", f"{module.key}_scale", "scale")
-        scale, said = _scale(module, name)
+        scale, declared = _scale(module, name)
         return Weight(
             name=module.name,
             codes=module.name,
-            scheme=f"fp8 {said}",
+            scheme=f"fp8 {declared}",
             shape=module.shape,
             layout=module.shape,
             packed=1,
@@ -55,7 +55,7 @@ def dtype_of_scales(module: Module, name: str) -> DType:
         UnreadableError: it is none of scales.
     """
     dtype = module.arrays[name].dtype
-    if dtype.name == "uint8" and module.said.get("scale_fmt") == "ue8m0":
+    if dtype.name == "uint8" and module.declared.get("scale_fmt") == "ue8m0":
         return _EXPONENTS
     if not dtype.is_float:
         raise UnreadableError(f"{name}: {dtype}, which scales are not")
@@ -70,7 +70,7 @@ def _scale(module: Module, name: str) -> tuple[Scales, str]:
     if module.method == _FUSED_METHOD and len(shape) == 3:
         return _of_columns(module, name, dtype), "per column"
     is_of_experts = len(shape) > 2 and given in (shape[:1], (shape[0], 1, 1))
-    if block is None and module.method == "fp8" and _FIELD not in module.said:
+    if block is None and module.method == "fp8" and _FIELD not in module.declared:
         block = None if prod(given) == 1 or is_of_rows or is_of_experts else _DEFAULT_BLOCK
     if block is not None:
         return blocked(module, name, shape, block, dtype=dtype), "x".join(map(str, block))
@@ -109,17 +109,17 @@ def _block(module: Module, *, is_coarse: bool) -> Block | None:
     Raises:
         UnreadableError: what it says is no block.
     """
-    said = module.said.get(_FIELD)
+    declared = module.declared.get(_FIELD)
     if module.method == "compressed-tensors":
-        groups = [each for each in weight_groups(module) if each.get("num_bits", 8) == 8]
-        blocks = [each["block_structure"] for each in groups if each.get("block_structure")]
-        said = blocks[0] if blocks and not (is_coarse and len(blocks) < len(groups)) else None
-        if said and any(each != said for each in blocks):
+        groups = [group for group in weight_groups(module) if group.get("num_bits", 8) == 8]
+        blocks = [group["block_structure"] for group in groups if group.get("block_structure")]
+        declared = blocks[0] if blocks and not (is_coarse and len(blocks) < len(groups)) else None
+        if declared and any(block != declared for block in blocks):
             raise UnreadableError(f"{module.name}: the configuration has blocks of several sizes")
-    match said:
+    match declared:
         case None:
             return None
         # JSON's true is a whole number in Python.
-        case [int(rows), int(columns)] if rows > 0 and columns > 0 and bool not in map(type, said):
+        case [int(rows), int(columns)] if rows > 0 and columns > 0 and bool not in map(type, declared):
             return rows, columns
-    raise UnreadableError(f"{module.name}: {said!r} in the configuration is no block")
+    raise UnreadableError(f"{module.name}: {declared!r} in the configuration is no block")

@@ -15,10 +15,10 @@ _REORDERED = ("group", "dynamic")
 
 def weight_groups(module: Module) -> list[Mapping[str, Any]]:
     """What is said of weights, a mapping for each group."""
-    groups = module.said.get("config_groups")
-    found = groups.values() if isinstance(groups, Mapping) else ()
-    weights = (each.get("weights") for each in found if isinstance(each, Mapping))
-    return [each for each in weights if isinstance(each, Mapping)]
+    groups = module.declared.get("config_groups")
+    result = groups.values() if isinstance(groups, Mapping) else ()
+    weights = (item.get("weights") for item in result if isinstance(item, Mapping))
+    return [weight for weight in weights if isinstance(weight, Mapping)]
 
 
 def rows_and_groups(
@@ -37,9 +37,11 @@ def rows_and_groups(
         UnreadableError: the configuration says nothing of groups that fits, or two things.
     """
     groups = weight_groups(module)
-    said = [each for each in groups if each.get("num_bits") == bits and each.get("type", "int") == "int"]
+    declared = [
+        group for group in groups if group.get("num_bits") == bits and group.get("type", "int") == "int"
+    ]
     for width in widths:
-        fitting = [size for size in _sizes(said, width) if ceil_div(width, size) == count]
+        fitting = [size for size in _sizes(declared, width) if ceil_div(width, size) == count]
         if width % per_code:
             # Groups of such rows are whole, which tells a damaged length from a true one.
             fitting = [size for size in fitting if width % size == 0]
@@ -47,7 +49,7 @@ def rows_and_groups(
             return width, fitting[0]
         if fitting:
             break
-    known = ", ".join(map(str, sorted(_sizes(said, widths[0])))) or "nothing"
+    known = ", ".join(map(str, sorted(_sizes(declared, widths[0])))) or "nothing"
     raise UnreadableError(
         f"{module.name}: rows of {widths[0]} have {count} scales, and the configuration says groups of "
         f"{known}"
@@ -55,23 +57,23 @@ def rows_and_groups(
 
 
 def _sizes(groups: list[Mapping[str, Any]], width: int) -> set[int]:
-    said = [each.get("group_size") for each in groups]
-    return {size if isinstance(size, int) and size > 0 else width for size in said}
+    declared = [group.get("group_size") for group in groups]
+    return {size if isinstance(size, int) and size > 0 else width for size in declared}
 
 
 def refuse_other_bits(module: Module, bits: int) -> None:
     """Raises UnsupportedError where no group of the configuration has whole numbers of so many bits."""
-    said = {(each.get("type", "int"), each.get("num_bits")) for each in weight_groups(module)}
-    if said and ("int", bits) not in said:
-        named = ", ".join(sorted(f"{kind}{size}" for kind, size in said))
+    declared = {(group.get("type", "int"), group.get("num_bits")) for group in weight_groups(module)}
+    if declared and ("int", bits) not in declared:
+        named = ", ".join(sorted(f"{kind}{size}" for kind, size in declared))
         raise UnsupportedError(f"{module.name}: {named}; of packed whole numbers int{bits} is read")
 
 
 def refuse_reordered(module: Module) -> None:
     """Raises UnsupportedError where columns of a group are not neighbours."""
-    said = {each["actorder"] for each in weight_groups(module) if each.get("actorder") in _REORDERED}
+    declared = {group["actorder"] for group in weight_groups(module) if group.get("actorder") in _REORDERED}
     odd = ["weight_g_idx"] if "weight_g_idx" in module.by_key else []
-    odd += [] if odd else [f"a configuration that says actorder: {each}" for each in sorted(said)]
+    odd += [] if odd else [f"a configuration that says actorder: {item}" for item in sorted(declared)]
     if odd:
         raise UnsupportedError(f"{module.name}: with {', '.join(odd)}; only groups in order are read")
 
@@ -82,10 +84,12 @@ def is_shifted(module: Module, bits: int) -> bool:
     Raises:
         UnsupportedError: there are zero points, and no group of the configuration has some.
     """
-    said = [each.get("symmetric") is False for each in weight_groups(module) if each.get("num_bits") == bits]
+    declared = [
+        group.get("symmetric") is False for group in weight_groups(module) if group.get("num_bits") == bits
+    ]
     is_there = ZERO_POINT in module.by_key
-    if is_there and not any(said):
+    if is_there and not any(declared):
         raise UnsupportedError(
             f"{module.name}: with {ZERO_POINT}, where the configuration says symmetric groups"
         )
-    return is_there or (bool(said) and all(said))
+    return is_there or (bool(declared) and all(declared))

@@ -79,7 +79,7 @@ def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:
     # Experts lead; layers follow at the scan axis, 0 or 1.
     at_first = (*scales, *(1,) * missing)
     at_second = (1, *scales, *(1,) * (missing - 1))
-    fitting = {each for each in (at_first, at_second) if _fits(each, shape)}
+    fitting = {item for item in (at_first, at_second) if _fits(item, shape)}
     return fitting.pop() if len(fitting) == 1 else None
 
 
@@ -101,7 +101,7 @@ def _of_layers(module: Module, scales: Shape) -> Shape | None:
     if len(known) != 1 or not own.issuperset(*known):
         return None
     ((axis,),) = known
-    return tuple(n if place == axis else 1 for place, n in enumerate(module.shape))
+    return tuple(n if location == axis else 1 for location, n in enumerate(module.shape))
 
 
 def _axes_of(module: Module, kernel: str, layers: int) -> tuple[int, ...]:

@@ -26,10 +26,10 @@ class Mxfp4:
         name = module.side(module.key.removesuffix(_BLOCKS) + _SCALES)
         if module.dtype.name != "uint8" or len(module.shape) < 3 or module.shape[-1] != _GROUP_BYTES:
             raise UnreadableError(
-                f"{module.name}: {module.dtype} of {module.shape}, wanted bytes in groups of {_GROUP_BYTES}"
+                f"{module.name}: {module.dtype} of {module.shape}, expected bytes in groups of {_GROUP_BYTES}"
             )
         if module.arrays[name].dtype.name not in ("uint8", "float8_e8m0fnu"):
-            raise UnreadableError(f"{name}: {module.arrays[name].dtype}, wanted exponents in uint8")
+            raise UnreadableError(f"{name}: {module.arrays[name].dtype}, expected exponents in uint8")
         *rows, groups, inside = module.shape
         shape = (*rows, groups * inside * 2)
         return Weight(

@@ -45,5 +45,5 @@ class Nvfp4:
 
 def _of_groups(module: Module, name: str, shape: Shape) -> Scales:
     if module.arrays[name].dtype.name != "float8_e4m3fn":
-        raise UnreadableError(f"{name}: {module.arrays[name].dtype}, wanted float8_e4m3fn")
+        raise UnreadableError(f"{name}: {module.arrays[name].dtype}, expected float8_e4m3fn")
     return blocked(module, name, shape, _BLOCK)

@@ -36,12 +36,12 @@ class PackQuantized:
         refuse_other_bits(module, 4)
         refuse_reordered(module)
         shifted = ((ZERO_POINT,),) if is_shifted(module, 4) else ()
-        name, said, *zero_points = module.only(("weight_scale",), ("weight_shape",), *shifted)
+        name, declared, *zero_points = module.only(("weight_scale",), ("weight_shape",), *shifted)
         scales = module.arrays[name]
         is_one = scales.shape in ((), (1,))
         if len(module.shape) != 2 or not (is_one or len(scales.shape) == 2) or not scales.dtype.is_float:
             raise UnreadableError(f"{module.name}: {module.shape} with scales {scales.dtype}{scales.shape}")
-        widths = _widths(module, said)
+        widths = _widths(module, declared)
         width = size = widths[0]
         if not is_one:
             count = scales.shape[1]
@@ -56,9 +56,9 @@ class PackQuantized:
             packed=_PER_WORD,
             numbers=OFFSET_INT4,
             scales=(whole(module, name, shape) if is_one else blocked(module, name, shape, (1, size)),),
-            aside=(said, *zero_points),
+            aside=(declared, *zero_points),
             of_activations=module.of_activations,
-            stored_shape=said,
+            stored_shape=declared,
             zero_points=_zero_points(module, zero_points),
         )
 
@@ -70,14 +70,14 @@ def _widths(module: Module, name: str) -> Sequence[int]:
         UnreadableError: the array says another shape than that of the codes.
     """
     rows, words = module.shape
-    most, said, array = words * _PER_WORD, module.shapes.get(name), module.arrays[name]
+    limit, declared, array = words * _PER_WORD, module.shapes.get(name), module.arrays[name]
     if array.shape != (2,) or not array.dtype.is_whole:
         raise UnreadableError(f"{name}: {array.dtype} of {list(array.shape)}, which is no shape of a matrix")
-    if said is None:
-        return range(most, max(most - _PER_WORD, 0), -1) if most else (0,)
-    if said[0] != rows or ceil_div(said[1], _PER_WORD) != words:
-        raise UnreadableError(f"{name}: {list(said)}, where the codes are of {[rows, most]}")
-    return said[1:]
+    if declared is None:
+        return range(limit, max(limit - _PER_WORD, 0), -1) if limit else (0,)
+    if declared[0] != rows or ceil_div(declared[1], _PER_WORD) != words:
+        raise UnreadableError(f"{name}: {list(declared)}, where the codes are of {[rows, limit]}")
+    return declared[1:]
 
 
 def _zero_points(module: Module, names: Sequence[str]) -> str | None:
@@ -89,7 +89,9 @@ def _zero_points(module: Module, names: Sequence[str]) -> str | None:
     if not names:
         return None
     (name,), scales = names, module.arrays[module.by_key["weight_scale"]].shape
-    array, wanted = module.arrays[name], (ceil_div(module.shape[0], _PER_WORD), *scales[1:])
-    if array.dtype.name != "int32" or len(scales) != 2 or array.shape != wanted:
-        raise UnreadableError(f"{name}: {array.dtype} of {list(array.shape)}, wanted int32 of {list(wanted)}")
+    array, expected = module.arrays[name], (ceil_div(module.shape[0], _PER_WORD), *scales[1:])
+    if array.dtype.name != "int32" or len(scales) != 2 or array.shape != expected:
+        raise UnreadableError(
+            f"{name}: {array.dtype} of {list(array.shape)}, expected int32 of {list(expected)}"
+        )
     return name

@@ -39,4 +39,4 @@ def read_formats() -> frozenset[str]:
 
 def scheme_of(module: Module) -> Scheme | None:
     """The scheme of a weight; None for one that is not known."""
-    return next((each for each in schemes() if each.takes(module)), None)
+    return next((scheme for scheme in schemes() if scheme.takes(module)), None)

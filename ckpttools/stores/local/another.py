@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
-from ckpttools.core.wording import option
-from ckpttools.stores.publishing import Purpose
+from ckpttools.core.message_terms import option
+from ckpttools.stores.publishing import JobInfo
 
 
-def held_by_another(directory: Path, begun: Purpose | None, purpose: Purpose) -> UsageError:
+def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> UsageError:
     """What is wrong with going on in a directory.
 
     Args:
@@ -23,7 +23,7 @@ def held_by_another(directory: Path, begun: Purpose | None, purpose: Purpose) ->
     if begun is None:
         return UsageError(
             f"the journal in {directory} is damaged, and does not show what was done",
-            wanted="the file as an interrupted conversion left it",
+            expected="the file as an interrupted conversion left it",
             hint=discard,
         )
     if begun.command and replace(begun, plan=purpose.plan) == purpose:
@@ -39,22 +39,22 @@ def held_by_another(directory: Path, begun: Purpose | None, purpose: Purpose) ->
     return UsageError(
         f"{directory} holds the beginning of {what}",
         got=conversion_words(begun),
-        wanted=conversion_words(purpose),
+        expected=conversion_words(purpose),
         hint=hint,
     )
 
 
-def _is_alike(begun: Purpose, purpose: Purpose) -> bool:
+def _is_alike(begun: JobInfo, purpose: JobInfo) -> bool:
     """Whether the same is made of the same source, but for options."""
-    names = [each.command.split()[:2] for each in (begun, purpose)]
+    names = [item.command.split()[:2] for item in (begun, purpose)]
     return begun.command != purpose.command and begun.source == purpose.source and names[0] == names[1]
 
 
-def _changes(begun: Purpose, purpose: Purpose) -> str:
+def _changes(begun: JobInfo, purpose: JobInfo) -> str:
     """Describe the options that differ between two commands; "" if none do."""
-    before, now = (dict.fromkeys(_options(each.command)) for each in (begun, purpose))
-    old = [each for each in before if each not in now]
-    new = [each for each in now if each not in before]
+    before, now = (dict.fromkeys(_options(item.command)) for item in (begun, purpose))
+    old = [item for item in before if item not in now]
+    new = [item for item in now if item not in before]
     changes = [f"{word} {' '.join(options)}" for word, options in (("with", old), ("now", new)) if options]
     return f" ({', '.join(changes)})" if changes else ""
 
@@ -67,14 +67,14 @@ def _options(command: str) -> Iterator[str]:
             yield word if following.startswith("-") else f"{word} {following}"
 
 
-def conversion_words(purpose: Purpose) -> str:
+def conversion_words(purpose: JobInfo) -> str:
     """What a conversion is, in words."""
     of = f"the conversion of {purpose.source}, " if purpose.source else ""
     by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""
     return f"{of}{by}plan {purpose.plan[:12]}"
 
 
-def _again(purpose: Purpose) -> str:
+def _again(purpose: JobInfo) -> str:
     """How to go on with a conversion."""
     if not purpose.command:
         return "run the command that began it"

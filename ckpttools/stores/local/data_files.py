@@ -167,9 +167,9 @@ class LocalDataFiles:
         with self._loose(name, len(data)) as descriptor:
             self._write(name, descriptor, 0, memoryview(data))
 
-    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+    def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
         """As `DataFiles.append`."""
-        file, end = self._series.take(name, most, len(data))
+        file, end = self._series.take(name, limit, len(data))
         with self._loose(file, None) as descriptor:
             self._write(file, descriptor, end, memoryview(data))
             self._written.register(file, descriptor, end + len(data))

@@ -94,13 +94,13 @@ class _Pool:
         if len(self._files) > _allowed(raised=False):
             self.close_idle(_allowed(raised=True))
 
-    def close_idle(self, most: int) -> None:
+    def close_idle(self, limit: int) -> None:
         """Closes files that nobody uses until there are so many at most."""
         with self._lock:
-            surplus = len(self._files) - most
+            extra = len(self._files) - limit
             idle = (file for file in self._files if file.is_idle)
             # Closed under the lock: nobody can begin to use one meanwhile.
-            for file in list(islice(idle, max(0, surplus))):
+            for file in list(islice(idle, max(0, extra))):
                 del self._files[file]
                 file.close()
 
@@ -115,9 +115,9 @@ def _allowed(*, raised: bool) -> int:
         raised: whether the process's own limit may be raised, as far as the system permits.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST + _RESERVE
-    if raised and soft != resource.RLIM_INFINITY and soft < wanted and soft != hard:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    expected = _MOST + _RESERVE
+    if raised and soft != resource.RLIM_INFINITY and soft < expected and soft != hard:
+        soft = expected if hard == resource.RLIM_INFINITY else min(expected, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if soft == resource.RLIM_INFINITY:
         return _MOST

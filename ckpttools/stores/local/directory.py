@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.local.files import (
     check_no_mount,
     exchange,
@@ -30,10 +30,10 @@ from ckpttools.stores.local.files import (
 from ckpttools.stores.local.inventory import check_inventory
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.marks import mark_of, unmark
-from ckpttools.stores.local.occupied import is_free
+from ckpttools.stores.local.overwrite_guard import is_free
 from ckpttools.stores.local.partial import CONTENT, REMOVED, REPLACED, is_staging
 from ckpttools.stores.local.store import STORE
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
 
 
@@ -56,8 +56,8 @@ class StagingDirectory:
         return self.directory / CONTENT
 
     @property
-    def taken(self) -> tuple[Place, Place]:
-        return Place(STORE, str(self.destination)), Place(STORE, str(self.directory))
+    def taken(self) -> tuple[Location, Location]:
+        return Location(STORE, str(self.destination)), Location(STORE, str(self.directory))
 
     @property
     def _replaced(self) -> Path:
@@ -105,16 +105,16 @@ class StagingDirectory:
         Raises:
             UsageError: it is not known.
         """
-        place = self._removed
+        location = self._removed
         is_known = journal.publishing or self.is_published(plan)
-        is_directory = place.is_dir() and not place.is_symlink()
-        if is_directory and (is_known or is_free(place) or mark_of(place) is not None):
+        is_directory = location.is_dir() and not location.is_symlink()
+        if is_directory and (is_known or is_free(location) or mark_of(location) is not None):
             self._empty_removed()
-        elif os.path.lexists(place):
+        elif os.path.lexists(location):
             raise UsageError(
-                f"{place} is not what a conversion left there",
+                f"{location} is not what a conversion left there",
                 got="a directory without a mark of ours" if is_directory else "no directory",
-                wanted="nothing, or what a conversion was deleting when it was interrupted",
+                expected="nothing, or what a conversion was deleting when it was interrupted",
                 hint=f"move it away, or delete it; then {again()}",
             )
 
@@ -124,7 +124,7 @@ class StagingDirectory:
         if not is_marked and not is_free(self.content):
             raise UsageError(
                 f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
-                wanted="a checkpoint that grows, which is marked from the beginning",
+                expected="a checkpoint that grows, which is marked from the beginning",
                 hint=f"move it away, or delete it; then {again()}",
             )
 
@@ -170,11 +170,11 @@ class StagingDirectory:
         sync_directory(self.directory)
         sync_directory(self.destination.absolute().parent)
 
-    def remove(self, place: Path) -> None:
+    def remove(self, location: Path) -> None:
         """Removes a directory in here, if it is there: durably out of its place at once, then bit by bit."""
-        if os.path.lexists(place):
-            check_no_mount(place)
-            place.rename(self._removed)
+        if os.path.lexists(location):
+            check_no_mount(location)
+            location.rename(self._removed)
             sync_directory(self.directory)
             self._empty_removed()
 

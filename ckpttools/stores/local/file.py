@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
 from ckpttools.stores.local.descriptors import Reopened
 from ckpttools.stores.times import iso_time
@@ -84,7 +84,7 @@ class LocalFile(File):
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=got,
-            wanted=f"the file as it was when it was opened first: {_summary(self)}",
+            expected=f"the file as it was when it was opened first: {_summary(self)}",
             hint=f"wait until nothing writes to it, then {again()}",
         )
 
@@ -114,7 +114,7 @@ class LocalFile(File):
                 return False
 
     def _fill(self, descriptor: int, offset: int, rest: memoryview) -> None:
-        wanted = len(rest)
+        expected = len(rest)
         while rest:
             try:
                 count = os.preadv(descriptor, [rest[:_MOST_AT_ONCE]], offset)
@@ -124,7 +124,7 @@ class LocalFile(File):
                 raise FormatError(
                     f"{self.path} ends too early",
                     got=f"a file of {os.fstat(descriptor).st_size} bytes",
-                    wanted=f"{wanted} bytes that end at byte {offset + len(rest)}",
+                    expected=f"{expected} bytes that end at byte {offset + len(rest)}",
                     hint="the file was cut short or is still being written: fetch it again",
                 )
             offset += count
@@ -185,7 +185,7 @@ class _Opener:
         return SourceChangedError(
             f"{self._path} {what}",
             got="another file has the name" if now[:2] != first[:2] else _described(now),
-            wanted=f"the file as it was before: {_described(first)}",
+            expected=f"the file as it was before: {_described(first)}",
             hint=f"wait until nothing writes to it, then {again()}",
         )
 
@@ -194,7 +194,7 @@ def _described(status: tuple[int, ...]) -> str:
     return f"{status[2]} bytes, changed at {iso_time(status[3])}"
 
 
-def read_whole(path: Path, most: int = LARGEST_WHOLE) -> bytes:
+def read_whole(path: Path, limit: int = LARGEST_WHOLE) -> bytes:
     """All of a small file.
 
     Raises:
@@ -205,9 +205,9 @@ def read_whole(path: Path, most: int = LARGEST_WHOLE) -> bytes:
     try:
         status = path.stat()
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
-            raise FormatError("not a file", place=path, got=stat.filemode(status.st_mode))
-        if status.st_size > most:
-            raise too_large(path, status.st_size, most)
+            raise FormatError("not a file", location=path, got=stat.filemode(status.st_mode))
+        if status.st_size > limit:
+            raise too_large(path, status.st_size, limit)
         return path.read_bytes()
     except OSError as error:
         raise storage_error("cannot read", path, error) from error

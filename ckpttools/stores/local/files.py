@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ckpttools.core.errors import CheckpointError, NoSpaceError, StorageError
-from ckpttools.core.wording import again
-from ckpttools.stores.at_once import in_threads
+from ckpttools.core.message_terms import again
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.mounts import first_mount
+from ckpttools.stores.thread_map import in_threads
 
 # A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first,
 # which is quicker but silent about errors. Each file's own then only asks for them.
@@ -38,7 +38,7 @@ def write_error(path: Path | str, error: OSError) -> CheckpointError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(
             "the disk is full",
-            place=path,
+            location=path,
             got=error.strerror,
             hint=f"free some space and {again()}: it goes on where it stopped",
         )
@@ -52,13 +52,13 @@ def make_directory(path: Path) -> None:
         OSError: the system reports an error, or something else has the name.
     """
     missing = []
-    for place in (path, *path.absolute().parents):
-        if place.is_dir():
+    for location in (path, *path.absolute().parents):
+        if location.is_dir():
             break
-        missing.append(place)
-    for place in reversed(missing):
-        place.mkdir(exist_ok=True)
-        sync_directory(place.absolute().parent)
+        missing.append(location)
+    for location in reversed(missing):
+        location.mkdir(exist_ok=True)
+        sync_directory(location.absolute().parent)
 
 
 def write_file(path: Path, content: bytes) -> None:
@@ -210,32 +210,32 @@ def sync_tree(path: Path) -> None:
     below = (
         Path(top, name) for top, dirs, files in os.walk(path, onerror=_raise) for name in (*dirs, *files)
     )
-    places = chain([path], below)
+    locations = chain([path], below)
     # Not all at once: each place takes 2 KiB while it waits, and there may be hundreds of thousands.
-    first = list(islice(places, MOST_SINGLE_SYNCS + 1))
+    first = list(islice(locations, MOST_SINGLE_SYNCS + 1))
     if len(first) > MOST_SINGLE_SYNCS:
         os.sync()
-        _sync_together(chain(first, places))
+        _sync_together(chain(first, locations))
     else:
-        for place in first:
-            _sync_place(place)
+        for location in first:
+            _sync_location(location)
 
 
 def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def _sync_together(places: Iterator[Path]) -> None:
+def _sync_together(locations: Iterator[Path]) -> None:
     """Each waits for the disk's journal, and those that wait together are served together."""
-    while some := list(islice(places, _SYNCS_WAITING)):
-        in_threads(_SYNCS_AT_ONCE, _sync_place, some)
+    while some := list(islice(locations, _SYNCS_WAITING)):
+        in_threads(_SYNCS_AT_ONCE, _sync_location, some)
 
 
-def _sync_place(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        sync_directory(place)
+def _sync_location(location: Path) -> None:
+    if location.is_dir() and not location.is_symlink():
+        sync_directory(location)
         return
-    descriptor = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -296,7 +296,7 @@ def check_can_rename(path: Path, scratch: Path) -> None:
         OSError: the probe cannot be made.
     """
     occupied = scratch / "occupied"
-    made = [occupied, scratch, *([] if scratch.parent.exists() else [scratch.parent])]
+    built = [occupied, scratch, *([] if scratch.parent.exists() else [scratch.parent])]
     try:
         occupied.mkdir(parents=True, exist_ok=True)
         path.rename(scratch)
@@ -308,16 +308,16 @@ def check_can_rename(path: Path, scratch: Path) -> None:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
     finally:
-        for each in made:
+        for item in built:
             with suppress(OSError):
-                each.rmdir()
+                item.rmdir()
 
 
 def moved_error(directory: Path) -> StorageError:
     """Explain that another process moved a directory during the write."""
     return StorageError(
         f"{directory} was removed, moved or replaced while it was written",
-        wanted="the directory that this command created, under the same path until the command ends",
+        expected="the directory that this command created, under the same path until the command ends",
         hint=f"find out what moved it or changed a link in its path; then {again()}",
     )
 
@@ -330,7 +330,7 @@ def rename_error(path: Path | str, error: OSError) -> StorageError:
         f"the file system cannot rename {path}",
         got=f"{error.strerror} (errno {error.errno}), as for directories in a lower layer of an overlay "
         "(a container image)",
-        wanted="a directory that can be renamed in one step, so that an interrupted run loses nothing",
+        expected="a directory that can be renamed in one step, so that an interrupted run loses nothing",
         hint="copy it to a volume and work there; deleting files of an image's layer frees no space",
     )
 
@@ -341,7 +341,7 @@ def names_in(directory: Path) -> list[str]:
     Raises:
         OSError: it cannot be listed.
     """
-    return sorted(place.name for place in directory.iterdir())
+    return sorted(location.name for location in directory.iterdir())
 
 
 def remove_tree(path: Path, last: str = "") -> None:
@@ -370,18 +370,18 @@ def check_no_mount(path: Path) -> None:
     if mount is not None:
         raise StorageError(
             f"{path} is not removed: something is mounted at or in it",
-            place=mount,
-            wanted="nothing but what this file system holds there: what is mounted would be deleted, too",
+            location=mount,
+            expected="nothing but what this file system holds there: what is mounted would be deleted, too",
             hint=f"umount {mount}, then {again()}",
         )
 
 
-def _remove_entry(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
+def _remove_entry(location: Path) -> None:
+    if location.is_dir() and not location.is_symlink():
         # The system's own words for an error name what is deep below without its directories.
-        shutil.rmtree(place, onerror=_raise_with_path)
+        shutil.rmtree(location, onerror=_raise_with_path)
     else:
-        place.unlink()
+        location.unlink()
 
 
 def _raise_with_path(function: Callable[..., object], path: str, error: tuple[Any, Any, Any]) -> NoReturn:
@@ -391,9 +391,9 @@ def _raise_with_path(function: Callable[..., object], path: str, error: tuple[An
 
 
 @contextmanager
-def errors_of(place: Path) -> Iterator[None]:
+def errors_of(location: Path) -> Iterator[None]:
     """What the system says within it, as errors that name the place."""
     try:
         yield
     except OSError as error:
-        raise write_error(error.filename or place, error) from error
+        raise write_error(error.filename or location, error) from error

@@ -50,9 +50,9 @@ def check_inventory(directory: Path, lines: Iterable[str], hint: str) -> None:
             raise DestinationExistsError(
                 f"{directory} was changed since a conversion put it there that was stopped before it could "
                 "say so",
-                place=directory / name,
+                location=directory / name,
                 got=_described(now),
-                wanted=_described(line),
+                expected=_described(line),
                 hint=hint,
             )
 

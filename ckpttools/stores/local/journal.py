@@ -27,7 +27,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.stores.local.files import moved_error, write_all, write_error
 from ckpttools.stores.local.lock_holders import locked_error
 from ckpttools.stores.local.partial import JOURNAL
-from ckpttools.stores.publishing import Purpose, Record
+from ckpttools.stores.publishing import JobInfo, Record
 
 # A line takes 60 bytes, and some more for each chunk that is encoded.
 _LARGEST = 1 << 30
@@ -79,7 +79,7 @@ class Journal:
             if access != "looking":
                 self._lock()
             self._refuse_others()
-            self.purpose: Purpose | None = None
+            self.purpose: JobInfo | None = None
             self.records: list[Record] = []
             self.publishing = False
             self.inventory: list[str] | None = None
@@ -96,7 +96,7 @@ class Journal:
             what = "another process is writing this checkpoint"
             raise locked_error(what, self._path.parent, self._descriptor) from None
         # Who had the lock before may have removed the file as its last act.
-        if not self._is_in_place():
+        if not self._is_in_location():
             raise FileNotFoundError(self._path)
 
     def _flock(self, how: int) -> None:
@@ -108,16 +108,16 @@ class Journal:
             time.sleep(_ENDING_SECONDS / _ENDING_LOOKS)
         fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
 
-    def _is_in_place(self) -> bool:
+    def _is_in_location(self) -> bool:
         """Whether the file that is open is the one of this name."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
         except FileNotFoundError:
             return False
 
-    def check_in_place(self) -> None:
+    def check_in_location(self) -> None:
         """Raise StorageError if the directory was removed or moved, or its path leads to another one."""
-        if not self._is_in_place():
+        if not self._is_in_location():
             raise moved_error(self._path.parent)
 
     def _refuse_others(self) -> None:
@@ -166,7 +166,7 @@ class Journal:
             # A line was being written when the process died: the next one must not be joined to it.
             os.ftruncate(self._descriptor, whole)
 
-    def begin(self, purpose: Purpose) -> None:
+    def begin(self, purpose: JobInfo) -> None:
         """Makes this the journal of a conversion of which nothing is done.
 
         Raises:
@@ -191,8 +191,8 @@ class Journal:
         def entries() -> Iterator[tuple[str, object]]:
             count = 0
             yield _INVENTORY, None
-            for each in inventory:
-                yield _FILE, each
+            for item in inventory:
+                yield _FILE, item
                 count += 1
             yield _PUBLISHING, count
 
@@ -225,7 +225,7 @@ class Journal:
         Raises:
             OSError: the system reports an error.
         """
-        there = self._is_in_place()
+        there = self._is_in_location()
         if there:
             self._path.unlink()
         return there
@@ -249,7 +249,7 @@ def lines(data: bytes) -> Iterator[tuple[str, object]]:
             yield kind, content
 
 
-def purpose_at(directory: Path) -> Purpose | None:
+def purpose_at(directory: Path) -> JobInfo | None:
     """Whose work a directory holds, as its journal says, locked or not; None where that cannot be read."""
     try:
         with (directory / JOURNAL).open("rb") as file:
@@ -275,14 +275,14 @@ def _anothers(path: Path, got: str) -> UsageError:
     return UsageError(
         f"{path} is not a journal of ckpttools",
         got=got,
-        wanted="that name free, or the file as an interrupted conversion left it",
+        expected="that name free, or the file as an interrupted conversion left it",
         hint="move it away, or choose another destination",
     )
 
 
-def _purpose(content: object) -> Purpose | None:
+def _purpose(content: object) -> JobInfo | None:
     """What a line says of whose work it is; None where it is not one of ours."""
     is_ours = (
-        isinstance(content, list) and len(content) == 4 and all(isinstance(each, str) for each in content)
+        isinstance(content, list) and len(content) == 4 and all(isinstance(item, str) for item in content)
     )
-    return Purpose(*content) if is_ours else None  # type: ignore[misc]
+    return JobInfo(*content) if is_ours else None  # type: ignore[misc]

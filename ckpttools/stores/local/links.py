@@ -44,7 +44,7 @@ class LocalTrials:
             directory: where links would go. The trials are made beside it, where it grows until it gets its
                 name: what is in it now is not touched.
         """
-        self._near = next(place for place in directory.absolute().parents if place.is_dir())
+        self._near = next(location for location in directory.absolute().parents if location.is_dir())
         self._directories = directory, directory.with_name(directory.name + SUFFIX) / CONTENT
         self._known: dict[tuple[object, ...], str | None] = {}
         _remove_trials(self._near)
@@ -69,14 +69,14 @@ class LocalTrials:
     @cached_property
     def _linked(self) -> frozenset[tuple[int, int]]:
         """The files that an earlier run has linked."""
-        found = set()
+        result = set()
         for directory in self._directories:
             for parent, _, names in os.walk(directory):
                 for name in names:
                     with suppress(OSError):
                         status = Path(parent, name).lstat()
-                        found.add((status.st_dev, status.st_ino))
-        return frozenset(found)
+                        result.add((status.st_dev, status.st_ino))
+        return frozenset(result)
 
     def _tried(self, real: Path) -> str | None:
         name = self._near / f".ckpttools-trial-{os.urandom(8).hex()}"

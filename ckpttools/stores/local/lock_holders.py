@@ -11,24 +11,24 @@ from ckpttools.core.text import age
 from ckpttools.stores.publishing import LockedError
 
 
-def locked_error(what: str, place: object, descriptor: int) -> LockedError:
+def locked_error(what: str, location: object, descriptor: int) -> LockedError:
     """Return the error of a lock that another process holds.
 
     Args:
         what: The first line of the error.
-        place: The locked location.
+        location: The locked location.
         descriptor: The file or the directory that has the lock.
     """
     since = age(max(0.0, time.time() - os.fstat(descriptor).st_mtime))
     pid = _holder(descriptor)
     if pid is None:
-        got = f"a process of another machine or container; {place} was last written {since} ago"
+        got = f"a process of another machine or container; {location} was last written {since} ago"
         hint = "wait until it is done, or end that process, which releases its lock"
     else:
         began = age(_seconds_running(pid))
         got = f"process {pid} on {socket.gethostname()}, started {began} ago; last written {since} ago"
         hint = f"wait until it is done, or end it, which releases its lock: kill {pid}"
-    return LockedError(what, place=place, got=got, hint=hint)
+    return LockedError(what, location=location, got=got, hint=hint)
 
 
 def _holder(descriptor: int) -> int | None:

@@ -13,13 +13,13 @@ from ckpttools.stores.publishing import PLAN_MARK
 _LONGEST_MARK = 1 << 10
 
 
-def mark_of(place: Path) -> str | None:
+def mark_of(location: Path) -> str | None:
     """The plan that a directory is marked with; None if it is not there or not marked.
 
     Raises:
         StorageError: the system does not tell.
     """
-    mark = place / PLAN_MARK
+    mark = location / PLAN_MARK
     try:
         status = mark.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -30,9 +30,9 @@ def mark_of(place: Path) -> str | None:
     return read_whole(mark).decode(errors="replace") if is_ours else ""
 
 
-def unmark(place: Path) -> None:
+def unmark(location: Path) -> None:
     """Takes the mark out of a checkpoint, durably, if there is one."""
-    mark = place / PLAN_MARK
+    mark = location / PLAN_MARK
     if os.path.lexists(mark):
         mark.unlink()
-        sync_directory(place)
+        sync_directory(location)

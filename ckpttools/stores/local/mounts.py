@@ -18,7 +18,7 @@ LOCAL_CTIME_TYPES = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "
 On squashfs, ISO 9660 and EROFS the ctime is in the image, and on FUSE, SMB and exFAT it can be any. On tmpfs,
 writes through a mapping do not change it. An overlay does not show which file systems are below it.
 """
-_DEVICE, _ROOT, _PLACE = 2, 3, 4
+_DEVICE, _ROOT, _LOCATION = 2, 3, 4
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
@@ -29,8 +29,10 @@ def first_mount(path: Path) -> Path | None:
     Args:
         path: a file or directory, or nothing; a link that has the last name is not followed.
     """
-    place = Path(os.path.realpath(path.absolute().parent), path.name)
-    return min((each for each in _mounts(place) if each == place or place in each.parents), default=None)
+    location = Path(os.path.realpath(path.absolute().parent), path.name)
+    return min(
+        (mount for mount in _mounts(location) if mount == location or location in mount.parents), default=None
+    )
 
 
 def file_system_type(path: str, device: int) -> str:
@@ -42,12 +44,12 @@ def file_system_type(path: str, device: int) -> str:
     """
     # Models with 100,000 files are common, and a file system is rarely mounted within the same second.
     by_device, by_path = _file_systems(int(time.monotonic()))
-    found = by_device.get(f"{os.major(device)}:{os.minor(device)}")
-    if found is not None:
-        return found
+    result = by_device.get(f"{os.major(device)}:{os.minor(device)}")
+    if result is not None:
+        return result
     # Files of btrfs and overlayfs have other device numbers than their mounts.
     real = Path(os.path.realpath(path))
-    return next((by_path[str(each)] for each in (real, *real.parents) if str(each) in by_path), "")
+    return next((by_path[str(parent)] for parent in (real, *real.parents) if str(parent) in by_path), "")
 
 
 @lru_cache(maxsize=1)
@@ -57,7 +59,7 @@ def _file_systems(moment: int) -> tuple[Mapping[str, str], Mapping[str, str]]:
     for words in _mount_lines() or ():
         kind = os.fsdecode(words[words.index(b"-") + 1])
         by_device[os.fsdecode(words[_DEVICE])] = kind
-        by_path[os.fsdecode(_unescaped(words[_PLACE]))] = kind
+        by_path[os.fsdecode(_unescaped(words[_LOCATION]))] = kind
     return by_device, by_path
 
 
@@ -69,14 +71,14 @@ def boot_id() -> str:
     return ""
 
 
-def _mounts(place: Path) -> Iterator[Path]:
+def _mounts(location: Path) -> Iterator[Path]:
     """All mounts; without a table of them those at and below a place that have another device."""
     lines = _mount_lines()
     if lines is None:
-        below = (Path(top, name) for top, inner, files in os.walk(place) for name in (*inner, *files))
-        yield from (each for each in (place, *below) if os.path.ismount(each))
+        below = (Path(top, name) for top, inner, files in os.walk(location) for name in (*inner, *files))
+        yield from (item for item in (location, *below) if os.path.ismount(item))
         return
-    yield from (_path(words[_PLACE]) for words in lines)
+    yield from (_path(words[_LOCATION]) for words in lines)
 
 
 def _mount_lines() -> list[list[bytes]] | None:
@@ -100,10 +102,10 @@ def path_in_file_system(path: Path) -> tuple[str, Path] | None:
         None if the system does not list its mounts.
     """
     # Of mounts at one path, the last one is visible.
-    mounts = {_unescaped(words[_PLACE]): words for words in _mount_lines() or ()}
-    for place in (path, *path.parents):
-        if (words := mounts.get(os.fsencode(place))) is not None:
-            return words[_DEVICE].decode(), _path(words[_ROOT]) / path.relative_to(place)
+    mounts = {_unescaped(words[_LOCATION]): words for words in _mount_lines() or ()}
+    for location in (path, *path.parents):
+        if (words := mounts.get(os.fsencode(location))) is not None:
+            return words[_DEVICE].decode(), _path(words[_ROOT]) / path.relative_to(location)
     return None
 
 

@@ -53,8 +53,8 @@ class PartJournal:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise write_error(error.filename or self._path, error) from error
-        said = [share.name, share.first, share.stop]
-        self._append([(_PART, [plan, said, this_process(), time.time()])])
+        declared = [share.name, share.first, share.stop]
+        self._append([(_PART, [plan, declared, this_process(), time.time()])])
         sync_directory(self._path.parent)
 
     def enter(self, records: Iterable[Record]) -> None:
@@ -91,8 +91,8 @@ def members(directory: Path, plan: str) -> list[Member]:
     Raises:
         OSError: the system reports an error.
     """
-    found = [_member(directory / PARTS / name, plan) for name in _names(directory)]
-    return sorted((each for each in found if each is not None), key=lambda each: each.began)
+    result = [_member(directory / PARTS / name, plan) for name in _names(directory)]
+    return sorted((item for item in result if item is not None), key=lambda item: item.began)
 
 
 def remove_parts(directory: Path) -> None:
@@ -143,8 +143,8 @@ def _parsed(
     token: str, entries: Iterator[tuple[str, Any]], plan: str, is_alive: bool, seen: float
 ) -> Member | None:
     match next(entries, None):
-        case (str(kind), [str(of), said, str(process), int() | float() as began]) if kind == _PART:
-            share = share_of(said)
+        case (str(kind), [str(of), declared, str(process), int() | float() as began]) if kind == _PART:
+            share = share_of(declared)
         case _:
             return None
     if share is None or of != plan:

@@ -15,8 +15,8 @@ from ckpttools.stores.local.marks import mark_of
 from ckpttools.stores.local.parts import PartJournal, members
 from ckpttools.stores.local.staging import LocalStaging
 from ckpttools.stores.local.written import StagingFiles
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Purpose, Record
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import JobInfo, Record
 from ckpttools.stores.shares import DONE, Share, Standing, check_free, prepared, published
 
 # Who has prepared the directory makes its names durable before others come in.
@@ -28,7 +28,7 @@ class SharedLocalStaging(LocalStaging):
     """The same for one process, or for several at once."""
 
     @contextmanager
-    def joined(self, purpose: Purpose, nbytes: int, share: Share) -> Iterator[LocalPartWork]:
+    def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> Iterator[LocalPartWork]:
         """Takes a share of the destination; see `SharedStaging`."""
         journal = self._joined(purpose, nbytes)
         try:
@@ -53,12 +53,12 @@ class SharedLocalStaging(LocalStaging):
             all_members = members(self.directory, plan)
             self.refuse_links()
             files = StagingFiles(self.content)
-        others = (each for each in all_members if each.token != own.token)
+        others = (member for member in all_members if member.token != own.token)
         check_free(share, others, self.directory)
-        records = [record for each in all_members for record in each.records]
+        records = [record for member in all_members for record in member.records]
         return LocalPartWork(self, own, [*journal.records, *records], files)
 
-    def _joined(self, purpose: Purpose, nbytes: int) -> Journal:
+    def _joined(self, purpose: JobInfo, nbytes: int) -> Journal:
         """The journal of this plan, locked together with others; prepared by whoever comes first."""
 
         def attempt() -> Journal | None:
@@ -74,8 +74,8 @@ class SharedLocalStaging(LocalStaging):
     def _is_preparing(self, plan: str) -> bool:
         """Whether the process that has this alone makes it the place of a plan."""
         with errors_of(self.directory):
-            found = self.looked_at()
-            return found is not None and found.preparing == plan
+            result = self.looked_at()
+            return result is not None and result.preparing == plan
 
     def _shared(self, plan: str) -> Journal | None:
         """The journal, where all is prepared for the parts of a plan; None where it is not."""
@@ -92,13 +92,13 @@ class SharedLocalStaging(LocalStaging):
     def standing(self, plan: str) -> Standing:
         """How far a plan has come; see `SharedStaging`."""
         with errors_of(self.directory):
-            found = self.looked_at()
-            if found is None or found.plan is None:
+            result = self.looked_at()
+            if result is None or result.plan is None:
                 return Standing(False)
-            if found.plan != plan:
-                return Standing(False, other=conversion_words(found.purpose) if found.purpose else "")
-            is_published = self.is_complete(found, plan)
-            return Standing(True, is_published, "", found.records, members(self.directory, plan))
+            if result.plan != plan:
+                return Standing(False, other=conversion_words(result.purpose) if result.purpose else "")
+            is_published = self.is_complete(result, plan)
+            return Standing(True, is_published, "", result.records, members(self.directory, plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,8 @@ class LocalPartWork:
         return self.own.token
 
     @property
-    def content(self) -> Place:
-        return Place(self.files.store, str(self.staging.content))
+    def content(self) -> Location:
+        return Location(self.files.store, str(self.staging.content))
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
         written = self.files.written

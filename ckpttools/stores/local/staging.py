@@ -12,7 +12,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
-from ckpttools.core.wording import again, option
+from ckpttools.core.message_terms import again, option
 from ckpttools.stores.local.another import held_by_another
 from ckpttools.stores.local.directory import StagingDirectory
 from ckpttools.stores.local.file import storage_error
@@ -29,12 +29,12 @@ from ckpttools.stores.local.inventory import check_inventory, inventory
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.marks import mark_of, unmark
 from ckpttools.stores.local.mounts import first_mount
-from ckpttools.stores.local.occupied import allocated, check_directory, is_free
+from ckpttools.stores.local.overwrite_guard import allocated, check_directory, is_free
 from ckpttools.stores.local.partial import JOURNAL
 from ckpttools.stores.local.parts import members, remove_parts
 from ckpttools.stores.local.work import LocalWork
 from ckpttools.stores.local.written import StagingFiles
-from ckpttools.stores.publishing import PLAN_MARK, LockedError, Purpose, check_name
+from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError, check_name
 from ckpttools.stores.shares import at_work, claimed_error, who_does_what
 
 _ATTEMPTS = 100
@@ -90,7 +90,7 @@ class LocalStaging(StagingDirectory):
         if not self.overwrite:
             raise DestinationExistsError(
                 f"{destination} exists",
-                wanted="a new name, or an empty directory",
+                expected="a new name, or an empty directory",
                 hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",
             )
 
@@ -108,21 +108,21 @@ class LocalStaging(StagingDirectory):
                 ) from error
 
     def _check_room(self, nbytes: int) -> None:
-        place = next(parent for parent in self.directory.absolute().parents if parent.exists())
-        disk = shutil.disk_usage(place)
+        location = next(parent for parent in self.directory.absolute().parents if parent.exists())
+        disk = shutil.disk_usage(location)
         free = disk.free + allocated(self.content)
         # Some file systems (of the kernel, of some stores) report no size at all.
         if nbytes > free and disk.total:
             raise NoSpaceError(
                 "the destination has too little room",
-                place=place,
+                location=location,
                 got=f"{free:,} bytes free",
-                wanted=f"{nbytes:,} bytes",
+                expected=f"{nbytes:,} bytes",
                 hint="free some space or choose another disk",
             )
 
     @contextmanager
-    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[LocalWork]:
+    def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[LocalWork]:
         """Takes the destination for this process, from the first look at it to the end; see `publishing`."""
         journal = self._locked()
         try:
@@ -159,12 +159,12 @@ class LocalStaging(StagingDirectory):
             return Journal(self.directory)
         except LockedError as error:
             begun = self.looked_at()
-            found = at_work(members(self.directory, begun.plan)) if begun and begun.plan else []
-            if not found:
+            result = at_work(members(self.directory, begun.plan)) if begun and begun.plan else []
+            if not result:
                 raise
             raise claimed_error(
                 "other processes are writing this checkpoint, each a part of it",
-                found,
+                result,
                 self.directory,
                 f"wait until they are done: {who_does_what(begun.purpose if begun else None)} lists them",
             ) from error
@@ -172,11 +172,11 @@ class LocalStaging(StagingDirectory):
     def looked_at(self) -> Journal | None:
         """The journal as it is now; None if there is none."""
         try:
-            found = Journal(self.directory, "looking")
+            result = Journal(self.directory, "looking")
         except (FileNotFoundError, NotADirectoryError):
             return None
-        found.close()
-        return found
+        result.close()
+        return result
 
     def _refuse_foreign(self) -> None:
         """Raises UsageError if the directory holds something, and that is not ours or lies elsewhere."""
@@ -187,19 +187,19 @@ class LocalStaging(StagingDirectory):
         if self.directory.is_symlink() or (names and JOURNAL not in names):
             raise UsageError(
                 f"{self.directory} is there and has no journal of ckpttools in it",
-                wanted="that name free: a conversion grows there until it is complete",
+                expected="that name free: a conversion grows there until it is complete",
                 hint="move it away, or choose another destination",
             )
         mount = first_mount(self.directory)
         if mount is not None:
             raise UsageError(
                 f"something is mounted at or in {self.directory}",
-                place=mount,
-                wanted="a directory of one file system: all of it gets another name, or is deleted",
+                location=mount,
+                expected="a directory of one file system: all of it gets another name, or is deleted",
                 hint=f"umount {mount}, then {again()}",
             )
 
-    def _recover(self, journal: Journal, purpose: Purpose, nbytes: int) -> None:
+    def _recover(self, journal: Journal, purpose: JobInfo, nbytes: int) -> None:
         """Brings what an earlier run left into a state that this one can go on from."""
         with errors_of(self.destination):
             if self.is_published(journal.plan or purpose.plan):
@@ -241,7 +241,7 @@ class LocalStaging(StagingDirectory):
             return True
         return False
 
-    def _begin(self, journal: Journal, purpose: Purpose) -> None:
+    def _begin(self, journal: Journal, purpose: JobInfo) -> None:
         """Makes the directory this plan's, with what was done of it or empty."""
         plan = purpose.plan
         with errors_of(self.directory):
@@ -274,7 +274,7 @@ class LocalStaging(StagingDirectory):
                 raise UsageError(
                     f"{path} is a symbolic link",
                     got=path.readlink(),
-                    wanted="only files and directories that an interrupted run created",
+                    expected="only files and directories that an interrupted run created",
                     hint=f"delete the link; then {again()}",
                 )
 
@@ -308,7 +308,7 @@ class LocalStaging(StagingDirectory):
             sync_tree(self.content)
             self._check_taken()
             if files is not None:
-                journal.check_in_place()
+                journal.check_in_location()
                 files.written.check()
                 files.written.check_no_others()
             journal.note_publishing(inventory(self.content))
@@ -322,7 +322,7 @@ class LocalStaging(StagingDirectory):
             except OSError as error:
                 raise StorageError(
                     f"{self.destination} is complete, but what it replaced could not be removed",
-                    place=error.filename or self.directory,
+                    location=error.filename or self.directory,
                     got=error.strerror,
                     hint=f"delete {self.directory}",
                 ) from error

@@ -15,11 +15,11 @@ from ckpttools.stores.abilities import CopyIdentity, LinkTrials
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.local.file import LocalFile, read_whole, storage_error
 from ckpttools.stores.local.mounts import LOCAL_CTIME_TYPES, boot_id, file_system_type
-from ckpttools.stores.publishing import Purpose, Unfinished
+from ckpttools.stores.publishing import JobInfo, Unfinished
 
 if TYPE_CHECKING:
     from ckpttools.stores.local.shared_staging import SharedLocalStaging
-    from ckpttools.stores.place import Place
+    from ckpttools.stores.location import Location
 
 # Clusters keep checkpoints on these, where each host reads the same files.
 _SHARED = frozenset(("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph"))
@@ -46,12 +46,12 @@ class LocalStore(Store):
     scheme: ClassVar[str] = "file"
 
     def stat(self, key: str) -> Status | None:
-        found = _stat_result(key)
-        if found is None:
+        result = _stat_result(key)
+        if result is None:
             return None
-        kind, time = _kind(found.st_mode), found.st_mtime_ns
-        size, version = (found.st_size, str(time)) if kind is FileKind.FILE else (0, "")
-        return Status(kind, size, version, (found.st_dev, found.st_ino), time, found.st_nlink)
+        kind, time = _kind(result.st_mode), result.st_mtime_ns
+        size, version = (result.st_size, str(time)) if kind is FileKind.FILE else (0, "")
+        return Status(kind, size, version, (result.st_dev, result.st_ino), time, result.st_nlink)
 
     def copy_identity(self, key: str) -> CopyIdentity:
         """Return the inode, size and times of a file; see `DistinguishesCopies`."""
@@ -74,13 +74,13 @@ class LocalStore(Store):
         except ValueError as error:  # no name at all: it has a zero in it
             raise StorageError(f"cannot list {key!r}", got=error) from error
 
-    def open(self, key: str, found: Status | None = None) -> LocalFile:
-        if found is None:
+    def open(self, key: str, result: Status | None = None) -> LocalFile:
+        if result is None:
             return LocalFile.at(key)
-        return LocalFile(key, found.size, found.version, found.identity)
+        return LocalFile(key, result.size, result.version, result.identity)
 
-    def read(self, key: str, most: int = LARGEST_WHOLE) -> bytes:
-        return read_whole(Path(key), most)
+    def read(self, key: str, limit: int = LARGEST_WHOLE) -> bytes:
+        return read_whole(Path(key), limit)
 
     def uri(self, key: str) -> str:
         return key or "."
@@ -108,8 +108,8 @@ class LocalStore(Store):
         for parent in Path(key).parents:
             if (status := _stat_result(str(parent))) is not None:
                 yield status.st_dev, status.st_ino
-        if (found := path_in_file_system(Path(key))) is not None:
-            device, path = found
+        if (result := path_in_file_system(Path(key))) is not None:
+            device, path = result
             yield from ((device, parent) for parent in path.parents)
 
     def link_target(self, key: str) -> str | None:
@@ -127,8 +127,8 @@ class LocalStore(Store):
         try:
             make_directory(Path(new).absolute().parent)
             Path(old).rename(new)
-            for place in (Path(new), Path(old)):
-                sync_directory(place.absolute().parent)
+            for location in (Path(new), Path(old)):
+                sync_directory(location.absolute().parent)
         except OSError as error:
             raise rename_error(old, error) from error
 
@@ -183,8 +183,8 @@ class LocalStore(Store):
                 name = start + entry.name
                 if entry.is_own_dir:
                     waiting.append(f"{name}/")
-                elif entry.is_file and (found := self.stat(_below(key, name))):
-                    yield name, found
+                elif entry.is_file and (result := self.stat(_below(key, name))):
+                    yield name, result
 
     def put(self, key: str, content: bytes) -> None:
         from ckpttools.stores.local.files import make_directory, write_atomically
@@ -238,12 +238,12 @@ class LocalStore(Store):
         if journal is None or journal.kind is not FileKind.FILE:
             return None
         replaced = _below(key, REPLACED)
-        found = self.stat(replaced)
-        is_there = found is not None and found.kind is FileKind.DIRECTORY
-        begun = purpose_at(Path(key)) or Purpose("")
+        result = self.stat(replaced)
+        is_there = result is not None and result.kind is FileKind.DIRECTORY
+        begun = purpose_at(Path(key)) or JobInfo("")
         return Unfinished(
-            _place(key),
-            _place(replaced) if is_there else None,
+            _location(key),
+            _location(replaced) if is_there else None,
             begun.command,
             directory=begun.directory,
         )
@@ -255,14 +255,14 @@ class LocalStore(Store):
         return None if path.name in ("", "..") else self.unfinished(str(path) + SUFFIX)
 
 
-def _entry(found: os.DirEntry[str]) -> DirEntry:
-    is_link = found.is_symlink()
+def _entry(result: os.DirEntry[str]) -> DirEntry:
+    is_link = result.is_symlink()
     try:
-        is_file, is_dir = found.is_file(), found.is_dir()
+        is_file, is_dir = result.is_file(), result.is_dir()
     except OSError:  # links in a circle, or to what may not be looked at
         is_file, is_dir = False, False
     kind = FileKind.FILE if is_file else FileKind.DIRECTORY if is_dir else FileKind.OTHER
-    return DirEntry(found.name, kind, is_link)
+    return DirEntry(result.name, kind, is_link)
 
 
 def _below(key: str, name: str) -> str:
@@ -285,10 +285,10 @@ def _writing(key: str) -> Iterator[None]:
         raise write_error(error.filename or key, error) from error
 
 
-def _place(key: str) -> Place:
-    from ckpttools.stores.place import Place
+def _location(key: str) -> Location:
+    from ckpttools.stores.location import Location
 
-    return Place(STORE, key)
+    return Location(STORE, key)
 
 
 STORE = LocalStore()

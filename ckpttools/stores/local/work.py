@@ -12,7 +12,7 @@ from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.parts import members
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.local.written import StagingFiles
-from ckpttools.stores.place import Place
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Record
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class LocalWork:
     files: StagingFiles | None
 
     @property
-    def content(self) -> Place:
+    def content(self) -> Location:
         store = STORE if self.files is None else self.files.store
-        return Place(store, str(self.staging.content))
+        return Location(store, str(self.staging.content))
 
     @property
     def is_complete(self) -> bool:
@@ -48,7 +48,7 @@ class LocalWork:
     def records(self) -> Sequence[Record]:
         with errors_of(self.staging.directory):
             parts = members(self.staging.directory, self.plan)
-        return [*self.journal.records, *(record for each in parts for record in each.records)]
+        return [*self.journal.records, *(record for part in parts for record in part.records)]
 
     def keep_files(self, names: Iterable[str], series: Iterable[str] = ()) -> None:
         if self.files is not None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.base import File
 from ckpttools.stores.local.files import moved_error, write_error
 from ckpttools.stores.local.store import LocalStore
@@ -98,7 +98,7 @@ class WrittenFiles:
                 if not (is_known or name.startswith(series)):
                     raise UsageError(
                         f"{self._directory / name} is not a file of the checkpoint",
-                        wanted="only files that this command writes",
+                        expected="only files that this command writes",
                         hint=f"move it away, or delete it; then {again()}",
                     )
 
@@ -136,13 +136,13 @@ class WrittenFiles:
                 raise self._mismatch_error(name, status, expected)
 
     def _mismatch_error(
-        self, name: str, status: os.stat_result, expected: tuple[int, int, bool]
+        self, name: str, status: os.stat_result, entry: tuple[int, int, bool]
     ) -> StorageError:
-        inode, size, is_exact = expected
+        inode, size, is_exact = entry
         if status.st_ino != inode:
             return self._lost_error(name, "another file has the name")
-        wanted = f"{size:,} bytes" if is_exact else f"at least {size:,} bytes"
-        return self._lost_error(name, f"{status.st_size:,} bytes", wanted)
+        expected = f"{size:,} bytes" if is_exact else f"at least {size:,} bytes"
+        return self._lost_error(name, f"{status.st_size:,} bytes", expected)
 
     def _lost_error(
         self, name: str, got: str | None, expected: str = "the file that was written"
@@ -150,7 +150,7 @@ class WrittenFiles:
         return StorageError(
             f"{self._directory / name} was removed, replaced or cut while it was written",
             got=got,
-            wanted=expected,
+            expected=expected,
             hint=f"find out what changes files there; then {again()} to rewrite the lost data",
         )
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.objects.client import Access
-from ckpttools.stores.objects.errors import Words, elsewhere
+from ckpttools.stores.objects.errors import MessageTerms, elsewhere
 from ckpttools.stores.objects.machine import metadata_headers
 from ckpttools.stores.objects.store import ObjectStore
 
@@ -40,7 +40,7 @@ class AzureStore(ObjectStore):
         "AZURE_STORAGE_ACCOUNT_KEY",
         "AZURE_STORAGE_TOKEN",
     )
-    words = Words(
+    words = MessageTerms(
         cloud="Azure Blob Storage",
         bucket="container",
         list_permission="to list blobs (role Storage Blob Data Reader)",
@@ -60,8 +60,8 @@ class AzureStore(ObjectStore):
         if account is None and not is_emulated:
             raise StorageError(
                 "no storage account is named",
-                place=f"az://{bucket}",
-                wanted=f"the name of the account in {_ACCOUNT}",
+                location=f"az://{bucket}",
+                expected=f"the name of the account in {_ACCOUNT}",
                 hint=f"export {_ACCOUNT}=NAME",
             )
         config, identity = _credentials() if not is_emulated else ({}, "the emulator's account")

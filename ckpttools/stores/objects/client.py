@@ -20,7 +20,7 @@ from ckpttools.stores.certificates import added_certificates
 from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects.errors import (
     BucketRequest,
-    Words,
+    MessageTerms,
     explained,
     is_broken_off,
     is_changed,
@@ -117,7 +117,7 @@ class Bucket:
 
     Args:
         name: of the bucket.
-        place: the same as users write it, for messages.
+        location: the same as users write it, for messages.
         access: how it is reached.
         words: what messages say of its cloud.
         meter: counts questions, pages of listings, and bytes of objects. What obstore does by itself is not
@@ -129,8 +129,8 @@ class Bucket:
         is_probed: whether the bucket was probed.
     """
 
-    def __init__(self, name: str, place: str, access: Access, words: Words, meter: Meter) -> None:
-        self._name, self._place = name, place
+    def __init__(self, name: str, location: str, access: Access, words: MessageTerms, meter: Meter) -> None:
+        self._name, self._location = name, location
         self._access = access
         self._meter = meter
         self._endpoint = _LOGIN.sub("…", access.endpoint)
@@ -138,9 +138,9 @@ class Bucket:
         if access.endpoint and not _ENDPOINT.fullmatch(access.endpoint):
             raise StorageError(
                 "the endpoint that the environment names is no address",
-                place=place,
+                location=location,
                 got=self._endpoint,
-                wanted="http://HOST:PORT or https://HOST",
+                expected="http://HOST:PORT or https://HOST",
                 hint=f"correct {words.endpoint}",
             )
         self._words = words
@@ -149,7 +149,7 @@ class Bucket:
 
     def uri(self, key: str) -> str:
         """A key as users write it."""
-        return f"{self._place}/{key}" if key else self._place
+        return f"{self._location}/{key}" if key else self._location
 
     def removal(self, key: str) -> str:
         """Return the command that deletes one object."""
@@ -161,13 +161,13 @@ class Bucket:
         import obstore
 
         try:
-            found = self.ask("cannot look at", key, lambda client: obstore.head(client, key))
+            result = self.ask("cannot look at", key, lambda client: obstore.head(client, key))
         except FileNotFoundError:
             return None
-        return _status(found)
+        return _status(result)
 
-    def objects_below(self, key: str, most: int | None = None) -> Sequence[Object] | None:
-        """All objects below a key; None if they are more than `most`, or one has a name that cannot be read.
+    def objects_below(self, key: str, limit: int | None = None) -> Sequence[Object] | None:
+        """All objects below a key; None if they are more than `limit`, or one has a name that cannot be read.
         Errors as `head`.
         """
         import obstore
@@ -182,35 +182,35 @@ class Bucket:
                 for number, page in enumerate(listing):
                     self._meter.add(requests=min(number, 1))
                     pages.add(page)
-                    if most is not None and len(pages.found) > most:
+                    if limit is not None and len(pages.result) > limit:
                         return None
             except BaseError as error:
                 # A listing by directory fails only in the directory of that object.
-                if most is None or not is_no_key(error):
+                if limit is None or not is_no_key(error):
                     raise
                 return None
-            return pages.found
+            return pages.result
 
         try:
-            found = self._list(key, listed, lambda: len(pages.found))
+            result = self._list(key, listed, lambda: len(pages.result))
         except FileNotFoundError:
             return []
-        self._check_api(key, is_empty=found == [])
-        return found and _without_markers(found)
+        self._check_api(key, is_empty=result == [])
+        return result and _without_markers(result)
 
     def names_below(self, key: str) -> Mapping[str, Status]:
         """Objects and directories directly below a key, by name; errors as `head`."""
         import obstore
 
         try:
-            found = self._list(key, lambda client: obstore.list_with_delimiter(client, key or None))
+            result = self._list(key, lambda client: obstore.list_with_delimiter(client, key or None))
         except FileNotFoundError:
             return {}
-        count = len(found["common_prefixes"]) + len(found["objects"])
+        count = len(result["common_prefixes"]) + len(result["objects"])
         self._meter.add(requests=max(0, count - 1) // _NAMES_TO_A_PAGE)
         self._check_api(key, is_empty=not count)
-        names = [each.rpartition("/")[2] for each in found["common_prefixes"]]
-        objects = dict(_below(key, found["objects"]))
+        names = [item.rpartition("/")[2] for item in result["common_prefixes"]]
+        objects = dict(_below(key, result["objects"]))
         for name in names:
             # Consoles make empty objects for directories.
             if name in objects and objects[name].size:
@@ -265,7 +265,7 @@ class Bucket:
         content = self.ask("cannot read", key, read)
         self._meter.add(nbytes=len(content))
         if len(content) != length:
-            raise FormatError(f"{self._place}/{key} ends too early", got=f"{start + len(content)} bytes")
+            raise FormatError(f"{self._location}/{key} ends too early", got=f"{start + len(content)} bytes")
         return content
 
     def _list(
@@ -345,8 +345,8 @@ class Bucket:
         self._meter.add(requests=1)
         try:
             obstore.get_range(client, key, start=0, end=1)
-        except (BaseError, OSError, ValueError) as found:
-            return error if is_no_object(found) else found
+        except (BaseError, OSError, ValueError) as result:
+            return error if is_no_object(result) else result
         return error
 
     def _client_for(self, asked: BucketRequest, *, is_brief: bool) -> Any:
@@ -393,18 +393,20 @@ def require_obstore(scheme: str) -> None:
     if find_spec("obstore") is None:
         raise UsageError(
             f"{scheme}:// is read by the package obstore, which is not installed",
-            wanted="this package with its extra `cloud`",
+            expected="this package with its extra `cloud`",
             hint="pip install 'ckpttools[cloud]'",
         )
 
 
-def _status(found: Any) -> Status:
+def _status(result: Any) -> Status:
     """What obstore says of an object."""
     # Azure's listings leave out the quotes.
-    etag = (found["e_tag"] or "").strip('"')
-    changed = found["last_modified"]
+    etag = (result["e_tag"] or "").strip('"')
+    changed = result["last_modified"]
     modified = round(changed.timestamp() * 1e9)
-    return Status(FileKind.FILE, found["size"], etag or f"{_BY_TIME}{changed.isoformat()}", modified=modified)
+    return Status(
+        FileKind.FILE, result["size"], etag or f"{_BY_TIME}{changed.isoformat()}", modified=modified
+    )
 
 
 def _pinned(version: str) -> dict[str, object]:
@@ -414,18 +416,18 @@ def _pinned(version: str) -> dict[str, object]:
     return {"if_match": version if version.startswith("W/") else f'"{version}"'}
 
 
-def _below(key: str, found: Sequence[Any]) -> list[Object]:
+def _below(key: str, result: Sequence[Any]) -> list[Object]:
     """Objects by the rest of their keys; not the empty one that stands for the directory itself."""
     start = f"{key}/" if key else ""
-    return [(each["path"][len(start) :], _status(each)) for each in found if each["path"] != key]
+    return [(item["path"][len(start) :], _status(item)) for item in result if item["path"] != key]
 
 
-def name_collision(place: str) -> FormatError:
+def name_collision(location: str) -> FormatError:
     """Return the error for an object whose key is also the directory of other objects."""
     return FormatError(
-        f"{place} is both an object and the directory of other objects",
-        got=f"objects {place} and {place}/…",
-        wanted="a name that is either a file or a directory",
+        f"{location} is both an object and the directory of other objects",
+        got=f"objects {location} and {location}/…",
+        expected="a name that is either a file or a directory",
         hint="rename or delete the object, or move the objects below it",
     )
 
@@ -437,27 +439,27 @@ class _Pages:
         key: the directory's key.
 
     Attributes:
-        found: the objects so far.
+        result: the objects so far.
     """
 
     def __init__(self, key: str) -> None:
         self._key, self._last, self._is_sorted = key, "", True
-        self.found: list[Object] = []
+        self.result: list[Object] = []
 
     def resume(self) -> str | None:
         """Return the path after which the listing continues. None restarts it without objects."""
         if not self._is_sorted:
-            self.found, self._last, self._is_sorted = [], "", True
+            self.result, self._last, self._is_sorted = [], "", True
         return self._last or None
 
     def add(self, page: Sequence[Any]) -> None:
         """Add a page, but skip objects before the start, because some servers ignore it."""
         paths = [item["path"] for item in page]
-        if not self.found or not self._is_sorted:
+        if not self.result or not self._is_sorted:
             new = page
         else:
             new = [item for item in page if item["path"] > self._last]
-        self.found += _below(self._key, new)
+        self.result += _below(self._key, new)
         # S3 directory buckets list in any order, and the path of an empty object `name/` lacks its `/`.
         self._is_sorted &= paths == sorted(paths)
         self._last = max([self._last, *paths])
@@ -465,8 +467,8 @@ class _Pages:
 
 def _without_markers(objects: list[Object]) -> list[Object]:
     """Without the empty objects `name/` by which consoles make directories; they come without their `/`."""
-    if all(found.size for _, found in objects):
+    if all(result.size for _, result in objects):
         return objects
     names = (name for name, _ in objects)
     directories = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
-    return [(name, found) for name, found in objects if found.size or name not in directories]
+    return [(name, result) for name, result in objects if result.size or name not in directories]

@@ -72,9 +72,9 @@ def _try_delete(bucket: Bucket, key: str) -> bool:
 def _creates(bucket: Bucket, key: str) -> tuple[bool, Version]:
     """Test whether a second creation is refused. Returns that, and the object's version afterwards."""
     first = _attempt(bucket, key, b"created", "create")
-    if first is None and (found := read(bucket, key)):
+    if first is None and (result := read(bucket, key)):
         # The response was lost, so the request was repeated.
-        first = found[1]
+        first = result[1]
     if first is None:
         return False, put_if(bucket, key, b"written", "overwrite")
     second = _attempt(bucket, key, b"created again", "create")
@@ -86,10 +86,10 @@ def _replaces(bucket: Bucket, key: str, version: Version, spelling: str) -> tupl
     expected, content = Conditions(True, spelling).expected(version), f"replaced, {spelling}".encode()
     right = _attempt(bucket, key, content, expected)
     if right is None:
-        found = read(bucket, key)
-        if found is None or found[0] != content:
+        result = read(bucket, key)
+        if result is None or result[0] != content:
             return False, version
-        right = found[1]
+        right = result[1]
     wrong = _attempt(bucket, key, b"replaced by mistake", expected)
     return wrong is None, wrong or right
 

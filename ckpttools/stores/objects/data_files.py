@@ -71,7 +71,7 @@ class ObjectDataFiles:
     def take_version_records(self) -> list[Record]:
         """Return a record of the objects that were completed since the last call; none if there are none."""
         versions, self._unrecorded = self._unrecorded, {}
-        return [[_VERSIONS, {name: list(each) for name, each in versions.items()}]] if versions else []
+        return [[_VERSIONS, {name: list(item) for name, item in versions.items()}]] if versions else []
 
     def write_heads(self) -> None:
         """As `DataFiles.write_heads`: of files of which no task writes anything."""
@@ -126,7 +126,7 @@ class ObjectSink:
     def write_whole(self, name: str, data: bytes) -> None:
         self.write(name, 0, memoryview(data), 0, len(data))
 
-    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+    def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
         file = f"{name}-{self._group:05d}"
         upload = self._uploads.get(file) or self._begun(file, 0)
         offset = upload.position
@@ -136,13 +136,13 @@ class ObjectSink:
 
 def recorded_versions(records: Iterable[Record]) -> Versions:
     """Return the versions that `ObjectDataFiles.take_version_records` recorded."""
-    found: dict[str, set[tuple[int, str]]] = {}
+    result: dict[str, set[tuple[int, str]]] = {}
     for record in records:
         match record:
             case [int(kind), dict(versions)] if kind == _VERSIONS:
                 for name, (size, version) in versions.items():
-                    found.setdefault(name, set()).add((size, version))
-    return found
+                    result.setdefault(name, set()).add((size, version))
+    return result
 
 
 def find_changed_objects(

@@ -6,7 +6,7 @@ import re
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.certificates import distrust
 
 _STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
@@ -53,7 +53,7 @@ _CAUSE = re.compile(r'message: "([^"]+)"|error: "([^"]+)"')
 
 
 @dataclass(frozen=True)
-class Words:
+class MessageTerms:
     """What messages say of a cloud.
 
     Attributes:
@@ -87,7 +87,7 @@ class BucketRequest:
 
     Attributes:
         doing: what for, as in "cannot list".
-        place: of what, as users write it.
+        location: of what, as users write it.
         bucket: its name.
         identity: as whom.
         endpoint: where, if not at the cloud's own address.
@@ -95,14 +95,14 @@ class BucketRequest:
     """
 
     doing: str
-    place: str
+    location: str
     bucket: str
     identity: str
     endpoint: str
-    words: Words
+    words: MessageTerms
 
 
-def elsewhere(words: Words, endpoint: str) -> str:
+def elsewhere(words: MessageTerms, endpoint: str) -> str:
     """What to do about who asks where another server than the cloud's own is asked; "" where none is."""
     if not endpoint:
         return ""
@@ -175,8 +175,8 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
     code = int(status[1][:3]) if status else 0
     if code == 404 and _NO_BUCKET.search(text):
         return _no_bucket(asked)
-    found = _CODE.search(text)
-    reason = found[1] if found else ""
+    result = _CODE.search(text)
+    reason = result[1] if result else ""
     if code in (400, 401, 403) and (code == 401 or reason in _AUTHENTICATION) and not _is_of_region(text):
         return _not_authenticated(asked, _answer(text), reason)
     if code in (401, 403) or _NOT_PUBLIC in text:
@@ -195,7 +195,7 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
     if not code and (certificate := _CERTIFICATE.search(text)):
         why = distrust(certificate[1])
         what = f"the certificate of {asked.endpoint or asked.words.cloud} is not trusted"
-        return StorageError(what, place=asked.place, got=why.got, hint=why.hint)
+        return StorageError(what, location=asked.location, got=why.got, hint=why.hint)
     if not code and _UNREACHED.search(text):
         return _no_connection(asked, text)
     if is_no_key(error):
@@ -207,17 +207,17 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
     return _error(asked, _answer(text), None, asked.words.log_in if "redential" in text else None)
 
 
-def _error(asked: BucketRequest, got: str, wanted: str | None, hint: str | None) -> StorageError:
-    return StorageError(f"{asked.doing} {asked.place}", got=got, wanted=wanted, hint=hint)
+def _error(asked: BucketRequest, got: str, expected: str | None, hint: str | None) -> StorageError:
+    return StorageError(f"{asked.doing} {asked.location}", got=got, expected=expected, hint=hint)
 
 
 def _no_bucket(asked: BucketRequest) -> StorageError:
     words = asked.words
     return StorageError(
         f"there is no {words.bucket} {asked.bucket!r}",
-        place=asked.place,
+        location=asked.location,
         got=f"the answer of {asked.endpoint or words.cloud}",
-        wanted=f"a {words.bucket} that exists",
+        expected=f"a {words.bucket} that exists",
         hint=f"check the spelling, and {words.endpoint}, which names that server"
         if asked.endpoint
         else f"check the spelling; `{words.list_buckets}` lists yours",
@@ -234,9 +234,9 @@ def unusable_credentials(error: Exception, asked: BucketRequest) -> StorageError
     got = str(error).partition("\n")[0].removeprefix("Generic ")
     return StorageError(
         f"the credentials or settings for {asked.words.cloud} cannot be used",
-        place=asked.place,
+        location=asked.location,
         got=f"{got}; from {asked.identity}",
-        wanted="credentials in the format that the cloud gave them",
+        expected="credentials in the format that the cloud gave them",
         hint=asked.words.log_in,
     )
 
@@ -248,9 +248,9 @@ def _not_authenticated(asked: BucketRequest, answer: str, code: str) -> StorageE
     elif code in _EXPIRED:
         hint = f"get new credentials: {hint}"
     return StorageError(
-        f"{asked.doing} {asked.place}: authentication failed",
+        f"{asked.doing} {asked.location}: authentication failed",
         got=f"{answer}; asked as {asked.identity}",
-        wanted="credentials that the server accepts: it has not checked any permission",
+        expected="credentials that the server accepts: it has not checked any permission",
         hint=hint,
     )
 
@@ -260,16 +260,16 @@ def _not_allowed(asked: BucketRequest, answer: str, code: str) -> StorageError:
     permission = {"list": words.list_permission, "write": words.write_permission}.get(
         asked.doing.rpartition(" ")[2], words.read_permission
     )
-    wanted, hint = f"the permission {permission} on the {words.bucket}", words.log_in
+    expected, hint = f"the permission {permission} on the {words.bucket}", words.log_in
     if not code and ": " not in answer:
         answer += ", without an error code"
-        wanted = f"valid credentials, and {wanted}"
+        expected = f"valid credentials, and {expected}"
     elif code and not asked.identity.startswith("nobody"):
         hint = f"grant that permission to these credentials, or use others: {hint}"
     return StorageError(
-        f"{asked.doing} {asked.place}: not allowed",
+        f"{asked.doing} {asked.location}: not allowed",
         got=f"{answer}; asked as {asked.identity}",
-        wanted=wanted,
+        expected=expected,
         hint=hint,
     )
 
@@ -285,9 +285,9 @@ def not_the_api(asked: BucketRequest, answer: str) -> StorageError:
     server = asked.endpoint or words.cloud
     return StorageError(
         f"{server} does not offer {words.api}",
-        place=asked.place,
+        location=asked.location,
         got=answer,
-        wanted="a server that offers it",
+        expected="a server that offers it",
         hint=f"use another server or emulator, and name it in {words.endpoint}"
         if asked.endpoint
         else "check the proxy (HTTPS_PROXY)",
@@ -295,18 +295,18 @@ def not_the_api(asked: BucketRequest, answer: str) -> StorageError:
 
 
 def _no_connection(asked: BucketRequest, text: str) -> StorageError:
-    causes = [each for found in _CAUSE.findall(text) for each in found if each]
+    causes = [item for result in _CAUSE.findall(text) for item in result if item]
     got = "no answer in time" if "TimedOut" in text else causes[-1] if causes else _answer(text)
     if _NOT_TLS.search(text):
         got = "an answer without TLS"
         what = f"{asked.endpoint or asked.words.cloud} does not speak TLS"
         hint = f"check the endpoint and the proxy: for a server without TLS, {asked.words.endpoint}=http://…"
-        return StorageError(what, place=asked.place, got=got, wanted="an https:// server", hint=hint)
+        return StorageError(what, location=asked.location, got=got, expected="an https:// server", hint=hint)
     return StorageError(
         f"no connection to {asked.endpoint or asked.words.cloud}",
-        place=asked.place,
+        location=asked.location,
         got=f"{got}{_tries(text)}",
-        wanted="an answer",
+        expected="an answer",
         hint="check the network, the proxy (HTTPS_PROXY) and the endpoint",
     )
 
@@ -322,5 +322,5 @@ def _answer(text: str) -> str:
 
 
 def _tries(text: str) -> str:
-    found = re.search(r"after (\d+) retries", text)
-    return f", tried {int(found[1]) + 1} times" if found else ""
+    result = re.search(r"after (\d+) retries", text)
+    return f", tried {int(result[1]) + 1} times" if result else ""

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, SourceChangedError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.base import File, Status
 from ckpttools.stores.costs import FAR, Costs
 
@@ -25,12 +25,12 @@ class ObjectFile(File):
 
     __slots__ = ("_last_read", "key", "path", "size", "store", "version")
 
-    def __init__(self, store: ObjectStore, key: str, found: Status) -> None:
+    def __init__(self, store: ObjectStore, key: str, result: Status) -> None:
         self.store = store
         self.key = key
         self.path = store.uri(key)
-        self.size = found.size
-        self.version = found.version
+        self.size = result.size
+        self.version = result.version
         self._last_read = time.monotonic()
 
     @property
@@ -46,17 +46,17 @@ class ObjectFile(File):
             self._last_read = time.monotonic()
 
     def check_unchanged(self) -> None:
-        found = self.store.status_after(self.key, self._last_read)
-        if found is None or found.version != self.version:
-            raise self.changed(found)
+        result = self.store.status_after(self.key, self._last_read)
+        if result is None or result.version != self.version:
+            raise self.changed(result)
 
-    def changed(self, found: Status | None) -> FormatError:
+    def changed(self, result: Status | None) -> FormatError:
         """The error of a file that is another one now, or gone."""
-        if found is None:
+        if result is None:
             return FormatError(f"{self.path} was removed while it was read", hint=again())
         return SourceChangedError(
             f"{self.path} was changed while it was read",
-            got=f"{found.size} bytes, ETag {found.version}",
-            wanted=f"{self.size} bytes, ETag {self.version}",
+            got=f"{result.size} bytes, ETag {result.version}",
+            expected=f"{self.size} bytes, ETag {self.version}",
             hint=again(),
         )

@@ -13,7 +13,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import PendingUpload
 from ckpttools.stores.objects import gs_uploads
 from ckpttools.stores.objects.client import Access
-from ckpttools.stores.objects.errors import Words
+from ckpttools.stores.objects.errors import MessageTerms
 from ckpttools.stores.objects.machine import metadata_headers
 from ckpttools.stores.objects.store import ObjectStore
 
@@ -37,7 +37,7 @@ class GoogleStore(ObjectStore):
 
     scheme: ClassVar[str] = "gs"
     header_variables: ClassVar[Sequence[str]] = ("GOOGLE_BEARER_TOKEN",)
-    words = Words(
+    words = MessageTerms(
         cloud="Google Cloud Storage",
         bucket="bucket",
         list_permission="storage.objects.list (role Storage Object Viewer)",
@@ -66,9 +66,9 @@ class GoogleStore(ObjectStore):
 
     def abort(self, uploads: Iterable[PendingUpload]) -> None:
         """See `KeepsUploads`."""
-        for each in uploads:
+        for upload in uploads:
             self._meter.add(requests=1)
-            gs_uploads.abort(self.access(each.key.partition("/")[0]).endpoint, each)
+            gs_uploads.abort(self.access(upload.key.partition("/")[0]).endpoint, upload)
 
     def upload_rule(self, key: str) -> str:
         """See `KeepsUploads`."""
@@ -111,8 +111,8 @@ def _credentials() -> tuple[dict[str, Any], str]:
 
 def _usual_file() -> Path:
     directory = os.environ.get("CLOUDSDK_CONFIG")
-    found = Path(directory) if directory else Path.home() / ".config" / "gcloud"
-    return found / "application_default_credentials.json"
+    result = Path(directory) if directory else Path.home() / ".config" / "gcloud"
+    return result / "application_default_credentials.json"
 
 
 def _of_file(path: Path) -> tuple[dict[str, Any], str]:
@@ -121,7 +121,7 @@ def _of_file(path: Path) -> tuple[dict[str, Any], str]:
         kind = content["type"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StorageError(
-            "these credentials cannot be read", place=path, got=repr(error), hint=GoogleStore.words.log_in
+            "these credentials cannot be read", location=path, got=repr(error), hint=GoogleStore.words.log_in
         ) from error
     if kind not in _KNOWN_KINDS:
         return {"credential_provider": _by_google_auth(path, kind)}, f"{kind} of {path}"
@@ -134,8 +134,8 @@ def _by_google_auth(path: Path, kind: str) -> object:
     except ImportError as error:
         raise StorageError(
             f"credentials of the kind {kind} are read by the package google-auth, which is not installed",
-            place=path,
-            wanted=" or ".join(_KNOWN_KINDS),
+            location=path,
+            expected=" or ".join(_KNOWN_KINDS),
             hint="pip install google-auth requests",
         ) from error
     return GoogleCredentialProvider()
@@ -145,8 +145,8 @@ def _is_on_google() -> bool:
     """Whether this is a machine of Google's, which has an identity."""
     if os.environ.get("GCE_METADATA_HOST"):
         return True
-    found = metadata_headers("/", {"Metadata-Flavor": "Google"})
-    return found is not None and found.get("Metadata-Flavor") == "Google"
+    result = metadata_headers("/", {"Metadata-Flavor": "Google"})
+    return result is not None and result.get("Metadata-Flavor") == "Google"
 
 
 STORE = GoogleStore()

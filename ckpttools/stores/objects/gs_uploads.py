@@ -46,18 +46,18 @@ def listed(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iterator[Pe
         answer = _answer("GET", endpoint, bucket, asked, headers)
         try:
             page = ElementTree.fromstring(answer)
-            yield from [_upload(bucket, each) for each in page.iterfind("{*}Upload")]
+            yield from [_upload(bucket, item) for item in page.iterfind("{*}Upload")]
         except (ElementTree.ParseError, ValueError) as error:
             raise _refused(bucket, f"an answer that cannot be read: {error}") from error
         if _text(page, "IsTruncated") != "true":
             return
         after = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
-        asked |= {name: _text(page, said) for name, said in after.items()}
+        asked |= {name: _text(page, declared) for name, declared in after.items()}
 
 
-def _upload(bucket: str, said: ElementTree.Element) -> PendingUpload:
-    begun = datetime.fromisoformat(_text(said, "Initiated")).timestamp()
-    return PendingUpload(f"{bucket}/{_text(said, 'Key')}", _text(said, "UploadId"), begun)
+def _upload(bucket: str, declared: ElementTree.Element) -> PendingUpload:
+    begun = datetime.fromisoformat(_text(declared, "Initiated")).timestamp()
+    return PendingUpload(f"{bucket}/{_text(declared, 'Key')}", _text(declared, "UploadId"), begun)
 
 
 def abort(endpoint: str, upload: PendingUpload) -> None:
@@ -80,8 +80,8 @@ def _answer(method: str, endpoint: str, key: str, query: dict[str, str], headers
 
 
 def _refused(key: str, got: str) -> StorageError:
-    wanted = "the permissions storage.multipartUploads.list and .abort (role Storage Object User)"
-    return StorageError(_WHAT, place=f"gs://{key}", got=got, wanted=wanted)
+    expected = "the permissions storage.multipartUploads.list and .abort (role Storage Object User)"
+    return StorageError(_WHAT, location=f"gs://{key}", got=got, expected=expected)
 
 
 @cache
@@ -128,7 +128,7 @@ def _machine_token() -> str:
         raise StorageError(
             _WHAT,
             got="no token for Google's XML API",
-            wanted="the package google-auth, or a machine of Google's",
+            expected="the package google-auth, or a machine of Google's",
             hint="pip install google-auth requests",
         ) from None
 

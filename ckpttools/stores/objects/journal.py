@@ -17,10 +17,10 @@ from dataclasses import replace as dataclass_replace
 from typing import Any, TypeAlias
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import delete, put, read
-from ckpttools.stores.publishing import Purpose, Record
+from ckpttools.stores.publishing import JobInfo, Record
+from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 PLAN, PUBLISHING, PUBLISHED = "plan", "publishing", "published"
 _DONE, _LINKED = "done-", "linked-"
@@ -47,7 +47,7 @@ class ObjectJournal:
 
     bucket: Bucket
     key: str
-    purpose: Purpose | None = None
+    purpose: JobInfo | None = None
     is_beside: bool = False
     by_run: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     linked: frozenset[str] = frozenset()
@@ -84,18 +84,18 @@ class ObjectJournal:
         listed = [name for name, _ in bucket.objects_below(key) or ()]
         names = [name for name in listed if with_records or not name.startswith(_DONE)]
         contents = in_threads(writes_at_once(), lambda name: read(bucket, f"{key}/{name}"), names)
-        found = {
-            name: _parsed(each[0]) for name, each in zip(names, contents, strict=True) if each is not None
+        result = {
+            name: _parsed(item[0]) for name, item in zip(names, contents, strict=True) if item is not None
         }
-        begun: Any = found.get(PLAN)
-        published: Any = found.get(PUBLISHED)
+        begun: Any = result.get(PLAN)
+        published: Any = result.get(PUBLISHED)
         by_run: dict[str, list[Record]] = {}
-        for name, each in found.items():
-            if name.startswith(_DONE) and isinstance(each, list):
-                by_run.setdefault(name.removeprefix(_DONE).partition("-")[0], []).extend(each)
-        linked = {str(each) for name, each in found.items() if name.startswith(_LINKED)}
+        for name, item in result.items():
+            if name.startswith(_DONE) and isinstance(item, list):
+                by_run.setdefault(name.removeprefix(_DONE).partition("-")[0], []).extend(item)
+        linked = {str(item) for name, item in result.items() if name.startswith(_LINKED)}
         try:
-            purpose = Purpose(**(begun or published)["purpose"]) if begun or published else None
+            purpose = JobInfo(**(begun or published)["purpose"]) if begun or published else None
         except (KeyError, TypeError):
             purpose = None
         return cls(
@@ -105,12 +105,12 @@ class ObjectJournal:
             bool(begun and begun.get("is_beside")),
             by_run,
             frozenset(linked),
-            _two(found[PUBLISHING]) if PUBLISHING in found else None,
+            _two(result[PUBLISHING]) if PUBLISHING in result else None,
             published.get("objects") if isinstance(published, dict) else None,
             bool(listed),
         )
 
-    def begin(self, purpose: Purpose, is_beside: bool) -> ObjectJournal:
+    def begin(self, purpose: JobInfo, is_beside: bool) -> ObjectJournal:
         """Notes whose work this is; errors as `read`."""
         self._put(PLAN, {"purpose": asdict(purpose), "is_beside": is_beside})
         return ObjectJournal(self.bucket, self.key, purpose, is_beside, is_there=True)
@@ -188,10 +188,12 @@ class JournalEntries:
         delete(self._journal.bucket, [f"{self._journal.key}/{name}" for name in names])
 
 
-def _two(said: Any) -> tuple[Inventory, Inventory]:
+def _two(declared: Any) -> tuple[Inventory, Inventory]:
     """What is replaced, and by what; nothing is known of either where it cannot be read."""
-    is_known = isinstance(said, list) and len(said) == 2 and all(isinstance(each, dict) for each in said)
-    return (said[0], said[1]) if is_known else ({}, {})
+    is_known = (
+        isinstance(declared, list) and len(declared) == 2 and all(isinstance(item, dict) for item in declared)
+    )
+    return (declared[0], declared[1]) if is_known else ({}, {})
 
 
 def _parsed(content: bytes) -> Any:

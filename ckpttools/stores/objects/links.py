@@ -19,7 +19,7 @@ _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?|changed .*")
 _CLOCK_SECONDS = 2
 
 
-def is_proven_copy(source: ObjectFile, found: Status, made: Status | None, seconds: float) -> bool:
+def is_proven_copy(source: ObjectFile, result: Status, built: Status | None, seconds: float) -> bool:
     """Whether the cloud copied the version of an object that was opened.
 
     obstore sends no condition with a copy, so another process can change the source just before it, and put
@@ -27,16 +27,16 @@ def is_proven_copy(source: ObjectFile, found: Status, made: Status | None, secon
 
     Args:
         source: the object as it was opened.
-        found: the same object after the copy.
-        made: the copy.
+        result: the same object after the copy.
+        built: the copy.
         seconds: duration of the copy.
     """
-    if made is None or made.size != source.size or found.version != source.version:
+    if built is None or built.size != source.size or result.version != source.version:
         return False
     if not _CONTENT_TAG.fullmatch(source.version):
         return True
     # By the cloud's clock: a source that was put back has been changed since the copy began.
-    age = ((made.modified or 0) - (found.modified or 0)) / 1e9
+    age = ((built.modified or 0) - (result.modified or 0)) / 1e9
     return age > seconds + _CLOCK_SECONDS
 
 

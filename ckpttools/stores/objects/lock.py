@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpttools.core.errors import StorageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.abilities import StoredLock
 from ckpttools.stores.objects.client import IGNORED, Bucket, Version
 from ckpttools.stores.objects.conditions import honored
@@ -54,17 +54,17 @@ class Lock:
 
     Args:
         bucket, key: the object.
-        place: the destination, for messages.
-        said: what else the object says.
+        location: the destination, for messages.
+        declared: what else the object says.
     """
 
     lapses = False
     """Whether others do without it once it has expired, and do not take it over: then it is lost."""
 
     def __init__(
-        self, bucket: Bucket, key: str, place: str, said: Mapping[str, object] | None = None
+        self, bucket: Bucket, key: str, location: str, declared: Mapping[str, object] | None = None
     ) -> None:
-        self._bucket, self._key, self._place, self._said = bucket, key, place, said or {}
+        self._bucket, self._key, self._location, self._said = bucket, key, location, declared or {}
         self._owner = {"owner": uuid.uuid4().hex, **_process()}
         self._renewed = 0.0
         self._version: Version = {}
@@ -106,8 +106,8 @@ class Lock:
 
     def release(self) -> None:
         """Gives it back. Raises StorageError where that fails; then it is taken over later."""
-        found = read(self._bucket, self._key)
-        if found and self._is_mine(found[0]):
+        result = read(self._bucket, self._key)
+        if result and self._is_mine(result[0]):
             delete(self._bucket, [self._key])
 
     def check(self) -> None:
@@ -119,9 +119,9 @@ class Lock:
         if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
             seconds = EXPIRED_SECONDS * _BELIEVED
             raise StorageError(
-                f"{self._place} no longer belongs to this process",
+                f"{self._location} no longer belongs to this process",
                 got=f"another process took over, or nothing could be written for {seconds:.0f} s",
-                wanted="one writer",
+                expected="one writer",
                 hint=f"{again()}: it goes on from what is done",
             )
 
@@ -156,16 +156,16 @@ class Lock:
                 self._version = put(self._bucket, self._key, content, instead_of=self._version)
             except TakenError:
                 # Either another process wrote it, or a response with the new tag was lost.
-                found = read(self._bucket, self._key)
-                if found is None or not self._is_mine(found[0]):
+                result = read(self._bucket, self._key)
+                if result is None or not self._is_mine(result[0]):
                     self._is_lost = True
                     return
-                self._version = found[1]
+                self._version = result[1]
             else:
                 self._renewed = asked
                 return
         # Nothing was written. Other processes see the lock age, so it must age here, too.
-        raise StorageError(f"cannot renew the lock of {self._place}", got="the server refused its own tag")
+        raise StorageError(f"cannot renew the lock of {self._location}", got="the server refused its own tag")
 
     def _keep(self) -> None:
         while not self._stop.wait(RENEWED_SECONDS):
@@ -186,24 +186,24 @@ class Lock:
     def _settled(self) -> Version:
         """Wait, and return the lock if no other process has overwritten it."""
         time.sleep(SETTLED_SECONDS)
-        found = read(self._bucket, self._key)
-        if found is None or not self._is_mine(found[0]):
-            raise self._locked(found)
-        return found[1]
+        result = read(self._bucket, self._key)
+        if result is None or not self._is_mine(result[0]):
+            raise self._locked(result)
+        return result[1]
 
     def _taken_over(self) -> Version:
-        found = read(self._bucket, self._key)
-        if found is None:
+        result = read(self._bucket, self._key)
+        if result is None:
             # It was given back just now.
             return self._put_or_refuse(None)
-        content, version = found
+        content, version = result
         owner = _parsed(content)
         age = None if _is_gone(owner) else self._age()
         if age is not None and age < EXPIRED_SECONDS:
-            raise self._locked(found, age)
+            raise self._locked(result, age)
         conditions = self._bucket.conditions
         if conditions.creates and conditions.replaces == IGNORED:
-            return self._claimed(found)
+            return self._claimed(result)
         return self._put_or_refuse(version)
 
     def _claimed(self, dead: tuple[bytes, Version]) -> Version:
@@ -215,15 +215,15 @@ class Lock:
         if mine is None:
             raise self._locked(dead)
         try:
-            found = read(self._bucket, self._key)
-            is_dead = found is not None and found[0] == dead[0]
+            result = read(self._bucket, self._key)
+            is_dead = result is not None and result[0] == dead[0]
             if not is_dead or _now() - asked > EXPIRED_SECONDS * _BELIEVED:
-                raise self._locked(found)
+                raise self._locked(result)
             replace(self._bucket, self._key, self._content())
-            found = read(self._bucket, self._key)
-            if found is None or not self._is_mine(found[0]):
-                raise self._locked(found)
-            return found[1]
+            result = read(self._bucket, self._key)
+            if result is None or not self._is_mine(result[0]):
+                raise self._locked(result)
+            return result[1]
         finally:
             with suppress(StorageError):
                 delete(self._bucket, claims[: claims.index(mine) + 1])
@@ -244,11 +244,11 @@ class Lock:
         except TakenError:
             raise self._locked(read(self._bucket, self._key)) from None
 
-    def _locked(self, found: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
+    def _locked(self, result: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
         """Return the error of a lock that another process holds, with the content that was read."""
-        owner = {} if found is None else _parsed(found[0])
+        owner = {} if result is None else _parsed(result[0])
         release = self._bucket.removal(self._key)
-        return locked_error(self._place, StoredLock("", process_of(owner), age, True, release))
+        return locked_error(self._location, StoredLock("", process_of(owner), age, True, release))
 
     def _age(self, key: str = "") -> float:
         """Return the age of the lock or another object in seconds, by the bucket's clock."""
@@ -282,26 +282,26 @@ def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLoc
     Raises:
         StorageError: The store reports an error.
     """
-    found, status = read(bucket, key), bucket.head(key)
-    if found is None or status is None:
+    result, status = read(bucket, key), bucket.head(key)
+    if result is None or status is None:
         return None
-    owner = _parsed(found[0])
+    owner = _parsed(result[0])
     age = max(0.0, (time.time() if now is None else now) - (status.modified or 0) / 1e9)
-    place, release = bucket.uri(key), bucket.removal(key)
-    return StoredLock(place, process_of(owner), age, is_live(owner, age), release)
+    location, release = bucket.uri(key), bucket.removal(key)
+    return StoredLock(location, process_of(owner), age, is_live(owner, age), release)
 
 
 def said_by(bucket: Bucket, key: str) -> Mapping[str, str]:
     """Return the content of a lock, empty if there is none. Raises StorageError as `stored_lock`."""
-    found = read(bucket, key)
-    return _parsed(found[0]) if found else {}
+    result = read(bucket, key)
+    return _parsed(result[0]) if result else {}
 
 
-def locked_error(place: str, lock: StoredLock) -> LockedError:
+def locked_error(location: str, lock: StoredLock) -> LockedError:
     """Return the error of a destination whose lock another process holds."""
     return LockedError(
         "another process is writing this checkpoint",
-        place=place,
+        location=location,
         got=str(lock),
         hint=f"wait until it is done; if it has ended, run this again in {EXPIRED_SECONDS:.0f} s, or "
         f"release its lock: {lock.release}",
@@ -368,7 +368,7 @@ def _is_gone(owner: dict[str, str]) -> bool:
 
 def _parsed(content: bytes) -> dict[str, str]:
     try:
-        found = json.loads(content)
+        result = json.loads(content)
     except ValueError:
         return {}
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    return {str(k): str(v) for k, v in result.items()} if isinstance(result, dict) else {}

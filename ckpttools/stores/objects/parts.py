@@ -15,13 +15,13 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import first_line
-from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import Status
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.lock import Lock, is_live, process_of
 from ckpttools.stores.objects.writing import TakenError, put, read
 from ckpttools.stores.publishing import Record
 from ckpttools.stores.shares import DONE, PARTS, Member, Share, share_of
+from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class PartClaim:
 
 
 @contextmanager
-def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -> Iterator[PartClaim]:
+def claimed(bucket: Bucket, partial: str, location: str, plan: str, share: Share) -> Iterator[PartClaim]:
     """Says that this process does a share, as long as it does, and then how it ended.
 
     Args:
         bucket: where.
         partial: key of what there is beside the checkpoint as long as it grows.
-        place: the destination, for messages.
+        location: the destination, for messages.
         plan: fingerprint of the plan.
         share: its groups.
 
@@ -53,8 +53,8 @@ def claimed(bucket: Bucket, partial: str, place: str, plan: str, share: Share) -
     """
     token = uuid.uuid4().hex[:12]
     key = f"{partial}/{PARTS}/{token}"
-    said = {"plan": plan, "share": [share.name, share.first, share.stop], "began": time.time()}
-    lock = _HeldLock(bucket, key, place, said)
+    declared = {"plan": plan, "share": [share.name, share.first, share.stop], "began": time.time()}
+    lock = _HeldLock(bucket, key, location, declared)
     with lock:
         try:
             yield PartClaim(token, lock)
@@ -71,12 +71,12 @@ class _HeldLock(Lock):
     lapses = True
 
     def release(self) -> None:
-        found = read(self._bucket, self._key)
+        result = read(self._bucket, self._key)
         # Whoever took this process for gone may have removed it with all the rest.
-        if found and self._is_mine(found[0]):
+        if result and self._is_mine(result[0]):
             content = {**json.loads(self._content()), "ended": self.outcome}
             with suppress(TakenError):
-                put(self._bucket, self._key, json.dumps(content).encode(), instead_of=found[1])
+                put(self._bucket, self._key, json.dumps(content).encode(), instead_of=result[1])
 
 
 def members(
@@ -99,39 +99,39 @@ def members(
     """
     now = time.time() if now is None else now
     listed: list[Member] = []
-    for token, status, said in _read_all(bucket, partial):
-        share, seen = share_of(said.get("share")), (status.modified or 0) / 1e9
-        if share is None or plan not in (None, said.get("plan")):
+    for token, status, declared in _read_all(bucket, partial):
+        share, seen = share_of(declared.get("share")), (status.modified or 0) / 1e9
+        if share is None or plan not in (None, declared.get("plan")):
             continue
-        age, began = max(0.0, now - seen), said.get("began")
+        age, began = max(0.0, now - seen), declared.get("began")
         listed.append(
             Member(
                 token,
                 share,
-                process_of(said),
+                process_of(declared),
                 float(began) if isinstance(began, int | float) else seen,
                 seen,
-                is_alive="ended" not in said and is_live(said, now - seen),
-                outcome=str(said.get("ended", "")),
+                is_alive="ended" not in declared and is_live(declared, now - seen),
+                outcome=str(declared.get("ended", "")),
                 records=done.get(token, ()),
                 age=age,
                 release=bucket.removal(f"{partial}/{PARTS}/{token}"),
             )
         )
-    return sorted(listed, key=lambda each: each.began)
+    return sorted(listed, key=lambda item: item.began)
 
 
 def _read_all(bucket: Bucket, partial: str) -> Iterator[tuple[str, Status, dict[str, Any]]]:
     """Name, status and content of the object of each process: a job may have had a thousand."""
-    found = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
-    contents = in_threads(writes_at_once(), lambda each: read(bucket, f"{partial}/{PARTS}/{each[0]}"), found)
-    for (token, status), content in zip(found, contents, strict=True):
+    result = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
+    contents = in_threads(writes_at_once(), lambda item: read(bucket, f"{partial}/{PARTS}/{item[0]}"), result)
+    for (token, status), content in zip(result, contents, strict=True):
         yield token, status, _parsed(content[0]) if content else {}
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
     with suppress(ValueError):
-        found = json.loads(content)
-        if isinstance(found, dict):
-            return found
+        result = json.loads(content)
+        if isinstance(result, dict):
+            return result
     return {}

@@ -12,7 +12,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import PendingUpload
 from ckpttools.stores.objects import s3_uploads
 from ckpttools.stores.objects.client import Access
-from ckpttools.stores.objects.errors import Words, elsewhere
+from ckpttools.stores.objects.errors import MessageTerms, elsewhere
 from ckpttools.stores.objects.store import ObjectStore
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -30,7 +30,7 @@ class AmazonStore(ObjectStore):
         *_REGIONS,
     )
     largest_copy: ClassVar[int] = 5 << 30
-    words = Words(
+    words = MessageTerms(
         cloud="Amazon S3",
         bucket="bucket",
         list_permission="s3:ListBucket",
@@ -61,8 +61,8 @@ class AmazonStore(ObjectStore):
 
     def abort(self, uploads: Iterable[PendingUpload]) -> None:
         """See `KeepsUploads`."""
-        for each in uploads:
-            s3_uploads.abort(self.access(each.key.partition("/")[0]), each)
+        for upload in uploads:
+            s3_uploads.abort(self.access(upload.key.partition("/")[0]), upload)
 
     def upload_rule(self, key: str) -> str:
         """See `KeepsUploads`."""
@@ -102,16 +102,16 @@ def _credentials() -> tuple[dict[str, Any], str]:
 
 
 def _by_boto3(session: Any) -> tuple[dict[str, Any], str]:
-    found = session.get_credentials()
+    result = session.get_credentials()
     config = {"region": session.region_name} if session.region_name else {}
-    if found is None:
+    if result is None:
         return {**config, "skip_signature": True}, (
             "nobody: no credentials were found (environment, profiles, web identity, container, instance)"
         )
     from obstore.auth.boto3 import Boto3CredentialProvider
 
-    profile = f", profile {session.profile_name}" if found.method == "shared-credentials-file" else ""
-    identity = f"{_short(found.get_frozen_credentials().access_key)} of {found.method}{profile}"
+    profile = f", profile {session.profile_name}" if result.method == "shared-credentials-file" else ""
+    identity = f"{_short(result.get_frozen_credentials().access_key)} of {result.method}{profile}"
     return {**config, "credential_provider": Boto3CredentialProvider(session)}, identity
 
 

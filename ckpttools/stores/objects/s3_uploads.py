@@ -24,9 +24,9 @@ def listed(access: Any, bucket: str, prefix: str) -> Iterator[PendingUpload]:
     """
     with _asking(access, bucket) as client:
         for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
-            for each in page.get("Uploads", ()):
-                begun = each["Initiated"].timestamp()
-                yield PendingUpload(f"{bucket}/{each['Key']}", each["UploadId"], begun)
+            for item in page.get("Uploads", ()):
+                begun = item["Initiated"].timestamp()
+                yield PendingUpload(f"{bucket}/{item['Key']}", item["UploadId"], begun)
 
 
 def abort(access: Any, upload: PendingUpload) -> None:
@@ -41,7 +41,7 @@ def abort(access: Any, upload: PendingUpload) -> None:
 
 @contextmanager
 def _asking(access: Any, bucket: str) -> Iterator[Any]:
-    what, place = "unfinished uploads cannot be looked for", f"s3://{bucket}"
+    what, location = "unfinished uploads cannot be looked for", f"s3://{bucket}"
     try:
         import boto3
         from botocore import UNSIGNED
@@ -49,7 +49,7 @@ def _asking(access: Any, bucket: str) -> Iterator[Any]:
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError as error:
         hint = "pip install 'ckpttools[cloud]'"
-        raise StorageError(what, place=place, got="boto3 is not installed", hint=hint) from error
+        raise StorageError(what, location=location, got="boto3 is not installed", hint=hint) from error
     signed = Config(signature_version=UNSIGNED) if access.config.get("skip_signature") else None
     try:
         yield boto3.Session().client(
@@ -60,5 +60,5 @@ def _asking(access: Any, bucket: str) -> Iterator[Any]:
             verify=bundle_path(),
         )
     except (BotoCoreError, ClientError) as error:
-        wanted = "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
-        raise StorageError(what, place=place, got=error, wanted=wanted) from error
+        expected = "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
+        raise StorageError(what, location=location, got=error, expected=expected) from error

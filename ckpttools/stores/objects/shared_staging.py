@@ -9,14 +9,14 @@ from dataclasses import field
 from functools import partial
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
+from ckpttools.stores.location import Location
 from ckpttools.stores.objects.data_files import ObjectDataFiles, find_changed_objects, recorded_versions
 from ckpttools.stores.objects.journal import JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import locked_error, said_by, stored_lock
 from ckpttools.stores.objects.parts import PartClaim, claimed, members
 from ckpttools.stores.objects.staging import PREPARING, ObjectStaging
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import JOURNAL, LOCK, SUFFIX, LockedError, Purpose, Record
+from ckpttools.stores.publishing import JOURNAL, LOCK, SUFFIX, JobInfo, LockedError, Record
 from ckpttools.stores.shares import PARTS, Member, Share, Standing, check_free, prepared, published
 
 # Who has prepared this gives it back after a few requests.
@@ -29,12 +29,12 @@ class SharedObjectStaging(ObjectStaging):
     """The same for one process, or for several at once."""
 
     @contextmanager
-    def joined(self, purpose: Purpose, nbytes: int, share: Share) -> Iterator[ObjectPartWork]:
+    def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> Iterator[ObjectPartWork]:
         """Takes a share of the destination; see `SharedStaging`."""
         self.check_protected(is_shared=True)
         self._prepare(purpose)
         self._wait_for_the_lost(purpose.plan, share)
-        with claimed(self.bucket, self.partial, self.place, purpose.plan, share) as claim:
+        with claimed(self.bucket, self.partial, self.location, purpose.plan, share) as claim:
             journal = self._joined(purpose.plan, share, claim)
             try:
                 yield ObjectPartWork(self, claim, journal, purpose.plan)
@@ -42,14 +42,14 @@ class SharedObjectStaging(ObjectStaging):
                 for key in (self.key, self.key + SUFFIX):
                     self.store.forget(key)
 
-    def _prepare(self, purpose: Purpose) -> None:
+    def _prepare(self, purpose: JobInfo) -> None:
         """Makes this a place for the parts of a plan, if no other part has done that."""
 
         def attempt() -> ObjectJournal | None:
             journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             if journal.plan == purpose.plan:
                 if journal.published is not None or journal.is_replacing:
-                    raise published(self.place)
+                    raise published(self.location)
                 return journal
             with self.opened_for(purpose, purpose.plan):
                 return None
@@ -74,28 +74,28 @@ class SharedObjectStaging(ObjectStaging):
         if journal.plan != plan or journal.published is not None:
             raise LockedError(
                 "another process has just begun, or finished, to write this checkpoint",
-                place=self.place,
+                location=self.location,
                 hint=f"{again()}: it names that process, or finds the checkpoint complete",
             )
-        others = (each for each in self._members(journal, now) if each.token != claim.token)
-        check_free(share, others, self.place)
+        others = (member for member in self._members(journal, now) if member.token != claim.token)
+        check_free(share, others, self.location)
         return journal
 
     def _refuse_owner(self, ahead: float) -> bool:
         """True, or raises LockedError where a process has this alone; `ahead` is the clock of the bucket."""
         lock = stored_lock(self.bucket, f"{self.partial}/{LOCK}", time.time() + ahead)
         if lock is not None and lock.is_held:
-            raise locked_error(self.place, lock)
+            raise locked_error(self.location, lock)
         return True
 
     def _wait_for_the_lost(self, plan: str, share: Share) -> None:
         """Waits for processes that may be gone, until they are known to be, or give a sign of life."""
         first: dict[str, float] = {}
         while True:
-            journal = ObjectJournal(self.bucket, "", Purpose(plan))
+            journal = ObjectJournal(self.bucket, "", JobInfo(plan))
             met = [m for m in self._members(journal) if m.is_alive and m.share.meets(share)]
-            if any(first.setdefault(each.token, each.seen) != each.seen for each in met):
-                check_free(share, met, self.place)
+            if any(first.setdefault(item.token, item.seen) != item.seen for item in met):
+                check_free(share, met, self.location)
             if not met:
                 return
             time.sleep(_LOOK_SECONDS)
@@ -110,10 +110,10 @@ class SharedObjectStaging(ObjectStaging):
             return Standing(False)
         if journal.purpose.plan != plan:
             return Standing(False, other=f"{journal.purpose.source}, plan {journal.purpose.plan[:12]}")
-        found = self._members(journal)
-        known = {each.token for each in found}
-        rest = [record for run, each in journal.by_run.items() if run not in known for record in each]
-        return Standing(True, journal.published is not None, "", rest, found)
+        result = self._members(journal)
+        known = {item.token for item in result}
+        rest = [record for run, item in journal.by_run.items() if run not in known for record in item]
+        return Standing(True, journal.published is not None, "", rest, result)
 
 
 @dataclass
@@ -142,9 +142,9 @@ class ObjectPartWork:
         return self.claim.token
 
     @property
-    def content(self) -> Place:
+    def content(self) -> Location:
         name = self.staging.key.partition("/")[0]
-        return Place(self.staging.store, f"{name}/{self.staging.content(self.journal)}")
+        return Location(self.staging.store, f"{name}/{self.staging.content(self.journal)}")
 
     @property
     def records(self) -> Sequence[Record]:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
-from ckpttools.core.wording import option, step
+from ckpttools.core.message_terms import option, step
 from ckpttools.stores.abilities import KeepsUploads
-from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import FileKind
+from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
 from ckpttools.stores.objects.conditions import honored
 from ckpttools.stores.objects.journal import Inventory, ObjectJournal
@@ -22,17 +22,17 @@ from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock
 from ckpttools.stores.objects.parts import members
 from ckpttools.stores.objects.work import ObjectWork
 from ckpttools.stores.objects.writing import delete, mark
-from ckpttools.stores.place import Place
 from ckpttools.stores.publishing import (
     CONTENT,
     JOURNAL,
     LOCK,
     SUFFIX,
     UNPROTECTED,
-    Purpose,
+    JobInfo,
     check_name,
 )
 from ckpttools.stores.shares import PARTS, at_work, claimed_error, who_does_what
+from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
@@ -66,25 +66,25 @@ class ObjectStaging:
         return self.rest + SUFFIX
 
     @property
-    def taken(self) -> tuple[Place, Place]:
-        return Place(self.store, self.key), Place(self.store, self.key + SUFFIX)
+    def taken(self) -> tuple[Location, Location]:
+        return Location(self.store, self.key), Location(self.store, self.key + SUFFIX)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         return self.store.uri(self.key)
 
     def check(self, plan: str, nbytes: int) -> None:
         check_name(self.taken[0])
         if not self.rest:
             raise UsageError(
-                f"{self.place} is a whole {self.store.words.bucket}",
-                wanted="a name in it, which a checkpoint can be given",
-                hint=f"choose one: {self.place}/NAME",
+                f"{self.location} is a whole {self.store.words.bucket}",
+                expected="a name in it, which a checkpoint can be given",
+                hint=f"choose one: {self.location}/NAME",
             )
         if not is_usable(self.rest):
             raise UsageError(
-                f"{self.place!r} cannot be a destination",
-                wanted="names without control characters, none of them `.` or `..`",
+                f"{self.location!r} cannot be a destination",
+                expected="names without control characters, none of them `.` or `..`",
                 hint="give it a name of its own",
             )
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
@@ -98,7 +98,7 @@ class ObjectStaging:
         """Raises DestinationExistsError if something that may not be replaced is there."""
         status = self.bucket.head(self.rest)
         if status is not None and status.kind is FileKind.FILE:
-            raise DestinationExistsError(f"{self.place} is an object", hint="choose another destination")
+            raise DestinationExistsError(f"{self.location} is an object", hint="choose another destination")
         if not self.objects(self.rest):
             return
         if journal.purpose is not None and not journal.is_beside and journal.published is None:
@@ -108,8 +108,8 @@ class ObjectStaging:
         self.check_replaced()
         if not self.overwrite:
             raise DestinationExistsError(
-                f"{self.place} exists",
-                wanted="a new name, below which there is nothing",
+                f"{self.location} exists",
+                expected="a new name, below which there is nothing",
                 hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",
             )
 
@@ -118,22 +118,22 @@ class ObjectStaging:
         return self.bucket.objects_below(key) or ()
 
     @contextmanager
-    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[ObjectWork]:
+    def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[ObjectWork]:
         with self.opened_for(purpose) as work:
             yield work
 
     @contextmanager
-    def opened_for(self, purpose: Purpose, preparing: str = "") -> Iterator[ObjectWork]:
+    def opened_for(self, purpose: JobInfo, preparing: str = "") -> Iterator[ObjectWork]:
         """As `opened`; `preparing` is the plan for whose parts it is done, if it is."""
-        said = {PREPARING: preparing} if preparing else None
+        declared = {PREPARING: preparing} if preparing else None
         self.check_protected(is_shared=bool(preparing))
-        with Lock(self.bucket, f"{self.partial}/{LOCK}", self.place, said) as lock:
+        with Lock(self.bucket, f"{self.partial}/{LOCK}", self.location, declared) as lock:
             try:
                 self._refuse_beside_parts()
-                found = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
-                if found.is_there:
+                result = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
+                if result.is_there:
                     self._abort_uploads()
-                journal = self._begun(found, purpose, lock)
+                journal = self._begun(result, purpose, lock)
                 yield ObjectWork(self, lock, journal, purpose)
             finally:
                 for key in (self.key, self.key + SUFFIX):
@@ -150,32 +150,32 @@ class ObjectStaging:
             return
         what = "writing it with several processes" if is_shared else "replacing it"
         raise UsageError(
-            f"the server of {self.place} does not detect a second writer, so {what} is not safe",
+            f"the server of {self.location} does not detect a second writer, so {what} is not safe",
             got="it created one object twice: it, or a proxy before it, ignores `If-None-Match: *`",
-            wanted="a server that honors write preconditions",
+            expected="a server that honors write preconditions",
             hint="write to a new name with one process; or make sure that no other process writes "
-            f"{self.place}, and accept the risk with {step(f'{UNPROTECTED}=1', '--allow-unprotected')}",
+            f"{self.location}, and accept the risk with {step(f'{UNPROTECTED}=1', '--allow-unprotected')}",
         )
 
     def _refuse_beside_parts(self) -> None:
         """Raises LockedError if processes do shares; one that begins from now on finds the lock."""
-        found = at_work(members(self.bucket, self.partial, None, {}, self.now()))
-        if found:
+        result = at_work(members(self.bucket, self.partial, None, {}, self.now()))
+        if result:
             begun = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             raise claimed_error(
                 "other processes are writing this checkpoint, each a part of it",
-                found,
-                self.place,
+                result,
+                self.location,
                 f"wait until they are done: {who_does_what(begun.purpose)} lists them; a claim expires "
                 f"{EXPIRED_SECONDS:.0f} s after its process is gone",
             )
 
     def now(self, name: str = LOCK) -> float:
         """The time by the clock of the bucket, when an object of this process was written just now."""
-        found = self.bucket.head(f"{self.partial}/{name}")
-        return time.time() if found is None or found.modified is None else found.modified / 1e9
+        result = self.bucket.head(f"{self.partial}/{name}")
+        return time.time() if result is None or result.modified is None else result.modified / 1e9
 
-    def _begun(self, journal: ObjectJournal, purpose: Purpose, lock: Lock) -> ObjectJournal:
+    def _begun(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> ObjectJournal:
         """The journal of this plan, with what was done of it or empty."""
         is_ours = journal.plan == purpose.plan
         if journal.published is not None:
@@ -201,9 +201,9 @@ class ObjectStaging:
         foreign = [name for name in names if name != LOCK and not name.startswith(ours)]
         if foreign:
             raise UsageError(
-                f"{self.place}{SUFFIX} holds objects, but no journal of ckpttools",
+                f"{self.location}{SUFFIX} holds objects, but no journal of ckpttools",
                 got=f"{len(foreign):,} objects, such as {min(foreign)}",
-                wanted="no objects there: a conversion grows there until it is complete",
+                expected="no objects there: a conversion grows there until it is complete",
                 hint="move them away, or choose another destination",
             )
 
@@ -218,22 +218,22 @@ class ObjectStaging:
 
     def _changed(self) -> DestinationExistsError:
         return DestinationExistsError(
-            f"{self.place} was changed since a stopped conversion put it there",
-            hint=f"to keep it as it is, delete {self.place}{SUFFIX}; to make it again, use "
+            f"{self.location} was changed since a stopped conversion put it there",
+            hint=f"to keep it as it is, delete {self.location}{SUFFIX}; to make it again, use "
             f"{option('overwrite', True)}",
         )
 
     def inventory(self, key: str | None = None) -> Inventory:
         """Size and version of each object below a key; by default those of the destination."""
-        return {name: [found.size, found.version] for name, found in self.objects(key or self.rest)}
+        return {name: [result.size, result.version] for name, result in self.objects(key or self.rest)}
 
-    def _give_up(self, journal: ObjectJournal, purpose: Purpose, lock: Lock) -> None:
+    def _give_up(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> None:
         """Removes what another conversion has begun, if that is allowed.
 
         Raises:
             UsageError: it is not.
         """
-        partial = self.place + SUFFIX
+        partial = self.location + SUFFIX
         begun = journal.purpose
         if begun is None and not journal.is_there:
             return
@@ -243,7 +243,7 @@ class ObjectStaging:
             raise UsageError(
                 f"{partial} holds the beginning of {what}",
                 got=f"{begun.source}, plan {begun.plan[:12]}" if begun else None,
-                wanted=f"{purpose.source}, plan {purpose.plan[:12]}",
+                expected=f"{purpose.source}, plan {purpose.plan[:12]}",
                 hint=(
                     "its source is not what it was then; "
                     if same
@@ -259,13 +259,13 @@ class ObjectStaging:
         journal.remove(lock.check)
 
     def _about_to_replace(self, journal: ObjectJournal) -> UsageError:
-        partial, begun = self.place + SUFFIX, journal.purpose
+        partial, begun = self.location + SUFFIX, journal.purpose
         go_on = f"run: {begun.command}; if that is refused, " if begun and begun.command else ""
         return UsageError(
-            f"{partial} holds a complete checkpoint that was about to take the place of {self.place}",
+            f"{partial} holds a complete checkpoint that was about to take the place of {self.location}",
             got=begun.source if begun else None,
-            wanted="that conversion brought to its end first",
-            hint=f"{go_on}copy {partial}/{CONTENT} to another place (what was at {self.place} may be gone), "
+            expected="that conversion brought to its end first",
+            hint=f"{go_on}copy {partial}/{CONTENT} elsewhere (what was at {self.location} may be gone), "
             f"then delete {partial}",
         )
 
@@ -287,12 +287,12 @@ class ObjectStaging:
 
     def check_copied(self, journal: ObjectJournal, sizes: Mapping[str, int]) -> None:
         """Raises UsageError if files grow beside the destination that cannot be copied there."""
-        largest, most = max(sizes.values(), default=0), self.store.largest_copy
-        if journal.is_beside and largest > most:
+        largest, limit = max(sizes.values(), default=0), self.store.largest_copy
+        if journal.is_beside and largest > limit:
             raise UsageError(
-                f"what replaces {self.place} has a file too large for the cloud to copy to its place",
+                f"what replaces {self.location} has a file too large for the cloud to copy to its place",
                 got=f"{largest} bytes",
-                wanted=f"at most {most} bytes in a file",
+                expected=f"at most {limit} bytes in a file",
                 hint="choose another destination, or smaller files",
             )
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, ClassVar
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores import blocks
 from ckpttools.stores.abilities import LinkTrials, StoredLock
-from ckpttools.stores.at_once import in_threads, writes_at_once
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
+from ckpttools.stores.concurrency import USUAL, asked_for
 from ckpttools.stores.costs import Costs, Streams, Traffic
+from ckpttools.stores.location import Location
 from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects.client import (
     Access,
@@ -26,11 +27,11 @@ from ckpttools.stores.objects.client import (
     is_usable,
     require_obstore,
 )
-from ckpttools.stores.objects.errors import Words
+from ckpttools.stores.objects.errors import MessageTerms
 from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, ObjectJournal
-from ckpttools.stores.objects.known import KnownObjects
 from ckpttools.stores.objects.links import CopyTrials, is_proven_copy
+from ckpttools.stores.objects.listing_cache import KnownObjects
 from ckpttools.stores.objects.lock import PROBE, Lock, stored_lock
 from ckpttools.stores.objects.parts import members
 from ckpttools.stores.objects.writing import (
@@ -43,11 +44,10 @@ from ckpttools.stores.objects.writing import (
     put,
     replace,
 )
-from ckpttools.stores.pace import USUAL, asked_for
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, Purpose, Unfinished
+from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, JobInfo, Unfinished
 from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.shares import PARTS, at_work
+from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.shared_staging import SharedObjectStaging
@@ -73,7 +73,7 @@ class ObjectStore(Store):
         memory=PART_BYTES * (PARTS_UNDER_WAY + 2), file_bytes=_FILE_BYTES, files=_FILES
     )
     link_copies: ClassVar[bool] = True
-    words: ClassVar[Words]
+    words: ClassVar[MessageTerms]
     # What Google and Azure take for an object at all.
     largest_copy: ClassVar[int] = 5 << 40
     header_variables: ClassVar[Sequence[str]] = ()
@@ -118,7 +118,7 @@ class ObjectStore(Store):
         names = self._known.names(key)
         if not names and "/" in key:
             raise self._no_directory(key)
-        return [DirEntry(name, found.kind) for name, found in names.items()]
+        return [DirEntry(name, result.kind) for name, result in names.items()]
 
     def walk(self, key: str) -> Iterator[Object]:
         if not key:
@@ -128,12 +128,12 @@ class ObjectStore(Store):
             raise self._no_directory(key)
         yield from objects
 
-    def open(self, key: str, found: Status | None = None) -> ObjectFile:
-        found = found or self.stat(key)
-        if found is None or found.kind is not FileKind.FILE:
-            got = "nothing of this name" if found is None else "a directory"
+    def open(self, key: str, result: Status | None = None) -> ObjectFile:
+        result = result or self.stat(key)
+        if result is None or result.kind is not FileKind.FILE:
+            got = "nothing of this name" if result is None else "a directory"
             raise FormatError(f"cannot look at {self.uri(key)}", got=got)
-        return ObjectFile(self, key, found)
+        return ObjectFile(self, key, result)
 
     def put(self, key: str, content: bytes) -> None:
         """See `Puts`."""
@@ -197,13 +197,13 @@ class ObjectStore(Store):
 
     def _unfinished(self, partial: str, journal: ObjectJournal) -> Unfinished:
         bucket, rest = self._at(partial)
-        begun = journal.purpose or Purpose("")
+        begun = journal.purpose or JobInfo("")
         lock, writer, release = stored_lock(bucket, f"{rest}/{LOCK}"), "", ""
         if lock is not None and lock.is_held:
             writer, release = str(lock), lock.release
-        elif found := at_work(members(bucket, rest, None, {})):
-            writer, release = str(found[0]), found[0].release
-        return Unfinished(Place(self, partial), None, begun.command, writer, begun.directory, release)
+        elif result := at_work(members(bucket, rest, None, {})):
+            writer, release = str(result[0]), result[0].release
+        return Unfinished(Location(self, partial), None, begun.command, writer, begun.directory, release)
 
     def _left_at(self, key: str) -> Unfinished | None:
         """What is left of a conversion without its journal: nothing but a lock, or what has no owner."""
@@ -211,7 +211,7 @@ class ObjectStore(Store):
         names = bucket.names_below(rest) if rest else {}
         others = (f"{LOCK}{PROBE}", f"{PARTS}/")
         ours = [name for name in names if name in _OURS or name.startswith(others)]
-        return Unfinished(Place(self, key)) if names and len(ours) == len(names) else None
+        return Unfinished(Location(self, key)) if names and len(ours) == len(names) else None
 
     def begun_at(self, key: str) -> Unfinished | None:
         """See `Publishes`."""
@@ -241,14 +241,14 @@ class ObjectStore(Store):
             raise source.changed(None) from None
         seconds = time.monotonic() - began
         self.forget(key)
-        made = bucket.head(rest)
-        if made is not None and made[1:3] == (source.size, source.version):
+        built = bucket.head(rest)
+        if built is not None and built[1:3] == (source.size, source.version):
             return True
-        found = bucket.head(original)
-        if found is None or found.version != source.version:
+        result = bucket.head(original)
+        if result is None or result.version != source.version:
             self.forget(source.key)
-            raise source.changed(found)
-        if not is_proven_copy(source, found, made, seconds):
+            raise source.changed(result)
+        if not is_proven_copy(source, result, built, seconds):
             delete(bucket, [rest])
             return False
         return True
@@ -295,10 +295,10 @@ class ObjectStore(Store):
         bucket, rest = self._at(key)
         return bucket.head(rest)
 
-    def objects_below(self, key: str, most: int | None = None) -> Sequence[Object] | None:
+    def objects_below(self, key: str, limit: int | None = None) -> Sequence[Object] | None:
         """See `Source`."""
         bucket, rest = self._at(key)
-        return bucket.objects_below(rest, most)
+        return bucket.objects_below(rest, limit)
 
     def names_below(self, key: str) -> Mapping[str, Status]:
         """See `Source`."""
@@ -317,20 +317,20 @@ class ObjectStore(Store):
 
     def _check_headers(self) -> None:
         """Raise StorageError if a value has a character that no header can have: obstore panics at it."""
-        found = next((n for n in self.header_variables if not os.environ.get(n, "").isprintable()), None)
-        if found is not None:
+        result = next((n for n in self.header_variables if not os.environ.get(n, "").isprintable()), None)
+        if result is not None:
             raise StorageError(
-                f"the value of {found} cannot be sent",
+                f"the value of {result} cannot be sent",
                 got="a line break or another control character in it",
-                wanted="the value alone, on one line",
-                hint=f"""export {found}="$(printenv {found} | tr -d '[:cntrl:]')\"""",
+                expected="the value alone, on one line",
+                hint=f"""export {result}="$(printenv {result} | tr -d '[:cntrl:]')\"""",
             )
 
     def _no_name(self) -> StorageError:
         return StorageError(
             f"cannot list {self.scheme}://",
             got="no name",
-            wanted=f"the name of a {self.words.bucket}: {self.scheme}://NAME/…",
+            expected=f"the name of a {self.words.bucket}: {self.scheme}://NAME/…",
             hint=f"`{self.words.list_buckets}` lists yours",
         )
 

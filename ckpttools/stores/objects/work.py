@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.core.wording import again
-from ckpttools.stores.at_once import in_threads, writes_at_once
+from ckpttools.core.message_terms import again
+from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import Bucket, Object
 from ckpttools.stores.objects.data_files import ObjectDataFiles, find_changed_objects, recorded_versions
 from ckpttools.stores.objects.journal import Inventory, JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import Lock
-from ckpttools.stores.objects.pending import PendingFiles
+from ckpttools.stores.objects.write_buffer import PendingFiles
 from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken_error
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import SUFFIX, Purpose, Record
+from ckpttools.stores.publishing import SUFFIX, JobInfo, Record
+from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.staging import ObjectStaging
@@ -41,7 +41,7 @@ class ObjectWork:
     staging: ObjectStaging
     lock: Lock
     journal: ObjectJournal
-    purpose: Purpose
+    purpose: JobInfo
     pending: PendingFiles = field(init=False)
     entries: JournalEntries = field(init=False)
     files: ObjectDataFiles | None = None
@@ -59,9 +59,9 @@ class ObjectWork:
         return self.staging.content(self.journal)
 
     @property
-    def content(self) -> Place:
+    def content(self) -> Location:
         name = self.staging.key.partition("/")[0]
-        return Place(self.pending, f"{name}/{self._content}")
+        return Location(self.pending, f"{name}/{self._content}")
 
     def _note_link(self, key: str) -> None:
         self.journal.note_link(key.removeprefix(f"{self.content.key}/"))
@@ -136,7 +136,7 @@ class ObjectWork:
         ]
         versions = {
             **recorded_versions(self.journal.records),
-            **{name: [each] for name, each in self.files.versions.items()},
+            **{name: [item] for name, item in self.files.versions.items()},
         }
         lost += find_changed_objects(self._bucket, self._content, there, versions)
         if lost:
@@ -146,7 +146,7 @@ class ObjectWork:
                 got=f"{there[name].size:,} bytes, version {there[name].version}"
                 if name in there
                 else "no such object",
-                wanted="the object that was written",
+                expected="the object that was written",
                 hint=f"find out what changes objects there; then {again()} to rewrite the lost data",
             )
 
@@ -163,9 +163,9 @@ class ObjectWork:
         ]
         if lost:
             raise StorageError(
-                f"{self.staging.place} is not what was copied there",
+                f"{self.staging.location} is not what was copied there",
                 got=f"{len(lost)} of {len(new)} objects changed or missing, such as {min(lost)}",
-                hint=f"{self.staging.place}{SUFFIX} is complete: {again()}",
+                hint=f"{self.staging.location}{SUFFIX} is complete: {again()}",
             )
         return inventory
 
@@ -183,18 +183,18 @@ class ObjectWork:
         """
         last = [key.removeprefix(f"{self.content.key}/") for key in self.pending.files]
         # What is shared with a source has been copied anew, and has another version.
-        there = {name: found.size for name, found in self.staging.objects(self._content)}
+        there = {name: result.size for name, result in self.staging.objects(self._content)}
         sizes = {name: size for name, (size, _) in new.items()}
         if lost := sorted(name for name in {*new, *last} if there.get(name, -1) != sizes.get(name)):
             raise UsageError(
-                f"{self.staging.place}{SUFFIX} is not what it was when it was complete",
+                f"{self.staging.location}{SUFFIX} is not what it was when it was complete",
                 got=f"{len(lost)} of {len(there)} objects changed or missing, such as {lost[0]}",
-                hint=f"delete {self.staging.place}{SUFFIX} and {again()}",
+                hint=f"delete {self.staging.location}{SUFFIX} and {again()}",
             )
-        found = sorted(self.staging.objects(self.staging.rest), key=_small_first)
-        changed = [name for name, status in found if old.get(name) != [status.size, status.version]]
+        result = sorted(self.staging.objects(self.staging.rest), key=_small_first)
+        changed = [name for name, status in result if old.get(name) != [status.size, status.version]]
         in_threads(writes_at_once(), partial(self._check_copied, new), changed)
-        for name, _ in found:
+        for name, _ in result:
             # Asked each time: what would be deleted by who has slept may be another's by now.
             self.lock.check()
             delete(self._bucket, [f"{self.staging.rest}/{name}"])
@@ -221,6 +221,6 @@ class ObjectWork:
         self.journal.remove_last()
 
 
-def _small_first(found: Object) -> tuple[bool, int, int]:
-    name, status = found
+def _small_first(result: Object) -> tuple[bool, int, int]:
+    name, status = result
     return status.size > _SMALL, name.count("/"), status.size

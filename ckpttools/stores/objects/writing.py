@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError
+from ckpttools.core.message_terms import again
 from ckpttools.core.region import ceil_div
-from ckpttools.core.wording import again
 from ckpttools.stores.objects.client import IGNORED, Bucket, ObjectChangedError, Version
 
 PART_BYTES = 8 << 20
@@ -53,17 +53,17 @@ def put(
         return put_if(bucket, key, content, mode, plan)
     except (ObjectChangedError, FileNotFoundError):
         # A request that was answered, and whose answer was lost, was made again.
-        found = read(bucket, key)
-        if found is None or found[0] != content:
+        result = read(bucket, key)
+        if result is None or result[0] != content:
             raise TakenError(key) from None
-        return found[1]
+        return result[1]
 
 
 def _compare(bucket: Bucket, key: str, expected: Version | None) -> None:
     """Raise ObjectChangedError if an object differs, for requests that cannot have such a condition."""
-    found = bucket.head(key)
+    result = bucket.head(key)
     tag = None if expected is None else expected.get("e_tag", "").strip('"')
-    if (None if found is None else found.version) != tag:
+    if (None if result is None else result.version) != tag:
         raise ObjectChangedError
 
 
@@ -108,12 +108,12 @@ def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> Version:
     try:
         return put(bucket, key, content, plan=plan)
     except TakenError:
-        found = read(bucket, key)
+        result = read(bucket, key)
     try:
-        if found is None or mark(bucket, key) != plan:
+        if result is None or mark(bucket, key) != plan:
             raise TakenError(key)
         # Such as one that tells when it was made.
-        return put(bucket, key, content, instead_of=found[1], plan=plan)
+        return put(bucket, key, content, instead_of=result[1], plan=plan)
     except TakenError:
         raise taken_error(bucket, key) from None
 
@@ -155,8 +155,8 @@ def mark(bucket: Bucket, key: str, *, is_brief: bool = False) -> str | None:
         )
     except FileNotFoundError:
         return None
-    found = {str(name).lower(): value for name, value in attributes.items()}.get(MARK)
-    return None if found is None else str(found)
+    result = {str(name).lower(): value for name, value in attributes.items()}.get(MARK)
+    return None if result is None else str(result)
 
 
 def delete(bucket: Bucket, keys: Iterable[str]) -> None:
@@ -276,8 +276,8 @@ class Upload:
             except StorageError:
                 if not self._is_there_after_all():
                     raise
-            found = self._bucket.head(self._key) if self._plan else None
-            version = "" if found is None else found.version
+            result = self._bucket.head(self._key) if self._plan else None
+            version = "" if result is None else result.version
         elif self._plan:
             done = put_again(self._bucket, self._key, bytes(self._start), self._plan)
             version = done.get("e_tag", "").strip('"')
@@ -295,8 +295,8 @@ class Upload:
 
     def _is_there(self) -> bool:
         """Whether all of it is there."""
-        found = self._bucket.head(self._key) if self._plan else None
-        is_whole = found is not None and found.size == self.position
+        result = self._bucket.head(self._key) if self._plan else None
+        is_whole = result is not None and result.size == self.position
         return is_whole and mark(self._bucket, self._key) == self._plan
 
     def _ask(self, do: Callable[[], object], requests: int = 0) -> None:
@@ -334,10 +334,10 @@ def taken_error(bucket: Bucket, key: str) -> DestinationExistsError:
     """The error of an object that somebody else has written."""
     return DestinationExistsError(
         f"{bucket.uri(key)} was written by somebody else meanwhile",
-        wanted="a destination that nothing else is written to",
+        expected="a destination that nothing else is written to",
         hint=f"delete it, or choose another destination; then {again()}",
     )
 
 
-def _version(found: Any) -> Version:
-    return {name: found[name] for name in ("e_tag", "version") if found.get(name)}
+def _version(result: Any) -> Version:
+    return {name: result[name] for name in ("e_tag", "version") if result.get(name)}

@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 
 # What came before a body was cut counts as progress from so many bytes on.
 _PROGRESS = 1 << 20
@@ -59,14 +59,14 @@ class Attempts:
     """The attempts at one read.
 
     Args:
-        place: what is read, for messages.
+        location: what is read, for messages.
         patience: when they end.
         budget: of all reads.
         doing: what is done with it, for messages.
     """
 
-    def __init__(self, place: str, patience: Patience, budget: Budget, doing: str = "read") -> None:
-        self.place, self.doing = place, doing
+    def __init__(self, location: str, patience: Patience, budget: Budget, doing: str = "read") -> None:
+        self.location, self.doing = location, doing
         self.patience = patience
         self._budget = budget
         self._made = 0
@@ -79,24 +79,24 @@ class Attempts:
         if received < _PROGRESS:
             self.failed(got)
 
-    def failed(self, got: str, asked: float | None = None, most: int | None = None, hint: str = "") -> None:
+    def failed(self, got: str, asked: float | None = None, limit: int | None = None, hint: str = "") -> None:
         """Waits until there may be another attempt.
 
         Args:
             got: what came of this one.
             asked: seconds that the server asks to wait.
-            most: attempts that make sense after such a failure, where that is fewer than usual.
+            limit: attempts that make sense after such a failure, where that is fewer than usual.
             hint: what to do about it; "" for what helps against most failures.
 
         Raises:
             StorageError: there may be none.
         """
         self._made += 1
-        most = min(most or self.patience.attempts, self.patience.attempts)
+        limit = min(limit or self.patience.attempts, self.patience.attempts)
         if asked is not None and asked > self.patience.longest_wait:
             got = f"{got}, and the request to come back in {asked:,.0f} s"
             raise self._error(got + tried(self._made), "try again then")
-        if self._made >= most:
+        if self._made >= limit:
             hint = hint or f"check the address and the network, then {again()}"
             raise self._error(got + tried(self._made), hint)
         if not self._budget.allows_another():
@@ -108,7 +108,7 @@ class Attempts:
         time.sleep(max(asked or 0, backoff))
 
     def _error(self, got: str, hint: str) -> StorageError:
-        return StorageError(f"cannot {self.doing} {self.place}", got=got, hint=hint)
+        return StorageError(f"cannot {self.doing} {self.location}", got=got, hint=hint)
 
 
 def tried(attempts: int) -> str:

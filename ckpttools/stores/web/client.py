@@ -18,8 +18,8 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.certificates import distrust, tls_context
+from ckpttools.stores.concurrency import MOST
 from ckpttools.stores.meter import Meter
-from ckpttools.stores.pace import MOST
 from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
 
@@ -32,7 +32,7 @@ _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MOST_REDIRECTS = 10
 # Connections to one host that are kept.
 CONNECTIONS = MOST
-# What is read of an answer that is not wanted, so that its connection can be used again.
+# What is read of an answer that is not expected, so that its connection can be used again.
 _SMALL = 64 << 10
 # A server that is not there will not be there in a moment either.
 _ABSENT = 2
@@ -58,9 +58,9 @@ class Client:
         self._budget = Budget(self.patience.failures)
         self._pools: dict[tuple[str, bool], urllib3.PoolManager] = {}
 
-    def attempts(self, place: str, doing: str = "read") -> Attempts:
+    def attempts(self, location: str, doing: str = "read") -> Attempts:
         """What counts the attempts at one read or write."""
-        return Attempts(place, self.patience, self._budget, doing)
+        return Attempts(location, self.patience, self._budget, doing)
 
     def request(
         self,
@@ -88,7 +88,7 @@ class Client:
                 response = self._asked(method, url, headers, timeout, body)
             except FAILURES as error:
                 got, hint = failure_words(error, patience), _failure_hint(error)
-                attempts.failed(got, most=_attempts_worth(error), hint=hint)
+                attempts.failed(got, limit=_attempts_worth(error), hint=hint)
                 continue
             if response.status not in _AGAIN:
                 attempts.succeeded()
@@ -152,7 +152,7 @@ class Client:
         Raises:
             StorageError: the redirects do not end, or lead from https to http.
         """
-        _check_address(url, attempts.place)
+        _check_address(url, attempts.location)
         for _ in range(_MOST_REDIRECTS):
             response = self.request(method, url, headers(url), attempts)
             check(response)
@@ -160,37 +160,39 @@ class Client:
             if response.status not in _REDIRECTS or not target:
                 return response, url
             discard(response)
-            target = redirected(url, target, attempts.place)
+            target = redirected(url, target, attempts.location)
             if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
                 got = f"a redirect to {urlsplit(target).scheme}://{urlsplit(target).hostname or ''}"
-                raise StorageError(f"cannot read {attempts.place}", got=got, wanted="one that stays safe")
+                raise StorageError(
+                    f"cannot read {attempts.location}", got=got, expected="one that stays safe"
+                )
             url = target
-        raise StorageError(f"cannot read {attempts.place}", got=f"more than {_MOST_REDIRECTS} redirects")
+        raise StorageError(f"cannot read {attempts.location}", got=f"more than {_MOST_REDIRECTS} redirects")
 
     def whole(
-        self, url: str, headers: Headers, attempts: Attempts, most: int
+        self, url: str, headers: Headers, attempts: Attempts, limit: int
     ) -> tuple[BaseHTTPResponse, str, bytes]:
         """The answer to a GET, its URL and its body, of so many bytes at most; the rest as `follow`."""
         while True:
-            response, found = self.follow("GET", url, headers, attempts)
+            response, result = self.follow("GET", url, headers, attempts)
             try:
                 with closing(response):
-                    body = response.read(most + 1)
+                    body = response.read(limit + 1)
                 self.meter.add(nbytes=len(body))
             except FAILURES as error:
                 attempts.failed(failure_words(error, self.patience))
                 continue
-            if len(body) > most:
+            if len(body) > limit:
                 raise StorageError(
-                    f"cannot read {attempts.place}", got=f"an answer of more than {most} bytes"
+                    f"cannot read {attempts.location}", got=f"an answer of more than {limit} bytes"
                 )
-            return response, found, body
+            return response, result, body
 
-    def start_of(self, response: BaseHTTPResponse, most: int) -> bytes:
+    def start_of(self, response: BaseHTTPResponse, limit: int) -> bytes:
         """The body of an answer, of so many bytes at most; empty if it does not come whole."""
         try:
             with closing(response):
-                body = response.read(most)
+                body = response.read(limit)
         except FAILURES:
             return b""
         self.meter.add(nbytes=len(body))
@@ -212,23 +214,23 @@ class Client:
         return pool
 
 
-def _check_address(url: str, place: str) -> None:
+def _check_address(url: str, location: str) -> None:
     """Raises StorageError if nobody can be asked for an address."""
     try:
         urlsplit(url)
     except ValueError as error:
         raise StorageError(
-            f"cannot read {place}", got="no address that can be asked", hint="check the address"
+            f"cannot read {location}", got="no address that can be asked", hint="check the address"
         ) from error
 
 
-def redirected(url: str, target: str, place: str) -> str:
+def redirected(url: str, target: str, location: str) -> str:
     """The address to which a server sends on; raises StorageError if that is none."""
     try:
         address = urljoin(url, target)
         urlsplit(address)
     except ValueError as error:
-        raise StorageError(f"cannot read {place}", got="a reference to what is no address") from error
+        raise StorageError(f"cannot read {location}", got="a reference to what is no address") from error
     return address
 
 
@@ -260,7 +262,7 @@ def _no_proxy(got: str) -> StorageError:
     return StorageError(
         "the proxy that the environment names cannot be used",
         got=got,
-        wanted="http://HOST:PORT",
+        expected="http://HOST:PORT",
         hint="correct HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY",
     )
 
@@ -289,13 +291,13 @@ class Logins:
     def __call__(self, url: str) -> Mapping[str, str]:
         """The header that says it; none where there is none for the host."""
         host = urlsplit(url).hostname or ""
-        found = self._login(host)
-        return {"Authorization": _basic(f"{found[0]}:{found[2]}")} if found else {}
+        result = self._login(host)
+        return {"Authorization": _basic(f"{result[0]}:{result[2]}")} if result else {}
 
     def name(self, url: str) -> str:
         """Return the user's name at a host, "" if there is none; errors as of the header."""
-        found = self._login(urlsplit(url).hostname or "")
-        return found[0] if found else ""
+        result = self._login(urlsplit(url).hostname or "")
+        return result[0] if result else ""
 
     def _login(self, host: str) -> tuple[str, str | None, str | None] | None:
         # `default` would also be sent to hosts that a server redirects to.
@@ -303,8 +305,8 @@ class Logins:
 
 
 def _no_logins(got: object) -> StorageError:
-    wanted = "lines such as: machine HOST login NAME password WORD"
-    return StorageError("cannot read the logins in ~/.netrc", got=got, wanted=wanted)
+    expected = "lines such as: machine HOST login NAME password WORD"
+    return StorageError("cannot read the logins in ~/.netrc", got=got, expected=expected)
 
 
 @contextmanager

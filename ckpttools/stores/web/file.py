@@ -11,13 +11,13 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.blocks import BlockCache
+from ckpttools.stores.concurrency import MOST, USUAL, asked_for
 from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.costs import FAR, Costs, Traffic
-from ckpttools.stores.kept import ByteCache, is_document
-from ckpttools.stores.pace import MOST, USUAL, asked_for
+from ckpttools.stores.lru import ByteCache, is_document
 from ckpttools.stores.web.attempts import Attempts
 from ckpttools.stores.web.client import Client, closing, discard, failure_words, status_text
 
@@ -183,8 +183,8 @@ class WebFile(File):
         target = memoryview(out).cast("B")
         stop = offset + len(target)
         if stop > self.size:
-            wanted = f"{len(target)} bytes that end at byte {stop}"
-            raise FormatError(f"{self.path} ends too early", got=f"{self.size} bytes", wanted=wanted)
+            expected = f"{len(target)} bytes that end at byte {stop}"
+            raise FormatError(f"{self.path} ends too early", got=f"{self.size} bytes", expected=expected)
         if not target:
             return
         head = self._head(offset, stop)
@@ -205,7 +205,7 @@ class WebFile(File):
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=got,
-            wanted=f"the file as it was when it was looked at first: {self.size} bytes, {self.version}",
+            expected=f"the file as it was when it was looked at first: {self.size} bytes, {self.version}",
             hint=f"wait until nothing writes to it, then {again()}",
         )
 
@@ -218,9 +218,9 @@ class WebFile(File):
         is_read_whole = is_document(self.key, self.size)
         length = self.size if is_read_whole else min(self.size, HEAD)
         if len(head) < length and stop <= length and (offset == 0 or is_read_whole):
-            made = bytearray(length)
-            self._fill(0, memoryview(made))
-            head = bytes(made)
+            built = bytearray(length)
+            self._fill(0, memoryview(built))
+            head = bytes(built)
             # Without a version another state of the file could not be told from this one.
             if self.has_version:
                 self.store.kept.put(name, head)
@@ -232,8 +232,8 @@ class WebFile(File):
     def _fetch(self, offset: int, length: int) -> bytearray:
         """A range; one that ends too early is asked for again from the byte on at which it ended."""
         client, done = self.store.client, 0
-        made = bytearray(length)
-        attempts, target = client.attempts(self.path), memoryview(made)
+        built = bytearray(length)
+        attempts, target = client.attempts(self.path), memoryview(built)
         while done < length:
             response, skipped = self._answer(offset + done, offset + length, attempts)
             before, got = done, "an answer that ends too early"
@@ -247,10 +247,10 @@ class WebFile(File):
             client.meter.add(nbytes=done - before)
             if done < length:
                 attempts.cut(done - before, got)
-        return made
+        return built
 
     def _answer(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, int]:
-        """An answer whose body has the bytes from `start` on, after so many that are not wanted."""
+        """An answer whose body has the bytes from `start` on, after so many that are not expected."""
         response, pinned = self._asked(start, stop, attempts)
         try:
             if response.status == 206:
@@ -296,7 +296,7 @@ class WebFile(File):
             raise StorageError(
                 f"{self.path}: the server sends something else than it was asked for",
                 got=f"Content-Range: {stated}",
-                wanted=f"bytes {start}-…/{self.size}",
+                expected=f"bytes {start}-…/{self.size}",
                 hint="a proxy may have changed it; fetch the file and name the copy",
             )
         self._check_same(response, int(match[3]) if match[3] != "*" else self.size, pinned)
@@ -309,22 +309,22 @@ class WebFile(File):
             raise StorageError(
                 f"{self.path} cannot be read by ranges",
                 got="the whole file in answer to the request for a part of it",
-                wanted="a server that knows ranges (`Accept-Ranges: bytes`), as nginx, Apache and Caddy do",
+                expected="a server that knows ranges (`Accept-Ranges: bytes`), as nginx, Apache and Caddy do",
                 hint="fetch the file and name the copy, or have another server serve it",
             )
 
     def _check_same(self, response: BaseHTTPResponse, size: int, pinned: _Pinned) -> None:
-        found = Validator.of(response)
-        first = pinned.validator if pinned.validator and pinned.validator.version else found
-        if not first.is_confirmed_by(found):
+        result = Validator.of(response)
+        first = pinned.validator if pinned.validator and pinned.validator.version else result
+        if not first.is_confirmed_by(result):
             raise self._changed_to(response)
         if size != self.size:
-            if not (first.version and found.version):
+            if not (first.version and result.version):
                 raise self._changed_to(response)
             raise WrongLengthError(
                 f"{self.path}: the server contradicts itself on the length of the file",
                 got=f"{size} bytes",
-                wanted=f"{self.size} bytes, as it said before of the same version",
+                expected=f"{self.size} bytes, as it said before of the same version",
                 hint="a proxy may have changed the file; fetch it and name the copy",
             )
         self._pinned = _Pinned(pinned.address, first)

@@ -18,8 +18,8 @@ from urllib.parse import quote, urlsplit
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
-from ckpttools.stores.at_once import at_once
 from ckpttools.stores.base import DirEntry, FileKind, Status, is_inside
+from ckpttools.stores.thread_map import at_once
 from ckpttools.stores.web.client import Logins, discard, status_text
 from ckpttools.stores.web.file import HEAD, Validator, WebFile, WebStore, length_in
 from ckpttools.stores.web.listing import names_in
@@ -122,16 +122,16 @@ class HttpStore(WebStore):
         return self._look(key).status
 
     def list(self, key: str) -> Iterable[DirEntry]:
-        found = self.stat(key)
-        if found is None or found.kind is not FileKind.DIRECTORY:
-            got = "a file" if found else "nothing of this name"
+        result = self.stat(key)
+        if result is None or result.kind is not FileKind.DIRECTORY:
+            got = "a file" if result else "nothing of this name"
             raise StorageError(f"cannot list {self.uri(key)}", got=got)
         kinds = self._directory(key).kinds
         if not kinds:
             raise StorageError(
                 f"cannot list {self.uri(key)}",
                 got="a server that does not say what is in it, and no file of the names that models have",
-                wanted=f"a page of its names, or {_INDEX} or config.json in it",
+                expected=f"a page of its names, or {_INDEX} or config.json in it",
                 hint=f"name a file in it, such as {self.uri(key)}/model.safetensors",
             )
         return [DirEntry(name, kind) for name, kind in kinds.items()]
@@ -139,7 +139,7 @@ class HttpStore(WebStore):
     def lists_all(self, key: str) -> bool:
         return self._directory(key).is_complete
 
-    def open(self, key: str, found: Status | None = None) -> WebFile:
+    def open(self, key: str, result: Status | None = None) -> WebFile:
         looked = self._look(key)
         status = looked.status
         if status is None or status.kind is not FileKind.FILE:
@@ -164,12 +164,14 @@ class HttpStore(WebStore):
         self._directories.pop(_above(key), None)
 
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
-        place, got = self.uri(key), status_text(response)
+        location, got = self.uri(key), status_text(response)
         if response.status == 407:
             what, hint = "the proxy refuses the request", "export HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"
-            return StorageError(what, place=place, got=got, wanted="a login that it accepts", hint=hint)
+            return StorageError(
+                what, location=location, got=got, expected="a login that it accepts", hint=hint
+            )
         if response.status not in (401, 403):
-            return StorageError(f"cannot read {place}", got=got)
+            return StorageError(f"cannot read {location}", got=got)
         host, login = urlsplit(self.url(key)).hostname, self._logins.name(self.url(key))
         hint = f"if it needs a login, write it into ~/.netrc: machine {host} login NAME password WORD"
         if login and response.status == 401:
@@ -177,16 +179,16 @@ class HttpStore(WebStore):
         elif login:
             hint = f"ask the owner of {host} to let the login {login} read it"
         known = f"with the login {login} that is stored for it" if login else f"without a login for {host}"
-        return StorageError(f"{place} may not be read", got=f"{got}, {known}", hint=hint)
+        return StorageError(f"{location} may not be read", got=f"{got}, {known}", hint=hint)
 
     def _look(self, key: str) -> _KeyState:
         """What is at a key, as far as possible by what is known of the directory that it would be in."""
-        found = self._looked.get(key)
-        if found is None or found.time + _REMEMBERED < time.monotonic():
+        result = self._looked.get(key)
+        if result is None or result.time + _REMEMBERED < time.monotonic():
             _check(key, self.uri(key))
-            found = self._found(key)
-            self._looked[key] = found
-        return found
+            result = self._found(key)
+            self._looked[key] = result
+        return result
 
     def _found(self, key: str) -> _KeyState:
         above = self._looked.get(_above(key))
@@ -281,7 +283,7 @@ class HttpStore(WebStore):
             raise StorageError(
                 f"{self.uri(key)} cannot be read by ranges",
                 got="an answer that does not say how long the file is",
-                wanted="a server that sends files as they are (`Content-Length`, `Accept-Ranges: bytes`)",
+                expected="a server that sends files as they are (`Content-Length`, `Accept-Ranges: bytes`)",
                 hint="fetch the file and name the copy, or have another server serve it",
             )
         # Where the server tells none, nobody knows at the next look whether the file is what it was: what
@@ -291,9 +293,9 @@ class HttpStore(WebStore):
         return _looked(status, validator)
 
     def _directory(self, key: str) -> _DirectoryListing:
-        found = self._directories.get(key)
-        if found is not None and found.time + _REMEMBERED >= time.monotonic():
-            return found
+        result = self._directories.get(key)
+        if result is not None and result.time + _REMEMBERED >= time.monotonic():
+            return result
         if self._listed(key) is None:
             self._directories[key] = _DirectoryListing(self._named(key), False, time.monotonic())
         return self._directories[key]
@@ -302,13 +304,13 @@ class HttpStore(WebStore):
         """The names in a directory, if the server has a page of them; also kept."""
         url, attempts = self.url(key), self.client.attempts(self.uri(key))
         wants = {"Accept": "application/json, text/html;q=0.9, */*;q=0.1"}
-        response, found, page = self.client.whole(
+        response, result, page = self.client.whole(
             url if url.endswith("/") else f"{url}/",
             lambda url: {**wants, **self.headers(url)},
             attempts,
             _LARGEST_PAGE,
         )
-        kinds = names_in(page.decode(errors="replace"), found) if response.status == 200 else None
+        kinds = names_in(page.decode(errors="replace"), result) if response.status == 200 else None
         if kinds is not None:
             self._directories[key] = _DirectoryListing(kinds, True, time.monotonic())
         return kinds
@@ -316,8 +318,8 @@ class HttpStore(WebStore):
     def _named(self, key: str) -> Mapping[str, FileKind]:
         """Those names of a model's files that are there, and the shards that its index names."""
         start = f"{key}/"
-        found = at_once(self, lambda name: self._guessed(start + name), MODEL_NAMES)
-        there = {name: looked for name, looked in zip(MODEL_NAMES, found, strict=True) if looked.status}
+        result = at_once(self, lambda name: self._guessed(start + name), MODEL_NAMES)
+        there = {name: looked for name, looked in zip(MODEL_NAMES, result, strict=True) if looked.status}
         self._looked |= {start + name: looked for name, looked in there.items()}
         shards = self._shards(start + _INDEX) if _INDEX in there else []
         return dict.fromkeys((*there, *shards), FileKind.FILE)
@@ -350,19 +352,19 @@ def _nothing() -> _KeyState:
     return _looked(None)
 
 
-def _check(key: str, place: str) -> None:
+def _check(key: str, location: str) -> None:
     """Raises UsageError if a key is no address of a file."""
     host, _, path = key.partition("/")
     if not host or "@" in host or "?" in key or "#" in key:
         raise UsageError(
-            f"{place.partition('?')[0]} cannot be read as it is written",
-            wanted="https://host/path, without a query, a fragment or a login",
+            f"{location.partition('?')[0]} cannot be read as it is written",
+            expected="https://host/path, without a query, a fragment or a login",
             hint="fetch the file and name the copy; a login is read from ~/.netrc",
         )
     parts = path.split("/")
     if host in _HUB and len(parts) >= 2 and "resolve" not in parts:
         raise UsageError(
-            f"{place} is a page of the Hugging Face Hub, not a directory",
+            f"{location} is a page of the Hugging Face Hub, not a directory",
             hint=f"name the model: hf://{'/'.join(parts[:2])}",
         )
 

@@ -28,7 +28,7 @@ from ckpttools.stores.web.file import WebFile, WebStore
 from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot, note_revision
 from ckpttools.stores.web.hub_data_files import MEMORY
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, refused
-from ckpttools.stores.web.hub_fetch import WantedFile, fetch
+from ckpttools.stores.web.hub_fetch import ExpectedFile, fetch
 from ckpttools.stores.web.hub_name import COMMIT, HubName
 from ckpttools.stores.web.hub_repository import Repository
 from ckpttools.stores.web.listing import is_plain, is_text
@@ -117,11 +117,11 @@ class HubStore(WebStore):
 
     def list(self, key: str) -> Iterable[DirEntry]:
         name = HubName.of(key)
-        found = self._snapshot(name).names.get(name.path)
-        if found is None:
+        result = self._snapshot(name).names.get(name.path)
+        if result is None:
             got = "a file" if name.path in self._snapshot(name).files else "nothing of this name"
             raise StorageError(f"cannot list {self.uri(key)}", got=got)
-        return [DirEntry(each, kind) for each, kind in found.items()]
+        return [DirEntry(item, kind) for item, kind in result.items()]
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
         """See `Walks`: the listing has all names."""
@@ -143,18 +143,18 @@ class HubStore(WebStore):
         if name.path not in (*snapshot.files, *snapshot.names):
             raise self.why_absent(key)
         files = {"": alone} if alone else dict(self._below(key))
-        unnamed = next((path for path, each in files.items() if not _DIGEST.fullmatch(each.version)), None)
+        unnamed = next((path for path, item in files.items() if not _DIGEST.fullmatch(item.version)), None)
         if unnamed is not None:
             raise StorageError(
                 f"nothing says what {self.uri(key)} has to hold",
-                place=unnamed,
+                location=unnamed,
                 got="HF_HUB_OFFLINE is set, and a cache that keeps files without their digests",
                 hint="unset it",
             )
-        said = "what the cache says of itself" if _constants().HF_HUB_OFFLINE else "what the hub lists"
-        return Contents(said, {path: Content(each.size, each.version) for path, each in files.items()})
+        declared = "what the cache says of itself" if _constants().HF_HUB_OFFLINE else "what the hub lists"
+        return Contents(declared, {path: Content(item.size, item.version) for path, item in files.items()})
 
-    def open(self, key: str, found: Status | None = None) -> File:
+    def open(self, key: str, result: Status | None = None) -> File:
         name = HubName.of(key)
         snapshot = self._snapshot(name)
         entry = snapshot.files.get(name.path)
@@ -177,16 +177,16 @@ class HubStore(WebStore):
         repos = {HubName.of(key).repo for key in read}
         keys = read | {key for key in self._looked_into if HubName.of(key).repo in repos}
         self._find_copies(keys)
-        wanted = [self._wanted(key) for key in sorted(keys - self.cached.keys())]
-        if wanted and _constants().HF_HUB_OFFLINE:
+        expected = [self._expected(key) for key in sorted(keys - self.cached.keys())]
+        if expected and _constants().HF_HUB_OFFLINE:
             raise StorageError(
-                f"{wanted[0].place} is not in the cache",
+                f"{expected[0].location} is not in the cache",
                 got="HF_HUB_OFFLINE is set, so the hub is not asked",
                 hint="unset it",
             )
-        if wanted:
+        if expected:
             fetch(
-                wanted, self._endpoint, lambda each, answer: refused(self._asked(each.key), answer), observe
+                expected, self._endpoint, lambda item, answer: refused(self._asked(item.key), answer), observe
             )
             self._find_copies(keys)
         for name in {HubName.of(key)._replace(path="") for key in keys}:
@@ -194,17 +194,17 @@ class HubStore(WebStore):
                 note_revision(name.repo, name.revision or "main", self._snapshot(name).commit)
 
     def _find_copies(self, keys: Iterable[str]) -> None:
-        found = {key: self._copy(key, self._entry(key)) for key in keys if key not in self.cached}
-        self.cached |= {key: copy for key, copy in found.items() if copy}
+        result = {key: self._copy(key, self._entry(key)) for key in keys if key not in self.cached}
+        self.cached |= {key: copy for key, copy in result.items() if copy}
 
     def _entry(self, key: str) -> Entry:
         name = HubName.of(key)
         return self._snapshot(name).files[name.path]
 
-    def _wanted(self, key: str) -> WantedFile:
+    def _expected(self, key: str) -> ExpectedFile:
         name, entry = HubName.of(key), self._entry(key)
         commit = self._snapshot(name).commit
-        return WantedFile(
+        return ExpectedFile(
             key, self.uri(key), name.repo, name.path, commit, Content(entry.size, entry.version)
         )
 
@@ -219,8 +219,8 @@ class HubStore(WebStore):
 
     def pinned(self, key: str) -> str | None:
         """See `Pins`."""
-        found = self.absolute(key)
-        return None if found == key and not COMMIT.fullmatch(HubName.of(key).revision) else self.uri(found)
+        result = self.absolute(key)
+        return None if result == key and not COMMIT.fullmatch(HubName.of(key).revision) else self.uri(result)
 
     # -- requests for files
 
@@ -252,9 +252,9 @@ class HubStore(WebStore):
 
     def shared(self, sharing: RepositoryOptions) -> HubStore:
         """See `Shares`."""
-        made = copy(self)
-        made._sharing = sharing
-        return made
+        built = copy(self)
+        built._sharing = sharing
+        return built
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> HubStaging:
         """See `Publishes`."""
@@ -288,8 +288,8 @@ class HubStore(WebStore):
     def forget_repository(self, repo: str) -> None:
         """Forgets which commits branches of a repository are, after one was made."""
         with self._lock:
-            for each in [known for known in self._snapshots if known[0] == repo]:
-                del self._snapshots[each]
+            for snapshot in [known for known in self._snapshots if known[0] == repo]:
+                del self._snapshots[snapshot]
 
     # -- what is in a repository
 
@@ -302,8 +302,8 @@ class HubStore(WebStore):
         known = name.repo, name.revision
         with self._lock:
             if known not in self._snapshots:
-                found = self._found(name)
-                self._snapshots[known] = self._snapshots[name.repo, found.commit] = found
+                result = self._found(name)
+                self._snapshots[known] = self._snapshots[name.repo, result.commit] = result
             return self._snapshots[known]
 
     def _found(self, name: HubName) -> Snapshot:
@@ -312,42 +312,42 @@ class HubStore(WebStore):
         commit = name.revision
         if not COMMIT.fullmatch(commit):
             revision = quote(name.revision or "main", safe="")
-            said, _ = self._said(name, f"{self._endpoint}/api/models/{name.repo}/revision/{revision}")
-            commit = str(said.get("sha")) if isinstance(said, dict) else ""
+            declared, _ = self._said(name, f"{self._endpoint}/api/models/{name.repo}/revision/{revision}")
+            commit = str(declared.get("sha")) if isinstance(declared, dict) else ""
         url: str | None = f"{self._endpoint}/api/models/{name.repo}/tree/{commit}?recursive=true"
         files: dict[str, Entry] = {}
         for _ in range(_MOST_PAGES):
             if url is None:
                 return Snapshot(commit, files)
-            said, url = self._said(name, url)
-            if not isinstance(said, list):
+            declared, url = self._said(name, url)
+            if not isinstance(declared, list):
                 raise StorageError(
                     f"cannot list {self.uri(name.repo)}",
                     got="an answer that is no listing",
                     hint="is HF_ENDPOINT a hub?",
                 )
-            for each in said:
-                path = str(each.get("path")) if isinstance(each, dict) else ""
-                if is_inside(path) and is_plain(path) and is_text(path) and each.get("type") == "file":
-                    files[path] = _entry(each)
+            for item in declared:
+                path = str(item.get("path")) if isinstance(item, dict) else ""
+                if is_inside(path) and is_plain(path) and is_text(path) and item.get("type") == "file":
+                    files[path] = _entry(item)
         raise StorageError(f"cannot list {self.uri(name.repo)}", got=f"more than {_MOST_PAGES} pages")
 
     def _said(self, name: HubName, url: str) -> tuple[Any, str | None]:
         """What the hub's API says, and where it says more."""
-        place = self._page(name)
+        location = self._page(name)
         response, _, body = self.client.whole(
-            url, self.headers, self.client.attempts(place), most=_LARGEST_ANSWER
+            url, self.headers, self.client.attempts(location), limit=_LARGEST_ANSWER
         )
         if response.status != 200:
             at = f"@{name.revision}" if name.revision else ""
             raise self.refusal(name.repo + at, response)
         try:
-            said = json.loads(body)
+            declared = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise StorageError(
-                f"cannot read {place}", got="an answer that is not JSON", hint="is HF_ENDPOINT a hub?"
+                f"cannot read {location}", got="an answer that is not JSON", hint="is HF_ENDPOINT a hub?"
             ) from error
-        return said, _next_page(url, response)
+        return declared, _next_page(url, response)
 
     def _page(self, name: HubName) -> str:
         return f"{self._endpoint}/{name.repo}"
@@ -378,10 +378,10 @@ def _token() -> str | None:
         raise StorageError("cannot get the token for the hub", got=error, hint="`hf auth login`") from error
 
 
-def _entry(said: Mapping[str, Any]) -> Entry:
+def _entry(declared: Mapping[str, Any]) -> Entry:
     """A file as the hub lists it: large ones are named by their SHA-256, others as git names them."""
-    large = said.get("lfs")
-    of = large if isinstance(large, dict) else said
+    large = declared.get("lfs")
+    of = large if isinstance(large, dict) else declared
     size = of.get("size")
     return Entry(size if isinstance(size, int) else 0, str(of.get("oid", "")))
 

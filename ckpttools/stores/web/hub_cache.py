@@ -42,23 +42,23 @@ class CachedFile(File):
         self._copy.close()
 
 
-def cached_file(place: str, repo: str, path: str, commit: str, entry: Entry) -> CachedFile | None:
+def cached_file(location: str, repo: str, path: str, commit: str, entry: Entry) -> CachedFile | None:
     """The copy of a file; None where there is none that is whole.
 
     Args:
-        place: what messages call it.
+        location: what messages call it.
         repo, path, commit: which file.
         entry: what it has to be.
     """
     from huggingface_hub import try_to_load_from_cache
 
     try:
-        found = try_to_load_from_cache(repo, path, revision=commit)
+        result = try_to_load_from_cache(repo, path, revision=commit)
     except ValueError:
         return None  # a name that huggingface_hub keeps no file by, such as one with `\\..\\`
-    if not isinstance(found, str) or not _is_copy(Path(found), entry):
+    if not isinstance(result, str) or not _is_copy(Path(result), entry):
         return None
-    return CachedFile(place, entry.version, LocalFile.at(found))
+    return CachedFile(location, entry.version, LocalFile.at(result))
 
 
 def note_revision(repo: str, revision: str, commit: str) -> None:
@@ -69,18 +69,18 @@ def note_revision(repo: str, revision: str, commit: str) -> None:
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
 
-    place = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "refs" / revision
+    location = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model") / "refs" / revision
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(commit)
+        location.parent.mkdir(parents=True, exist_ok=True)
+        location.write_text(commit)
     except OSError as error:
-        raise StorageError(f"cannot write {place}", got=error.strerror) from error
+        raise StorageError(f"cannot write {location}", got=error.strerror) from error
 
 
 def _is_copy(path: Path, entry: Entry) -> bool:
     """Whether a file of the cache is what the hub lists; what a link leads to is named by its content."""
-    found = _entry(path)
-    return found == entry if path.is_symlink() else found.size == entry.size
+    result = _entry(path)
+    return result == entry if path.is_symlink() else result.size == entry.size
 
 
 def cached_snapshot(repo: str, revision: str) -> Snapshot:
@@ -100,9 +100,9 @@ def cached_snapshot(repo: str, revision: str) -> Snapshot:
             got="HF_HUB_OFFLINE is set, so the hub is not asked",
             hint=f"unset it, or fetch the model first: hf download {repo} --revision {revision}",
         ) from error
-    found = (Path(above) / name for above, _, names in os.walk(folder) for name in names)
+    result = (Path(above) / name for above, _, names in os.walk(folder) for name in names)
     # A link whose blob was removed leads to nothing, as does one in a circle.
-    there = (path for path in found if path.is_file())
+    there = (path for path in result if path.is_file())
     return Snapshot(folder.name, {path.relative_to(folder).as_posix(): _entry(path) for path in there})
 
 

@@ -65,7 +65,7 @@ class HubDataFiles:
         sink = HubSink(self, group, looked.begun, lambda: True)
         yield sink
         sink.fill()
-        missing = self.take({path: each.blob() for path, each in looked.files.items()})
+        missing = self.take({path: item.blob() for path, item in looked.files.items()})
         for attempt in range(1, _ATTEMPTS + 1):
             if not missing:
                 return
@@ -91,22 +91,23 @@ class HubDataFiles:
             if is_large[path] and blob.content is not None:
                 self._repository.put(path, blob)
         with self._lock:
-            self.small |= {path: each.content or b"" for path, each in files.items() if not is_large[path]}
+            self.small |= {path: item.content or b"" for path, item in files.items() if not is_large[path]}
             self.large |= {
-                path: each._replace(content=None) for path, each in files.items() if is_large[path]
+                path: item._replace(content=None) for path, item in files.items() if is_large[path]
             }
             self._check_small()
-        return {path: each for path, each in files.items() if is_large[path] and each.content is None}
+        return {path: item for path, item in files.items() if is_large[path] and item.content is None}
 
     def _check_small(self) -> None:
         """Raises UsageError where what waits for the commit would take more memory than anything counts."""
         nbytes = sum(map(len, self.small.values()))
         if nbytes > _MOST_SMALL_BYTES:
             raise UsageError(
-                f"{self._repository.place} would take too much into one commit: only large files go to the "
+                f"{self._repository.location} would take too much into one commit: only large files "
+                "go to the "
                 "hub's storage",
                 got=f"{len(self.small)} small files of {size_text(nbytes)} so far",
-                wanted=f"at most {size_text(_MOST_SMALL_BYTES)} in small files",
+                expected=f"at most {size_text(_MOST_SMALL_BYTES)} in small files",
                 hint="write fewer and larger files: safetensors, or Orbax as it is by default, without "
                 "a file for each chunk",
             )
@@ -168,7 +169,7 @@ class HubSink:
     def write_whole(self, name: str, data: bytes) -> None:
         self.write(name, 0, memoryview(data), 0)
 
-    def append(self, name: str, most: int, data: bytes) -> tuple[str, int]:
+    def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
         file = f"{name}-{self._group:05d}"
         position = self._position(file)
         self._add(file, memoryview(data))
@@ -253,7 +254,7 @@ class _UploadStreams:
         self.files = {path: stream for path, stream in streams.items() if stream}
 
     def have_failed(self) -> bool:
-        return any(each.has_failed for each in self.files.values())
+        return any(file.has_failed for file in self.files.values())
 
     def ended(self, attempt: int) -> dict[str, Blob]:
         """Waits until the hub has them.
@@ -277,5 +278,5 @@ class _UploadStreams:
         return failed
 
     def close(self) -> None:
-        for each in self.files.values():
-            each.give_up()
+        for file in self.files.values():
+            file.give_up()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckpttools.core.errors import NoSpaceError, StorageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 
 
 class AbsentError(StorageError):
@@ -19,14 +19,14 @@ class HubRequest(NamedTuple):
     """What was asked for.
 
     Attributes:
-        place: as users write it.
+        location: as users write it.
         repo: org/name.
         revision: as it was written.
         page: of the repository, for people.
         has_token: whether the hub was told who asks.
     """
 
-    place: str
+    location: str
     repo: str
     revision: str
     page: str
@@ -68,7 +68,7 @@ class Answer(NamedTuple):
         return self.headers.get("X-Error-Code", "")
 
     @property
-    def said(self) -> str:
+    def declared(self) -> str:
         """What it says in words, with the status."""
         words = self.headers.get("X-Error-Message", "") or _words(self.body)
         return f"{words} ({self.text})" if words else self.text
@@ -84,11 +84,11 @@ _LONGEST_WORDS = 300
 def _words(body: str) -> str:
     """What the body of an answer says: {"error": "…"}, or as storage says it, in XML."""
     try:
-        said = json.loads(body)
-        text = str(said.get("error", "")) if isinstance(said, dict) else ""
+        declared = json.loads(body)
+        text = str(declared.get("error", "")) if isinstance(declared, dict) else ""
     except (ValueError, RecursionError):
-        found = re.search("<Message>(.*?)</Message>", body, re.DOTALL)
-        text = found[1] if found else "" if "<" in body else body
+        result = re.search("<Message>(.*?)</Message>", body, re.DOTALL)
+        text = result[1] if result else "" if "<" in body else body
     return " ".join(text.split())[:_LONGEST_WORDS]
 
 
@@ -101,7 +101,7 @@ _REJECTED = re.compile(
 def _is_rejected(asked: HubRequest, answer: Answer) -> bool:
     """Whether the Hub rejects the token for any request."""
     is_about_token = asked.has_token and answer.status == 401 and not answer.code
-    return is_about_token and _REJECTED.search(answer.said) is not None
+    return is_about_token and _REJECTED.search(answer.declared) is not None
 
 
 def refused(asked: HubRequest, answer: Answer) -> StorageError:
@@ -110,34 +110,34 @@ def refused(asked: HubRequest, answer: Answer) -> StorageError:
     if _is_rejected(asked, answer):
         return StorageError(
             f"{asked.hub} does not accept the token",
-            place=asked.place,
-            got=answer.said,
-            wanted="a valid token: it may have expired, or been revoked or cut",
+            location=asked.location,
+            got=answer.declared,
+            expected="a valid token: it may have expired, or been revoked or cut",
             hint=f"make one at {asked.hub}/settings/tokens, then `hf auth login`; or unset HF_TOKEN",
         )
     if answer.code == "GatedRepo":
         return StorageError(
             f"{asked.repo} is gated: it is read by those who have accepted its terms",
-            place=asked.place,
+            location=asked.location,
             got=got,
-            wanted="the token of an account that has accepted them",
+            expected="the token of an account that has accepted them",
             hint=f"{asked.login}accept the terms at {page}, then {again()}",
         )
     if answer.code == "RevisionNotFound":
         return AbsentError(
             f"{asked.repo} has no revision {asked.revision or 'main'}",
-            place=asked.place,
+            location=asked.location,
             hint=f"its branches and commits are listed at {page}/commits/main",
         )
     if answer.code == "RepoNotFound" or answer.status in (401, 404):
         return AbsentError(
             f"there is no model {asked.repo}, or it is private",
-            place=asked.place,
+            location=asked.location,
             got=got,
             hint=f"{asked.login}check the name at {page}",
         )
     return StorageError(
-        f"{asked.place} may not be read",
+        f"{asked.location} may not be read",
         got=f"{answer.headers.get('X-Error-Message') or answer.text}, {asked.identity}",
         hint=f"see {page}",
     )
@@ -158,42 +158,44 @@ def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | N
         answer: what came back.
         doing: what was to be done, such as "upload".
     """
-    got = f"{answer.said or answer.text}, {asked.identity}"
+    got = f"{answer.declared or answer.text}, {asked.identity}"
     if doing == "look at" or answer.code in ("RevisionNotFound", "GatedRepo") or _is_rejected(asked, answer):
         return refused(asked, answer)
     if answer.status == 412 or answer.status == 409:
         return ConflictError(
             f"{asked.repo} was changed while it was written: nothing was committed",
-            place=asked.place,
+            location=asked.location,
             got=got,
-            wanted="the revision as it was when the command began",
+            expected="the revision as it was when the command began",
             hint=f"see what was changed, then {again()}: what was uploaded is not sent again",
         )
-    if answer.status in (413, 507) or (answer.status in (400, 402, 403, 422) and _FULL.search(answer.said)):
+    if answer.status in (413, 507) or (
+        answer.status in (400, 402, 403, 422) and _FULL.search(answer.declared)
+    ):
         return NoSpaceError(
             f"{asked.repo} takes no more",
-            place=asked.place,
+            location=asked.location,
             got=got,
-            wanted="room for it",
+            expected="room for it",
             hint=f"make room, or ask for more: {asked.hub}/settings/billing; then run the "
             "same command again: what was uploaded is not sent again",
         )
     if answer.status == 401 or answer.code == "RepoNotFound" or answer.status == 404:
         return StorageError(
             f"{asked.repo} may not be written",
-            place=asked.place,
+            location=asked.location,
             got=got,
-            wanted="a token that may write there",
+            expected="a token that may write there",
             hint=f"{asked.login}make one at {asked.hub}/settings/tokens, and give it to `hf auth login`",
         )
     if answer.status == 403:
         org = asked.repo.partition("/")[0]
         return StorageError(
             f"{asked.repo} may not be written",
-            place=asked.place,
+            location=asked.location,
             got=got,
-            wanted=f"a token that may write to {org}",
+            expected=f"a token that may write to {org}",
             hint=f"`hf auth whoami` says who you are: write below your own name, have {org} let you write, "
             f"or make a token with it at {asked.hub}/settings/tokens",
         )
-    return StorageError(f"cannot {doing} {asked.place}", got=got, hint=f"see {asked.page}, then {again()}")
+    return StorageError(f"cannot {doing} {asked.location}", got=got, hint=f"see {asked.page}, then {again()}")

@@ -21,7 +21,7 @@ from ckpttools.core.errors import (
     first_line,
     listing,
 )
-from ckpttools.core.wording import again, option
+from ckpttools.core.message_terms import again, option
 from ckpttools.stores.contents import Content
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.web.hub_errors import Answer
@@ -32,29 +32,29 @@ _AT_ONCE = 8
 _BLOCK = 1 << 20
 
 
-class WantedFile(NamedTuple):
+class ExpectedFile(NamedTuple):
     """A file to be fetched.
 
     Attributes:
         key: in the store.
-        place: what messages call it.
+        location: what messages call it.
         repo, path, commit: which it is.
         content: what it has to be.
     """
 
     key: str
-    place: str
+    location: str
     repo: str
     path: str
     commit: str
     content: Content
 
 
-Explain = Callable[["WantedFile", Answer], CheckpointError]
+Explain = Callable[["ExpectedFile", Answer], CheckpointError]
 """Makes an error of an answer of the hub that brings nothing."""
 
 
-def fetch(files: Sequence[WantedFile], endpoint: str, explain: Explain, observe: Observe) -> None:
+def fetch(files: Sequence[ExpectedFile], endpoint: str, explain: Explain, observe: Observe) -> None:
     """Fetches files, several at once; each is there whole and checked, or not at all.
 
     Raises:
@@ -62,20 +62,20 @@ def fetch(files: Sequence[WantedFile], endpoint: str, explain: Explain, observe:
         StorageError, NoSpaceError: a file does not come, or cannot be kept.
     """
     trust_certificates()
-    progress = _FetchProgress(sum(each.content.size for each in files), observe)
+    progress = _FetchProgress(sum(file.content.size for file in files), observe)
     _check_room(progress.total)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as pool:
-        futures = [pool.submit(_fetched, each, endpoint, explain, progress) for each in files]
+        futures = [pool.submit(_fetched, file, endpoint, explain, progress) for file in files]
         try:
-            wrong = [each.result() for each in futures]
+            wrong = [future.result() for future in futures]
         finally:
             progress.ended.set()
-            for each in futures:
-                each.cancel()
+            for future in futures:
+                future.cancel()
     if differing := [text for text in wrong if text]:
         raise FormatError(
             f"what the hub sends is not what it lists{listing(differing)}",
-            wanted="files of these digests",
+            expected="files of these digests",
             hint=f"they were removed from the cache; {again()}, and tell whoever keeps the model "
             "if it happens again",
         )
@@ -125,7 +125,7 @@ class _TqdmBar:
         return
 
 
-def _fetched(wanted: WantedFile, endpoint: str, explain: Explain, progress: _FetchProgress) -> str | None:
+def _fetched(expected: ExpectedFile, endpoint: str, explain: Explain, progress: _FetchProgress) -> str | None:
     """Fetches a file; what is wrong with it, None if nothing is."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -138,23 +138,23 @@ def _fetched(wanted: WantedFile, endpoint: str, explain: Explain, progress: _Fet
 
     bar: Any = partial(_TqdmBar, add)
     progress.add(0)
-    with _explained(wanted, explain):
-        known = try_to_load_from_cache(wanted.repo, wanted.path, revision=wanted.commit)
+    with _explained(expected, explain):
+        known = try_to_load_from_cache(expected.repo, expected.path, revision=expected.commit)
         path = hf_hub_download(
-            wanted.repo,
-            wanted.path,
-            revision=wanted.commit,
+            expected.repo,
+            expected.path,
+            revision=expected.commit,
             endpoint=endpoint,
             tqdm_class=bar,
             force_download=isinstance(known, str),  # else it would not be fetched
         )
-        got = _digest(path, wanted.content, progress)
-    progress.add(wanted.content.size - came)
-    if got == wanted.content.digest:
+        got = _digest(path, expected.content, progress)
+    progress.add(expected.content.size - came)
+    if got == expected.content.digest:
         return None
-    for each in {os.path.realpath(path), path}:
-        Path(each).unlink(missing_ok=True)
-    return f"{wanted.place}: {wanted.content.algorithm} {got} instead of {wanted.content.digest}"
+    for item in {os.path.realpath(path), path}:
+        Path(item).unlink(missing_ok=True)
+    return f"{expected.location}: {expected.content.algorithm} {got} instead of {expected.content.digest}"
 
 
 def _digest(path: str, content: Content, progress: _FetchProgress) -> str:
@@ -176,16 +176,16 @@ def _check_room(nbytes: int) -> None:
     if free < nbytes:
         raise NoSpaceError(
             "the cache has too little room",
-            place=constants.HF_HUB_CACHE,
+            location=constants.HF_HUB_CACHE,
             got=f"{free} bytes free",
-            wanted=f"{nbytes} bytes",
+            expected=f"{nbytes} bytes",
             hint="make room with `hf cache prune`, or name another directory in HF_HOME; without "
             f"{option('download', True)} nothing is kept on disk",
         )
 
 
 @contextmanager
-def _explained(wanted: WantedFile, explain: Explain) -> Iterator[None]:
+def _explained(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
     """What `huggingface_hub` and the libraries below it raise, in our words."""
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -194,16 +194,16 @@ def _explained(wanted: WantedFile, explain: Explain) -> Iterator[None]:
     except (CheckpointError, _FetchStoppedError):
         raise
     except Exception as error:
-        for each in (error, error.__cause__):
-            if isinstance(each, HfHubHTTPError):
-                response = each.response
+        for item in (error, error.__cause__):
+            if isinstance(item, HfHubHTTPError):
+                response = item.response
                 answer = Answer(response.status_code, response.reason_phrase, response.headers)
-                raise explain(wanted, answer) from error
+                raise explain(expected, answer) from error
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpaceError(f"cannot keep {wanted.place} in the cache", got=error) from error
-        refuse_untrusted(error, wanted.place)
+            raise NoSpaceError(f"cannot keep {expected.location} in the cache", got=error) from error
+        refuse_untrusted(error, expected.location)
         raise StorageError(
-            f"cannot fetch {wanted.place}",
+            f"cannot fetch {expected.location}",
             got=first_line(error.__cause__ or error),
             hint=f"{again()}: files that have come are not fetched again",
         ) from error

@@ -52,7 +52,7 @@ class HubName(NamedTuple):
             raise UsageError(
                 f"hf://{key} names no model",
                 got=f"something else of the hub: {org}" if org in _OTHERS else None,
-                wanted="hf://org/name, hf://org/name@revision or hf://org/name/path",
+                expected="hf://org/name, hf://org/name@revision or hf://org/name/path",
                 hint="look up the model's name on its page",
             )
         if revision == "refs" and path.count("/") >= 1:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, failure_words
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, not_taken, refused
 from ckpttools.stores.web.hub_trust import refuse_untrusted, trust_certificates
@@ -69,7 +69,7 @@ class Blob(NamedTuple):
 
 
 class CommitTarget(NamedTuple):
-    """Where the bytes of a large file are wanted.
+    """Where the bytes of a large file are expected.
 
     Attributes:
         parts: an address for each part, and how many bytes of the file go there, in their order.
@@ -94,7 +94,7 @@ class Repository:
         repo: org/name.
         revision: a branch.
         headers: what a request to a URL says of who asks.
-        place: what messages call it.
+        location: what messages call it.
     """
 
     client: Client
@@ -102,7 +102,7 @@ class Repository:
     repo: str
     revision: str
     headers: Callable[[str], Mapping[str, str]]
-    place: str
+    location: str
 
     @property
     def page(self) -> str:
@@ -117,17 +117,19 @@ class Repository:
             StorageError: the hub does not tell, or there is no such revision.
         """
         try:
-            said = self._said("GET", f"{self._api}/revision/{self._revision}", doing="look at")
+            declared = self._said("GET", f"{self._api}/revision/{self._revision}", doing="look at")
         except AbsentError as error:
             if "revision" in error.message:
                 raise
             return None
-        return RepositoryHead(str(said.get("sha", "")), bool(said.get("private")))
+        return RepositoryHead(str(declared.get("sha", "")), bool(declared.get("private")))
 
     def latest(self) -> str:
         """What the last commit says of itself; "" where there is none."""
-        said = self._said("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
-        last = said[0] if isinstance(said, list) and said and isinstance(said[0], dict) else {}
+        declared = self._said("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
+        last = (
+            declared[0] if isinstance(declared, list) and declared and isinstance(declared[0], dict) else {}
+        )
         return f"{last.get('title', '')}\n{last.get('message', '')}"
 
     @property
@@ -160,8 +162,8 @@ class Repository:
                 answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
                 raise not_taken(self._asked, answer, "make") from error
         except Exception as error:  # whatever the HTTP library of `huggingface_hub` raises
-            refuse_untrusted(error, self.place)
-            raise StorageError(f"cannot make {self.place}", got=first_line(error)) from error
+            refuse_untrusted(error, self.location)
+            raise StorageError(f"cannot make {self.location}", got=first_line(error)) from error
 
     def is_large(self, files: Mapping[str, Blob]) -> Mapping[str, bool]:
         """Which files go to the storage for large ones, and which into the commit.
@@ -172,15 +174,15 @@ class Repository:
         Raises:
             StorageError: the hub does not tell, or nothing may be written.
         """
-        found: dict[str, bool] = {}
+        result: dict[str, bool] = {}
         names = list(files)
         for start in range(0, len(names), _AT_ONCE):
             asked = [_question(name, files[name]) for name in names[start : start + _AT_ONCE]]
-            said = self._said("POST", f"{self._api}/preupload/{self._revision}", {"files": asked})
-            for each in said.get("files", ()):
-                found[str(each.get("path"))] = each.get("uploadMode") == "lfs"
+            declared = self._said("POST", f"{self._api}/preupload/{self._revision}", {"files": asked})
+            for item in declared.get("files", ()):
+                result[str(item.get("path"))] = item.get("uploadMode") == "lfs"
         return {
-            name: blob.content is None or (blob.size > 0 and found.get(name, False))
+            name: blob.content is None or (blob.size > 0 and result.get(name, False))
             for name, blob in files.items()
         }
 
@@ -198,13 +200,13 @@ class Repository:
             "ref": {"name": self.revision},
         }
         url = f"{self.endpoint}/{self.repo}.git/info/lfs/objects/batch"
-        said = self._said("POST", url, question, _LFS, what=path)
+        declared = self._said("POST", url, question, _LFS, what=path)
         try:
-            (found,) = said["objects"]
-            if error := found.get("error"):
+            (result,) = declared["objects"]
+            if error := result.get("error"):
                 answer = Answer(int(error.get("code", 422)), "", {}, str(error.get("message", "")))
-                raise not_taken(self._asked._replace(place=f"{self.place}/{path}"), answer, "upload")
-            actions = found.get("actions") or {}
+                raise not_taken(self._asked._replace(location=f"{self.location}/{path}"), answer, "upload")
+            actions = result.get("actions") or {}
             return _target(actions, blob.size) if "upload" in actions else None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise self._not_understood(path) from error
@@ -215,7 +217,7 @@ class Repository:
         if target is None:
             return
         assert blob.content is not None
-        attempts, tags, position = self.client.attempts(f"{self.place}/{path}", "upload"), [], 0
+        attempts, tags, position = self.client.attempts(f"{self.location}/{path}", "upload"), [], 0
         for url, nbytes in target.parts:
             part = blob.content[position : position + nbytes]
             response = self.client.request("PUT", url, target.headers, attempts, part)
@@ -232,12 +234,12 @@ class Repository:
         """
         text = _text(response)
         if response.status >= 500 or response.status in (408, 429):
-            got = Answer(response.status, response.reason or "", response.headers, text).said
+            got = Answer(response.status, response.reason or "", response.headers, text).declared
             hint = f"{again()} later: what was uploaded is not sent again"
-            raise BusyError(f"cannot upload {self.place}/{path}", got=got, hint=hint)
+            raise BusyError(f"cannot upload {self.location}/{path}", got=got, hint=hint)
         if response.status not in (200, 201, 204):
             answer = Answer(response.status, response.reason or "", response.headers, text)
-            raise not_taken(self._asked._replace(place=f"{self.place}/{path}"), answer, "upload")
+            raise not_taken(self._asked._replace(location=f"{self.location}/{path}"), answer, "upload")
         return str(response.headers.get("ETag", ""))
 
     def complete(self, path: str, blob: Blob, target: CommitTarget, tags: Iterable[str]) -> None:
@@ -290,20 +292,22 @@ class Repository:
         lines += [
             {
                 "key": "lfsFile",
-                "value": {"path": path, "algo": "sha256", "oid": each.sha256, "size": each.size},
+                "value": {"path": path, "algo": "sha256", "oid": item.sha256, "size": item.size},
             }
-            for path, each in sorted(large.items())
+            for path, item in sorted(large.items())
         ]
         body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         url = f"{self._api}/commit/{self._revision}"
         try:
-            said = self._said("POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to")
+            declared = self._said(
+                "POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to"
+            )
         except StorageError:
             # An answer may be lost on its way, and the commit be made all the same, then or a little later.
             if not self._was_committed(text):
                 raise
-            said = {}
-        return str(said.get("commitOid") or "")
+            declared = {}
+        return str(declared.get("commitOid") or "")
 
     def _was_committed(self, text: str) -> bool:
         """Whether the last commit has this text, as far as the hub can be asked."""
@@ -327,7 +331,7 @@ class Repository:
     @property
     def _asked(self) -> HubRequest:
         has_token = bool(self.headers(self.page))
-        return HubRequest(self.place, self.repo, self.revision, self.page, has_token)
+        return HubRequest(self.location, self.repo, self.revision, self.page, has_token)
 
     def _said(
         self,
@@ -342,8 +346,8 @@ class Repository:
         body = (
             question if isinstance(question, bytes) else json.dumps(question).encode() if question else None
         )
-        place = f"{self.place}/{what}" if what else self.place
-        attempts = self.client.attempts(place, doing)
+        location = f"{self.location}/{what}" if what else self.location
+        attempts = self.client.attempts(location, doing)
         while True:
             heads = {**headers, **self.headers(url)}
             response = self.client.request(method, url, heads, attempts, body, stall=LONGEST_STORING)
@@ -354,7 +358,7 @@ class Repository:
                 attempts.failed(failure_words(error, self.client.patience))
         if not 200 <= response.status < 300:
             answer = Answer(response.status, response.reason or "", response.headers, text)
-            raise not_taken(self._asked._replace(place=place), answer, doing)
+            raise not_taken(self._asked._replace(location=location), answer, doing)
         try:
             return json.loads(text) if text.strip() else {}
         except (ValueError, RecursionError) as error:
@@ -364,7 +368,7 @@ class Repository:
 
     def _not_understood(self, what: str) -> StorageError:
         return StorageError(
-            f"cannot upload {self.place}/{what}",
+            f"cannot upload {self.location}/{what}",
             got="an answer that no hub gives",
             hint="is HF_ENDPOINT a hub?",
         )

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
+from ckpttools.core.message_terms import option
 from ckpttools.core.text import first_of
-from ckpttools.core.wording import option
-from ckpttools.stores.objects.pending import PendingFiles
-from ckpttools.stores.place import Place
-from ckpttools.stores.publishing import Published, Purpose, Record
+from ckpttools.stores.location import Location
+from ckpttools.stores.objects.write_buffer import PendingFiles
+from ckpttools.stores.publishing import JobInfo, Published, Record
 from ckpttools.stores.sharing import RepositoryOptions
 from ckpttools.stores.web.hub_card import CARD, model_card
 from ckpttools.stores.web.hub_data_files import HubDataFiles
@@ -56,9 +56,9 @@ class HubStaging:
     sharing: RepositoryOptions
 
     @property
-    def taken(self) -> tuple[Place, Place]:
-        place = Place(self.store, self.key)
-        return place, place
+    def taken(self) -> tuple[Location, Location]:
+        location = Location(self.store, self.key)
+        return location, location
 
     def check(self, plan: str, nbytes: int) -> None:
         self._looked(plan)
@@ -84,9 +84,9 @@ class HubStaging:
             self.check_replaced()
             if not self.overwrite:
                 raise DestinationExistsError(
-                    f"{self.repository.place} has files already",
+                    f"{self.repository.location} has files already",
                     got=first_of(there, 3),
-                    wanted="a repository without any, or a new one",
+                    expected="a repository without any, or a new one",
                     hint="choose another destination, or allow their replacement with "
                     f"{option('overwrite', True)}: what they were remains in the history",
                 )
@@ -96,21 +96,21 @@ class HubStaging:
         """Raises what is wrong whatever the repository is."""
         if COMMIT.fullmatch(self.name.revision) or self.name.revision.startswith("refs/"):
             raise UsageError(
-                f"{self.repository.place} cannot be a destination",
+                f"{self.repository.location} cannot be a destination",
                 got=self.name.revision,
-                wanted="a branch: hf://org/name@branch, or hf://org/name for main",
+                expected="a branch: hf://org/name@branch, or hf://org/name for main",
             )
         if self.store.is_offline:
             raise StorageError(
-                f"{self.repository.place} cannot be written",
+                f"{self.repository.location} cannot be written",
                 got="HF_HUB_OFFLINE is set, so the hub is not asked",
                 hint="unset it",
             )
         if not self.repository.headers(self.repository.page):
             raise StorageError(
-                f"{self.repository.place} cannot be written",
+                f"{self.repository.location} cannot be written",
                 got="no token",
-                wanted="a token that may write",
+                expected="a token that may write",
                 hint=f"make one at {self.repository.endpoint}/settings/tokens, then `hf auth login`, or set "
                 "HF_TOKEN",
             )
@@ -127,7 +127,7 @@ class HubStaging:
             )
         raise UsageError(
             f"{self.name.repo} is public already",
-            wanted=f"{public}, where everybody can read what is written",
+            expected=f"{public}, where everybody can read what is written",
             hint=f"say {public}, or choose another destination",
         )
 
@@ -143,19 +143,19 @@ class HubStaging:
     def files(self, head: RepositoryHead) -> list[str]:
         """What is at the destination and would be part of a checkpoint: paths in the repository, sorted."""
         start = f"{self.name.path}/" if self.name.path else ""
-        found = self.store.files_at(self.name.repo, head.commit)
-        below = [path for path in found if path.startswith(start) or path == self.name.path]
+        result = self.store.files_at(self.name.repo, head.commit)
+        below = [path for path in result if path.startswith(start) or path == self.name.path]
         return sorted(path for path in below if not self.store.is_of_repository(path))
 
     @contextmanager
-    def opened(self, purpose: Purpose, nbytes: int = 0) -> Iterator[HubWork]:
+    def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[HubWork]:
         try:
             head, is_complete = self._looked(purpose.plan)
             if head is None:
                 self.repository.create(private=not self.sharing.public)
                 head = self.repository.head()
                 if head is None:
-                    raise StorageError(f"{self.repository.place} was created, but is not there")
+                    raise StorageError(f"{self.repository.location} was created, but is not there")
                 self._check_visibility(head)
             if not is_complete:
                 self.repository.check_writable()
@@ -177,7 +177,7 @@ class HubWork:
 
     staging: HubStaging
     head: RepositoryHead
-    purpose: Purpose
+    purpose: JobInfo
     is_complete: bool
     pending: PendingFiles = field(init=False)
     files: HubDataFiles | None = None
@@ -186,8 +186,8 @@ class HubWork:
         self.pending = PendingFiles(self.staging.store, lambda key: None)
 
     @property
-    def content(self) -> Place:
-        return Place(self.pending, self.staging.key)
+    def content(self) -> Location:
+        return Location(self.pending, self.staging.key)
 
     @property
     def records(self) -> Sequence[Record]:
@@ -209,14 +209,14 @@ class HubWork:
         assert files is not None
         contents: dict[str, bytes] = {}
         self.pending.put_all(contents.__setitem__)
-        made = {
+        built = {
             files.path(key.removeprefix(f"{staging.key}/")): Blob.of(content)
             for key, content in contents.items()
         }
         if staging.sharing.model_card:
             base = staging.sharing.base
-            made[CARD] = Blob.of(model_card(staging.name.repo, self.purpose.source, made, base))
-        files.take(made)
+            built[CARD] = Blob.of(model_card(staging.name.repo, self.purpose.source, built, base))
+        files.take(built)
         written = {*files.small, *files.large}
         old = staging.files(self.head) if staging.overwrite else []
         commit = staging.repository.commit(
@@ -231,7 +231,7 @@ class HubWork:
 
     @property
     def published(self) -> Published:
-        """See `TellsPublished`: the head is what was there until it is what was made."""
+        """See `SupportsPublished`: the head is what was there until it is what was made."""
         repository = self.staging.repository
         branch = "" if repository.revision == "main" else f"/tree/{repository.revision}"
         return Published(f"{repository.page}{branch}", self.head.is_private, self.head.commit)

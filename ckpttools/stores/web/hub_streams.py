@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError
-from ckpttools.core.wording import again
+from ckpttools.core.message_terms import again
 from ckpttools.stores.web.attempts import tried
 from ckpttools.stores.web.client import FAILURES, failure_words
 
@@ -70,7 +70,7 @@ class HubStream:
             self._error = SourceChangedError(
                 f"{self._path}: its content was another when it was made for the second time",
                 got=f"SHA-256 {self._hasher.hexdigest()}",
-                wanted=f"SHA-256 {self._blob.sha256}",
+                expected=f"SHA-256 {self._blob.sha256}",
                 hint=f"wait until nothing writes to the source, then {again()}",
             )
         self._kept(self._held)
@@ -114,9 +114,9 @@ class HubStream:
             self._error.got = f"{self._error.got or ''}{tried(attempts)}" or None
             return self._error
         assert self._error is not None
-        place = f"{self._repository.place}/{self._path}"
+        location = f"{self._repository.location}/{self._path}"
         return StorageError(
-            f"cannot upload {place}",
+            f"cannot upload {location}",
             got=failure_words(self._error, self._repository.client.patience) + tried(attempts),
             hint=f"check the network, then {again()}: what was uploaded is not sent again",
         )

@@ -39,16 +39,16 @@ def _trusting_client() -> Any:
         )
 
 
-def refuse_untrusted(error: BaseException, place: str) -> None:
+def refuse_untrusted(error: BaseException, location: str) -> None:
     """Raise StorageError if a request failed because of the certificate of the server.
 
     Args:
         error: What `huggingface_hub` raised.
-        place: What was asked for, for the message.
+        location: What was asked for, for the message.
     """
-    found = _FAILED.search(f"{error} {error.__cause__} {error.__context__}")
-    if found is not None:
-        why = distrust(found[1].strip())
+    result = _FAILED.search(f"{error} {error.__cause__} {error.__context__}")
+    if result is not None:
+        why = distrust(result[1].strip())
         raise StorageError(
-            "the certificate of the Hub is not trusted", place=place, got=why.got, hint=why.hint
+            "the certificate of the Hub is not trusted", location=location, got=why.got, hint=why.hint
         ) from error

@@ -44,14 +44,14 @@ def plain_name(text: str) -> str:
 
 def _from_json(page: str) -> Mapping[str, FileKind] | None:
     try:
-        found = json.loads(page)
+        result = json.loads(page)
     except (ValueError, RecursionError):
         return None
-    entries = [each for each in found if isinstance(each, dict) and isinstance(each.get("name"), str)]
-    if len(entries) != len(found):
+    entries = [item for item in result if isinstance(item, dict) and isinstance(item.get("name"), str)]
+    if len(entries) != len(result):
         return None
-    named = ((each, each["name"].rstrip("/")) for each in entries)
-    return {plain_name(quote(name)): _kind(each) for each, name in named if is_name(name)}
+    named = ((entry, entry["name"].rstrip("/")) for entry in entries)
+    return {plain_name(quote(name)): _kind(item) for item, name in named if is_name(name)}
 
 
 def is_name(text: str) -> bool:

@@ -41,14 +41,14 @@ class Snapshot:
     @cached_property
     def names(self) -> Mapping[str, Mapping[str, FileKind]]:
         """For each directory, "" for the whole, what is directly in it."""
-        found: dict[str, dict[str, FileKind]] = {"": {}}
+        result: dict[str, dict[str, FileKind]] = {"": {}}
         for path in self.files:
             kind = FileKind.FILE
             while path:
                 path, _, name = path.rpartition("/")
-                found.setdefault(path, {})[name] = kind
+                result.setdefault(path, {})[name] = kind
                 kind = FileKind.DIRECTORY
-        return found
+        return result
 
     def status(self, path: str) -> Status | None:
         """What is at a path; None if nothing is."""

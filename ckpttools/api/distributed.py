@@ -1,0 +1,242 @@
+"""One conversion by the processes of a job of `jax.distributed`.
+
+Process 0 plans, and tells the others; each does a part, as `ckpt run` does; process 0 waits for them and
+publishes. Nothing passes through devices, and none is looked for.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+
+from ckpttools.api.calls import code_in, user_code
+from ckpttools.api.parts import part_done
+from ckpttools.api.plan_status import PartStatus, PlanStatus, plan_status
+from ckpttools.api.plans import content_of
+from ckpttools.api.prepared import Prepared
+from ckpttools.core.budget import further_resident
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import OtherProcessError, first_line
+from ckpttools.core.message_terms import again
+from ckpttools.plan.dealing import Part
+from ckpttools.plan.plan_decoding import decoded
+from ckpttools.plan.plan_file import PlanFile
+from ckpttools.run.events import Event, Observer, Receipt
+from ckpttools.run.parts import PartReceipt
+from ckpttools.sharding.leaving import is_gone
+from ckpttools.sharding.service import JOB_BYTES, Service
+from ckpttools.stores.relocation import AS_PLANNED
+from ckpttools.stores.shares import this_process
+
+_LOOK_SECONDS = 0.5
+# The destination is asked less and less often what is there: thousands of objects may tell.
+_SAID_SECONDS = 10.0
+# All have met before the first begins.
+_LATE_SECONDS = 300.0
+# Topics of what each process says of itself.
+_HERE, _DONE, _FAILED = "here", "done", "failed"
+_END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """Who is told of what happens.
+
+    Attributes:
+        observe: called with every event.
+        done: called when this process's part is done.
+        waiting: called now and then in process 0, as long as it waits for others.
+    """
+
+    observe: Observer
+    done: Callable[[PartReceipt], None]
+    waiting: Callable[[PlanStatus], None]
+
+
+def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Receipt | None:
+    """Does this process's part, and in process 0 all that comes before and after.
+
+    Args:
+        job: the processes.
+        plan: decides the conversion, of absolute places; called in process 0.
+        told: of what happens.
+
+    Returns:
+        What was done, in process 0; None elsewhere.
+
+    Raises:
+        OtherProcessError: another process could not do its part; says which.
+        CheckpointError: as `Prepared.run`.
+    """
+    try:
+        with further_resident(JOB_BYTES):
+            if job.number == 0:
+                return _first(job, plan, told)
+            _other(job, plan, told)
+    except BaseException as error:
+        if not isinstance(error, OtherProcessError):
+            job.note(_FAILED, first_line(error))
+        raise
+    return None
+
+
+def _part_of(job: Service) -> Part:
+    return Part(job.number, job.count)
+
+
+def _other(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> None:
+    declared = job.get_bytes("plan")
+    if not declared:
+        raise OtherProcessError(_end_of(job))
+    file = decoded(zlib.decompress(declared), "what process 0 has planned")
+    job.note(_HERE, this_process())
+    observe = _heeding(lambda: _check_ended(job), told.observe)
+    # Only code that this process's own command line names may run, not code that process 0 names.
+    code = {} if file.header.has_tasks else _own_code(plan())
+    told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
+    job.note(_DONE, "yes")
+    if why := _end_of(job):
+        raise OtherProcessError(why)
+
+
+def _own_code(prepared: Prepared) -> Mapping[str, str]:
+    return user_code(**code_in(prepared.call.arguments)) if prepared.call else {}
+
+
+def _end_of(job: Service) -> str:
+    """What process 0 says at the end, once it does: nothing, or what has ended the job."""
+    return job.get(f"{_END}/0")
+
+
+def _check_ended(job: Service) -> None:
+    """Raises OtherProcessError if process 0 has ended the job because of something."""
+    for why in filter(None, job.noted(_END).values()):
+        raise OtherProcessError(why)
+
+
+def _first(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Receipt:
+    is_planned = False
+    try:
+        prepared = plan()
+        _ = prepared.gain  # before anything is written
+        content = content_of(prepared)
+        file = decoded(content, "the plan")
+        # Nobody of this job begins before it knows the plan.
+        began, before = time.monotonic(), plan_status(file)
+        earlier = {part.token for part in before.parts}
+        job.put_bytes("plan", zlib.compress(content, 1))
+        is_planned = True
+        observe = _heeding(lambda: _check_failed(job), told.observe)
+        code = _own_code(prepared)
+        told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
+        _wait(job, file, told.waiting, earlier)
+        receipt = prepared.conversion.run(
+            prepared.destination,
+            overwrite=prepared.overwrite,
+            observe=told.observe,
+            planned=file.header.plan,
+        )
+    except BaseException as error:
+        declared = first_line(error)
+        if not is_planned:
+            job.put_bytes("plan", b"")
+        job.note(_END, f"process 0 of {job.count} has ended the job: {declared}")
+        raise
+    job.note(_END, "")
+    # To the publishing all tasks were done before, by one of the job or another.
+    return replace(
+        prepared.reported(receipt),
+        seconds=time.monotonic() - began,
+        tasks_resumed=before.tasks_done,
+        bytes_resumed=before.bytes_done,
+    )
+
+
+def _check_failed(job: Service) -> None:
+    """Raises OtherProcessError if a process has given up."""
+    for number, why in job.noted(_FAILED).items():
+        raise OtherProcessError(f"process {number} of {job.count} could not do its part", got=why)
+
+
+def _heeding(check: Callable[[], None], observe: Observer) -> Observer:
+    """`observe`, which ends the work when another process has ended the job: nothing would come of it."""
+    looked = time.monotonic()
+
+    def heed(event: Event) -> None:
+        nonlocal looked
+        if time.monotonic() - looked > _LOOK_SECONDS:
+            looked = time.monotonic()
+            check()
+        observe(event)
+
+    return heed
+
+
+def _wait(
+    job: Service, file: PlanFile, waiting: Callable[[PlanStatus], None], earlier: Collection[str]
+) -> None:
+    """Waits until all parts are done; `earlier` are processes, by token, of jobs before this one.
+
+    Raises:
+        OtherProcessError: a process has given up, or is not there any more; says which.
+    """
+    started = declared = looked = time.monotonic()
+    count, pause = job.count, _LOOK_SECONDS
+    while True:
+        _check_failed(job)
+        if len(job.noted(_DONE)) == count - 1:
+            return
+        here = job.noted(_HERE)
+        if len(here) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
+            missing = ", ".join(str(item) for item in range(1, count) if item not in here)
+            raise OtherProcessError("processes have not begun their parts", got=missing)
+        if time.monotonic() - looked > pause:
+            result = plan_status(file)
+            if _are_done(job, result.parts, here, earlier):
+                return
+            looked, pause = time.monotonic(), min(2 * pause, _SAID_SECONDS)
+            if looked - declared > _SAID_SECONDS:
+                declared = looked
+                waiting(result)
+        time.sleep(_LOOK_SECONDS)
+
+
+def _are_done(
+    job: Service, parts: Iterable[PartStatus], here: Mapping[int, str], earlier: Collection[str]
+) -> bool:
+    """Whether all other processes have done their parts, as they say or as the destination shows.
+
+    Args:
+        job, earlier: as of `_wait`.
+        parts: what the destination shows, looked at before the processes are asked.
+        here: the processes that have begun, in words.
+
+    Raises:
+        OtherProcessError: one is not there any more.
+    """
+    count, done = job.count, {*job.noted(_DONE)}
+    for part in parts:
+        number = int(part.part.partition("/")[0])
+        # Not one of an earlier job: in containers a process has the same number and host again.
+        is_ours = part.part == f"{number}/{count}" and here.get(number) == part.process
+        if not is_ours or part.token in earlier or number in done or part.state == "at work":
+            continue
+        if part.state != "done":
+            # It may have said why a moment ago.
+            _check_failed(job)
+            is_gone(job, number)
+            raise _gone(part, number, count)
+        done.add(number)
+    return len(done - {0}) == count - 1
+
+
+def _gone(each: PartStatus, number: int, count: int) -> OtherProcessError:
+    done = f"with {each.tasks_done} of {each.tasks} tasks done"
+    ended = "" if each.state == "gone" else f", ended by: {each.state}"
+    return OtherProcessError(
+        f"process {number} of {count} is gone",
+        got=f"{each.process}, last seen {each.seen:.0f} s ago, {done}{ended}",
+        hint=f"{again()}: what is done is not done again",
+    )

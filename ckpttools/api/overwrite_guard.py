@@ -1,0 +1,131 @@
+"""What exists at a destination already, and whether a new checkpoint may replace it.
+
+Only a checkpoint of the kind that is being written may be replaced, and only if every file there belongs to
+it: not a run of several steps, not other items, files or directories beside the weights, not optimizer state
+that the new one lacks.
+"""
+
+from __future__ import annotations
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.errors import (
+    CheckpointError,
+    DestinationExistsError,
+    StorageError,
+    listing,
+)
+from ckpttools.core.message_terms import option
+from ckpttools.core.step_warnings import unwarned
+from ckpttools.core.text import first_of, in_natural_order
+from ckpttools.formats.base import Writer, WritesSteps
+from ckpttools.formats.interrupted import begun_in, next_step
+from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
+from ckpttools.formats.registry import open_tree, strangers_in
+from ckpttools.formats.sidecar import WithSidecars
+from ckpttools.maxtext.view import view_of
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.sharing import is_of_repository
+
+_SHOWN = 5
+
+
+def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None:
+    """Refuses to replace a destination that holds something which would be lost.
+
+    Args:
+        destination: a directory with something in it.
+        tree: what will be written.
+        writer: what will write it.
+
+    Raises:
+        DestinationExistsError: it may not be replaced; the message says what is there.
+        StorageError: the system reports an error.
+    """
+    old = _opened(destination)
+    if old.metadata.format != writer.name:
+        raise _refused(
+            destination,
+            f"holds a checkpoint of format {old.metadata.format}",
+            f"a checkpoint of format {writer.name}",
+        )
+    _check_steps(destination, writer)
+    result = strangers_in(destination, old, writer) - {PLAN_MARK, *_made_by(writer)}
+    unowned_files = sorted(name for name in result if not is_of_repository(destination, name))
+    if unowned_files:
+        raise _refused(
+            destination,
+            f"holds files that are not part of the checkpoint: {first_of(unowned_files, _SHOWN)}",
+            "one checkpoint, laid out as this command writes it, and nothing else",
+        )
+    optimizer = view_of(old).optimizer
+    if optimizer and not view_of(tree).optimizer:
+        step = "" if old.metadata.step is None else f" of step {old.metadata.step}"
+        raise _refused(
+            destination,
+            f"holds a training checkpoint{step}, with the state of its optimizer ({optimizer.name})",
+            "no optimizer state where what replaces it has none",
+        )
+
+
+def _made_by(writer: Writer) -> tuple[str, ...]:
+    """Files beside weights that are made with them or go along, such as an adapter's configuration."""
+    if not isinstance(writer, WithSidecars) or writer.directory:
+        return ()
+    return (*writer.built, *writer.sidecars.files)
+
+
+def _check_steps(destination: Location, writer: Writer) -> None:
+    """Refuses to replace a run by a run of another step, of which the user has said the number."""
+    new = writer.step_said if isinstance(writer, WritesSteps) else None
+    run = None if new is None else orbax_at(destination)
+    if not isinstance(run, OrbaxRun):
+        return
+    other = next((step.path.name for number, step in run.steps.items() if number != new), None)
+    if other is not None:
+        beside = run.path / str(new)
+        raise _refused(
+            destination,
+            f"is a run with step {other}, which would be lost: what is written is step {new}",
+            f"a run whose only step is {new}",
+            f"to add the step to the run, write it to {beside} with {option('level', 'step')}",
+        )
+
+
+def optimizer_in(location: Location) -> str | None:
+    """The name of the optimizer whose state a checkpoint has; None for none, and where it cannot be read."""
+    try:
+        with unwarned():
+            optimizer = view_of(open_tree(location)).optimizer
+    except StorageError:
+        raise
+    except CheckpointError:
+        return None
+    return optimizer.name if optimizer else None
+
+
+def _opened(destination: Location) -> Tree:
+    try:
+        with unwarned():
+            return open_tree(destination)
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        names = in_natural_order(entry.name for entry in destination.entries())
+        left = begun_in(destination)
+        raise _refused(
+            destination,
+            "is not a readable checkpoint" + listing(names, _SHOWN),
+            "a whole checkpoint of the kind that is written",
+            f"{next_step(left)}; or choose another destination" if left else None,
+        ) from error
+
+
+def _refused(
+    destination: Location, got: str, expected: str, hint: str | None = None
+) -> DestinationExistsError:
+    return DestinationExistsError(
+        f"{destination} is not replaced: it {got}",
+        expected=expected,
+        hint=hint or "choose another destination, or move away what is there",
+    )

@@ -1,0 +1,238 @@
+"""How far the parts of a plan have come, who does what, and who is waited for."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from statistics import median
+
+from ckpttools.api.parts import standing_of
+from ckpttools.api.plans import Planned, destination_of, opened_plan, relocation_of
+from ckpttools.api.published import PublishedPlan, is_new, published_at
+from ckpttools.core.checked import checked
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import UsageError
+from ckpttools.core.text import plural
+from ckpttools.plan.dealing import Part, dealt, parse_part
+from ckpttools.plan.plan_file import PlanFile
+from ckpttools.run.entries import stretches
+from ckpttools.run.parts import finished_tasks
+from ckpttools.stores.location import Location
+from ckpttools.stores.relocation import Roots
+from ckpttools.stores.shares import Member, Share, Standing
+
+# A process that has more than so many times as much left to do as half of the others is waited for.
+_STRAGGLES = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class TaskProgress:
+    """How far some tasks have come.
+
+    Attributes:
+        tasks, nbytes: of all; bytes that are read and written. `tasks_done`, `bytes_done` of them are done.
+        bytes_per_second: of those that are at work; 0.0 where nothing is known yet.
+        seconds_left: until the last is done at this rate; None where that is not known, or all is done.
+    """
+
+    tasks: int
+    tasks_done: int
+    nbytes: int
+    bytes_done: int
+    bytes_per_second: float
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartStatus(TaskProgress):
+    """A process that does a part, or did; the tasks are those of the part, whoever does them.
+
+    Attributes:
+        part: which, such as "3/8".
+        process: in words.
+        state: "at work", "done", "gone" (it was cut off), or what has ended it.
+        seen: seconds since its last sign of life.
+        token: what tells it from all others.
+        is_straggler: whether the others will have to wait for it.
+    """
+
+    part: str
+    process: str
+    state: str
+    seen: float
+    token: str
+    is_straggler: bool = False
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class PlanStatus(TaskProgress):
+    """How far a plan has come.
+
+    Attributes:
+        tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: of all; see `TaskProgress`.
+        destination: of the conversion.
+        plan: fingerprint.
+        state: "not begun", "at work", "stopped" (tasks are missing, and nobody is at work), "done" (it can be
+            published), "published" (but for what is left beside it), "complete" (published, with nothing left
+            to do), "taken" (something else is there).
+        other: what else is there, in words.
+        parts: the processes that are at work, were cut off or ended by an error, and those that are done.
+        missing: stretches (first task, one after the last) that are not done and nobody is at work on.
+        count: in how many parts it is dealt out, as most of those say that are at work; where nobody is, as
+            whoever began last; None where nobody has begun.
+        not_begun: numbers of these that nobody has begun, as far as tasks of them are missing.
+    """
+
+    destination: Location
+    plan: str
+    state: str
+    other: str
+    parts: tuple[PartStatus, ...] = ()
+    missing: tuple[tuple[int, int], ...] = ()
+    count: int | None = None
+    not_begun: tuple[int, ...] = ()
+
+    @property
+    def tasks_missing(self) -> int:
+        """How many are not done, and nobody is at work on."""
+        return sum(stop - first for first, stop in self.missing)
+
+    def __repr__(self) -> str:
+        states = Counter(part.state for part in self.parts)
+        parts = "".join(f", {count} {state}" for state, count in states.items())
+        done = f"{self.tasks_done} of {plural(self.tasks, 'task')}"
+        return f"<PlanStatus of {self.destination}: {self.state}, {done}{parts}>"
+
+
+@checked
+def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
+    """How far a plan has come, who is at work, and who is waited for. Takes no lock, and changes nothing.
+
+    Args:
+        plan: its file.
+        root: as of `run_part`.
+
+    Raises:
+        StorageError: the destination cannot be looked at.
+        CheckpointError: the plan cannot be read.
+    """
+    file = opened_plan(plan)
+    relocation, header = relocation_of(file, root), file.header
+    destination = destination_of(header, relocation)
+    standing = standing_of(header, destination)
+    if not standing.is_published and (result := published_at(file, destination)) is not None:
+        return _complete(file, result)
+    done = finished_tasks(standing.all_records, header.tasks)
+    left = {*range(header.tasks)} - done
+    parts = _stragglers([_part_status(file, item, done) for item in _latest(standing.members)])
+    for member in standing.members:
+        if member.is_alive:
+            left -= {*file.tasks_of(member.share.first, member.share.stop)}
+    working = [part for part in parts if part.state == "at work"]
+    lasting = [item.seconds_left for item in working if item.seconds_left is not None]
+    count = _count(standing.members)
+    return PlanStatus(
+        header.tasks,
+        len(done),
+        sum(file.groups),
+        file.bytes_of_tasks(done),
+        sum(item.bytes_per_second for item in working),
+        max(lasting, default=None),
+        destination,
+        header.plan,
+        _state(standing, len(done) == header.tasks, bool(working), partial(_is_taken, file, destination)),
+        standing.other,
+        tuple(parts),
+        tuple(stretches(sorted(left))) if standing.is_begun else (),
+        count,
+        () if count is None else tuple(_not_begun(file, count, parts, left)),
+    )
+
+
+def _complete(file: PlanFile, result: PublishedPlan) -> PlanStatus:
+    tasks, nbytes = file.header.tasks, sum(file.groups)
+    return PlanStatus(
+        tasks, tasks, nbytes, nbytes, 0.0, None, result.destination, result.plan, result.state, ""
+    )
+
+
+def _count(members: Sequence[Member]) -> int | None:
+    """`PlanStatus.count`, of members in the order in which they began."""
+    working = [member for member in members if member.is_alive] or members[-1:]
+    counts = [part.count for item in working if (part := _part_of(item.share)) is not None]
+    # Of several that are as frequent the one that came last.
+    return max(reversed(counts), key=counts.count, default=None)
+
+
+def _part_of(share: Share) -> Part | None:
+    """The part that a share is; None where its name does not say."""
+    try:
+        return parse_part(share.name)
+    except UsageError:
+        return None
+
+
+def _not_begun(file: PlanFile, count: int, parts: Iterable[PartStatus], left: set[int]) -> Iterator[int]:
+    begun, ends = {part.part for part in parts}, dealt(file.groups, count)
+    for number, (first, stop) in enumerate(pairwise(ends)):
+        if str(Part(number, count)) not in begun and not left.isdisjoint(file.tasks_of(first, stop)):
+            yield number
+
+
+def _is_taken(file: PlanFile, destination: Location, other: str) -> bool:
+    """Whether something is there that a part may not begin beside; `other` is what is being made there."""
+    # In a bucket another conversion grows where the destination is.
+    return not file.header.overwrite if other else is_new(file, destination)
+
+
+def _state(standing: Standing, is_done: bool, is_at_work: bool, is_taken: Callable[[str], bool]) -> str:
+    if standing.is_published:
+        return "published"
+    if not standing.is_begun:
+        return "taken" if is_taken(standing.other) else "not begun"
+    if is_at_work:
+        return "at work"
+    return "done" if is_done else "stopped"
+
+
+def _latest(members: Sequence[Member]) -> list[Member]:
+    """For each share the process that began last, and all that are at work."""
+    last: Mapping[Share, Member] = {member.share: member for member in members}
+    return [member for member in members if member.is_alive or last[member.share] is member]
+
+
+def _part_status(file: PlanFile, member: Member, done: set[int]) -> PartStatus:
+    tasks = file.tasks_of(member.share.first, member.share.stop)
+    ready = [number for number in tasks if number in done]
+    nbytes, bytes_done = file.bytes_of_tasks(tasks), file.bytes_of_tasks(ready)
+    own = file.bytes_of_tasks(finished_tasks(member.records, file.header.tasks))
+    now = time.time()
+    seconds = (now if member.is_alive else member.seen) - member.began
+    rate = own / seconds if own and seconds > 0 else 0.0
+    is_done = len(ready) == len(tasks)
+    return PartStatus(
+        len(tasks),
+        len(ready),
+        nbytes,
+        bytes_done,
+        rate,
+        (nbytes - bytes_done) / rate if rate and member.is_alive else None,
+        member.share.name,
+        member.process,
+        "at work" if member.is_alive else "done" if is_done else member.outcome or "gone",
+        max(0.0, now - member.seen),
+        member.token,
+    )
+
+
+def _stragglers(parts: Sequence[PartStatus]) -> list[PartStatus]:
+    """Those that will be waited for are marked."""
+    left = [part.seconds_left for part in parts if part.seconds_left is not None]
+    if len(left) < 2:
+        return list(parts)
+    limit = _STRAGGLES * median(left)
+    return [replace(part, is_straggler=(part.seconds_left or 0.0) > max(limit, 1.0)) for part in parts]

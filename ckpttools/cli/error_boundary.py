@@ -1,0 +1,189 @@
+"""The border at which whatever ends a command becomes words on stderr and an exit code."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import click
+
+from ckpttools.cli.output import click_error, error_width, labelled, say
+from ckpttools.cli.stopping import Stopped
+from ckpttools.core.errors import (
+    CheckpointError,
+    MemoryBudgetError,
+    NoSpaceError,
+    StorageError,
+    UsageError,
+)
+from ckpttools.core.text import printable_text
+
+_DEFECT, _PIPE_CLOSED = 70, 141
+# What the system's loader says, as an ImportError, when it has no room for a library.
+_NO_ROOM = ("cannot allocate memory", "failed to map segment", "can't start new thread")
+
+
+def exit_code_of(end: BaseException, *, traceback: bool) -> int:
+    """Tells on stderr why a command has ended, and returns the process exit code for it.
+
+    Args:
+        end: what the command raised.
+        traceback: whether to show the way it came as well.
+    """
+    if isinstance(end, click.Abort):  # click's word for what it means by the end of a file
+        end = end.__cause__ or end
+    with suppress(OSError):  # stderr may be closed
+        if isinstance(end, click.ClickException):
+            click_error(end)
+        elif isinstance(end, Stopped):
+            say(str(end))
+        else:
+            say(*_described(end, traceback))
+    if isinstance(end, (click.ClickException, Stopped)):
+        return end.exit_code
+    error = _in_our_words(end)
+    return error.exit_code if error else _DEFECT
+
+
+@contextmanager
+def kept_from_click() -> Iterator[None]:
+    """Turns what click would end with code 1, which says that differences were found, into what it leaves."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(signal.SIGINT) from None
+    except BrokenPipeError:
+        raise click.exceptions.Exit(_PIPE_CLOSED) from None
+
+
+def open_closed() -> None:
+    """Lets what is written to a closed stdin, stdout or stderr go nowhere, as cron and daemons leave them.
+
+    The next file that is opened would get the number, and what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
+def write_whole() -> None:
+    """Puts a buffer before stdout where the interpreter was told to have none (PYTHONUNBUFFERED).
+
+    Without one, what is left of a long text is lost, without an error, when its reader goes away.
+    """
+    raw = getattr(sys.stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        buffer = io.BufferedWriter(raw)
+        sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors)
+
+
+def _described(end: BaseException, traceback: bool) -> list[str]:
+    from traceback import format_tb
+
+    way = [item.rstrip("\n") for item in format_tb(end.__traceback__)] if traceback else []
+    return [*way, *_lines(_in_our_words(end) or _defect(end), error_width())]
+
+
+def _lines(error: CheckpointError, room: int | None) -> list[str]:
+    """An error as it is shown: sentences in lines of so many columns, whatever is to be copied whole."""
+    first, *listed = printable_text(error.message).split("\n")
+    lines = [*labelled("Error:", first, 7, room, whole_words=True), *listed]
+    for label, text in error.details():
+        sentence, *whole = printable_text(text).split("\n")
+        is_prose = label != "at" and not _COMMAND.search(sentence)
+        lines += labelled(f"  {label}", sentence, 11, room if is_prose else None, whole_words=True) + whole
+    return lines
+
+
+# A command that stands in a sentence without backticks is to be copied, too.
+_COMMAND = re.compile(r"(?<!`)\b(ckpt [a-z]+ |hf download |mkdir |cp -|rm -|mv )")
+
+
+def _in_our_words(end: BaseException) -> CheckpointError | None:
+    """The cause as an error of ours; None for what nobody expected."""
+    if isinstance(end, CheckpointError):
+        return end
+    if _is_out_of_memory(end):
+        return MemoryBudgetError(
+            "the system gave no more memory, or no more threads",
+            got=str(end) or None,
+            hint="free some, raise the process's limits (ulimit -v, ulimit -u), or try a smaller --memory "
+            "and --jobs 1",
+        )
+    if isinstance(end, RecursionError):
+        return MemoryBudgetError(
+            "something in the input is nested too deeply", hint="--traceback shows where it was read"
+        )
+    if isinstance(end, OSError):
+        return _of_the_system(end)
+    if isinstance(end, ModuleNotFoundError) and not (end.name or "").startswith("ckpttools"):
+        return _without_a_package(end)
+    return None
+
+
+def _is_out_of_memory(end: BaseException) -> bool:
+    if isinstance(end, OSError):
+        return end.errno == errno.ENOMEM
+    text = str(end).lower()
+    return isinstance(end, MemoryError) or (
+        isinstance(end, (ImportError, RuntimeError)) and any(item in text for item in _NO_ROOM)
+    )
+
+
+def _without_a_package(error: ModuleNotFoundError) -> CheckpointError:
+    """Of a package that ckpttools needs, or a module of the user's."""
+    return UsageError(
+        f"the Python package {error.name} is not installed"
+        if error.name
+        else "a Python package is not installed",
+        got=str(error),
+        hint="install ckpttools with its dependencies, as pip install ckpttools does; install what modules "
+        "of your own import as well",
+    )
+
+
+def _of_the_system(error: OSError) -> CheckpointError:
+    """What the system reported outside of all readers and writers, such as of stdout."""
+    text = f"{error.strerror} (errno {error.errno})" if error.strerror else str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.filename is None:
+            return NoSpaceError(
+                "the disk that the output goes to is full",
+                location="stdout",
+                got=text,
+                hint="free some space there; a checkpoint is complete if it has its name",
+            )
+        return NoSpaceError("the disk is full", location=error.filename, got=text, hint="free some space")
+    hint = "check who owns it and its mode bits" if isinstance(error, PermissionError) else None
+    return StorageError("the system reports an error", location=error.filename, got=text, hint=hint)
+
+
+def _defect(end: BaseException) -> CheckpointError:
+    """Of what no command should raise: a defect in the program, or in a plug-in."""
+    from traceback import extract_tb
+
+    frames = extract_tb(end.__traceback__)
+    return CheckpointError(
+        "this should not have happened: a defect of ckpttools, or of a plug-in",
+        location=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None,
+        got=f"{type(end).__name__}: {end}",
+        hint="please report it with the command and what `ckpt --traceback …` prints",
+    )
+
+
+def finish_output() -> None:
+    """Drops what could not be written to stdout, so that the interpreter does not try again and fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,141 @@
+"""How messages call what a user can say: as an argument in Python, as a flag once the command line speaks.
+
+    hint=f"allow its replacement with {option('overwrite', True)}"      overwrite=True      --overwrite
+    hint=f"{step('ckpttools.plan_status(plan)', 'ckpt run PLAN --status')} tells of it"
+
+A message is worded when it is made, as a translation would be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from shlex import quote
+
+# Switches of which one side has a name of its own, and a value that another command's option has.
+_FLAGS: Mapping[tuple[str, object], str] = {
+    ("zarr3", False): "--zarr2",
+    ("reference", False): "--copy",
+    ("per_layer", False): "--whole",
+    ("names", "text"): "--names text",
+    ("names", "hub"): "--names hub",
+}
+# Arguments whose flags have names that Python keeps for itself.
+_NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
+_LOCATIONS = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"} | {
+    "base": "BASE",
+    "adapter": "ADAPTER",
+}
+# What stands for any number.
+_NUMBERS = ("N", "X")
+_NAMED = re.compile(r"\{([a-z][a-z_]*)\}")
+_as_flags = False
+# What only whoever makes a plan can say, and whether somebody carries one out.
+_OF_PLANS = ("overwrite",)
+_is_planned: ContextVar[bool] = ContextVar("carries out a plan", default=False)
+_plan: ContextVar[str] = ContextVar("path of the plan", default="PLAN")
+
+
+@contextmanager
+def as_flags() -> Iterator[None]:
+    """Within it, in all threads, messages name options as the command line takes them."""
+    global _as_flags
+    before, _as_flags = _as_flags, True
+    try:
+        yield
+    finally:
+        _as_flags = before
+
+
+@contextmanager
+def as_planned(plan: object = None) -> Iterator[None]:
+    """Within it messages say of options that a plan has settled that another plan can have them.
+
+    Args:
+        plan: path of the plan, which `plan_step` inserts; None if it is not in a file.
+    """
+    token = _is_planned.set(True)
+    path = _plan.set(_plan.get() if plan is None else quote(str(plan)))
+    try:
+        yield
+    finally:
+        _plan.reset(path)
+        _is_planned.reset(token)
+
+
+def plan_step(call: str, options: str, plan: str = "") -> str:
+    """Return the call, or the `ckpt run` command with the path of the plan.
+
+    Args:
+        call: for Python.
+        options: of the command.
+        plan: the path, quoted; "" for that of `as_planned`.
+    """
+    return step(call, f"ckpt run {plan or _plan.get()} {options}")
+
+
+def option(name: str, value: object = None) -> str:
+    """An option as the user writes it.
+
+    Args:
+        name: of the argument, such as "scan_axis".
+        value: what it gets; None for the option as such.
+
+    Returns:
+        `scan_axis`, scan=False, scan_axis=0, tied="drop"; as flags --scan-axis, --no-scan, --scan-axis 0,
+        --tied drop.
+    """
+    declared = flag(name, value) if _as_flags else _argument(name, value)
+    return f"a plan made with {declared}" if name in _OF_PLANS and _is_planned.get() else declared
+
+
+def location(name: str) -> str:
+    """Where something is read or written, by the name of the argument: `destination`, or DST."""
+    return _LOCATIONS[name] if _as_flags else f"`{name}`"
+
+
+def quoted(name: str, value: str) -> str:
+    """The same for a value that a shell would take for a pattern: keep="*.bias", or --keep '*.bias'."""
+    # As `shlex.quote`, and with quotes also where a shell needs none: names of tensors are anybody's.
+    return option(name, "'" + value.replace("'", "'\"'\"'") + "'" if _as_flags else value)
+
+
+def several(name: str, values: Sequence[str]) -> str:
+    """An option with each of some values: drop=["a", "b"], or --drop 'a' --drop 'b'."""
+    if _as_flags or len(values) == 1:
+        return " ".join(quoted(name, item) for item in values)
+    listed = ", ".join(f'"{item}"' for item in values)
+    return f"{name}=[{listed}]"
+
+
+def step(call: str, command: str) -> str:
+    """What to do next: a call as Python takes it, or a command as the shell does."""
+    return f"`{command}`" if _as_flags else f"`{call}`"
+
+
+def again() -> str:
+    """To do once more what was refused or has failed: a command, or a call."""
+    return "run the same command again" if _as_flags else "make the same call again"
+
+
+def with_options(text: str) -> str:
+    """A text that data brings along, with each `{name}` in it as the option `name`."""
+    return _NAMED.sub(lambda result: option(result[1]), text)
+
+
+def _argument(name: str, value: object) -> str:
+    if value is None:
+        return f"`{name}`"
+    return f'{name}="{value}"' if isinstance(value, str) and value not in _NUMBERS else f"{name}={value}"
+
+
+def flag(name: str, value: object = None) -> str:
+    """An option as the command line takes it, whoever asks."""
+    plain = f"--{_NAMES.get(name, name).replace('_', '-')}"
+    if (name, value) in _FLAGS:
+        return _FLAGS[name, value]
+    if isinstance(value, bool):
+        return plain if value else f"--no-{plain[2:]}"
+    return plain if value is None else f"{plain} {value}"

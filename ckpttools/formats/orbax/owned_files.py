@@ -1,0 +1,97 @@
+"""Which files are those of an Orbax checkpoint, as it is written here: one step with one item."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from ckpttools.array.tree import Tree, dotted
+from ckpttools.core.text import matches_any
+from ckpttools.formats.base import SIDECARS
+from ckpttools.formats.orbax.entries import Entries, entries_of
+from ckpttools.formats.orbax.index import PROCESSES
+from ckpttools.formats.orbax.metadata import (
+    ARRAYS_DIRECTORY,
+    CHECKPOINT_FILE,
+    COMMIT_FILE,
+    OWN_FILES,
+    SHARDING_FILE,
+    STRINGS_FILE,
+    TREE_FILE,
+)
+from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
+from ckpttools.formats.orbax.write import DATA_DIRECTORY
+from ckpttools.formats.safetensors.owned_files import files_of_others
+from ckpttools.formats.zarr import owned_files as zarr
+from ckpttools.stores.base import DirEntry
+from ckpttools.stores.location import Location
+from ckpttools.stores.registry import parse
+
+_DIRECTORIES = (DATA_DIRECTORY, PROCESSES, ARRAYS_DIRECTORY)
+_OF_A_STEP = {CHECKPOINT_FILE, COMMIT_FILE}
+_OF_AN_ITEM = {TREE_FILE, STRINGS_FILE, SHARDING_FILE, *_OF_A_STEP}
+# Some of these no index names: data of the processes that was merged, nodes of older versions.
+_FILE = re.compile(r"(ocdbt\.process_[^/]+/)?(manifest\.ocdbt|d/[0-9a-f]{32})|array_metadatas/process_\d+")
+_DIRECTORY = re.compile(r"(ocdbt\.process_[^/]+/)?d|ocdbt\.process_[^/]+|array_metadatas")
+
+
+def owns(name: str) -> bool:
+    """Whether a path within a checkpoint is one that its files have."""
+    is_inside = any(matches_any(part, _DIRECTORIES) for part in name.split("/"))
+    return is_inside or name.rpartition("/")[2] in (MANIFEST, *OWN_FILES) or zarr.owns(name)
+
+
+# What an item is called below what is written, by level: see `OrbaxWriter`.
+_LOCATIONS = {"run": "<step>/<item>", "step": "<item>", "item": "."}
+
+
+def unowned_files(directory: Location, tree: Tree, level: str = "run") -> Iterator[str]:
+    """All but one item, laid out as `OrbaxWriter` does at this level."""
+    item = parse(tree.metadata.location)
+    name = str(item.relative_to(directory) or ".") if item != directory else "."
+    parts = [] if name == "." else name.split("/")
+    if tree.metadata.items:
+        yield f"{name} is a step with several items: {', '.join(tree.metadata.items)}"
+        return
+    if len(parts) != list(reversed(_LOCATIONS)).index(level):
+        yield f"{name} is an item, which lies not in {_LOCATIONS[level]} here"
+        return
+    if level == "run":
+        yield from (entry.name for entry in directory.entries() if entry.name != item.parent.name)
+    if level != "item":
+        below = "".join(f"{part}/" for part in parts[:-1])
+        for entry in item.parent.entries():
+            if entry.name != item.name and (entry.is_dir or entry.name not in _OF_A_STEP):
+                yield f"{below}{entry.name}"
+    prefix = "".join(f"{part}/" for part in parts)
+    yield from (f"{prefix}{entry}" for entry in strangers_in_item(item, tree))
+
+
+def strangers_in_item(item: Location, tree: Tree) -> Iterator[str]:
+    """What lies in the directory of an item and is no part of it; errors as `unowned_files`."""
+    entries = entries_of(item)
+    own = _named(entries) if entries.manifests else zarr.own_files(entries, map(dotted, tree.arrays))
+    for entry in item.entries():
+        if entry.name == SIDECARS and entry.is_own_dir:
+            yield from (f"{SIDECARS}/{other}" for other in files_of_others(item / SIDECARS))
+        elif entry.name in _OF_AN_ITEM and not entry.is_dir:
+            continue
+        else:
+            inner = (item / entry.name).below() if entry.is_own_dir else ()
+            result = [(entry.name, entry), *((f"{entry.name}/{name}", element) for name, element in inner)]
+            yield from (
+                name
+                for name, element in result
+                if not _is_written(name, element) and not own.has(name, element)
+            )
+
+
+def _is_written(name: str, entry: DirEntry) -> bool:
+    """Whether Orbax gives names like this one."""
+    return (_DIRECTORY if entry.is_dir else _FILE).fullmatch(name) is not None
+
+
+def _named(entries: Entries) -> zarr.OwnFiles:
+    """The files that an index starts from, consists of and leads to."""
+    values = (item for item in entries.all.values() if isinstance(item, Extent))
+    return zarr.OwnFiles({*entries.manifests, *(node.file for node in (*entries.nodes, *values))})

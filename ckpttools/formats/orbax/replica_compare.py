@@ -1,0 +1,193 @@
+"""What several hosts have of one save, compared byte by byte.
+
+Each replica of a model keeps the same chunks: where they differ, one of them was damaged, by a disk, by
+memory, or by an accelerator that computed something else; nothing else in a job looks for that.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.message_terms import option
+from ckpttools.core.text import plural
+from ckpttools.formats.orbax.ocdbt import Entry, length_of
+from ckpttools.formats.orbax.saves import Save, has_numbers
+from ckpttools.stores.thread_map import in_threads
+
+_AT_ONCE = 4 << 20
+_ENDS = 64 << 10
+_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """A chunk that hosts have with different bytes.
+
+    Attributes:
+        key: of the chunk.
+        groups: hosts with the same bytes, those that are most first.
+    """
+
+    key: str
+    groups: tuple[tuple[str, ...], ...]
+
+    def __str__(self) -> str:
+        return f"{self.key}: {' against '.join(' and '.join(group) for group in self.groups)}"
+
+
+@dataclass(frozen=True, slots=True)
+class TwinComparison:
+    """What came of comparing.
+
+    Attributes:
+        chunks: values that several hosts have.
+        nbytes: that were read of them.
+        disagreements: those that differ.
+    """
+
+    chunks: int
+    nbytes: int
+    disagreements: tuple[Disagreement, ...]
+
+
+def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: None) -> TwinComparison:
+    """Compares all bytes of whatever several hosts have of a save.
+
+    Args:
+        save: which.
+        observe: called with numbers of bytes as they are read, from several threads.
+
+    Raises:
+        FormatError, StorageError: something cannot be read.
+    """
+    keys = list(save.twins)
+    sizes = [sum(_lengths(save, key)) for key in keys]
+    look = partial(_disagreement, save, observe, whole=True)
+    first = save.shares[0].host.store
+    result = in_threads(max(_THREADS, first.costs.requests or 0), look, keys)
+    return TwinComparison(len(keys), sum(sizes), tuple(item for item in result if item is not None))
+
+
+def refuse_unlike(save: Save, keys: Sequence[str]) -> None:
+    """Compares some values at their ends.
+
+    Raises:
+        FormatError: they differ.
+    """
+    look = partial(_disagreement, save, lambda nbytes: None, whole=False)
+    result = [key for key in map(look, keys) if key is not None]
+    if result:
+        raise unlike(save, result)
+
+
+def unlike(save: Save, result: Sequence[Disagreement]) -> FormatError:
+    """The error of hosts that differ."""
+    return FormatError(
+        f"hosts differ in {plural(len(result), 'chunk')} of step {save.step} that several have"
+        + listing(list(map(str, result))),
+        expected="the same bytes: one of them is damaged, or they are of different runs",
+        hint="find out which host is right: an older step, the loss after resuming, or a third copy tells; "
+        f"then say {option('prefer', 'HOST_DIR')}, or leave out the other one's directory",
+    )
+
+
+def losers(save: Save, each: Disagreement) -> set[int]:
+    """Numbers of the shares that have other bytes than those that are taken."""
+    taken = save.shares[save.owners[each.key]].name
+    right = next(group for group in each.groups if taken in group)
+    return {number for number in save.twins[each.key] if save.shares[number].name not in right}
+
+
+def keys_alone(save: Save, number: int) -> list[str]:
+    """What one share has and no other."""
+    return [key for key, owner in save.owners.items() if owner == number and key not in save.twins]
+
+
+def refuse_mixed(save: Save, result: Sequence[Disagreement]) -> None:
+    """Refuses to take some chunks of a host, and others against it, where it seems to be of another save.
+
+    Flipped bits are in few values; of another run nearly all are others.
+
+    Raises:
+        FormatError: a host differs in most of what it has in common with others, and is alone in having more.
+    """
+    wrong = Counter(number for item in result for number in losers(save, item))
+    for number, count in wrong.items():
+        common = [key for key, shares in save.twins.items() if number in shares and has_many(save, key)]
+        alone = keys_alone(save, number)
+        if count > 1 and 2 * count > len(common) and alone:
+            raise FormatError(
+                f"{save.shares[number].host} seems to be of another save: it differs in {count:,} of "
+                f"{len(common):,} values that others have, too",
+                got=f"{plural(len(alone), 'chunk')} that it alone has, such as {alone[0]}",
+                expected="hosts of one run, one of which has some damaged values",
+                hint="leave out its directory",
+            )
+
+
+def has_many(save: Save, key: str) -> bool:
+    """As `has_numbers`, of a value of a save."""
+    return has_numbers(key, save.shares[save.owners[key]].entries[key])
+
+
+def _lengths(save: Save, key: str) -> Iterator[int]:
+    return (length_of(save.shares[number].entries[key]) for number in save.twins[key])
+
+
+def _disagreement(
+    save: Save, observe: Callable[[int], None], key: str, *, whole: bool
+) -> Disagreement | None:
+    numbers = save.twins[key]
+    lengths = set(_lengths(save, key))
+    if len(lengths) == 1 and _is_same(save, observe, key, lengths.pop(), whole):
+        return None
+    groups: dict[str, list[str]] = {}
+    for number in numbers:
+        groups.setdefault(_digest(save, key, number), []).append(save.shares[number].name)
+    ranked = sorted(groups.values(), key=len, reverse=True)
+    # What was read again may be the same: somebody writes there.
+    return Disagreement(key, tuple(map(tuple, ranked)))
+
+
+def _is_same(save: Save, observe: Callable[[int], None], key: str, length: int, whole: bool) -> bool:
+    first, *others = save.twins[key]
+    for start, stop in _parts(length, whole):
+        expected = _read(save, key, first, start, stop)
+        observe(stop - start)
+        for number in others:
+            if _read(save, key, number, start, stop) != expected:
+                return False
+            observe(stop - start)
+    return True
+
+
+def _parts(length: int, whole: bool) -> Iterator[tuple[int, int]]:
+    if whole:
+        yield from ((start, min(start + _AT_ONCE, length)) for start in range(0, length, _AT_ONCE))
+    else:
+        yield 0, min(length, _ENDS)
+        yield max(0, length - _ENDS), length
+
+
+def _read(save: Save, key: str, number: int, start: int, stop: int) -> bytes:
+    share = save.shares[number]
+    entry = share.entries[key]
+    if isinstance(entry, bytes):
+        return entry[start:stop]
+    try:
+        return share.index.file(entry).read(entry.offset + start, stop - start)
+    except CheckpointError as error:
+        raise error.at(f"{share.item}: {key}") from error
+
+
+def _digest(save: Save, key: str, number: int) -> str:
+    entry: Entry = save.shares[number].entries[key]
+    result = hashlib.blake2b(digest_size=16)
+    for start, stop in _parts(length_of(entry), whole=True):
+        result.update(_read(save, key, number, start, stop))
+    return result.hexdigest()

@@ -1,0 +1,48 @@
+"""Which files are those of safetensors, and of what goes along with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+
+from ckpttools.core.text import matches_any
+from ckpttools.formats.adapters import ADAPTER
+from ckpttools.formats.base import RECORD, SIDECARS
+from ckpttools.formats.sidecar import CARRIED, PATTERNS
+from ckpttools.stores.location import Location
+
+# Weights that torch wrote lie beside them, too.
+_PATTERNS = (*PATTERNS, "*.safetensors", "*.index.json", "*.bin", RECORD)
+
+
+def owns(name: str) -> bool:
+    """Whether a file has a name that weights have, or what goes along with a model."""
+    return matches_any(name.rpartition("/")[2], _PATTERNS)
+
+
+def unowned_files(directory: Location, weights: Collection[str]) -> Iterator[str]:
+    """All but the weights that are read with their index, and what goes along with a model.
+
+    Args:
+        directory: where.
+        weights: names of the files that are read, and of their index.
+    """
+    return _strangers(directory, weights.__contains__)
+
+
+def files_of_others(directory: Location) -> Iterator[str]:
+    """All but what goes along with a model, in the directory that `sidecar.Beside` writes."""
+    return _strangers(directory, f"{CARRIED}.safetensors".__eq__)
+
+
+def _strangers(directory: Location, is_weights: Callable[[str], bool]) -> Iterator[str]:
+    for entry in directory.entries():
+        if entry.name == SIDECARS and entry.is_own_dir:
+            yield from (f"{SIDECARS}/{other}" for other in files_of_others(directory / SIDECARS))
+        elif entry.is_own_dir or not (is_weights(entry.name) or _goes_along(entry.name)):
+            yield entry.name
+
+
+def _goes_along(name: str) -> bool:
+    """Whether a file is one that is written beside weights, or would be carried along."""
+    known = matches_any(name, PATTERNS)
+    return name == RECORD or (known and name != ADAPTER)

@@ -1,0 +1,103 @@
+"""Which files are those of zarr arrays, and of plain hierarchies of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Set
+from functools import cached_property
+
+from ckpttools.array.tree import Tree
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import StorageError
+from ckpttools.formats.orbax.entries import Entries, Files
+from ckpttools.formats.zarr.chunks import ChunkTable, chunk_tables, key_below
+from ckpttools.formats.zarr.zarr2 import DOCUMENT as ZARR2_DOCUMENT
+from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3_DOCUMENT
+from ckpttools.stores.base import DirEntry
+from ckpttools.stores.location import Location
+
+_ATTRIBUTES = ".zattrs"
+_DOCUMENTS = (ZARR2_DOCUMENT, _ATTRIBUTES, ZARR3_DOCUMENT)
+_CHUNK = re.compile(r"(c\.)?\d+(\.\d+)*")
+# Directories of chunks stay behind when the last chunk in them goes.
+_OF_CHUNKS = re.compile(r"(c|\d+)(/\d+)*")
+
+
+def owns(name: str) -> bool:
+    """Whether a file has the name of a document or a chunk."""
+    last = name.rpartition("/")[2]
+    return last in _DOCUMENTS or _CHUNK.fullmatch(last) is not None
+
+
+def unowned_files(directory: Location, tree: Tree) -> Iterator[str]:
+    """What is neither a node nor a part of an array, at any depth."""
+    arrays = {"/".join(map(str, path)) for path in tree.arrays}
+    inner = {"/".join(map(str, path[:depth])) for path in tree.arrays for depth in range(len(path))}
+    groups = {key_below(name, ZARR3_DOCUMENT) for name in inner or {""}}
+    own = own_files(Files(directory), arrays).and_these(groups)
+    yield from (name for name, entry in directory.below() if not own.has(name, entry))
+
+
+@dataclass(frozen=True)
+class OwnFiles:
+    """The files that are accounted for in a directory.
+
+    Attributes:
+        names: theirs, from the directory on.
+        arrays: names of zarr arrays that are directories; "" for the directory itself.
+    """
+
+    names: Set[str]
+    arrays: Set[str] = frozenset()
+
+    def and_these(self, names: Iterable[str]) -> OwnFiles:
+        """The same and more files."""
+        return OwnFiles(self.names | set(names), self.arrays)
+
+    def has(self, name: str, entry: DirEntry) -> bool:
+        """Whether something is one of them, or a directory that they need."""
+        if not entry.is_dir:
+            return name in self.names
+        return name in self._directories or self._is_of_chunks(name)
+
+    @cached_property
+    def _directories(self) -> Set[str]:
+        return {above for name in self.names for above in _above(name)}
+
+    def _is_of_chunks(self, name: str) -> bool:
+        array = next((above for above in _above(name) if above in self.arrays), None)
+        return array is not None and _OF_CHUNKS.fullmatch(name[len(array) :].lstrip("/")) is not None
+
+
+def own_files(entries: Entries, arrays: Iterable[str]) -> OwnFiles:
+    """The documents of arrays with these names, and the chunks for which their grids have room.
+
+    Args:
+        entries: of a directory in which every key is a file.
+        arrays: their names.
+
+    Raises:
+        StorageError: the document of one cannot be read, so it is not known which files are its own.
+    """
+    result = chunk_tables(entries)
+    arrays = list(arrays)
+    for name in arrays:
+        fault = result.faults.get(name)
+        if isinstance(fault, StorageError):
+            raise fault
+    known = {name: result.tables[name] for name in arrays if name in result.tables}
+    return OwnFiles({key for table in known.values() for key in _keys(table)}, known.keys())
+
+
+def _keys(table: ChunkTable) -> Iterator[str]:
+    yield key_below(table.name, table.document)
+    if table.document == ZARR2_DOCUMENT:
+        yield key_below(table.name, _ATTRIBUTES)
+    yield from map(table.key, table.chunks)
+
+
+def _above(name: str) -> Iterator[str]:
+    """The directories that something lies in, the last one ""."""
+    while name:
+        name = name.rpartition("/")[0]
+        yield name

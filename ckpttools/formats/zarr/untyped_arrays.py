@@ -1,0 +1,450 @@
+"""Arrays of zarr below a directory, or in an OCDBT database, where no file says of what tree they are.
+
+Levanter, T5X, Pax and whoever saves with tensorstore alone leave these. The tree is made from the keys: names
+of directories, cut at dots. T5X and the first versions of Orbax keep small arrays, and which tree it is, in a
+file `checkpoint` that Flax wrote.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from shlex import quote
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked
+from ckpttools.array.storage import Storage
+from ckpttools.array.tree import Leaf, Metadata, Path, Tree
+from ckpttools.core.budget import require_room
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, counted_listing
+from ckpttools.core.notes import Notes
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.flax.format import begins_as_state, opened_state
+from ckpttools.formats.flax.state import FlaxState
+from ckpttools.formats.json_file import DEEPEST, json_object, read_json
+from ckpttools.formats.left_out import left_out
+from ckpttools.formats.orbax.arrays import Arrays, Grid
+from ckpttools.formats.orbax.entries import Entries, Files, entries_of
+from ckpttools.formats.orbax.metadata import (
+    ARRAYS_DIRECTORY,
+    CHECKPOINT_FILE,
+    SHARDING_FILE,
+    STRINGS_FILE,
+    TREE_FILE,
+)
+from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.formats.orbax.steps import IN_PROGRESS, Step
+from ckpttools.formats.read_only import ReadOnlyFormat
+from ckpttools.formats.sidecar_files import CONFIG, sidecar_config
+from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.chunks import DOCUMENTS, has_array
+from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, has_state, legacy_run
+from ckpttools.formats.zarr.links import FollowedLinks, Way
+from ckpttools.stores.base import DirEntry
+from ckpttools.stores.location import Location
+from ckpttools.stores.thread_map import at_once
+
+_METADATA = "metadata.json"
+# What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.
+_OF_ORBAX = frozenset((CHECKPOINT_FILE, SHARDING_FILE, STRINGS_FILE, ARRAYS_DIRECTORY, "descriptor"))
+_STEP = re.compile(r"(?:(?:step|checkpoint|ckpt)[-_])?\d{1,18}", re.DOTALL)
+# Directories that chunks lie in, and chunks themselves; names of numbers with more digits are no places.
+_OF_CHUNKS = re.compile(r"c|[0-9]{1,18}", re.DOTALL)
+_CHUNK = re.compile(r"c|(?:c\.)?[0-9]{1,18}(?:\.[0-9]{1,18})*", re.DOTALL)
+# What lies at the root of a checkpoint, of whichever format.
+_OF_A_ROOT = frozenset((STATE, _METADATA, TREE_FILE, CHECKPOINT_FILE, MANIFEST, ".metadata", CONFIG))
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".msgpack", ".distcp")
+# Directories whose files are looked at to tell whether each is a checkpoint of its own.
+_MOST_COMPARED = 20
+# Files that exist only in the root of a checkpoint.
+_OF_ANOTHER = (TREE_FILE, CHECKPOINT_FILE, MANIFEST)
+
+
+@dataclass(frozen=True)
+class BareFormat(ReadOnlyFormat):
+    """The `zarr-tree` format, as `ckpttools.formats.base.Format` describes it."""
+
+    name: str = "zarr-tree"
+    looks_for: str = "arrays of zarr without the metadata of a tree, some of which are missing or damaged"
+
+    def why_not(self, path: Location) -> str | None:
+        if not path.is_dir():
+            return "not a directory"
+        chain = _chain(path)
+        # Below, directories may be named by keys.
+        names = chain[0].names.union(*(item.files for item in chain))
+        if names & {TREE_FILE, *_OF_ORBAX} or IN_PROGRESS in str(chain[-1].path):
+            return "a save of Orbax"
+        if MANIFEST in chain[-1].names:
+            root = chain[-1].path
+            return None if has_state(root) or _is_nested(root) else "a save of Orbax"
+        if _run_at(path, chain[-1]) or _only_item(chain[-1]):
+            return None
+        if any(_has_steps(item, may_be_keys=item.path != path) for item in chain):
+            return f"several steps of a run in {chain[-1].path}"
+        if (another := _another_in(chain[-1])) is not None:
+            return f"several checkpoints below, such as {another}"
+        return None if has_array(path) else "no array of zarr in it"
+
+    def open(self, path: Location, options: ReadOptions) -> Tree:
+        return _opened(_located(path, options.step), options)
+
+    def checkpoints_in(self, path: Location) -> Sequence[Location]:
+        """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
+        run = _run_at(path)
+        return [_located(path)] if run is None else [_located(step) for step in run.finished]
+
+    def lies_at(self, path: Location) -> Location:
+        """See `SupportsLocation.lies_at`; steps keep small arrays and their number in files."""
+        return _located(path)
+
+    def storage(self, tree: Tree, options: ReadOptions) -> Storage:
+        """As `ckpttools.formats.base.SupportsStorage.storage`."""
+        from ckpttools.formats.survey import zarr_storage
+
+        return zarr_storage(tree, options.max_index_bytes)
+
+
+FORMAT = BareFormat()
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A directory and what its list shows.
+
+    Attributes:
+        path: the directory.
+        names: all names in it.
+        below: names of the directories in it.
+    """
+
+    path: Location
+    names: frozenset[str]
+    below: tuple[str, ...]
+
+    @classmethod
+    def at(cls, path: Location) -> _Folder:
+        entries = path.entries()
+        names = frozenset(entry.name for entry in entries)
+        return cls(path, names, tuple(entry.name for entry in entries if entry.is_dir))
+
+    @property
+    def files(self) -> frozenset[str]:
+        """Names of the files in it."""
+        return self.names.difference(self.below)
+
+
+def _chain(path: Location) -> list[_Folder]:
+    """A directory, the only directory in it, and so on: a run, its only step and the only item of that."""
+    chain = [_Folder.at(path)]
+    ends = {*DOCUMENTS, MANIFEST, STATE, _METADATA}
+    while len(chain[-1].below) == 1 and chain[-1].files.isdisjoint(ends) and len(chain) < DEEPEST:
+        chain.append(_Folder.at(chain[-1].path / chain[-1].below[0]))
+    return chain
+
+
+def _run_at(path: Location, last: _Folder | None = None) -> LegacyRun | None:
+    """Return the run of steps in the layout of old Orbax at a path; None for other directories.
+
+    Args:
+        path: The directory.
+        last: The last directory of its chain, if known.
+
+    Raises:
+        StorageError: A directory cannot be read.
+    """
+    last = last or _chain(path)[-1]
+    if len(last.below) < 2 or last.files & {*DOCUMENTS, STATE, MANIFEST}:
+        return None
+    run = legacy_run(path)
+    if run is None or run.path != last.path:
+        return None
+    # Next to steps, directories with other arrays may be parts of one tree with them.
+    own = {*run.steps.values(), *(step.path for step in run.temporary)}
+    return None if _has_arrays(last, own) else run
+
+
+def _has_arrays(folder: _Folder, own: Collection[Location]) -> bool:
+    """Whether arrays or the root of a checkpoint are in directories other than some."""
+    others = [location for name in folder.below if (location := folder.path / name) not in own]
+    return any(has_array(location) or _root_at(location) for location in others[:_MOST_COMPARED])
+
+
+def _only_item(step: _Folder) -> Location | None:
+    """Return the item of a step in the layout of old Orbax, if no other directory in the step has arrays."""
+    if step.files & {*DOCUMENTS, STATE, MANIFEST} or not 2 <= len(step.below) <= _MOST_COMPARED:
+        return None
+    below = [step.path / name for name in step.below]
+    items = [location for location in below if has_state(location)]
+    return items[0] if len(items) == 1 and not _has_arrays(step, items) else None
+
+
+def _located(path: Location, step: int | None = None) -> Location:
+    """Return the directory with the arrays of a run, a step or an item, and with the file that names them.
+
+    Args:
+        path: The run, step or item.
+        step: The step of a run; by default the latest finished step.
+    """
+    chain = _chain(path)
+    last = chain[-1]
+    if (run := _run_at(path, last)) is not None:
+        return _located(run.chosen(step))
+    if (item := _only_item(last)) is not None:
+        return item
+    if MANIFEST in last.names or has_state(last.path) or _said(last.path):
+        return last.path
+    # A number alone may be a key.
+    steps = (entry.path for entry in chain[1:] if _STEP.fullmatch(entry.path.name))
+    return next((step for step in steps if not step.name.isdecimal()), path)
+
+
+def _has_steps(folder: _Folder, *, may_be_keys: bool) -> bool:
+    """Whether the directories in one are several steps; numbers alone may be keys of a tree instead."""
+    steps = [name for name in folder.below if _STEP.fullmatch(name)]
+    steps = [name for name in steps if not (may_be_keys and name.isdecimal())]
+    return len(steps) > 1 and folder.names.isdisjoint(DOCUMENTS)
+
+
+def _another_in(folder: _Folder) -> Location | None:
+    """A checkpoint among the directories in one, if these are not parts of one checkpoint."""
+    is_root = folder.names & {*DOCUMENTS, STATE, _METADATA}
+    if len(folder.below) < 2 or is_root:
+        return None
+    result = (_root_at(folder.path / name) for name in folder.below[:_MOST_COMPARED])
+    return next((root for root in result if root is not None), None)
+
+
+def _root_at(path: Location) -> Location | None:
+    """A directory, or one that it is alone above, with a file that only the root of a checkpoint has."""
+    for item in _chain(path):
+        if any(name in _OF_A_ROOT or name.endswith(_WEIGHTS) for name in item.files):
+            return item.path
+    return None
+
+
+def _is_nested(path: Location) -> bool:
+    """Whether names in a database have slashes: those of Orbax have none, and lack the metadata of a tree."""
+    try:
+        return any("/" in name for name in _names(entries_of(path)))
+    except StorageError:
+        raise  # nobody has told what is there
+    except CheckpointError:
+        return False
+
+
+def _opened(path: Location, options: ReadOptions) -> Tree:
+    entries = entries_of(path, max_index_bytes=options.max_index_bytes)
+    names = sorted(_names(entries))
+    require_room(len(names), 0, path)
+    arrays = _BareArrays(path, entries)
+    result = dict(zip(names, at_once(path.store, arrays.array, names), strict=True))
+    state = opened_state(path / STATE) if has_state(path) else None
+    leaves = _put_in(state, result, path) if state else _by_key(result)
+    others = left_out(state.others) if state else Notes()
+    step = _said(path).get("step")
+    if state and step is None:
+        step = Step(path).number if Step(path).number is not None else Step(path.parent).number
+    return Tree(
+        leaves,
+        Metadata(
+            FORMAT.name,
+            step=step if type(step) is int and step >= 0 else None,
+            config=sidecar_config(path),
+            scalars=frozenset(state.scalars) if state else frozenset(),
+            location=str(path),
+            notes=others + Notes(remarks=tuple(arrays.remarks())),
+        ),
+    )
+
+
+def _said(path: Location) -> Mapping[str, Any]:
+    """What Levanter notes beside the arrays, such as the step."""
+    location = path / _METADATA
+    if not location.is_file():
+        return {}
+    try:
+        return read_json(location)
+    except StorageError:
+        raise
+    except CheckpointError:
+        return {}  # somebody else's file
+
+
+def _names(entries: Entries) -> Iterator[str]:
+    """Names of all arrays, their keys joined by "/"; "" for one that is the directory itself."""
+    if isinstance(entries, Files):
+        yield from _names_below(entries.directory, "", FollowedLinks())
+        return
+    for key in entries.all:
+        name, _, document = key.rpartition("/")
+        if document == zarr2.DOCUMENT or (document == zarr3.DOCUMENT and _is_array(entries, key)):
+            yield name
+
+
+def _names_below(
+    folder: Location, name: str, links: FollowedLinks, depth: int = 0, way: Way = ()
+) -> Iterator[str]:
+    """Names of the arrays in a directory, to which links on the way may have led."""
+    if depth > DEEPEST:
+        raise FormatError(
+            "directories are nested too deep", location=folder, expected=f"at most {DEEPEST} levels"
+        )
+    entries = folder.entries()
+    _refuse_unfinished(folder, entries)
+    if depth:
+        _refuse_another(folder, entries)
+    documents = {entry.name for entry in entries} & {*DOCUMENTS}
+    is_array = zarr2.DOCUMENT in documents or (
+        zarr3.DOCUMENT in documents
+        and _tells_array(read_json(folder / zarr3.DOCUMENT), folder / zarr3.DOCUMENT)
+    )
+    if is_array:
+        yield name
+    else:
+        _refuse_chunks(folder, [entry.name for entry in entries if not entry.is_dir])
+    for entry in entries:
+        if entry.is_dir and not (is_array and _OF_CHUNKS.fullmatch(entry.name)):
+            further = links.into(folder, entry, way)
+            inner = f"{name}/{entry.name}" if name else entry.name
+            yield from _names_below(folder / entry.name, inner, links, depth + 1, further)
+
+
+def _refuse_another(folder: Location, entries: Sequence[DirEntry]) -> None:
+    """Raises FormatError if a directory below the root is a checkpoint of its own.
+
+    Its arrays alone would look like a part of the tree above, without what its other files hold.
+    """
+    files = {entry.name for entry in entries if not entry.is_dir}
+    result = next((name for name in _OF_ANOTHER if name in files), None)
+    if result is None and STATE in files and begins_as_state(folder / STATE):
+        result = STATE
+    if result is not None:
+        raise FormatError(
+            "a directory below is a checkpoint of its own",
+            location=folder,
+            got=f"a file {result}",
+            expected="only arrays below",
+            hint=f"open it by its own path: {quote(str(folder))}",
+        )
+
+
+def _refuse_unfinished(folder: Location, entries: Sequence[DirEntry]) -> None:
+    """Raises FormatError if there is a directory of Orbax in one, whose save has not ended."""
+    unfinished = next((entry.name for entry in entries if entry.is_dir and IN_PROGRESS in entry.name), None)
+    if unfinished is not None:
+        raise FormatError(
+            "a directory below is an unfinished save",
+            location=folder / unfinished,
+            expected="only arrays below",
+            hint="open a finished save by its own path",
+        )
+
+
+def _refuse_chunks(folder: Location, files: Sequence[str]) -> None:
+    """Raises FormatError if chunks are among the files of a directory that has no metadata of an array."""
+    chunk = next(filter(_CHUNK.fullmatch, files), None)
+    if chunk is not None:
+        raise FormatError(
+            "chunks of an array are here without its metadata",
+            location=folder,
+            got=f"a file {chunk}",
+            expected=f"{zarr2.DOCUMENT} or {zarr3.DOCUMENT} beside them or above",
+            hint="copy it again, with the files whose names start with a dot",
+        )
+
+
+def _tells_array(document: Mapping[str, Any], location: object) -> bool:
+    """Whether a `zarr.json` is of an array; raises FormatError if it is of no group either."""
+    node = document.get("node_type")
+    if node in ("array", "group"):
+        return bool(node == "array")
+    raise FormatError(
+        "not the metadata of a zarr v3 node",
+        location=location,
+        got=f"node_type {node!r}",
+        expected="array or group",
+    )
+
+
+def _is_array(entries: Entries, key: str) -> bool:
+    return _tells_array(_document(entries, key), f"{entries.directory}: {key}")
+
+
+def _document(entries: Entries, key: str) -> Mapping[str, Any]:
+    """The object under a key, empty if nothing is.
+
+    Raises:
+        FormatError: it is no JSON object.
+    """
+    entry = entries.get(key)
+    if entry is None:
+        return {}
+    location = f"{entries.directory}: {key}"
+    return json_object(entries.read(entry), location, FormatError, "copy the checkpoint again", None)
+
+
+class _BareArrays:
+    """The arrays of a directory; of those whose metadata give a fill value, chunks may be left out."""
+
+    def __init__(self, path: Location, entries: Entries) -> None:
+        self._entries = entries
+        self._all = Arrays(path, entries, None, may_be_left_out=False)
+        self._some = replace(self._all, may_be_left_out=True)
+        self._sparse: list[str] = []
+
+    def array(self, name: str) -> LazyArray:
+        at: Path = (name,) if name else ()
+        array = self._all.array(at)
+        if not isinstance(array, Chunked) or not (array.gaps or _has_shards(array)) or not self._fills(name):
+            return array
+        if array.gaps:
+            self._sparse.append(name)
+        return self._some.array(at)
+
+    def _fills(self, name: str) -> bool:
+        """Whether tensorstore leaves chunks of the fill value out: it does where there is one."""
+        below = f"{name}/" if name else ""
+        documents = (_document(self._entries, below + document) for document in DOCUMENTS)
+        return next((document for document in documents if document), {}).get("fill_value") is not None
+
+    def remarks(self) -> Iterator[str]:
+        if self._sparse:
+            count = len(self._sparse)
+            yield (
+                f"chunks of {count:,} array{'s' if count > 1 else ''} are not there, such as of "
+                f"{min(self._sparse)}: they are read as the fill value, which is not stored"
+            )
+
+
+def _has_shards(array: Chunked) -> bool:
+    """Whether chunks are shards: their own indexes say which pieces were left out."""
+    return isinstance(array.part, Grid) and array.part.document.shard is not None
+
+
+def _by_key(result: Mapping[str, LazyArray]) -> dict[Path, Leaf]:
+    """The tree that the keys make; names with dots that would be two things are left as they are."""
+    cut = {name: tuple(name.replace("/", ".").split(".")) if name else () for name in result}
+    inner = {keys[:depth] for keys in cut.values() for depth in range(len(keys))}
+    is_tree = len({*cut.values()}) == len(cut) and inner.isdisjoint(cut.values())
+    paths: Mapping[str, Path] = cut if is_tree else {name: tuple(name.split("/")) for name in result}
+    return {paths[name]: array for name, array in result.items()}
+
+
+def _put_in(state: FlaxState, result: Mapping[str, LazyArray], path: Location) -> dict[Path, Leaf]:
+    """The tree of a file `checkpoint` with the arrays that it names."""
+    missing = sorted({*state.elsewhere.values()} - {*result})
+    unnamed = sorted({*result} - {*state.elsewhere.values()})
+    if missing or unnamed:
+        raise FormatError(
+            f"arrays and the file {STATE} are not of one checkpoint:"
+            + counted_listing("named there, and not here", missing)
+            + counted_listing("here, and not named there", unnamed),
+            location=path,
+            expected=f"the arrays that {STATE} names",
+            hint="copy the checkpoint again",
+        )
+    return {**state.leaves, **{at: result[name] for at, name in state.elsewhere.items()}}

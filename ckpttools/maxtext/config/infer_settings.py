@@ -1,0 +1,183 @@
+"""The settings of a model: by its family's rules, then by the name of a model of MaxText's if one fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ckpttools.core.errors import ConfigError
+from ckpttools.families.family import Family
+from ckpttools.families.hf_defaults import THETA
+from ckpttools.mapping.settings import Setting, SettingRules
+from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.known import known
+from ckpttools.maxtext.config.models import defaults, models, tower_defaults
+from ckpttools.maxtext.config.reading import TOWERS, Reading
+from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.loading.settings import DEFAULTS
+from ckpttools.maxtext.versions import NEWEST
+
+MODEL_NAME, OVERRIDE = "model_name", "override_model_config"
+# Read by no rotary embedding but YaRN's.
+_OF_YARN = frozenset(
+    (
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "rope_factor",
+        "rope_truncate",
+        "rope_interleave",
+        "rope_attention_scaling",
+    )
+)
+# Said beside the name of a model, as the models' own files leave it open.
+_BESIDE = ("use_multimodal", "use_audio", "attention")
+# Infinity and what no setting holds; NaN is below nothing.
+_TOO_LARGE = 2**63
+Values = Mapping[str, ModelSetting]
+
+
+def rules_of(family: Family) -> SettingRules:
+    """The family's rules.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    if not family.settings.settings:
+        raise ConfigError(
+            f"what MaxText must be told of family {family.name} is not known",
+            hint="its rules go into the family, as `settings`: docs/add-a-family.md",
+        )
+    return family.settings
+
+
+def model_settings(family: Family, facts: ModelFacts, location: str) -> Values:
+    """All settings that describe a model, by name.
+
+    Raises:
+        ConfigError: the configuration does not say one of them, or says what MaxText has no word for.
+    """
+    chosen = rules_of(family).chosen(facts)
+    reading = Reading(family, facts)
+    return {name: _setting(rule, reading, location) for name, rule in chosen.items()}
+
+
+def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
+    facts = reading.facts
+    for term in rule.terms:
+        try:
+            value = term.of(facts)
+        except KeyError as error:
+            raise ConfigError(
+                f"MaxText has no {rule.name} for this model",
+                location=location,
+                got=f"{reading.called(term)} {json.dumps(facts.field(term.name))}",
+                expected="one of " + ", ".join(term.words or ()),
+                hint="MaxText cannot run this model; correct the field if it is not the model's",
+            ) from error
+        if value is not None:
+            if term.kind == "field" and term.words is None:
+                _require_usable(rule.name, reading.called(term), value, location)
+            return _taken(ModelSetting(rule.name, _whole(value), reading.source(term, location)), location)
+    raise ConfigError(
+        f"nothing says {rule.name}",
+        location=location,
+        expected=" or ".join(map(reading.called, rule.terms)),
+        hint="complete the config.json",
+    )
+
+
+def _taken(result: ModelSetting, location: str) -> ModelSetting:
+    """A setting that MaxText takes.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    kind = known(NEWEST).get(result.name)
+    expected = None if kind is None else kind.expected(result.value)
+    if expected is None:
+        return result
+    raise ConfigError(
+        f"MaxText has no such {result.name}",
+        location=location,
+        got=f"{result} ({result.source})",
+        expected=expected,
+        hint="it cannot run this model",
+    )
+
+
+def _require_usable(name: str, field: str, value: Any, location: str) -> None:
+    """Refuses what is in a configuration where MaxText wants a number, or yes or no."""
+    usual = defaults().get(name)
+    if isinstance(usual, bool):
+        fits, expected = isinstance(value, bool), "true or false"
+    elif isinstance(usual, int | float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        fits, expected = is_number and abs(value) < _TOO_LARGE, "a number"
+    else:
+        return
+    if not fits:
+        raise ConfigError(
+            f"{field} gives no {name}", location=location, got=json.dumps(value), expected=expected
+        )
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def notes(family: Family, facts: ModelFacts) -> Iterator[str]:
+    """What there is to know of a model."""
+    rules = rules_of(family)
+    yield from (note.text for note in rules.notes if note.applies(facts))
+    thetas = facts.other_thetas() if any(term.name == THETA for term in rules.terms()) else ()
+    yield from (
+        f"{declared}, which transformers 5 takes, and so do we; but {other}" for declared, other in thetas
+    )
+    towers = {field for field, flag in TOWERS.items() if flag not in family.towers}
+    there = sorted(field for _, part in facts.parts for field in towers if part.get(field))
+    if there:
+        yield f"text alone: MaxText has no place for {', '.join(there)} of a model of family {family.name}"
+
+
+def fitting_model(values: Values) -> str | None:
+    """The shortest name of a model of MaxText's that is this one; None where none is."""
+    own = {**defaults(), **tower_defaults()}
+    expected = {name: item.value for name, item in values.items() if name != MODEL_NAME}
+    fitting = [name for name, declared in models().items() if _fits(expected, {**own, **declared}, own)]
+    return min(fitting, key=lambda name: (len(name), name), default=None)
+
+
+def _fits(expected: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    names = {name for name, value in model.items() if value != own.get(name)} | expected.keys()
+    # Of towers, what the rules of the family speak of: which images are taken is not the model's.
+    names -= {*idle(expected), *_BESIDE, *(tower_defaults().keys() - expected.keys())}
+    return all(expected.get(name, own.get(name)) == model.get(name) for name in names)
+
+
+def idle(expected: Mapping[str, Any]) -> frozenset[str]:
+    """The settings that nothing reads in a model of these."""
+    result = _OF_YARN if expected.get("rope_type") != "yarn" else frozenset()
+    if expected.get("attention_type") == "mla":
+        result |= {"head_dim"}
+    if not expected.get("logits_via_embedding"):
+        result |= {"normalize_embedding_logits"}
+    return result
+
+
+def settings_to_give(values: Values, named: str | None) -> dict[str, ModelSetting]:
+    """What MaxText needs to be given.
+
+    Args:
+        values: all that describe the model.
+        named: name of MaxText's own model that is this one.
+    """
+    if named is not None:
+        beside = {name: values[name] for name in _BESIDE if name in values}
+        return {MODEL_NAME: ModelSetting(MODEL_NAME, named, "MaxText's own model"), **beside}
+    if MODEL_NAME not in values:
+        return dict(values)
+    override = ModelSetting(OVERRIDE, not DEFAULTS[OVERRIDE], "sizes of another model of this code")
+    return {MODEL_NAME: values[MODEL_NAME], OVERRIDE: override, **values}

@@ -1,0 +1,325 @@
+"""One model as it is seen in a checkpoint: configuration, family, sizes, and how its layers are stored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from shlex import quote
+from typing import Any
+
+from ckpttools.array.tree import Tree, by_name
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CoverageError
+from ckpttools.core.message_terms import option
+from ckpttools.core.text import plural
+from ckpttools.families.family import Family
+from ckpttools.families.hf_defaults import silent_values
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.mapping.blocks import Block
+from ckpttools.mapping.coverage import NotCoveredError
+from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.sizes import lengths_of
+from ckpttools.maxtext import tied_embeddings as tying
+from ckpttools.maxtext.config.checking import same
+from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.given import Given
+from ckpttools.maxtext.config.report import Contradiction, ModelSetting
+from ckpttools.maxtext.direction import refuse_adapters
+from ckpttools.maxtext.family_layouts import family_as_stored
+from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
+from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS, VOCAB
+from ckpttools.maxtext.model import ModelOptions, family_for, required, rope_flags
+from ckpttools.maxtext.model_config import absent_towers
+from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.native import CODES, IGNORES_SCALES, scale_pairs
+from ckpttools.maxtext.stacked_on import stored_scan_axis
+from ckpttools.maxtext.structural_names import with_family_names
+from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.stores.registry import parse
+from ckpttools.transforms.dequantize import dequantized, is_said_to_be_quantized
+
+PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
+
+
+@dataclass(frozen=True)
+class SeenModel:
+    """One model.
+
+    Attributes:
+        family: whose rows it has.
+        facts: what is known of it.
+        location: where its configuration lies, for messages.
+        stored: settings that say how the checkpoint is stored; none where it is not MaxText's.
+        notes: what there is to know of it.
+        fp8: its weights that have scales; None where it is not MaxText's.
+    """
+
+    family: Family
+    facts: ModelFacts
+    location: str
+    stored: tuple[ModelSetting, ...] = ()
+    notes: tuple[str, ...] = ()
+    fp8: StoredFp8 | None = None
+
+
+def seen_in_config(config: Mapping[str, Any], location: str, family: str | None) -> SeenModel:
+    """The model of a configuration alone.
+
+    Raises:
+        ConfigError: it does not say which, or no family is of its type.
+        CheckpointError: the user's file describes no family.
+    """
+    result = family_for(config, ModelOptions(family=family), location)
+    facts = _facts(config)
+    table = result.table(config, location)
+    flags = {name: flag.value for name, flag in table.flags.items()}
+    return SeenModel(result, replace(facts, lengths=lengths_of(table.sizes), flags=flags), location)
+
+
+def _facts(config: Mapping[str, Any]) -> ModelFacts:
+    """What a configuration says, and what transformers takes where it is silent."""
+    return ModelFacts(config, silent=silent_values(config))
+
+
+def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
+    """The model of a checkpoint, of either side.
+
+    Args:
+        tree: the checkpoint.
+        like: directory of the model it came from, or a `config.json`; None for what it carries.
+        family: name of the family, or a file with one; None as the configuration says.
+
+    Raises:
+        FormatError: it is an adapter.
+        ConfigError: nothing says which model it is.
+        CoverageError: its arrays contradict its configuration.
+    """
+    refuse_adapters(tree)
+    view = view_of(tree)
+    if view.is_maxtext:
+        return _of_maxtext(tree, view, ModelFiles.of(tree, like), family)
+    config = required(tree.metadata.config, tree.metadata.location)
+    arrays = by_name(tree.arrays)
+    result = family_for(config, ModelOptions(family=family), tree.metadata.location)
+    table = result.table(config, CONFIG, spelling=result.spelling_of(arrays))
+    require_hugging_face(tree, result, config)
+    lengths, flags = table.known_of(arrays)
+    return SeenModel(result, replace(_facts(config), lengths=lengths, flags=flags, has_arrays=True), CONFIG)
+
+
+def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | None) -> SeenModel:
+    hint = f"name the directory of the model it came from: {option('like')} HF_DIR"
+    config = required(files.config, tree.metadata.location, hint)
+    options = ModelOptions(family, files.rope_layout)
+    result = family_for(config, options, tree.metadata.location)
+    arrays = view.named
+    tied = tying.tied_flags("keep", tying.left_head(result), arrays)
+    flags = {**rope_flags(result, options), **tied}
+    table = result.table(config, CONFIG, scan_axis=view.scan_axis, overrides=flags)
+    require_maxtext(view, tree.metadata.location, result, config, flags)
+    lengths, seen = table.known_of(arrays, left=True)
+    # As many rows as are stored, with those that fill up.
+    rows = {VOCAB: view.parameters[EMBEDDING].shape[0]} if EMBEDDING in view.parameters else {}
+    there = result.towers_in(arrays)
+    towers = {tower: tower in there for tower in result.towers}
+    facts = replace(_facts(config), lengths={**lengths, **rows}, flags={**seen, **towers}, has_arrays=True)
+    model = SeenModel(result, facts, CONFIG, tuple(_stored(tree, view)))
+    native = native_of(arrays, config, tree.metadata.location)
+    misfits = unread_grids(table, native.arrays, native, (VOCAB,)).misfits
+    fp8 = _fp8(tree, view, config, misfits)
+    return replace(model, notes=tuple(_notes(view, config, arrays, result, fp8)), fp8=fp8)
+
+
+def _fp8(tree: Tree, view: MaxTextView, config: Mapping[str, Any], misfits: tuple[str, ...]) -> StoredFp8:
+    pairs = {name: view.named[scale] for name, scale in scale_pairs(view.named).items()}
+    dtypes = sorted({view.named[name].dtype.name for name in pairs})
+    block = block_of(view.named, pairs, config)
+    return StoredFp8(tree.metadata.location, len(pairs), tuple(dtypes), block, misfits)
+
+
+def _stored(tree: Tree, view: MaxTextView) -> Iterator[ModelSetting]:
+    source = "the arrays"
+    yield ModelSetting(SCAN_LAYERS, view.is_stacked, source)
+    if view.scan_axis not in (None, SCAN_AXIS):
+        yield ModelSetting(PARAM_SCAN_AXIS, view.scan_axis, source)
+    if view.optimizer is None and tree.metadata.location:
+        # Orbax refuses relative paths.
+        location = str(parse(tree.metadata.location).absolute())
+        yield ModelSetting(LOAD_PARAMETERS, location, "where it lies")
+
+
+def _notes(
+    view: MaxTextView,
+    config: Mapping[str, Any],
+    names: Collection[str],
+    family: Family,
+    fp8: StoredFp8,
+) -> Iterator[str]:
+    if view.optimizer is not None:
+        yield (
+            "this is a training checkpoint: it goes on by base_output_directory and run_name, and "
+            "`ckpt strip-optimizer` makes what load_parameters_path takes"
+        )
+    rule = family.flags.get("tied")
+    head = tying.left_head(family)
+    if rule is not None and head is not None and not rule.read(config, "").value and head not in names:
+        yield "no output head is stored, though config.json promises one: the embedding is taken in its place"
+    yield from fp8.notes()
+    towers = absent_towers(config, names)
+    if towers:
+        yield f"text alone: the checkpoint has nothing of {', '.join(towers)}"
+    there = [item for item in family.towers_in(names) if not family.settings.mentions(item)]
+    if there:
+        yield (
+            f"with these settings MaxText runs the text model alone: towers ({', '.join(there)}) take "
+            "use_multimodal=true and the model_name of one of its own models that has them"
+        )
+
+
+def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) -> None:
+    """Refuses a Hugging Face model whose arrays contradict its configuration; reads none.
+
+    Raises:
+        CoverageError: they do. Of weights in a scheme that is not read nothing is said.
+        FormatError: two arrays have one name, or quantised weights lack scales or have some that do not fit.
+    """
+    if is_said_to_be_quantized(tree) and weights_in(tree).is_whole:
+        return
+    arrays = by_name(with_family_names(dequantized(tree, is_read=False).tree).tree.arrays)
+    table = family.table(config, CONFIG, spelling=family.spelling_of(arrays))
+    try:
+        replace(table, location=tree.metadata.location).require_fit(arrays)
+    except NotCoveredError as error:
+        raise _contradicted(error) from error
+
+
+def require_maxtext(
+    view: MaxTextView, location: str, family: Family, config: Mapping[str, Any], flags: Mapping[str, Flag]
+) -> None:
+    """The same of a MaxText checkpoint.
+
+    Args:
+        view: of the checkpoint.
+        location: where it lies.
+        family: of the model.
+        config: the model's.
+        flags: those that the arrays, or the way in which they were made, decide.
+    """
+    scales = set(scale_pairs(view.named).values())
+    arrays = {name: array for name, array in view.named.items() if name not in scales}
+    family = family_as_stored(family, arrays)
+    absent = family.towers_not_in(arrays)
+    try:
+        axis = stored_scan_axis(family, arrays, view.scan_axis)
+        table = family.table(config, CONFIG, scan_axis=axis, overrides=flags, without=absent)
+        replace(table, location=location).require_fit(arrays, left=True, cut=(VOCAB,))
+    except NotCoveredError as error:
+        raise _contradicted(error) from error
+
+
+def _contradicted(error: NotCoveredError) -> CoverageError:
+    return CoverageError(
+        "the arrays are not those of the model that its configuration describes" + error.coverage.summary(),
+        location=error.location,
+        expected=f"the {CONFIG} of these arrays",
+        hint=f"a conversion would say: {error.hint}; here name {CONFIG} itself, which is taken at its word",
+    )
+
+
+WEIGHT_DTYPE, BLOCK_SIZE, MODULES = "weight_dtype", "weight_block_size", "unquantized_modules"
+# What MaxText's own configurations of FP8 models leave as it is.
+UNQUANTIZED = (
+    *("token_embedder", "logits_dense", "gate", "shared_expert_gate", "conv1d", "in_proj_ba", "A_log"),
+    *("dt_bias", "norm"),
+)
+_ARRAYS, _PLAIN = "the arrays", "bfloat16 or float32"
+_WORD = re.compile(r"[^\s,\[\]'\"]+")
+
+
+@dataclass(frozen=True)
+class StoredFp8:
+    """The weights of a checkpoint that have scales.
+
+    Attributes:
+        location: of the checkpoint.
+        weights: how many there are.
+        dtypes: of their codes, sorted: none, one or two.
+        block: elements of a block; None where each weight has one scale.
+        misfits: why MaxText cannot compute with some of them in FP8, a line for each kind.
+    """
+
+    location: str
+    weights: int = 0
+    dtypes: tuple[str, ...] = ()
+    block: Block | None = None
+    misfits: tuple[str, ...] = ()
+
+    def notes(self) -> Iterator[str]:
+        """What MaxText makes of them; nothing where there are none."""
+        if not self.weights:
+            return
+        yield (
+            f"{plural(self.weights, 'array')} in FP8 ({' and '.join(self.dtypes)}), with scales beside the "
+            "codes: MaxText's training multiplies them when it loads them, into weight_dtype, by default "
+            "float32"
+        )
+        yield (
+            f"{IGNORES_SCALES}; for these, dequantise first: "
+            f"`ckpt cast {quote(self.location or 'SRC')} DST --dtype bfloat16`"
+        )
+        if self._reason:
+            yield f"MaxText cannot compute with them in FP8, so leave weight_dtype as it is: {self._reason}"
+        else:
+            yield f"MaxText computes with them in FP8 if it is told {' '.join(map(str, self.settings()))}"
+
+    @property
+    def _reason(self) -> str:
+        """Why no model of MaxText's that is FP8 itself takes them; empty where one does."""
+        mixed = f"some are {' and some '.join(self.dtypes)}" if len(self.dtypes) > 1 else ""
+        reasons = [*filter(None, [mixed]), *self.misfits]
+        if len(reasons) < 2:
+            return "".join(reasons)
+        return f"{reasons[0]} (and {len(reasons) - 1} more like this)"
+
+    def settings(self) -> tuple[ModelSetting, ...]:
+        """Those with which MaxText keeps them FP8."""
+        size = self.block[0] if self.block else None
+        return (
+            ModelSetting(WEIGHT_DTYPE, self.dtypes[0], _ARRAYS),
+            ModelSetting(BLOCK_SIZE, size, _ARRAYS),
+            ModelSetting(MODULES, list(UNQUANTIZED), "MaxText's own FP8 models"),
+        )
+
+    def contradictions(self, given: Given) -> Iterator[Contradiction]:
+        """What does not go together where a run is told that its model is FP8."""
+        declared = given.values.get(WEIGHT_DTYPE)
+        if declared is None or declared.value not in CODES:
+            return
+        reason = self._reason if self.weights else "none is FP8 with a scale"
+        if reason:
+            yield Contradiction(WEIGHT_DTYPE, declared.value, declared.source, _PLAIN, f"{_ARRAYS}: {reason}")
+            return
+        for setting in self.settings():
+            result = given.values.get(setting.name)
+            if result is None and given.is_whole:
+                result = ModelSetting(setting.name, None, "MaxText's default")
+            if result is not None and not _agrees(setting, result.value):
+                yield Contradiction(setting.name, result.value, result.source, setting.value, setting.source)
+
+
+def _agrees(expected: ModelSetting, declared: Any) -> bool:
+    if expected.name == MODULES:
+        return set(expected.value) <= set(_words(declared))
+    if expected.name == BLOCK_SIZE and isinstance(expected.value, int):
+        sizes = _words(declared)
+        return bool(sizes) and all(same(size, expected.value) for size in sizes)
+    return bool(declared == expected.value) or (expected.value is None and declared in ("", "null", "None"))
+
+
+def _words(declared: Any) -> list[str]:
+    """The members of a list, as configuration files and command lines have it."""
+    if declared is None:
+        return []
+    return _WORD.findall(" ".join(map(str, declared)) if isinstance(declared, list) else str(declared))

@@ -1,0 +1,196 @@
+"""The `config.json` of a model that MaxText's settings and arrays describe; refused where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError, ConfigError
+from ckpttools.core.message_terms import option
+from ckpttools.families.family import Family
+from ckpttools.families.registry import families, family_called
+from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.table import Table
+from ckpttools.maxtext import tied_embeddings as tying
+from ckpttools.maxtext.config.choices import Observed
+from ckpttools.maxtext.config.given import Given, given
+from ckpttools.maxtext.config.inverting import Candidate, candidates
+from ckpttools.maxtext.config.models import defaults
+from ckpttools.maxtext.config.report import Contradiction, word
+from ckpttools.maxtext.config.written import text_types
+from ckpttools.maxtext.family_layouts import family_as_stored
+from ckpttools.maxtext.stacked_on import stored_scan_axis
+
+SETTINGS = "MaxText's settings"
+_BLOCK = "decoder_block"
+_TYPE = "model_type"
+# Types that come with code of their own -> what computes the same in transformers.
+_CALLED = {"kimi_k2": "deepseek_v3"}
+
+
+def config_of_settings(
+    words: Sequence[str],
+    arrays: Mapping[str, LazyArray] | None = None,
+    *,
+    scan_axis: int | None = None,
+    family: str | None = None,
+    text_alone: bool = False,
+) -> dict[str, Any]:
+    """The configuration of a model of text.
+
+    Args:
+        words: settings as they are given to MaxText: a configuration file, then `NAME=VALUE`.
+        arrays: the checkpoint's parameters by MaxText's dotted names; None where there is none, and settings
+            must say all sizes.
+        scan_axis: the axis on which its layers are stacked, where the arrays leave that open.
+        family: name of the family, or a file with one; None for the one of `decoder_block`.
+        text_alone: whether towers among the arrays do not matter.
+
+    Raises:
+        ConfigError: settings are missing, or contradict each other, the arrays or the family's code.
+        UsageError: a word is no setting.
+    """
+    declared = given(words)
+    result = family_called(family) if family is not None else _family_of(declared)
+    if not text_types(result):
+        raise ConfigError(
+            f"MaxText's settings do not say all of family {result.name}: it has no model of text alone",
+            hint=f"{option('like')} takes the config.json of the model it came from",
+        )
+    if arrays is None:
+        return _loadable(_only(result, declared, [*candidates(result, declared, Observed())]).config)
+    _refuse_towers(result, () if text_alone else arrays)
+    seen = _ModelArrays.of(result, arrays, scan_axis)
+    every = [*candidates(result, declared, seen.known())]
+    # Settings alone may leave open what arrays decide; if none is right, the conversion says why.
+    fitting = [item for item in every if _is_whole(item) and seen.are_of(item.config)]
+    return _loadable(_only(result, declared, fitting or every).config)
+
+
+def _loadable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that transformers loads, of a type that it has."""
+    return {**config, _TYPE: _CALLED.get(config[_TYPE], config[_TYPE])}
+
+
+def _refuse_towers(family: Family, names: Iterable[str]) -> None:
+    towers = family.towers_in(names)
+    if towers:
+        raise ConfigError(
+            "MaxText's settings do not describe towers",
+            got=f"arrays of {' and '.join(towers)}",
+            expected=f"the config.json of the model, by {option('like')}",
+            hint=f"{option('names', 'text')} writes the text model alone",
+        )
+
+
+def _family_of(declared: Given) -> Family:
+    block = declared.value(_BLOCK)
+    fitting = [family for family in families().values() if text_types(family) and block in _blocks(family)]
+    if len(fitting) == 1:
+        return fitting[0]
+    known = sorted(
+        {block for family in families().values() if text_types(family) for block in _blocks(family)}
+    )
+    raise ConfigError(
+        f"nothing says {_BLOCK}" if block is None else f"no family is known for {_BLOCK}",
+        location=SETTINGS,
+        got=None if block is None else str(block),
+        expected="one of " + ", ".join(known),
+    )
+
+
+def _blocks(family: Family) -> list[Any]:
+    """The values of `decoder_block` of a family."""
+    rules = (setting for setting in family.settings.settings if setting.name == _BLOCK)
+    return [term.value for rule in rules for term in rule.terms]
+
+
+@dataclass(frozen=True)
+class _ModelArrays:
+    """The arrays of a checkpoint as those of a text model of a family."""
+
+    family: Family
+    arrays: Mapping[str, LazyArray]
+    scan_axis: int | None
+
+    @classmethod
+    def of(cls, family: Family, arrays: Mapping[str, LazyArray], scan_axis: int | None) -> _ModelArrays:
+        family = family_as_stored(family, arrays)
+        towers = family.of_towers(arrays)
+        text = {name: item for name, item in arrays.items() if name not in towers}
+        return cls(family, text, stored_scan_axis(family, arrays, scan_axis))
+
+    def known(self) -> Observed:
+        """What they show without a configuration."""
+        tied = self._tied()
+        lengths, _ = self._table(None, tied).known_of(self.arrays, left=True)
+        return Observed(lengths, {name: flag.value for name, flag in tied.items()}, True)
+
+    def are_of(self, config: Mapping[str, Any]) -> bool:
+        """Whether they are those of a model with this configuration."""
+        try:
+            self._table(config, {}).to_right(self.arrays)
+        except CheckpointError:
+            return False
+        return True
+
+    def _tied(self) -> dict[str, Flag]:
+        return tying.tied_flags("keep", tying.left_head(self.family), self.arrays)
+
+    def _table(self, config: Mapping[str, Any] | None, flags: Mapping[str, Flag]) -> Table:
+        without = self.family.towers
+        return self.family.table(config, SETTINGS, scan_axis=self.scan_axis, overrides=flags, without=without)
+
+
+def _is_whole(candidate: Candidate) -> bool:
+    return not candidate.contradictions and not candidate.missing
+
+
+def _only(family: Family, declared: Given, result: Sequence[Candidate]) -> Candidate:
+    """The one that is meant.
+
+    Raises:
+        ConfigError: none is, or what is missing would decide which.
+    """
+    whole = [item for item in result if _is_whole(item)]
+    if not whole:
+        best = min(result, key=lambda item: (len(item.contradictions), len(item.missing)))
+        if best.contradictions:
+            raise _contradicted(family, best.contradictions)
+        raise _incomplete(best.missing)
+    own = defaults()
+    names = {name for item in whole for name in item.settings} - declared.values.keys()
+    first = whole[0]
+    open_names = [
+        name
+        for name in sorted(names)
+        if any(
+            item.settings.get(name, own.get(name)) != first.settings.get(name, own.get(name))
+            for item in whole
+        )
+    ]
+    if open_names:
+        raise _incomplete(open_names)
+    return first
+
+
+def _incomplete(names: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        "a config.json cannot be made of these settings: not all are there",
+        location=SETTINGS,
+        expected="also " + ", ".join(f"{name}=VALUE" for name in names),
+        hint="name the configuration file of the run, or its model_name, and all else is as MaxText has it",
+    )
+
+
+def _contradicted(family: Family, result: Sequence[Contradiction]) -> ConfigError:
+    unique = {item.name: item for item in reversed(result)}.values()
+    return ConfigError(
+        f"no config.json of family {family.name} describes this model",
+        location=SETTINGS,
+        got="; ".join(f"{item.name}={word(item.declared)} ({item.said_in})" for item in unique),
+        expected="; ".join(f"{item.name}={word(item.expected)} ({item.source})" for item in unique),
+        hint="correct the settings: they must be those of the run that made the checkpoint",
+    )

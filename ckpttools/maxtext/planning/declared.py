@@ -1,0 +1,104 @@
+"""What the user says of saving: checked with the plan, and before it where both say the same."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ckpttools.core.errors import UsageError
+from ckpttools.maxtext.config.given import given
+from ckpttools.maxtext.config.known import mistakes
+from ckpttools.maxtext.loading.settings import LOCAL_TIERS
+from ckpttools.maxtext.planning.commands import KEEP, UNKNOWN, Mode, period_setting
+from ckpttools.maxtext.versions import NEWEST
+from ckpttools.stores.location import Location
+
+
+def words_of(settings: Sequence[str]) -> dict[str, str]:
+    """Settings of the user, by name.
+
+    Raises:
+        UsageError: one is no `NAME=VALUE`.
+    """
+    for word in settings:
+        name, equals, _ = word.partition("=")
+        if not (name and equals):
+            raise UsageError("this is no setting of MaxText's", got=word, expected="NAME=VALUE")
+    return dict(word.partition("=")[::2] for word in settings)
+
+
+def run_of(
+    mode: Mode, best: int | None, keep: int | None, words: Mapping[str, str]
+) -> tuple[int | None, int | None]:
+    """The steps between persistent checkpoints, and how many are kept; what the user has set goes first."""
+    return steps_said(words, period_setting(mode)) or best, steps_said(words, KEEP) or keep
+
+
+def steps_said(words: Mapping[str, str], name: str) -> int | None:
+    """The number, above 0, that the user has set; None where there is none."""
+    declared = words.get(name, "")
+    return int(declared) or None if declared.isdecimal() else None
+
+
+def all_refusals(file: Location | None, planned: Mapping[str, str], settings: Sequence[str]) -> Iterator[str]:
+    """Why MaxText would refuse settings: those of the user one by one, then all together.
+
+    Args:
+        file: a configuration of MaxText's, whose settings the plan's go before.
+        planned: settings of the plan, with those of the user among them.
+        settings: those of the user, `NAME=VALUE`.
+    """
+    wrong = list(mistakes(given(list(settings)).declared, NEWEST)) if settings else []
+    yield from (f"{item.name}={item.declared}: {item.reason}" for item in wrong)
+    if not wrong:
+        in_file = {} if file is None else {item.name: item.value for item in given([str(file)]).declared}
+        # Steps that are not known yet will be some.
+        known = {name: "1" if declared == UNKNOWN else declared for name, declared in planned.items()}
+        yield from refusals({**in_file, **known})
+
+
+_LOCAL, _PERIOD = "local_checkpoint_directory", "local_checkpoint_period"
+_BACKUP = "multi_tier_checkpointing_backup_interval_"
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_TRUE = ("true", "t", "yes", "y", "on", "1")
+
+
+def refusals(settings: Mapping[str, Any]) -> Iterator[str]:
+    """Why MaxText would refuse settings of which each alone is one; nothing where it takes them.
+
+    Args:
+        settings: name -> value, as text or as what it stands for; those that are absent have MaxText's
+            defaults.
+    """
+
+    def declared(name: str) -> Any:
+        value = settings.get(name)
+        return None if value is None or str(value).lower() in ("", "none", "null") else value
+
+    def is_set(name: str, default: bool = False) -> bool:
+        value = declared(name)
+        return default if value is None else str(value).lower() in _TRUE
+
+    def number(name: str) -> int | None:
+        value = declared(name)
+        return int(value) if value is not None and _WHOLE.fullmatch(str(value)) else None
+
+    for name in (_PERIOD, f"{_BACKUP}minutes", f"{_BACKUP}steps"):
+        if declared(name) is not None and number(name) is None:
+            yield f"{name} wants a whole number, and {declared(name)} is none"
+    if declared("load_parameters_path") and declared("load_full_state_path"):
+        yield "load_parameters_path and load_full_state_path exclude each other"
+    if declared("load_full_state_path") and not is_set("enable_checkpointing", default=True):
+        yield "load_full_state_path needs enable_checkpointing=true"
+    for tier in filter(is_set, LOCAL_TIERS):
+        if not declared(_LOCAL):
+            yield f"{tier} needs {_LOCAL}"
+        if (number(_PERIOD) or 0) <= 0:
+            yield f"{tier} needs {_PERIOD} above 0"
+    if is_set(LOCAL_TIERS[0]):
+        minutes, steps = number(f"{_BACKUP}minutes"), number(f"{_BACKUP}steps")
+        if (minutes is None) == (steps is None):
+            yield f"{LOCAL_TIERS[0]} needs one of {_BACKUP}minutes and {_BACKUP}steps, not both"
+        if steps is not None and steps < (number(_PERIOD) or 0):
+            yield f"{_BACKUP}steps must not be less than {_PERIOD}"

@@ -1,0 +1,65 @@
+"""Tied embeddings: a model whose output head is its embedding, stored once, twice or not as announced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import keystr
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.message_terms import option
+from ckpttools.families.family import Family, Spelling
+from ckpttools.mapping.flags import Flag
+from ckpttools.maxtext.layout import EMBEDDING, HEAD
+
+FLAG = "tied"
+WAYS = ("keep", "drop", "materialize")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The names of an embedding and of the output head that may be the same array."""
+
+    embedding: str
+    head: str
+
+    @property
+    def copy_remark(self) -> str:
+        """What a user should know of a head that is made from the embedding."""
+        return (
+            f"{self.head} does not exist, and is written as a copy of {self.embedding}: "
+            f"{option(FLAG, 'materialize')}"
+        )
+
+
+LEFT_HEAD = Head(keystr(EMBEDDING), keystr(HEAD))
+"""The names in MaxText, keys joined by "/"."""
+
+
+def right_head(family: Family, spelling: Spelling) -> Head | None:
+    """The names in Hugging Face files; None for a family whose head is never an array of its own."""
+    heads = [row for row in family.rows if FLAG in row.unless.split()]
+    if not heads:
+        return None
+    embedding, head = (str(spelling.key(row.right.key)) for row in (family.rows[0], heads[0]))
+    return Head(embedding, head)
+
+
+def left_head(family: Family) -> str | None:
+    """The name of the output head in MaxText."""
+    return next((str(row.left.key) for row in family.rows if FLAG in row.unless.split()), None)
+
+
+def tied_flags(way: str | None, head: str | None, names: Mapping[str, LazyArray]) -> dict[str, Flag]:
+    """The flag as the user sets it; nothing where the configuration decides.
+
+    Args:
+        way: "keep" goes by the arrays that are there, "drop" is for a model without a head, "materialize"
+            for one that gets one.
+        head: the name that the source's head has, or None.
+        names: what the source holds.
+    """
+    if way is None or head is None:
+        return {}
+    tied = {"keep": head not in names, "drop": True, "materialize": False}[way]
+    return {FLAG: Flag(tied, option("tied", way))}

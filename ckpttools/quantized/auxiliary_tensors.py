@@ -1,0 +1,214 @@
+"""What belongs to quantised weights beside their scales: the rest of their modules.
+
+Shapes, orders of columns, tables of codes, scales of activations: what there is differs from scheme to
+scheme, and loaders need all of it. So the module of a weight is taken whole. Its `bias` is not of it: that is
+added to the result, is the same without quantisation, and loaders make one where the model has it. Of several
+weights in a module each has its own (`up_proj_blocks`, `up_proj_bias`); `weight_bias` is of the codes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from itertools import chain
+from typing import NamedTuple
+
+from ckpttools.core.dataclass import dataclass
+from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of_key
+
+_BIAS, _QUANTISER = "bias", "quant"
+# What the names of weights have for being packed, which those of their biases do not have.
+_PACKINGS = frozenset(("blocks", "packed", "weight", "qweight", "qdata"))
+# Layers and blocks of experts have few weights to a module; every array is compared with each of them.
+_MOST_WEIGHTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _ModuleWeight:
+    """A weight as one of its module: `index` is its place where the key is of a list, else empty."""
+
+    name: str
+    index: str
+    words: frozenset[str]
+
+
+class _ModuleFacts(NamedTuple):
+    """Of a module.
+
+    Attributes:
+        has_all: whether all belongs to its weights that is in it or below it.
+        words: what the keys of its weights are made of.
+        biased: what the names of biases in it may have before `bias`.
+    """
+
+    has_all: bool
+    words: frozenset[str]
+    biased: Collection[frozenset[str]]
+
+
+@dataclass(frozen=True)
+class _Modules:
+    """The modules that hold quantised weights.
+
+    Attributes:
+        weights: those of each module.
+        below: module -> the weights of each module right below it, by that one's key.
+        objects: module -> the weights that are parts of its `weight`, an object of several arrays.
+        whole: the weights to which all belongs that lies below their modules; to others only what speaks of
+            quantisation or has their name.
+    """
+
+    weights: Mapping[str, list[_ModuleWeight]]
+    below: Mapping[str, Mapping[str, list[_ModuleWeight]]]
+    objects: Mapping[str, Sequence[_ModuleWeight]]
+    whole: Collection[str]
+    known: dict[tuple[str, frozenset[str], str, bool, bool], Sequence[_ModuleWeight]] = field(
+        default_factory=dict
+    )
+
+    facts: dict[str, _ModuleFacts] = field(default_factory=dict)
+
+    def about(self, module: str) -> _ModuleFacts:
+        """What is known of a module, worked out when it is first asked for: of most it never is."""
+        if module not in self.facts:
+            theirs = self.weights.get(module, ())
+            has_all = all(their.name in self.whole for their in theirs)
+            words = frozenset(chain(*(their.words for their in theirs)))
+            self.facts[module] = _ModuleFacts(has_all, words, {*_stems(theirs)})
+        return self.facts[module]
+
+    def is_bias(self, name: str) -> bool:
+        """Whether an array is added to the result of a module."""
+        module, key, _ = split_name(name)
+        *words, last = words_of_key(key) or ("",)
+        return key == _BIAS or (last == _BIAS and frozenset(words) in self.about(module).biased)
+
+    def owners(self, name: str) -> Iterable[_ModuleWeight]:
+        """The weights that another array belongs to."""
+        module, key, index = split_name(name)
+        if module in self.weights:
+            return self._owners(module, key, index, is_alone=bool(module))
+        return self._above(module) or tuple(self._beneath(module, key)) or self._within(name)
+
+    def _above(self, module: str) -> Iterable[_ModuleWeight]:
+        """`X.weight_quantizer._amax` is of the weight of `X`."""
+        while module:
+            module, _, key = module.rpartition(".")
+            if module and module in self.weights:
+                speaks = _QUANTISER in key or self._shares_all(module, frozenset(words_of_key(key)))
+                return (
+                    self._owners(module, key, "", is_alone=True)
+                    if speaks or self.about(module).has_all
+                    else ()
+                )
+        return ()
+
+    def _shares_all(self, module: str, words: frozenset[str]) -> bool:
+        """Whether all words of a weight are among these."""
+        return any(weight.words <= words for weight in self.weights[module])
+
+    def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_ModuleWeight]:
+        """As `_owners`, worked out once for keys that have the same words in common with the weights."""
+        words = frozenset(words_of_key(key)) & self.about(module).words
+        like = module, words, index, is_alone, scales_word(key)
+        if like not in self.known:
+            has_all = self.about(module).has_all or like[-1]
+            self.known[like] = _owners(self.weights[module], words, index, is_alone=is_alone, has_all=has_all)
+        return self.known[like]
+
+    def _within(self, name: str) -> Sequence[_ModuleWeight]:
+        """`X.weight.meta.table` is of the object that has `X.weight.data.qdata`."""
+        result = self.objects.get(name.replace("/", ".").partition(OBJECT)[0], ())
+        return result if all(self.about(split_name(item.name)[0]).has_all for item in result) else ()
+
+    def _beneath(self, module: str, key: str) -> Iterator[_ModuleWeight]:
+        """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
+        words = set(owner_words(key)) if module in self.below and scales_word(key) else set()
+        for below, weights in self.below[module].items() if words else ():
+            if words <= set(words_of_key(below)):
+                yield from weights
+
+
+def belongings(
+    arrays: Collection[str], weights: Mapping[str, Collection[str]], whole: Collection[str] = ()
+) -> dict[str, tuple[str, ...]]:
+    """What belongs to quantised weights and does not scale them.
+
+    Args:
+        arrays: names of all arrays, keys joined by dots.
+        weights: name of each quantised weight -> names of its scales.
+        whole: those of the weights to which all belongs that lies below their modules.
+
+    Returns:
+        Name of a weight -> names in the order of `arrays`. One array may belong to several weights.
+    """
+    scales = {scale for weight in weights.values() for scale in weight}
+    # What scales one of several weights of a module does not belong to the others.
+    others = [(at, name) for at, name in enumerate(arrays) if name not in weights and name not in scales]
+    if not others:
+        return {}
+    modules = _modules(weights, whole)
+    # Thousands of arrays may belong to all of hundreds of weights: what has the same owners is kept once.
+    owned: defaultdict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
+    for at, name in others:
+        if not modules.is_bias(name):
+            owned[tuple(owner.name for owner in modules.owners(name))][name] = at
+    result: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)
+    for owners, names in owned.items():
+        theirs = tuple(names)
+        for owner in owners:
+            result[owner].append(theirs)
+    locations = {name: at for names in owned.values() for name, at in names.items()}
+    return {
+        name: groups[0] if len(groups) == 1 else tuple(sorted(chain(*groups), key=locations.__getitem__))
+        for name, groups in result.items()
+    }
+
+
+def _modules(weights: Iterable[str], whole: Collection[str]) -> _Modules:
+    modules: defaultdict[str, list[_ModuleWeight]] = defaultdict(list)
+    for name in weights:
+        module, key, index = split_name(name)
+        modules[module].append(_ModuleWeight(name, index, frozenset(words_of_key(key))))
+    below: defaultdict[str, dict[str, list[_ModuleWeight]]] = defaultdict(dict)
+    for module, theirs in modules.items():
+        above, _, key = module.rpartition(".")
+        below[above][key] = theirs
+    objects: defaultdict[str, list[_ModuleWeight]] = defaultdict(list)
+    for item in chain(*modules.values()):
+        above, nested, _ = item.name.replace("/", ".").partition(OBJECT)
+        if nested:
+            objects[above].append(item)
+    return _Modules(modules, below, objects, whole)
+
+
+def _stems(weights: Iterable[_ModuleWeight]) -> Iterator[frozenset[str]]:
+    """What the names of weights have in common with those of their biases."""
+    for weight in weights:
+        yield from (stem for stem in (weight.words, weight.words - _PACKINGS) if stem - _PACKINGS)
+
+
+def _owners(
+    weights: Sequence[_ModuleWeight], words: frozenset[str], index: str, *, is_alone: bool, has_all: bool
+) -> Sequence[_ModuleWeight]:
+    """Those of a module's weights that an array belongs to by its last key.
+
+    Args:
+        weights: of the module.
+        words: of the array's key, as far as weights have them.
+        index: of the array.
+        is_alone: whether a weight that is the only one of the module has all of it; arrays without any
+            module, as those of flat names are, need have nothing to do with each other.
+        has_all: whether what has the name of none belongs to all of them.
+    """
+    if len(weights) > _MOST_WEIGHTS and not index:
+        return []
+    near = [weight for weight in weights if not (weight.index and index) or weight.index == index]
+    if is_alone and len(near) == 1:
+        return near
+    shared = [len(item.words & words) for item in near]
+    limit = max(shared, default=0)
+    if limit:
+        return [item for item, count in zip(near, shared, strict=True) if count == limit]
+    return near if is_alone and has_all else []

@@ -1,0 +1,232 @@
+"""Which quantised weights of a checkpoint can be made numbers of, as schemes read them; why others cannot."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ckpttools.array.tree import Tree, by_name
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.region import Region, Shape
+from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme
+from ckpttools.quantized.scales import Described, scales_no_weight
+from ckpttools.quantized.schemes.base import (
+    Module,
+    UnreadableError,
+    UnsupportedError,
+    Weight,
+)
+from ckpttools.quantized.schemes.registry import read_formats, read_methods, scheme_of
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.unsupported_errors import remedy
+from ckpttools.quantized.weights import Quantized, is_scale
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The quantised weights of a checkpoint as logical arrays.
+
+    Attributes:
+        readable: by the names of their arrays of codes.
+        faults: for each other one, and each scale without a weight, a line that says what is wrong.
+        left_out: scales of activations and caches that belong to no weight: names.
+        is_whole: whether faults are of schemes that are not read, and nothing is missing or damaged.
+    """
+
+    readable: Mapping[str, Weight]
+    faults: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+    is_whole: bool = False
+
+
+def weights_in(tree: Tree) -> Weights:
+    """The quantised weights of a tree; worked out once, and nothing is read.
+
+    Where arrays say the shapes of weights, rows may be shorter than here: `shaped_weights_in` reads them.
+
+    Raises:
+        FormatError: arrays of a quantised tree have one name, keys joined by dots.
+    """
+    return tree.once(_weights_in)
+
+
+def _weights_in(tree: Tree) -> Weights:
+    config, result = tree.metadata.config, quantized_in(tree).weights
+    if not (result or says_quantized(config)):
+        return Weights({})
+    return weights_of(by_name(tree.arrays), result, config)
+
+
+def shaped_weights_in(tree: Tree) -> Weights:
+    """The same with the shapes that are stored, which are read; worked out once.
+
+    Raises:
+        FormatError: as `weights_in`.
+        StorageError: they cannot be read.
+    """
+    return tree.once(_shaped_weights_in)
+
+
+def _shaped_weights_in(tree: Tree) -> Weights:
+    result = weights_in(tree)
+    arrays, declared = by_name(tree.arrays), {item.stored_shape: item for item in result.readable.values()}
+    named = [name for name in declared if name is not None]
+    # As they lie in files, which have them side by side: behind a network one request brings thousands.
+    named.sort(key=lambda name: arrays[name].first_byte(Region.whole(arrays[name].shape)))
+    shapes = {name: tuple(int(length) for length in arrays[name].read().reshape(-1)) for name in named}
+    if all(declared[name].shape == shape for name, shape in shapes.items()):
+        return result
+    return weights_of(arrays, quantized_in(tree).weights, tree.metadata.config, shapes)
+
+
+def has_doubtful_shapes(weights: Weights) -> bool:
+    """Whether the shapes that are stored have to be read, as the last code of a row may be partly empty.
+
+    A row that is several groups, each of whole codes, is as long as `weights_in` says.
+    """
+    declared = (item for item in weights.readable.values() if item.stored_shape is not None)
+    widths = ((item.scales[0].block[-1], item) for item in declared)
+    return any(width % item.packed or width >= item.shape[-1] for width, item in widths)
+
+
+def weights_of(
+    arrays: Mapping[str, Described],
+    result: Mapping[str, Quantized],
+    config: Mapping[str, Any] | None,
+    shapes: Mapping[str, Shape] | None = None,
+) -> Weights:
+    """What schemes make of quantised weights.
+
+    Args:
+        arrays: all, by name.
+        result: the weights among them.
+        config: the `config.json`, which says how they are quantised.
+        shapes: as of `ckpttools.quantized.schemes.base.Module`.
+    """
+    declared = says_quantized(config) or {}
+    readable: dict[str, Weight] = {}
+    strange: list[str] = []
+    faults: list[str] = []
+    for name, item in result.items():
+        module = Module(name, item.sides, arrays, declared, shapes or {})
+        known = scheme_of(module)
+        if known is None:
+            (faults if item.is_bare else strange).extend([] if _is_plain_table(item) else [str(item)])
+            continue
+        try:
+            readable[name] = known.read(module)
+        except UnsupportedError as error:
+            strange.append(str(error))
+        except UnreadableError as error:
+            faults.append(str(error))
+    used = {name for item in readable.values() for name in item.stored}
+    known_names = used | {name for item in result.values() for name in (item.name, *item.sides)}
+    exempt = exempt_modules(declared)
+    others = [name for name in arrays if name not in known_names]
+    left_out = tuple(name for name in others if scales_no_weight(name))
+    alone = (name for name in others if is_scale(name) and not exempt.has(name) and name not in left_out)
+    faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
+    faults += _clashes(readable.values(), arrays, used)
+    named = unread(declared) if result else ()
+    lines = (*named, *strange, *faults)
+    return Weights(readable, lines, left_out, is_whole=bool(lines) and (bool(named) or not faults))
+
+
+def _is_plain_table(each: Quantized) -> bool:
+    """Whether whole numbers are no codes of a scheme: nothing scales them, and none has so many bits."""
+    return each.dtype.kind in ("int", "uint") and each.dtype.bits > 32 and not each.scales
+
+
+def _clashes(weights: Iterable[Weight], arrays: Mapping[str, Described], used: set[str]) -> Iterator[str]:
+    """A line for each logical name that another array has, or another weight."""
+    count = Counter(weight.name for weight in weights)
+    for name, times in count.items():
+        if times > 1 or (name in arrays and name not in used):
+            yield f"{name}: there is a plain array and a quantised one of this name"
+
+
+def not_readable(result: Weights, config: Mapping[str, Any] | None, location: str) -> FormatError:
+    """The error that lists what cannot be dequantised, and why."""
+    declared = says_quantized(config)
+    is_read = (declared or {}).get("quant_method") in read_methods()
+    is_damaged = is_read and not result.is_whole
+    return FormatError(
+        "these quantised weights cannot be dequantised, and their numbers mean nothing without their scales:"
+        + listing(list(result.faults)),
+        location=location or None,
+        got=f"{scheme(declared)} ({FIELD})",
+        expected=_expected(is_read, is_damaged),
+        hint="get the checkpoint again with all of its files, config.json among them"
+        if is_damaged
+        else remedy(declared, is_read=False),
+    )
+
+
+def _expected(is_read: bool, is_damaged: bool) -> str:
+    if is_damaged:
+        return "each weight with the scales that config.json says"
+    return "a scheme that is read" if is_read else f"{FIELD} of {', '.join(read_methods())}"
+
+
+_COMPRESSED = "compressed-tensors"
+_DENSE = "dense"
+# Which each group says of itself, or which says that nothing is quantised.
+_GENERAL = frozenset((_DENSE, "mixed-precision"))
+
+
+def unread(declared: Mapping[str, Any]) -> tuple[str, ...]:
+    """A line for each thing that a `quantization_config` says and that is not read.
+
+    Such weights may have the names and dtypes of others that are read, and mean something else.
+    """
+    return tuple(dict.fromkeys((*_formats(declared), *_sparsity(declared), *_rotations(declared))))
+
+
+def _formats(declared: Mapping[str, Any]) -> Iterator[str]:
+    if declared.get("quant_method") != _COMPRESSED:
+        return
+    for location in (declared, *_mappings(declared.get("config_groups"))):
+        name = location.get("format")
+        if isinstance(name, str) and name not in _GENERAL | read_formats():
+            yield f"format: {name}, which is not read"
+
+
+def _sparsity(declared: Mapping[str, Any]) -> Iterator[str]:
+    sparsity = declared.get("sparsity_config")
+    name = sparsity.get("format") if isinstance(sparsity, Mapping) else None
+    if name not in (None, _DENSE):
+        yield f"sparsity_config: weights are stored as {name}, which is not read"
+
+
+def _rotations(declared: Mapping[str, Any]) -> Iterator[str]:
+    """Activations that are rotated at run time, against what weights were.
+
+    Rotations of queries and cached keys undo each other, and those of weights alone are in them for good.
+    """
+    transforms = declared.get("transform_config")
+    groups = transforms.get("config_groups") if isinstance(transforms, Mapping) else None
+    result = [
+        location
+        for mapping in _mappings(groups)
+        for location in _locations(mapping)
+        if location in ("input", "output")
+    ]
+    if result:
+        yield (
+            f"transform_config: activations are rotated at run time ({', '.join(dict.fromkeys(result))}), "
+            "without which the weights mean something else"
+        )
+
+
+def _locations(transform: Mapping[str, Any]) -> Iterator[Any]:
+    applied = transform.get("apply")
+    for item in applied if isinstance(applied, list) else ():
+        yield item.get("location") if isinstance(item, Mapping) else None
+
+
+def _mappings(groups: object) -> Iterator[Mapping[str, Any]]:
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        if isinstance(group, Mapping):
+            yield group

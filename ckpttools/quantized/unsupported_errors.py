@@ -1,0 +1,179 @@
+"""Why quantised weights are refused where plain ones are needed, and what to do with them then."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from shlex import quote
+from typing import Any
+
+from ckpttools.core.errors import FormatError, listing
+from ckpttools.core.message_terms import step
+from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme, stated_dtypes, states
+from ckpttools.quantized.scales import Described, is_plain
+from ckpttools.quantized.schemes.registry import read_methods
+from ckpttools.quantized.weights import Quantized, is_scale, may_be_codes, quantized
+
+_EXPECTED = "weights in bfloat16, float16 or float32 that need no scales"
+_IN_TRANSFORMERS = "in transformers, from_pretrained, then dequantize() and save_pretrained"
+_FROM_AWQ = (
+    "convert the model to compressed-tensors, which is read here, by convert_checkpoint and AutoAWQConverter "
+    "of that package"
+)
+_DEQUANTIZING = {
+    "bitsandbytes": _IN_TRANSFORMERS,
+    "gptq": "with GPTQModel, which quantised it",
+    "compressed-tensors": "in transformers, from_pretrained with CompressedTensorsConfig(dequantize=True), "
+    "then save_pretrained",
+}
+
+
+def refuse_quantized(
+    arrays: Mapping[str, Described], config: Mapping[str, Any] | None, location: str
+) -> None:
+    """Refuses quantised weights, with their scales and without.
+
+    Args:
+        arrays: all of them by name, before any is left out.
+        config: the `config.json` beside them, or None.
+        location: for messages.
+
+    Raises:
+        FormatError: there are some; says how they are quantised and which have no scale. Or the configuration
+            says so, and there is no telling which they are.
+    """
+    result = quantized(arrays, config)
+    if result:
+        raise quantized_error(result.values(), config, location)
+    refuse_unknown(arrays, config, location)
+
+
+def signs_of_scheme(arrays: Mapping[str, Described], config: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """The arrays that plain weights do not have, where `config` says that weights are quantised."""
+    declared = says_quantized(config)
+    exempt = exempt_modules(declared)
+    return tuple(
+        name
+        for name, array in (arrays.items() if declared else ())
+        if (is_scale(name) or may_be_codes(name, array)) and not exempt.has(name)
+    )
+
+
+def refuse_unknown(
+    arrays: Mapping[str, Described],
+    config: Mapping[str, Any] | None,
+    location: str,
+    *,
+    done: str = "converted",
+) -> None:
+    """Refuses arrays of a scheme where no quantised weight is known among them.
+
+    Args:
+        arrays, config, location: as for `refuse_quantized`.
+        done: what cannot be done with them.
+
+    Raises:
+        FormatError: there are some.
+    """
+    signs = signs_of_scheme(arrays, config)
+    if signs:
+        raise FormatError(
+            f"these arrays cannot be {done}: config.json says that weights are quantised, and these look so"
+            + listing([f"{name}: {arrays[name].dtype}" for name in signs]),
+            location=location or None,
+            got=f"{scheme(says_quantized(config))} ({FIELD})",
+            expected=_EXPECTED,
+            hint=f"{remedy(says_quantized(config))}; if it is plain, take {FIELD} out of config.json",
+        )
+
+
+def refuse_unmappable(
+    arrays: Mapping[str, Described], config: Mapping[str, Any] | None, location: str
+) -> None:
+    """Refuses weights of a model that are no plain floating-point numbers, whatever they are called.
+
+    Args:
+        arrays: by name, those that rows of a family take.
+        config, location: as for `refuse_quantized`.
+
+    Raises:
+        FormatError: there are some.
+    """
+    odd = [
+        Quantized(name, item.dtype, ())
+        for name, item in arrays.items()
+        if not (is_plain(item.dtype) or (item.dtype.is_float and states(config, item.dtype)))
+    ]
+    if odd:
+        raise quantized_error(odd, config, location)
+
+
+def quantized_error(
+    result: Iterable[Quantized], config: Mapping[str, Any] | None, location: str, *, done: str = "converted"
+) -> FormatError:
+    """The error that says which weights are quantised, how, and what to do.
+
+    Args:
+        result: the weights.
+        config: the `config.json` beside them, or None.
+        location: for messages.
+        done: what cannot be done with them.
+    """
+    weights = sorted(result, key=lambda item: not item.is_bare)
+    declared = says_quantized(config)
+    if not declared and all(weight.dtype.is_float and not weight.sides for weight in weights):
+        return _unclear_error(weights, config, location, done)
+    bare = sum(weight.is_bare for weight in weights)
+    how = f"{scheme(declared)} ({FIELD})" if declared else _dtypes(weights)
+    return FormatError(
+        f"quantised weights cannot be {done}: their numbers mean nothing without their scales"
+        + listing([str(weight) for weight in weights]),
+        location=location or None,
+        got=f"{how}; {bare} of {len(weights)} without scales" if bare else how,
+        expected=_EXPECTED,
+        hint=_missing(bare) + remedy(declared, location=location or "SRC"),
+    )
+
+
+def _unclear_error(
+    weights: list[Quantized], config: Mapping[str, Any] | None, location: str, done: str
+) -> FormatError:
+    """The error for numbers of few bits that nothing scales, and that no configuration calls the weights."""
+    stated = " and ".join(stated_dtypes(config))
+    return FormatError(
+        f"these arrays cannot be {done}: their numbers may be the weights themselves, or mean nothing "
+        "without their scales"
+        + listing([f"{weight.name}: {weight.dtype}, without a scale" for weight in weights]),
+        location=location or None,
+        got=_dtypes(weights) + (f", where config.json says {stated}" if stated else ""),
+        expected=_EXPECTED,
+        hint="if a plain cast made them, cast them back first: ckpt cast SRC DST --dtype bfloat16 --force; "
+        "if scales were lost, get the checkpoint with all of its scales",
+    )
+
+
+def _dtypes(weights: Iterable[Quantized]) -> str:
+    return ", ".join(sorted({str(weight.dtype) for weight in weights}))
+
+
+def _missing(bare: int) -> str:
+    return "get the checkpoint with all of its scales; " if bare else ""
+
+
+def remedy(declared: Mapping[str, Any] | None, *, is_read: bool = True, location: str = "SRC") -> str:
+    """What to do with quantised weights where plain ones are needed.
+
+    Args:
+        declared: the `quantization_config`.
+        is_read: whether they are read where their method is.
+        location: of the checkpoint.
+    """
+    release = "take a release of the model in bfloat16"
+    method = str((declared or {}).get("quant_method"))
+    if is_read and method in read_methods():
+        call = f'ckpttools.cast({json.dumps(location, ensure_ascii=False)}, "DST", dtype="bfloat16")'
+        return f"dequantise the model: {step(call, f'ckpt cast {quote(location)} DST --dtype bfloat16')}"
+    if method == "awq":
+        return f"{_FROM_AWQ}; or {release}"
+    how = _DEQUANTIZING.get(method, "with the tool that quantised it")
+    return f"dequantise the model to bfloat16 {how}; or {release}"

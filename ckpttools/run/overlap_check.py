@@ -1,0 +1,100 @@
+"""Source and destination must be apart: what is read must not be replaced by what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ckpttools.array.lazy import ByteSource
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import UsageError
+from ckpttools.core.message_terms import location as called
+from ckpttools.stores.abilities import HasAliases
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import check_name
+from ckpttools.stores.registry import LocationLike, parse
+
+
+def check_apart(source: LocationLike, destination: LocationLike, name: str | None = None) -> None:
+    """Refuse a destination that is the source, contains it or is in it, also through links, `..` and mounts.
+
+    Args:
+        source: what is read.
+        destination: what is written.
+        name: of what is read in messages; None for the source.
+
+    Raises:
+        UsageError: it does, or it is not a name that a directory can be given.
+    """
+    written = parse(destination)
+    check_name(written)
+    name = name or called("source")
+    read, to = _path_aliases(parse(source)), _path_aliases(written)
+    if read.is_at(to):
+        how = f"is {name} itself"
+    elif read.is_below(to):
+        how = f"contains {name}"
+    elif to.is_below(read):
+        how = f"lies in {name}"
+    else:
+        return
+    raise _refused(written, how, f"{name} {source}")
+
+
+def check_unread(sources: Iterable[ByteSource], taken: Sequence[Location]) -> None:
+    """Refuses a destination that holds a file which is going to be read.
+
+    Args:
+        sources: what is read.
+        taken: what is written, replaced or deleted, the destination first.
+
+    Raises:
+        UsageError: it does.
+    """
+    kept = [_path_aliases(item) for item in taken]
+    directories: set[Location] = set()
+    for source in sources:
+        location = parse(source.path)
+        for home in (location.parent, location.resolve().parent):
+            if home not in directories:
+                real = _path_aliases(home)
+                if any(real.is_at(item) or real.is_below(item) for item in kept):
+                    raise _refused(taken[0], "holds what is read", source.path)
+            directories.add(home)
+
+
+@dataclass(frozen=True, slots=True)
+class _PathAliases:
+    """All that identifies a location, and the directories that contain it.
+
+    A directory has several paths if it is mounted twice: with `mount --bind`, or as two mounts of one network
+    share. Then its inode is the same, or its path within the file system.
+    """
+
+    own: frozenset[object]
+    parents: frozenset[object]
+
+    def is_at(self, other: _PathAliases) -> bool:
+        return not self.own.isdisjoint(other.own)
+
+    def is_below(self, other: _PathAliases) -> bool:
+        return not self.parents.isdisjoint(other.own)
+
+
+def _path_aliases(location: Location) -> _PathAliases:
+    real = location.resolve()
+    store = real.store
+    own: set[object] = {real}
+    parents: set[object] = set(real.parents)
+    if isinstance(store, HasAliases):
+        own.update(store.aliases(real.key))
+        parents.update(store.parent_aliases(real.key))
+    return _PathAliases(frozenset(own), frozenset(parents))
+
+
+def _refused(destination: Location, how: str, source: str) -> UsageError:
+    return UsageError(
+        f"{called('destination')} {how}: {destination}",
+        got=source,
+        expected="a destination apart from the source, which stays as it is",
+        hint="choose another destination, such as a directory beside the source",
+    )

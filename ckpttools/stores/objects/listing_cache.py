@@ -1,0 +1,212 @@
+"""What is known of the keys of an object store, for a moment: each question to it is a request.
+
+Looking for a checkpoint asks for dozens of names in the same few directories. Everything below a key comes
+in one listing, a thousand names to a request, with sizes and ETags: so what is asked for first is listed with
+all below it, and what is asked for then is answered from that.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import StorageError
+from ckpttools.stores.base import FileKind, Status
+from ckpttools.stores.objects.client import Object, name_collision
+
+# Beyond so many objects a directory is listed without what is in its directories: 5 requests in vain.
+_MOST_OBJECTS = 5000
+# How long a listing is believed, in seconds; or so many times as long as it took.
+_BELIEVED = 5.0
+_TIMES_AS_LONG = 10
+_FILE_NAME = re.compile(r"\.[A-Za-z]\w*$")
+_DIRECTORY = Status(FileKind.DIRECTORY)
+
+
+class Source(Protocol):
+    """Who is asked. Raises StorageError where there is no answer."""
+
+    def uri(self, key: str) -> str:
+        """Return a key as users write it."""
+
+    def head(self, key: str) -> Status | None:
+        """The object of a key; None if there is none."""
+
+    def objects_below(self, key: str, limit: int | None = None) -> Sequence[Object] | None:
+        """All objects below a key; None if they are more than `limit`."""
+
+    def names_below(self, key: str) -> Mapping[str, Status]:
+        """Objects and directories directly below a key, by name."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What was below a key.
+
+    Attributes:
+        asked: when, by the monotonic clock.
+        until: when it is believed no longer.
+        directories: key of a directory, from the listing's own on -> what is directly in it, by name.
+        objects: all objects below; None where the directories below were not listed.
+    """
+
+    asked: float
+    until: float
+    directories: Mapping[str, Mapping[str, Status]]
+    objects: Sequence[Object] | None = None
+
+    @property
+    def is_deep(self) -> bool:
+        return self.objects is not None
+
+    def tells(self, rest: str) -> bool:
+        """Whether it says what is at a key, from its own on."""
+        first, _, below = rest.partition("/")
+        return self.is_deep or not below or self.directories[""].get(first) != _DIRECTORY
+
+    def status(self, rest: str) -> Status | None:
+        """What is at a key."""
+        if not rest:
+            return _DIRECTORY
+        directory, _, name = rest.rpartition("/")
+        return self.directories.get(directory, {}).get(name)
+
+
+class KnownObjects:
+    """Answers from listings where they have the answer, and takes them where that saves questions."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._listings: dict[str, Listing] = {}
+        self._unlistable: set[str] = set()
+        self._asked_in: set[str] = set()
+        self._lock = threading.Lock()
+
+    def forget(self, key: str) -> None:
+        """Believes no listing any more that tells of a key, or of one below."""
+        with self._lock:
+            for item in [listing for listing in self._listings if listing.startswith(f"{key}/")]:
+                del self._listings[item]
+            for above in _and_above(key):
+                self._listings.pop(above, None)
+
+    def status(self, key: str) -> Status | None:
+        """What is at a key; None if nothing is."""
+        for listing, rest in self._listed(key, time.monotonic()):
+            if listing.tells(rest):
+                return listing.status(rest)
+        return self._looked_up(key)
+
+    def status_after(self, key: str, moment: float) -> Status | None:
+        """The same, asked for after a moment of the monotonic clock; with neighbours if these are known."""
+        for listing, rest in self._listed(key):
+            if rest and listing.tells(rest):
+                above = key.removesuffix(rest).rstrip("/")
+                return (listing if listing.asked > moment else self._list(above)).status(rest)
+        return self._source.head(key)
+
+    def names(self, key: str) -> Mapping[str, Status]:
+        """What is directly below a key, by name; nothing if it is no directory."""
+        for listing, rest in self._listed(key, time.monotonic()):
+            if listing.is_deep or not rest:
+                break
+        else:
+            listing, rest = self._list(key), ""
+        result = listing.directories.get(rest, {})
+        start = f"{rest}/" if rest else ""
+        for name, status in result.items():
+            if status.kind is FileKind.FILE and start + name in listing.directories:
+                raise name_collision(self._source.uri(f"{key}/{name}"))
+        return result
+
+    def objects(self, key: str) -> Sequence[Object]:
+        """All objects below a key."""
+        for listing, rest in self._listed(key, time.monotonic()):
+            if listing.objects is not None:
+                start = f"{rest}/" if rest else ""
+                below = (item for item in listing.objects if item[0].startswith(start))
+                return self._distinct(key, [(name[len(start) :], result) for name, result in below])
+        result = self._list(key).objects
+        return self._distinct(key, self._source.objects_below(key) or () if result is None else result)
+
+    def _distinct(self, key: str, objects: Sequence[Object]) -> Sequence[Object]:
+        """Return objects below a key. Raises FormatError if one has the name of a directory of others."""
+        directories = _directories(objects)
+        for name, _ in objects:
+            if name in directories:
+                raise name_collision(self._source.uri(f"{key}/{name}"))
+        return objects
+
+    def _listed(self, key: str, now: float = 0.0) -> Iterator[tuple[Listing, str]]:
+        """Listings that are believed at a time of what is above a key, the nearest first; the rest of it."""
+        for above in _and_above(key):
+            listing = self._listings.get(above)
+            if listing and now < listing.until:
+                yield listing, key[len(above) + 1 :]
+
+    def _looked_up(self, key: str) -> Status | None:
+        """What is at a key of which no listing tells."""
+        above = key.rpartition("/")[0]
+        with self._lock:
+            is_first = above not in self._asked_in
+            self._asked_in.add(above)
+        # Whoever asks for two names in a directory will ask for more.
+        if above and not is_first and (listing := self._list_if_allowed(above)):
+            return listing.status(key[len(above) + 1 :])
+        is_file_first = bool(_FILE_NAME.search(key)) and "/" in key
+        if is_file_first and (result := self._source.head(key)):
+            return result
+        if "/" not in key:
+            self._list(key)  # raises where there is no such bucket
+            return _DIRECTORY
+        if self._list(key).directories[""]:
+            return _DIRECTORY
+        return None if is_file_first else self._source.head(key)
+
+    def _list_if_allowed(self, key: str) -> Listing | None:
+        """A listing without what is in directories; None where this user may read and not list."""
+        if key in self._unlistable:
+            return None
+        try:
+            return self._list(key, deep=False)
+        except StorageError:
+            self._unlistable.add(key)
+            return None
+
+    def _list(self, key: str, deep: bool = True) -> Listing:
+        asked = time.monotonic()
+        objects = self._source.objects_below(key, _MOST_OBJECTS) if deep else None
+        directories = {"": self._source.names_below(key)} if objects is None else _directories(objects)
+        now = time.monotonic()
+        until = now + max(_BELIEVED, _TIMES_AS_LONG * (now - asked))
+        listing = Listing(asked, until, directories, objects)
+        # Below a file there is nothing, too.
+        if directories[""]:
+            with self._lock:
+                self._listings[key] = listing
+        return listing
+
+
+def _directories(objects: Iterable[Object]) -> Mapping[str, Mapping[str, Status]]:
+    """What is directly in each directory that has one of these objects below."""
+    result: dict[str, dict[str, Status]] = {"": {}}
+    for key, status in objects:
+        above, _, name = key.rpartition("/")
+        is_new = above not in result
+        result.setdefault(above, {})[name] = status
+        while above and is_new:
+            above, _, name = above.rpartition("/")
+            is_new = above not in result
+            result.setdefault(above, {}).setdefault(name, _DIRECTORY)
+    return result
+
+
+def _and_above(key: str) -> Iterator[str]:
+    """A key and those of the directories that it is in, the nearest first."""
+    while key:
+        yield key
+        key = key.rpartition("/")[0]

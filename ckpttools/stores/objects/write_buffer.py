@@ -1,0 +1,110 @@
+"""The small files of a checkpoint that grows in a bucket or on the hub: in memory until it is published.
+
+A reader goes by them. So they are put when all data is there, and those that were written last, which say
+that this is a checkpoint, when all others are.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, ClassVar
+
+from ckpttools.stores.abilities import Links, LinkTrials
+from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
+from ckpttools.stores.memory import Bytes
+from ckpttools.stores.thread_map import in_threads, writes_at_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# Item and step have a file each that says that they are complete.
+_LAST = 2
+
+
+class PendingFiles(Store):
+    """A store with files that are not there yet. Keys are those of the store below it.
+
+    Args:
+        store: the one below.
+        note_link: called with the key of a file before it is copied there.
+    """
+
+    scheme: ClassVar[str] = "pending"
+
+    def __init__(self, store: Store, note_link: Callable[[str], None]) -> None:
+        self._store, self._note_link = store, note_link
+        self._files: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def files(self) -> Iterable[str]:
+        """Keys of what was written, in that order."""
+        return list(self._files)
+
+    def stat(self, key: str) -> Status | None:
+        with self._lock:
+            if key in self._files:
+                content = Bytes(key, self._files[key])
+                return Status(FileKind.FILE, content.size, content.version)
+            if any(file.startswith(f"{key}/") for file in self._files):
+                return Status(FileKind.DIRECTORY)
+        return self._store.stat(key)
+
+    def list(self, key: str) -> Iterator[DirEntry]:
+        with self._lock:
+            names = [
+                file[len(key) + 1 :].partition("/") for file in self._files if file.startswith(f"{key}/")
+            ]
+        kinds = {name: FileKind.DIRECTORY if rest else FileKind.FILE for name, _, rest in names}
+        there = self._store.list(key) if not kinds or self._store.stat(key) else ()
+        yield from (entry for entry in there if entry.name not in kinds)
+        yield from (DirEntry(name, kind) for name, kind in kinds.items())
+
+    def open(self, key: str, result: Status | None = None) -> File:
+        with self._lock:
+            content = self._files.get(key)
+        return self._store.open(key) if content is None else Bytes(self.uri(key), content)
+
+    def write(self, key: str, content: bytes) -> None:
+        """As `Writes.write`: it is put when all is published."""
+        with self._lock:
+            self._files.pop(key, None)
+            self._files[key] = content
+
+    def write_at(self, key: str, offset: int, content: bytes) -> None:
+        """As `Writes.write_at`, of what was written before."""
+        with self._lock:
+            data = bytearray(self._files[key])
+            data[offset : offset + len(content)] = content
+            self._files[key] = bytes(data)
+
+    def put_all(self, put: Callable[[str, bytes], None]) -> None:
+        """Writes them: the last two when all others are there, one after the other.
+
+        Args:
+            put: writes one.
+        """
+        names = list(self._files)
+        in_threads(writes_at_once(), lambda key: put(key, self._files[key]), names[:-_LAST])
+        for key in names[-_LAST:]:
+            put(key, self._files[key])
+
+    def uri(self, key: str) -> str:
+        return self._store.uri(key)
+
+    def trials(self, key: str) -> LinkTrials:
+        return self._links.trials(key)
+
+    def link(self, source: File, key: str) -> bool:
+        self._note_link(key)
+        return self._links.link(source, key)
+
+    def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
+        self._note_link(key)
+        self._links.copy_parts(source, key, parts)
+
+    @property
+    def _links(self) -> Links:
+        assert isinstance(self._store, Links)
+        return self._store

@@ -1,0 +1,175 @@
+"""Names of a model's weights without what trainers of PyTorch put around them.
+
+`{"model": model.state_dict()}` in a distributed checkpoint, `module.` of DistributedDataParallel,
+`_orig_mod.` of `torch.compile` and `_fsdp_wrapped_module.` of FSDP all mean the same weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from ckpttools.array.tree import Path, Tree, dotted
+from ckpttools.core.notes import Notes
+from ckpttools.core.text import array_count, matches_any, plural, some
+from ckpttools.roles.buffers import is_buffer
+from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.moves import Move, moved
+
+# Keys under which trainers put a model's whole state dict: torchtitan and accelerate, Lightning, DeepSpeed.
+_OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
+# No model calls a module of its own like this: each is put in by what wraps a module, anywhere in a name.
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+# PyTorch's name for what `Module.get_extra_state` gives: never a weight.
+_STATE = "_extra_state"
+_MODULE, _MODEL = "module.", "model."
+
+
+def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
+    """The tree with plain names of weights; as it is where not all of its arrays are wrapped alike.
+
+    Python numbers beside a state dict (`epoch`) are left out with what is around it, but for those in a list
+    with arrays, which would have a gap.
+
+    Args:
+        tree: of a checkpoint of PyTorch; others have no such names and stay as they are.
+        drop: patterns of dotted names of arrays that are to be left out anyway, which may have any name.
+    """
+    weights = [path for path in tree.arrays if path not in tree.metadata.scalars]
+    weights = [path for path in weights if not matches_any(dotted(path), drop)]
+    outer = _outer_keys(weights)
+    names = {path: str(path[-1]) for path in weights if len(path) == len(outer) + 1}
+    if not names or len(names) < len(weights):
+        return Transformed(tree, Notes())
+    plain, taken = _without_wrappers(names)
+    if (not outer and not taken) or len({*plain.values()}) < len(plain):
+        return Transformed(tree, Notes())
+    others = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
+    stays = dict.fromkeys([*others, *_beside_in_lists(tree, others)])
+    moves = [Move(path, (name,), tree[path]) for path, name in plain.items()]
+    moves += [Move(path, path, tree[path]) for path in stays]
+    numbers = [dotted(path) for path in tree.arrays if path in tree.metadata.scalars and path not in stays]
+    return Transformed(moved(tree, moves), Notes(remarks=tuple(_remarks(outer, taken, numbers))))
+
+
+def _beside_in_lists(tree: Tree, paths: Iterable[Path]) -> Iterator[Path]:
+    """All leaves in the outermost lists that some of these are in."""
+    lists = set(map(_list_of, paths)) - {None}
+    return (path for path in tree if _list_of(path) in lists)
+
+
+def _list_of(path: Path) -> Path | None:
+    """The outermost list that a path is in."""
+    return next((path[:at] for at, key in enumerate(path) if isinstance(key, int)), None)
+
+
+def find_buffers(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
+    """Find the buffers of a tree, except those whose dotted names match a pattern in `drop`."""
+    names = {path: dotted(path) for path in tree.arrays}
+    return [
+        path
+        for path, name in names.items()
+        if is_buffer(name, tree.arrays[path]) and not matches_any(name, drop)
+    ]
+
+
+def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
+    """Leave out arrays that PyTorch modules keep next to weights: states, such as scales of Transformer
+    Engine, and buffers, which models recompute.
+
+    Args:
+        tree: a model.
+        drop: patterns of dotted names of arrays that are left out anyway; these stay here.
+    """
+    names = {path: dotted(path) for path in tree.arrays}
+    names = {path: name for path, name in names.items() if name.rpartition(".")[2] == _STATE}
+    states = {path for path, name in names.items() if not matches_any(name, drop)}
+    buffers = find_buffers(tree, drop)
+    left = {*states, *buffers}
+    if not left:
+        return Transformed(tree, Notes())
+    kept = [Move(path, path, leaf) for path, leaf in tree.items() if path not in left]
+    remarks = []
+    if states:
+        remarks.append(f"{array_count(states)} left out, which modules keep next to weights (*.{_STATE})")
+    if buffers:
+        names_of_buffers = some([dotted(path) for path in buffers])
+        remarks.append(f"left out, because models recompute such buffers: {names_of_buffers}")
+    return Transformed(moved(tree, kept), Notes(remarks=tuple(remarks)))
+
+
+def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
+    """Patterns of the arrays beside a model's state dict, such as an optimizer's; none where it is alone.
+
+    Args:
+        tree: of a checkpoint of PyTorch.
+        drop: as of `unwrapped`.
+    """
+    arrays = [path for path in tree.arrays if not matches_any(dotted(path), drop)]
+    weights = (path for path in arrays if path not in tree.metadata.scalars)
+    above = Counter(path[:-1] for path in weights if all(key in _OUTER for key in path[:-1]))
+    if not above:
+        return []
+    ((outer, _),) = above.most_common(1)
+    numbers = tree.metadata.scalars
+    # Numbers beside a dictionary of weights go with what is around it.
+    others = [p for p in arrays if (p[:-1] != outer or p in numbers) and not (outer and p in numbers)]
+    return list(dict.fromkeys(_pattern(path, outer) for path in others))
+
+
+def _pattern(path: Path, outer: Path) -> str:
+    """What names a path and all that lies beside it, apart from what is below `outer`."""
+    shared = next((at for at, (a, b) in enumerate(zip(path, outer, strict=False)) if a != b), len(outer))
+    return dotted(path) if len(path) <= shared + 1 else f"{dotted(path[: shared + 1])}.*"
+
+
+def _outer_keys(paths: Collection[Path]) -> Path:
+    """The keys of dictionaries around one state dict, which all arrays are in."""
+    above = {path[:-1] for path in paths}
+    outer = above.pop() if len(above) == 1 else ()
+    return outer if all(key in _OUTER for key in outer) else ()
+
+
+def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str]]:
+    """Names without prefixes that all have, and without wrappers; and what was taken away."""
+    taken: dict[str, None] = {}
+    for _ in range(4):
+        before = names
+        for item in filter(_may_be_wrapped, names.values()):
+            taken.update((f"{word}.", None) for word in item.split(".")[:-1] if word in _WRAPPERS)
+        names = {path: _unwrapped_name(name) for path, name in names.items()}
+        for prefix, is_prefix in ((_MODULE, _have), (_MODEL, _have_twice)):
+            if is_prefix(names.values(), prefix):
+                taken[prefix] = None
+                names = {path: name.removeprefix(prefix) for path, name in names.items()}
+        if names == before:
+            break
+    return names, list(taken)
+
+
+def _may_be_wrapped(name: str) -> bool:
+    return any(word in name for word in _WRAPPERS)
+
+
+def _unwrapped_name(name: str) -> str:
+    if not _may_be_wrapped(name):
+        return name
+    *above, last = name.split(".")
+    return ".".join([*(word for word in above if word not in _WRAPPERS), last])
+
+
+def _have(names: Iterable[str], prefix: str) -> bool:
+    return all(name.startswith(prefix) for name in names)
+
+
+def _have_twice(names: Collection[str], prefix: str) -> bool:
+    """Whether a prefix that models have themselves is there once more: `model.model.layers`."""
+    inside = (prefix + prefix, f"{prefix}lm_head.")
+    return _have(names, prefix) and any(name.startswith(inside) for name in names)
+
+
+def _remarks(outer: Path, taken: Collection[str], numbers: Sequence[str]) -> Iterator[str]:
+    parts = [f"the state dict below {dotted(outer)!r}"] if outer else []
+    parts += [f"names without {', '.join(map(repr, taken))}"] if taken else []
+    parts += [f"{plural(len(numbers), 'number')} left out ({some(numbers)})"] if numbers else []
+    yield f"taken from a checkpoint of a trainer: {', '.join(parts)}"
