@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401  # safetensors finds bfloat16 by its name
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file

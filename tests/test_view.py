@@ -23,7 +23,7 @@ WORK = [
     "single_layers",
     "layer_stacks",
 ]
-OF_VIEWS = {f"maxtext/{name}.py" for name in ("flavours", "layers", "layer_notes", "optimizer", "parameters")}
+OF_VIEWS = {f"maxtext/{name}.py" for name in ("flavours", "layers", "layer_notes", "optimizer")}
 
 
 def calls(work):
@@ -64,7 +64,9 @@ def test_each_thing_is_worked_out_once_for_a_tree(work, trees):
     assert number(result, "_view") == trees
     assert number(result, "_roles", "array/tree.py") == number(result, "_view")
     for name in WORK:
-        assert number(result, name, "maxtext/view.py") <= number(result, "_view"), name
+        # The view asks for the scan axis once, and once more where arrays are scanned along another one.
+        times = 2 if name == "scan_axis" else 1
+        assert number(result, name, "maxtext/view.py") <= times * number(result, "_view"), name
     # Nobody else asks for it past the view.
     outside = {by for by, called, _ in result if called in OF_VIEWS and not by.startswith("maxtext/")}
     assert outside == set()
