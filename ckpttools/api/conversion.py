@@ -13,15 +13,16 @@ from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked, checked_options
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import StorageError
+from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural
 from ckpttools.formats.base import Writer
-from ckpttools.plan.plan import Plan
+from ckpttools.plan.plan import Division, Plan
 from ckpttools.plan.reading import cores, reading_costs
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import begun_at
 from ckpttools.stores.registry import LocationLike, parse
 
 DEFAULT_MEMORY = 1 << 30
@@ -76,10 +77,27 @@ class Resources:
             if self.requests and streams and not self.jobs:
                 # A worker writes one file at a time.
                 jobs = max(self.requests, costs.requests or 0)
-            plan = build(
-                tree, writer, memory=self.memory, jobs=jobs, notes=notes, reserved=reserved, streams=streams
-            )
+            build_plan = partial(build, tree, writer, memory=self.memory, jobs=jobs)
+            build_plan = partial(build_plan, notes=notes, reserved=reserved, streams=streams)
+            plan = self._begun_plan(build_plan, writer) or build_plan()
             return Conversion(plan, writer, self.requests, jobs)
+
+    def _begun_plan(self, build_plan: Callable[..., Plan], writer: Writer) -> Plan | None:
+        """Return the plan that an interrupted command began at the destination; None if it began another one.
+
+        That command may have had more memory or workers, and have divided the arrays into other tasks.
+        """
+        begun = begun_at(self.destination) if self.destination else None
+        division = Division.from_text(begun.division) if begun else None
+        if begun is None or division is None:
+            return None
+        from ckpttools.run.fingerprint import fingerprint
+
+        try:
+            plan = build_plan(division=division)
+            return plan if fingerprint(plan, writer) == begun.plan else None
+        except CheckpointError:
+            return None  # other tasks may fit into the memory, or another source may be readable
 
 
 def _hashing_bytes(tree: Tree) -> int:

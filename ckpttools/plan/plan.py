@@ -63,6 +63,32 @@ class Totals(TypedDict):
     bytes_out: int
 
 
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How arrays are cut into tasks. It follows from the memory and the number of workers.
+
+    Attributes:
+        max_bytes: Maximum bytes of a task.
+        share_bytes: The same for tasks without encoded chunks, so that every worker gets several tasks.
+    """
+
+    max_bytes: int
+    share_bytes: int
+
+    def to_text(self) -> str:
+        """Encode the division for a journal."""
+        return f"{self.max_bytes} {self.share_bytes}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Division | None:
+        """Decode the result of `to_text`. Returns None for any other text."""
+        words = text.split(" ")
+        if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
+            return None
+        division = cls(*map(int, words))
+        return division if 0 < division.share_bytes <= division.max_bytes else None
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """What will be done.
@@ -80,6 +106,7 @@ class Plan:
         streams: how files are written where that goes from the first byte to the last; None where tasks may
             be done in any order.
         has_digests: whether task outputs are hashed, for comparison with other copies of the source.
+        division: how arrays are cut into tasks; None for plans that are read from a file.
     """
 
     tree: Tree
@@ -93,6 +120,7 @@ class Plan:
     reserved: int = 0
     streams: Streams | None = None
     has_digests: bool = False
+    division: Division | None = None
 
     def __repr__(self) -> str:
         arrays, tasks = array_count(self.tree.arrays), plural(len(self.tasks), "task")
@@ -204,6 +232,7 @@ def build(
     notes: Notes | None = None,
     reserved: int = 0,
     streams: Streams | None = None,
+    division: Division | None = None,
 ) -> Plan:
     """Plans writing `tree` with `writer`.
 
@@ -215,19 +244,23 @@ def build(
         notes: what the user should know.
         reserved: bytes of the memory that something else takes meanwhile.
         streams: how files are written; None where they are written at any offset.
+        division: how arrays are cut into tasks; None to choose it.
 
     Raises:
         MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
         FormatError: chunks of the source are missing.
     """
     refuse_incomplete(tree.arrays.values(), tree.metadata.location)
-    jobs, limit, layout = _fitted(tree, writer, memory, jobs, reserved, streams)
-    tasks = _in_order(tree, layout, limit) if streams else _in_any_order(tree, layout, limit, jobs)
+    jobs, limit, layout = _fitted(tree, writer, memory, jobs, reserved, streams, division)
+    share = division.share_bytes if division else min(limit, _share(_written(tree, layout).values(), jobs))
+    division = Division(limit, share)
+    tasks = _in_order(tree, layout, limit) if streams else _in_any_order(tree, layout, division)
     buffer = max((task.bytes_out for task in tasks), default=0)
     scratch = _scratch_bytes(tree, layout)
     reserved += jobs * streams.memory if streams else 0
     return Plan(
-        tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes(), reserved, streams
+        *(tree, layout, tuple(tasks), jobs, memory, buffer, scratch, notes or Notes(), reserved, streams),
+        division=division,
     )
 
 
@@ -239,15 +272,15 @@ def _in_order(tree: Tree, layout: Layout, limit: int) -> list[Task]:
     return in_write_order(chain.from_iterable(cuts), layout)
 
 
-def _in_any_order(tree: Tree, layout: Layout, limit: int, jobs: int) -> list[Task]:
+def _in_any_order(tree: Tree, layout: Layout, division: Division) -> list[Task]:
     """Tasks for files that are written at any offset, sources in file order."""
-    written = _written(tree, layout)
-    share = min(limit, _share(written.values(), jobs))
     tasks = (
         task
-        for path, array in written.items()
+        for path, array in _written(tree, layout).items()
         for placement in (layout.placements[path],)
-        for task in cut(path, array, placement, limit if placement.codec else share)
+        for task in cut(
+            path, array, placement, division.max_bytes if placement.codec else division.share_bytes
+        )
     )
     return sorted(tasks, key=lambda task: task.locality)
 
@@ -263,7 +296,13 @@ def _share(arrays: Collection[LazyArray], jobs: int) -> int:
 
 
 def _fitted(
-    tree: Tree, writer: Writer, memory: int, jobs: int, reserved: int, streams: Streams | None
+    tree: Tree,
+    writer: Writer,
+    memory: int,
+    jobs: int,
+    reserved: int,
+    streams: Streams | None,
+    division: Division | None,
 ) -> tuple[int, int, Layout]:
     """Workers, bytes of a task and a layout that stay within the memory; few, large tasks first."""
     layout = writer.layout(tree, LARGEST_TASK)
@@ -272,7 +311,10 @@ def _fitted(
         jobs = max(1, min(jobs, most_groups(layout, streams.file_bytes)))
     least = 0
     is_far = bool(reading_costs(_written(tree, layout).values()).requests)
-    for count, limit in _in_order_from_far(jobs) if streams and is_far else _choices(jobs):
+    choices = _in_order_from_far(jobs) if streams and is_far else _choices(jobs)
+    if division:
+        choices = ((count, division.max_bytes) for count in range(jobs, 0, -1))
+    for count, limit in choices:
         # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
         layout = writer.layout(tree, limit) if encodes else layout
         needed = reserved + _needed(tree, layout, count, limit, streams)

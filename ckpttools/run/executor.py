@@ -90,7 +90,9 @@ def execute(
     location = parse(destination)
     staging = staging_of(location, overwrite, partial(check_replaced, location))
     own = _checked(plan, writer, location, staging, planned)
-    purpose = JobInfo(own, source_of(plan), command, str(parse(".").absolute()) if command else "")
+    directory = str(parse(".").absolute()) if command else ""
+    division = plan.division.to_text() if plan.division else ""
+    purpose = JobInfo(own, source_of(plan), command, directory, division)
     with counted() as traffic, ExitStack() as opened:
         work = _open_work(opened, staging, purpose, plan, location, overwrite=overwrite)
         if work.is_complete:

@@ -84,12 +84,23 @@ class JobInfo:
         source: what is converted, for messages.
         command: the command line, for messages; "" where there is none.
         directory: where that was given.
+        division: how the work is divided into tasks, as text. It follows from the memory and the number of
+            workers; whoever resumes the work with others takes the same division.
     """
 
     plan: str
     source: str = ""
     command: str = ""
     directory: str = ""
+    division: str = ""
+
+    def is_same_command(self, other: JobInfo) -> bool:
+        """Whether two plans were made by one command, which may have found another source."""
+        return bool(self.command) and (self.source, self.command, self.directory) == (
+            other.source,
+            other.command,
+            other.directory,
+        )
 
 
 class Series:
@@ -388,6 +399,8 @@ class Unfinished:
         writer: the process that is at work on it, in words; "" if none is, as far as is known.
         directory: where the command was given; "" where that is not known.
         release: the command that releases the lock of `writer`; "" where there is none.
+        plan: fingerprint of its plan; "" where that is not known.
+        division: as of `JobInfo`.
     """
 
     location: Location
@@ -396,6 +409,8 @@ class Unfinished:
     writer: str = ""
     directory: str = ""
     release: str = ""
+    plan: str = ""
+    division: str = ""
 
     @property
     def wait(self) -> str:

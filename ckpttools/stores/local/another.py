@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.stores.publishing import JobInfo
+
+_RESOURCES = frozenset(("--jobs", "--memory", "--requests", "--progress", "--no-progress", "--resume"))
+"""Options that change only how a command works: it resumes with other values, too."""
 
 
 def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> UsageError:
@@ -26,7 +28,7 @@ def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) ->
             expected="the file as an interrupted conversion left it",
             hint=discard,
         )
-    if begun.command and replace(begun, plan=purpose.plan) == purpose:
+    if begun.is_same_command(purpose):
         what = "another conversion: the same command, begun when its source was not what it is now"
         go_on = "it cannot be resumed"
     else:
@@ -60,10 +62,10 @@ def _changes(begun: JobInfo, purpose: JobInfo) -> str:
 
 
 def _options(command: str) -> Iterator[str]:
-    """Iterate over the options of a command, with their values."""
+    """Iterate over the options of a command that change its result, with their values."""
     words = command.split()
     for word, following in zip(words, [*words[1:], "-"], strict=True):
-        if word.startswith("--"):
+        if word.startswith("--") and word.partition("=")[0] not in _RESOURCES:
             yield word if following.startswith("-") else f"{word} {following}"
 
 

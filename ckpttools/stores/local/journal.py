@@ -282,7 +282,10 @@ def _anothers(path: Path, got: str) -> UsageError:
 
 def _purpose(content: object) -> JobInfo | None:
     """What a line says of whose work it is; None where it is not one of ours."""
+    # Earlier versions recorded no division.
     is_ours = (
-        isinstance(content, list) and len(content) == 4 and all(isinstance(item, str) for item in content)
+        isinstance(content, list)
+        and len(content) in (4, 5)
+        and all(isinstance(item, str) for item in content)
     )
     return JobInfo(*content) if is_ours else None  # type: ignore[misc]

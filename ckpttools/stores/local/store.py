@@ -246,6 +246,8 @@ class LocalStore(Store):
             _location(replaced) if is_there else None,
             begun.command,
             directory=begun.directory,
+            plan=begun.plan,
+            division=begun.division,
         )
 
     def begun_at(self, key: str) -> Unfinished | None:

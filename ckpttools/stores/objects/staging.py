@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
@@ -239,7 +238,7 @@ class ObjectStaging:
             return
         if not self.overwrite:
             what = "another conversion" if begun else "a conversion, and its journal cannot be read"
-            same = begun and begun.command and replace(begun, plan=purpose.plan) == purpose
+            same = begun and begun.is_same_command(purpose)
             raise UsageError(
                 f"{partial} holds the beginning of {what}",
                 got=f"{begun.source}, plan {begun.plan[:12]}" if begun else None,

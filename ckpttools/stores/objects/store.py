@@ -203,7 +203,11 @@ class ObjectStore(Store):
             writer, release = str(lock), lock.release
         elif result := at_work(members(bucket, rest, None, {})):
             writer, release = str(result[0]), result[0].release
-        return Unfinished(Location(self, partial), None, begun.command, writer, begun.directory, release)
+        return Unfinished(
+            *(Location(self, partial), None, begun.command, writer, begun.directory, release),
+            plan=begun.plan,
+            division=begun.division,
+        )
 
     def _left_at(self, key: str) -> Unfinished | None:
         """What is left of a conversion without its journal: nothing but a lock, or what has no owner."""
