@@ -331,7 +331,7 @@ class TestReplacing:
         plan = plan_to_maxtext(models / "a")
         stopped = count = 0
         while True:
-            count += 4
+            count += 6
             plan_to_maxtext(models / "b").run(out, overwrite=True)
             with monkeypatch.context() as patch:
                 stop_at_change(patch, count)
@@ -344,7 +344,7 @@ class TestReplacing:
             result.pop(PLAN_MARK, None)
             if out.exists():
                 assert result in (old, new)
-            if count % 8 == 0:
+            if stopped % 2 == 0:
                 # Another command puts it back, or leaves what is complete, and refuses.
                 with pytest.raises(CheckpointError):
                     plan_to_maxtext(models / "a", ToMaxText(scan=False)).run(out)

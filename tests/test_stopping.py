@@ -162,7 +162,7 @@ class TestConversions:
         process = start(*words)
         wait_for(lambda: finished_tasks(tmp_path / "out.partial"))
         process.send_signal(number)
-        assert ends(process, 10) == (128 + number, "", f"{MESSAGE} {GOES_ON}\n")
+        assert ends(process, 60) == (128 + number, "", f"{MESSAGE} {GOES_ON}\n")
         assert not (tmp_path / "out").exists()
         if number == signal.SIGTERM:
             code, receipt, _ = ends(start(*words), 60)
@@ -237,11 +237,11 @@ class TestHandlers:
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "ending\n"
         process.send_signal(signal.SIGTERM)
-        assert ends(process, 10) == (143, "", "Stopped.\n")
+        assert ends(process, 60) == (143, "", "Stopped.\n")
 
     def test_one_that_is_lost_in_a_finalizer_is_raised_again(self):
         command = [sys.executable, "-c", IN_A_FINALIZER]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stderr) == (143, "")
 
     def test_they_are_as_before_afterwards(self):

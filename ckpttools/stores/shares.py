@@ -205,7 +205,7 @@ def published(destination: object) -> PublishedError:
     return PublishedError(
         f"{destination} is complete: all parts are done, and it has its name",
         expected="nothing more to do",
-        hint=f"{plan_step('ckpttools.publish_plan', '--publish')} removes what is left beside it",
+        hint=f"{plan_step('ckpttools.publish_plan', '--publish')} removes the files that are left next to it",
     )
 
 
@@ -249,7 +249,11 @@ def this_process() -> str:
 
 
 def who_does_what(begun: JobInfo | None = None) -> str:
-    """How to see who does the parts of a plan; `begun`: their work, whose command names the plan."""
+    """Return the command that lists the processes of a plan.
+
+    Args:
+        begun: the work of these processes, whose command names the plan; None if it is unknown.
+    """
     words = begun.command.split(" --part ")[0].partition("ckpt run ") if begun else ("", "", "")
     return plan_step("ckpttools.plan_status(plan)", "--status", words[2])
 

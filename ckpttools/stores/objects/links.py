@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # An ETag that is computed from the content (MD5, S3) is the same again when old content is put back. Others
 # are different after each write.
 _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?|changed .*")
-# HEAD requests tell the time of the last change in whole seconds.
+# HEAD requests report the modification time in whole seconds.
 _CLOCK_SECONDS = 2
 
 
