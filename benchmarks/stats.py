@@ -19,7 +19,7 @@ from hash import CORES, MEMORY, against_pread
 from pairs import ckpt, command, remove, seconds
 
 import ckpttools
-from ckpttools.inspect.stats import inspect_stats
+from ckpttools.inspection.stats import inspect_stats
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 

@@ -1,21 +1,18 @@
-"""Convert, inspect and prove LLM checkpoints in the JAX world.
+"""Convert, inspect, compare and repair LLM checkpoints.
 
     import ckpttools
 
-    tree = ckpttools.open("checkpoints/llama")                               # nothing is read but headers
+    tree = ckpttools.open("checkpoints/llama")                               # reads only headers
     receipt = ckpttools.hf_to_maxtext("hf/llama", "maxtext/llama", dtype="bfloat16")
-    prepared = ckpttools.maxtext_to_hf.plan("maxtext/llama", "hf/again")     # decided, nothing is written
+    prepared = ckpttools.maxtext_to_hf.plan("maxtext/llama", "hf/again")     # plans, writes nothing
     ckpttools.verify("maxtext/llama", "hf/llama").equal                      # True
 
-Names are loaded when they are first used: importing the package costs next to nothing.
+Names are imported on first use, so `import ckpttools` itself is cheap.
 """
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-
-# Not that of typing, whose import takes as long as all else before the command line can be stopped in order.
+# Not typing.TYPE_CHECKING: importing typing takes as long as everything else before `ckpt` handles signals.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -99,7 +96,7 @@ if TYPE_CHECKING:
     from ckpttools.transforms.functions import mapped_by as mapped_by
     from ckpttools.transforms.select import Select as Select
 
-# Module -> what it has of what is here.
+# Module -> the public names that it defines.
 _MODULES = {
     "api.adapters": "adapter_to_maxtext adapter_to_peft extract_adapter merge_adapter",
     "api.average": "average",
@@ -171,32 +168,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Callable(ModuleType):
-    """A room that has the name of a function, and is called and planned as the function."""
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return self._function(*arguments, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        # No other: `from room import module` asks for the module's name here before it is imported.
-        if name != "plan":
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        return self._function.plan
-
-    @property
-    def _function(self) -> Any:
-        return __getattr__(self.__name__.rpartition(".")[2])
-
-
-class Package(ModuleType):
-    """A package where importing the module `doctor` must not hide the function `doctor`: it is both."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOMES and type(value) is ModuleType:
-            value.__class__ = _Callable
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = Package

@@ -11,8 +11,8 @@ from typing import Any
 from oracle.cases import configurations
 from oracle.results import PASSED, Row, read
 
-from ckpttools.families.family import Family
-from ckpttools.families.registry import families, family_of
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import families, family_of
 from ckpttools.quantized.config import says_quantized
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

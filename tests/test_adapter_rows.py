@@ -24,9 +24,9 @@ from ckpttools.adapters.to_peft import to_peft
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError
-from ckpttools.families.registry import families, family_of
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.registry import families, family_of
 
 GLOBAL = {"global_head_dim": 8, "num_global_key_value_heads": 2}
 

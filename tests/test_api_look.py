@@ -265,17 +265,16 @@ def test_what_a_format_keeps_beside_arrays_is_asked_of_the_format(monkeypatch):
     assert registry.stored_shardings(silent) == {}
 
 
-def test_rooms_that_have_the_name_of_a_function_are_called_as_it():
+def test_internal_modules_never_shadow_public_functions():
     code = """if True:
-        import sys, ckpttools
+        import pkgutil, sys, ckpttools
         assert not {"numpy", "click", "jax"} & sys.modules.keys()
         first = ckpttools.families()
-        import ckpttools.families.registry
-        assert ckpttools.families() == first == ckpttools.api.families()
-        import ckpttools.inspect.tree as tree
-        assert tree.inspect_tree and callable(ckpttools.inspect) and callable(ckpttools.api.inspect)
-        import ckpttools.api.prune
-        assert ckpttools.api.prune.plan == ckpttools.prune.plan
-        assert not hasattr(ckpttools.inspect, "plan") and not hasattr(ckpttools.api.prune, "plane")
+        rooms = {module.name for module in pkgutil.iter_modules(ckpttools.__path__)}
+        assert not rooms & set(ckpttools.__all__)
+        import ckpttools.model_families.registry, ckpttools.inspection.tree, ckpttools.api.prune
+        assert ckpttools.families() == first
+        assert ckpttools.api.prune.prune is ckpttools.prune and ckpttools.prune.plan
+        assert callable(ckpttools.inspect) and not hasattr(ckpttools.inspect, "plan")
         """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -22,7 +22,7 @@ from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.streams import ByteRange, ExactReader
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.doctor.examine import examine
+from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.memory import Bytes
 

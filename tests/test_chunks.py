@@ -28,9 +28,9 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, ceil_div, count_runs, grid_cell, grid_indices
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree, storage_of
-from ckpttools.inspect.advice import advice
-from ckpttools.inspect.chunks import inspect_chunks, predict
-from ckpttools.inspect.meshes import parse_spec
+from ckpttools.inspection.advice import advice
+from ckpttools.inspection.chunks import inspect_chunks, predict
+from ckpttools.inspection.meshes import parse_spec
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.testing.strategies import stored
 

@@ -149,7 +149,7 @@ print(*sys.modules, file=sys.stderr)
         imported = self.imported("convert", "hf-to-maxtext", str(llama), str(tmp_path / "x"))
         assert not imported & {"jax", "orbax", "tensorstore", "huggingface_hub", "rich", "yaml"}
         # What is of other formats, of adapters, of meshes and of digests: a quarter of the start.
-        rooms = {"adapters", "digest", "inspect", "sharding", "formats.torch", "formats.flax"}
+        rooms = {"adapters", "digest", "inspection", "sharding", "formats.torch", "formats.flax"}
         assert not imported & {f"ckpttools.{room}" for room in rooms}
 
 

@@ -22,8 +22,6 @@ from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, MappingError, ShapeError, UsageError
-from ckpttools.families.deepseek4 import RESAVED
-from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.whole_numbers import Whole
@@ -34,6 +32,8 @@ from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.deepseek4 import RESAVED
+from ckpttools.model_families.registry import families
 from ckpttools.transforms.cast import CastMap, CastTo
 
 GOLDEN = GOLDEN_0_2_5 / "deepseek4"

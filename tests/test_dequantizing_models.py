@@ -19,7 +19,7 @@ from support.measured import within
 import ckpttools
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import DamagedScalesError, FormatError
-from ckpttools.doctor.examine import examine
+from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.quantized import stored_values
 from ckpttools.quantized.dequantizable import weights_in

@@ -12,9 +12,9 @@ from support.command_line import succeed
 
 import ckpttools
 from ckpttools.core.errors import FormatError
-from ckpttools.families.registry import families
 from ckpttools.maxtext.config.deviations import known_deviations, rounded_root
 from ckpttools.maxtext.versions import VERSIONS
+from ckpttools.model_families.registry import families
 
 YARN = {
     "rope_type": "yarn",

@@ -135,7 +135,7 @@ def test_the_page_on_python_names_every_call():
 
 
 def test_the_family_that_the_page_explains_is_the_one_that_there_is():
-    from ckpttools.families.registry import families
+    from ckpttools.model_families.registry import families
 
     names: dict[str, object] = {}
     exec(code_blocks(FAMILY_PAGE, "python")[0], names)
@@ -216,8 +216,8 @@ def test_the_examples_of_the_python_page_run_one_after_the_other(tmp_path, monke
 def test_the_page_names_every_key_of_a_family_file():
     from dataclasses import fields
 
-    from ckpttools.families.family import Family, FlagRule, Spelling
     from ckpttools.mapping.layers import Layers
+    from ckpttools.model_families.family import Family, FlagRule, Spelling
 
     text = FAMILY_PAGE.read_text()
     names = {field.name for kind in (Family, FlagRule, Spelling, Layers) for field in fields(kind)}

@@ -34,9 +34,9 @@ from support.orbax_items import (
 import ckpttools
 from ckpttools.array.tree import keystr
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
-from ckpttools.doctor import checks as checks_room
-from ckpttools.doctor.base import LEVELS, pasted
-from ckpttools.doctor.examine import checks, examine, fixes, mend
+from ckpttools.diagnosis import checks as checks_room
+from ckpttools.diagnosis.base import LEVELS, pasted
+from ckpttools.diagnosis.examine import checks, examine, fixes, mend
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.registry import open_tree
@@ -967,7 +967,7 @@ def test_pipes_among_data_files_are_not_waited_for(tmp_path, name):
 
 def test_a_check_is_one_file(tmp_path, monkeypatch):
     source = """
-from ckpttools.doctor.base import INFO, Check, Finding
+from ckpttools.diagnosis.base import INFO, Check, Finding
 def look(inventory):
     yield Finding(INFO, str(inventory.path), "hello", "because", "nothing")
 CHECK = Check("greeting", "says hello", look)
@@ -987,7 +987,7 @@ def test_a_check_that_fails_is_told(monkeypatch):
     def look(inventory):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("ckpttools.doctor.examine.checks", lambda: (type(failing)("planted", "", look),))
+    monkeypatch.setattr("ckpttools.diagnosis.examine.checks", lambda: (type(failing)("planted", "", look),))
     result = examine(ORBAX / "standard").findings
     assert ["ZeroDivisionError: planted" in entry.what for entry in result] == [True]
 

@@ -27,8 +27,8 @@ from support.locations import ORBAX
 from support.orbax_items import LITTLE, change_index, change_json, values_of, write_item, zarr2, zarr3
 
 import ckpttools
-from ckpttools.doctor.base import Finding
-from ckpttools.doctor.examine import examine
+from ckpttools.diagnosis.base import Finding
+from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.runs.removal import Removal
 from ckpttools.stores.local.directory import StagingDirectory

@@ -10,9 +10,9 @@ import pytest
 from support.command_line import ckpt, succeed
 from support.locations import GOLDEN
 
-from ckpttools.families.registry import families
-from ckpttools.families.toml_read import family_from_toml
-from ckpttools.families.toml_write import family_to_toml
+from ckpttools.model_families.registry import families
+from ckpttools.model_families.toml_read import family_from_toml
+from ckpttools.model_families.toml_write import family_to_toml
 
 LLAMA = GOLDEN / "llama3.1"
 
@@ -172,7 +172,7 @@ class TestCheck:
         assert len(findings) == 8
         assert findings[0] == {
             "kind": "shape",
-            "place": "model.layers.0.mlp.gate_proj.weight",
+            "location": "model.layers.0.mlp.gate_proj.weight",
             "text": "got [128, 64], expected [64, 128] (it looks transposed)",
         }
 

@@ -17,10 +17,6 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError, StorageError
-from ckpttools.families.family import Family, FlagRule, Spelling
-from ckpttools.families.registry import families, family_of
-from ckpttools.families.toml_read import family_from_toml
-from ckpttools.families.toml_write import family_to_toml
 from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.synthetic_models import Sizes, made_up
@@ -28,6 +24,10 @@ from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.mapping.values import Scale
+from ckpttools.model_families.family import Family, FlagRule, Spelling
+from ckpttools.model_families.registry import families, family_of
+from ckpttools.model_families.toml_read import family_from_toml
+from ckpttools.model_families.toml_write import family_to_toml
 
 BUILT_IN = tuple(families())
 # The others take most of the time, as many settings of their flags are tried: 24 and 8.

@@ -21,11 +21,6 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError, StorageError, UsageError
-from ckpttools.families.family import Family, FlagRule, Spelling
-from ckpttools.families.file import family_from_file, names_a_file
-from ckpttools.families.registry import families, family_called
-from ckpttools.families.toml_read import family_from_toml
-from ckpttools.families.toml_write import family_to_toml
 from ckpttools.family_check.check import check_against, check_alone, check_on_config
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.axes import Side
@@ -37,6 +32,11 @@ from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.family import Family, FlagRule, Spelling
+from ckpttools.model_families.file import family_from_file, names_a_file
+from ckpttools.model_families.registry import families, family_called
+from ckpttools.model_families.toml_read import family_from_toml
+from ckpttools.model_families.toml_write import family_to_toml
 from ckpttools.testing.strategies import statements
 
 BUILT_IN = tuple(families())
@@ -426,7 +426,7 @@ class TestFiles:
         assert family_called(str(path)) == families()["qwen3"]
 
     def test_python(self, tmp_path):
-        text = "from ckpttools.families.qwen3 import FAMILY as QWEN\n"
+        text = "from ckpttools.model_families.qwen3 import FAMILY as QWEN\n"
         text += "from dataclasses import replace\nFAMILY = replace(QWEN, name=__name__ and 'mine')\n"
         assert family_from_file(self.write(tmp_path, "mine.py", text)).name == "mine"
 
@@ -463,7 +463,7 @@ class TestFiles:
 
     def test_layers_that_do_not_go_together_are_named_with_their_file(self, tmp_path):
         text = (
-            "from dataclasses import replace\nfrom ckpttools.families.qwen3 import FAMILY as QWEN\n"
+            "from dataclasses import replace\nfrom ckpttools.model_families.qwen3 import FAMILY as QWEN\n"
             "LAYERS = (replace(QWEN.layers[0], stacked=('block',)),)\nFAMILY = replace(QWEN, layers=LAYERS)\n"
         )
         path = self.write(tmp_path, "mine.py", text)
@@ -477,7 +477,7 @@ class TestFiles:
         [
             ("", "no family"),
             ("FAMILY = 3\n", "FAMILY of type int"),
-            ("from ckpttools.families.qwen3 import FAMILY as QWEN\n", "QWEN"),
+            ("from ckpttools.model_families.qwen3 import FAMILY as QWEN\n", "QWEN"),
         ],
     )
     def test_python_without_a_family(self, tmp_path, text, got):
@@ -513,7 +513,7 @@ class TestConversion:
 
     @pytest.fixture(params=["mine.toml", "mine.py"])
     def file(self, request, tmp_path):
-        texts = {"mine.toml": TOML["llama"], "mine.py": "from ckpttools.families.llama import FAMILY\n"}
+        texts = {"mine.toml": TOML["llama"], "mine.py": "from ckpttools.model_families.llama import FAMILY\n"}
         (tmp_path / request.param).write_text(texts[request.param])
         return tmp_path / request.param
 

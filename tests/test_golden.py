@@ -33,9 +33,9 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.array.tree import dotted
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.families.registry import family_of
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.registry import family_of
 from ckpttools.plan import plan as planning
 
 SCANS = pytest.mark.parametrize("scan", [True, False], ids=SCAN_NAMES.get)

@@ -19,7 +19,7 @@ MAY = {
     "quantized": {"array"},
     "roles": {"array"},
     "mapping": {"array", "quantized"},
-    "families": {"array", "mapping"},
+    "model_families": {"array", "mapping"},
     "codecs": {"array"},
     "formats": {"array", "stores", "codecs"},
     "plan": {"array", "stores", "formats.base", "formats.placement"},
@@ -38,19 +38,28 @@ MAY = {
         "quantized",
         "roles",
         "mapping",
-        "families",
+        "model_families",
         "stores",
         "formats",
         "plan",
         "transforms",
     },
-    "adapters": {"array", "quantized", "mapping", "families", "stores", "formats", "transforms", "maxtext"},
+    "adapters": {
+        "array",
+        "quantized",
+        "mapping",
+        "model_families",
+        "stores",
+        "formats",
+        "transforms",
+        "maxtext",
+    },
     "checks": {
         "array",
         "quantized",
         "roles",
         "mapping",
-        "families",
+        "model_families",
         "stores",
         "formats",
         "transforms",
@@ -61,7 +70,7 @@ MAY = {
         "array",
         "roles",
         "mapping",
-        "families",
+        "model_families",
         "stores",
         "formats",
         "plan",
@@ -69,13 +78,13 @@ MAY = {
         "transforms",
         "maxtext",
     },
-    "family_check": {"array", "mapping", "families", "stores", "formats", "maxtext"},
+    "family_check": {"array", "mapping", "model_families", "stores", "formats", "maxtext"},
     "digest": {"array", "roles", "stores", "plan", "run.events", "run.scanning", "maxtext"},
     "compare": {
         "array",
         "roles",
         "mapping",
-        "families",
+        "model_families",
         "stores",
         "plan",
         "run.scanning",
@@ -83,14 +92,14 @@ MAY = {
         "checks",
         "digest",
     },
-    "inspect": {
+    "inspection": {
         "stores.base",
         "stores.costs",
         "array",
         "quantized",
         "roles",
         "mapping",
-        "families",
+        "model_families",
         "plan.pieces",
         "run.scanning",
         "maxtext",
@@ -98,7 +107,7 @@ MAY = {
         "sharding",
         "digest.pairing",
     },
-    "doctor": {
+    "diagnosis": {
         "array",
         "quantized",
         "stores",
@@ -123,7 +132,7 @@ MAY = {
     "api": {
         "array",
         "roles",
-        "families",
+        "model_families",
         "stores",
         "codecs",
         "formats",
@@ -136,9 +145,9 @@ MAY = {
         "family_check",
         "digest",
         "compare",
-        "inspect",
+        "inspection",
         "checks",
-        "doctor",
+        "diagnosis",
         "copying",
         "runs",
     },
@@ -172,7 +181,7 @@ BRANCHING = (
     ast.Match,
 )
 HEAVY = {"jax", "orbax", "tensorstore", "huggingface_hub", "transformers", "torch"}
-DATA = [path for path in FILES if path.parent.name == "families" and path.stem not in MECHANISM]
+DATA = [path for path in FILES if path.parent.name == "model_families" and path.stem not in MECHANISM]
 
 
 def name(path):
@@ -264,8 +273,8 @@ TOUCHES_FILES = {
     "core/checked.py": "what a path is",
     "core/ending.py": "processes",
     "core/plugins.py": "installed packages",
-    "families/file.py": "the user's family files",
-    "families/registry.py": "the user's family files",
+    "model_families/file.py": "the user's family files",
+    "model_families/registry.py": "the user's family files",
     "core/resident.py": "/proc",
     "run/worker_processes.py": "processes",
     "transforms/functions.py": "the user's modules",
@@ -431,7 +440,7 @@ def test_families_are_data():
 
 
 def test_no_regular_expressions_in_what_maps():
-    rooms = in_rooms("mapping", "families", "transforms")
+    rooms = in_rooms("mapping", "model_families", "transforms")
     assert [name(path) for path in rooms if packages(path) & {"re", "regex"}] == []
 
 
@@ -463,7 +472,7 @@ def test_no_twins_for_the_two_directions():
     twins = ("to_hf", "to_maxtext", "saving_to", "reverse")
     assert [
         f"{name(path)}:{node.lineno} {word}"
-        for path in in_rooms("mapping", "families")
+        for path in in_rooms("mapping", "model_families")
         for node in nodes(path)
         for field in ("id", "attr", "name", "arg")
         if (word := getattr(node, field, None)) and any(twin in word.lower() for twin in twins)
@@ -473,7 +482,7 @@ def test_no_twins_for_the_two_directions():
 def test_model_names_stand_in_families_only():
     assert [
         f"{name(path)}: {text}"
-        for path in outside("families", "testing", "cli")
+        for path in outside("model_families", "testing", "cli")
         for text in texts(path) - docstrings(path)
         if "model.layers" in text
     ] == []

@@ -18,8 +18,8 @@ from ckpttools.array.tree import Empty, Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import natural_key
-from ckpttools.inspect.folding import Branch, fold, sort_arrays
-from ckpttools.inspect.tree import ArrayReport, Total, TreeReport, TreeWarning, inspect_tree
+from ckpttools.inspection.folding import Branch, fold, sort_arrays
+from ckpttools.inspection.tree import ArrayReport, Total, TreeReport, TreeWarning, inspect_tree
 from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.optimizer import Optimizer
 

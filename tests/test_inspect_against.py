@@ -20,13 +20,13 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
-from ckpttools.families.family import Family
-from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.against import against_family, against_tree
-from ckpttools.inspect.comparison import ArraySpec, Comparison, arranged
+from ckpttools.inspection.against import against_family, against_tree
+from ckpttools.inspection.comparison import ArraySpec, Comparison, arranged
 from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.row import row
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import families
 
 LLAMA = GOLDEN / "llama3.1"
 NAMES = st.lists(st.sampled_from(("a", "b", "0", "1")), min_size=1, max_size=3).map(tuple)

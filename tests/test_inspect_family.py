@@ -14,9 +14,9 @@ from support.trees import maxtext_tree, right_one, without
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.families.registry import families
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
+from ckpttools.model_families.registry import families
 
 # Families that have all names of another, and nothing that would tell which.
 ALIKE = ({"llama", "mistral"}, {"gemma", "llama", "mistral"}, {"deepseek", "kimi-k2.5"})

@@ -21,7 +21,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.metadata import sharding_document
 from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.tree import inspect_tree
+from ckpttools.inspection.tree import inspect_tree
 
 MESH_AXES = st.lists(
     st.tuples(st.sampled_from(("data", "fsdp", "tensor")), st.integers(1, 8)),

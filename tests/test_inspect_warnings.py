@@ -1,4 +1,4 @@
-"""`ckpttools.inspect.tree`: each cause planted is named, and nothing is said where there is none."""
+"""`ckpttools.inspection.tree`: each cause planted is named, and nothing is said where there is none."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ckpttools.array.nodes import Chunked, Constant
 from ckpttools.array.tree import Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree, storage_of
-from ckpttools.inspect.advice import advice
-from ckpttools.inspect.chunks import inspect_chunks
-from ckpttools.inspect.tree import TreeWarning, inspect_tree, warnings_of
+from ckpttools.inspection.advice import advice
+from ckpttools.inspection.chunks import inspect_chunks
+from ckpttools.inspection.tree import TreeWarning, inspect_tree, warnings_of
 
 LENGTHS = st.integers(1, 1 << 12)
 LAYER: Path = ("params", "params", "decoder", "layers", "mlp", "wi_0", "kernel")

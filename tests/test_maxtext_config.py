@@ -20,7 +20,6 @@ from support.locations import DOCS, GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
 from ckpttools.core.errors import ConfigError, CoverageError, MappingError, UsageError
-from ckpttools.families.registry import families
 from ckpttools.mapping.settings import setting_rules
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ModelFacts
@@ -30,6 +29,7 @@ from ckpttools.maxtext.config.models import models
 from ckpttools.maxtext.config.reading import _plain
 from ckpttools.maxtext.loading.command import parsed
 from ckpttools.maxtext.loading.yaml_values import load_yaml
+from ckpttools.model_families.registry import families
 
 MODELS = ("gemma2", "gemma4-e2b", "gemma4-moe", "gemma4-vision", "llama4-scout", "qwen3-omni", "qwen3.5")
 

@@ -8,7 +8,7 @@ import pytest
 from support.locations import FIXTURES
 
 from ckpttools.core.errors import ConfigError
-from ckpttools.families.registry import families, family_of
+from ckpttools.model_families.registry import families, family_of
 
 MODELS = json.loads((FIXTURES / "maxtext-0.2.5-models.json").read_bytes())
 CONVERTED = [item for item in MODELS if "family" in item]

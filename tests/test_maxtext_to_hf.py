@@ -21,8 +21,6 @@ from ckpttools.api.save import plan_save, save
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
-from ckpttools.families.registry import families
-from ckpttools.families.toml_write import family_to_toml
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -33,6 +31,8 @@ from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.registry import families
+from ckpttools.model_families.toml_write import family_to_toml
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 from ckpttools.testing.models import LlamaSizes, write_llama
@@ -331,7 +331,7 @@ class TestTwoConfigurations:
     def test_a_size_that_only_values_depend_on(self, tmp_path, like):
         (tmp_path / "mine.py").write_text(
             "from dataclasses import replace\n"
-            "from ckpttools.families.llama import FAMILY as LLAMA\n"
+            "from ckpttools.model_families.llama import FAMILY as LLAMA\n"
             "from ckpttools.mapping.values import Scale\n"
             "first, *rest = LLAMA.rows\n"
             "rows = (replace(first, op=Scale('scalar', 1)), *rest)\n"
@@ -359,7 +359,7 @@ class TestTwoConfigurations:
 
 
 def families_of(model_type: str) -> list[str]:
-    from ckpttools.families.registry import families
+    from ckpttools.model_families.registry import families
 
     return [family.name for family in families().values() if model_type in family.model_types]
 

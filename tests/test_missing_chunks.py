@@ -16,8 +16,8 @@ from support.orbax_items import LITTLE, write_item, zarr3
 from ckpttools.array.gaps import incomplete
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.report.contents import contents
-from ckpttools.inspect.tree import inspect_tree
+from ckpttools.inspection.report.contents import contents
+from ckpttools.inspection.tree import inspect_tree
 
 HOSTS = ORBAX / "emergency"
 WRITING = (

@@ -23,7 +23,7 @@ from ckpttools.cli.main import main
 from ckpttools.cli.output import labelled, wrapped
 from ckpttools.formats.orbax.runs import why_not
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.tree import inspect_tree
+from ckpttools.inspection.tree import inspect_tree
 from ckpttools.maxtext.model_files import sidecar_names
 from ckpttools.stores import parse
 

@@ -29,7 +29,7 @@ from support.orbax_items import (
 
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region
-from ckpttools.doctor.examine import examine
+from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import inner_chunks
 from ckpttools.stores.local.file import LocalFile

@@ -14,7 +14,7 @@ from support.orbax_items import EXPECTED, LITTLE, check_regions, write_item, zar
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Text
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
-from ckpttools.doctor.examine import examine, mend
+from ckpttools.diagnosis.examine import examine, mend
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.entries import entries_of
 from ckpttools.formats.orbax.format import FORMAT

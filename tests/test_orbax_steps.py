@@ -17,7 +17,7 @@ from support.command_line import ckpt
 from support.orbax_items import LITTLE, change_json, write_item, zarr3
 
 from ckpttools.core.errors import CheckpointError, LaterStepWarning
-from ckpttools.doctor.examine import examine
+from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.runs import DamagedStepError, steps_around
 from ckpttools.formats.registry import open_tree

@@ -213,7 +213,7 @@ class TestThePlot:
         assert ckpt(*words, "--plot", "lost.png").exit_code == 2
 
     def test_the_extra_that_is_missing_is_named(self, words, monkeypatch):
-        monkeypatch.setattr("ckpttools.inspect.png.find_spec", lambda name: None)
+        monkeypatch.setattr("ckpttools.inspection.png.find_spec", lambda name: None)
         refused = ckpt(*words, "--plot", "lost.png")
         assert refused.exit_code == 2 and "pip install 'ckpttools[plot]'" in refused.output
         assert not Path("lost.png").exists()

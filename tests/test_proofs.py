@@ -9,13 +9,13 @@ from support.golden_data import SCAN_NAMES, leaves_by_package
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 from ckpttools.array.tree import Tree, dotted
-from ckpttools.families.registry import family_of
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.config import says_quantized
 
 MADE = [

@@ -22,7 +22,7 @@ from ckpttools.array.nodes import Dequantized, Stored, distinct, elementwise
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
-from ckpttools.doctor.examine import examine
+from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
@@ -503,7 +503,7 @@ class TestDoctor:
 
 def test_no_message_suggests_to_leave_scales_out(llama):
     """Also where rows are held against arrays without a look at the configuration."""
-    from ckpttools.families.registry import family_named
+    from ckpttools.model_families.registry import family_named
 
     table = family_named("llama").table(json.loads((llama / "config.json").read_bytes()), "config.json")
     arrays = {dotted(path): array for path, array in open_tree(llama).arrays.items()}

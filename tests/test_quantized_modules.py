@@ -32,7 +32,7 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.tree import inspect_tree
+from ckpttools.inspection.tree import inspect_tree
 from ckpttools.quantized.auxiliary_tensors import belongings
 from ckpttools.quantized.dequantized_tree import logical
 from ckpttools.quantized.tree import quantized_in

@@ -24,11 +24,11 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.layer_rows import layer_rows
-from ckpttools.inspect.report.contents import contents
-from ckpttools.inspect.report.page import page
-from ckpttools.inspect.stats import inspect_stats
-from ckpttools.inspect.tree import inspect_tree
+from ckpttools.inspection.layer_rows import layer_rows
+from ckpttools.inspection.report.contents import contents
+from ckpttools.inspection.report.page import page
+from ckpttools.inspection.stats import inspect_stats
+from ckpttools.inspection.tree import inspect_tree
 from ckpttools.testing.strategies import stored
 from ckpttools.testing.trees import many_leaves
 

@@ -20,7 +20,7 @@ from ckpttools.array.tree import keystr
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.zarr.given_chunks import parse_chunks
-from ckpttools.inspect.advice import advice
+from ckpttools.inspection.advice import advice
 from ckpttools.sharding.grids import mesh_chunk
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"

@@ -25,7 +25,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES, from_safetensors
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, StorageError
 from ckpttools.core.region import Region
-from ckpttools.doctor.examine import examine
+from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.base import Format, ReadOptions
 from ckpttools.formats.safetensors.format import FORMAT, parse_header
 from ckpttools.stores import parse

@@ -217,7 +217,7 @@ def test_family_named_by_checkpoint_never_runs(
     """A checkpoint records the file that described its family; another file may have that name by now."""
     monkeypatch.chdir(evil)
     code = (evil / "evil_code.py").read_text()
-    (evil / "evil_code.py").write_text("from ckpttools.families.llama import FAMILY\n")
+    (evil / "evil_code.py").write_text("from ckpttools.model_families.llama import FAMILY\n")
     run("convert", "hf-to-maxtext", HF, tmp_path / "maxtext", "--family", "./evil_code.py")
     (evil / "evil_code.py").write_text(code)
     for words in (("inspect", "tree"), ("doctor",), ("verify", HF), ("diff", HF), ("hash",)):

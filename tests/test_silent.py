@@ -16,9 +16,6 @@ from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, CoverageError
-from ckpttools.families.family import FlagRule
-from ckpttools.families.hf_defaults import silent_fields
-from ckpttools.families.registry import family_named, family_of
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.sizes import nested, states
 from ckpttools.maxtext.model_config import text_config, true_config
@@ -27,6 +24,9 @@ from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.family import FlagRule
+from ckpttools.model_families.hf_defaults import silent_fields
+from ckpttools.model_families.registry import family_named, family_of
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.refusing import Refusing
 

@@ -17,7 +17,6 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Empty, Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
-from ckpttools.families.registry import family_named
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext import stacking
 from ckpttools.maxtext.cycles import Cycle
@@ -27,6 +26,7 @@ from ckpttools.maxtext.scan import UnstackLayers
 from ckpttools.maxtext.stacking import StackAsModel, cycle_of
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.registry import family_named
 from ckpttools.testing.trees import assert_same
 
 GOLDEN = [path.parent.name for path in sorted(TRAIN.with_name("golden").glob("*/leaves_scanned.json"))]

@@ -27,11 +27,11 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect import moments as moments_module
-from ckpttools.inspect.distribution import QUANTILES, most_bins
-from ckpttools.inspect.layer_rows import layer_rows
-from ckpttools.inspect.moments import Extremes, Moments, extremes, near_zero
-from ckpttools.inspect.stats import ArrayStats, Statistics, inspect_stats, statistics_of
+from ckpttools.inspection import moments as moments_module
+from ckpttools.inspection.distribution import QUANTILES, most_bins
+from ckpttools.inspection.layer_rows import layer_rows
+from ckpttools.inspection.moments import Extremes, Moments, extremes, near_zero
+from ckpttools.inspection.stats import ArrayStats, Statistics, inspect_stats, statistics_of
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import lazy_arrays, noise, shapes, stored
@@ -236,7 +236,7 @@ def test_complex_numbers_that_are_finite_while_their_magnitude_is_not(values: li
     dtype = DTYPES["complex128"]
     truth = np.array(values[: len(values) // 2 * 2]).view(dtype.carrier)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckpttools.inspect.moments._ROOM", 24 if apart else 1 << 22)
+        patch.setattr("ckpttools.inspection.moments._ROOM", 24 if apart else 1 << 22)
         result = one(stored(truth, dtype), histograms=True)
     magnitudes, bad = numbers(truth, dtype), ~np.isfinite(truth)
     large, held = np.isinf(magnitudes) & ~bad, magnitudes[np.isfinite(magnitudes)]
@@ -299,7 +299,7 @@ def test_blocks_in_which_some_are_not_normal(dtype: DType, shape, planted: set[f
     parts = list(region.pieces(1, 1)) if apart else [region]
     scratch = Scratch(moments_module.SCRATCH_BYTES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckpttools.inspect.moments._ROOM", 1 << 12)
+        patch.setattr("ckpttools.inspection.moments._ROOM", 1 << 12)
         result = [moments_module.moments(carriers.copy(), region, part, dtype, scratch) for part in parts]
     check(statistics_of(sum(result, Moments())), carriers, dtype)
     bad = np.argwhere(~np.isfinite(truth.astype(np.float64)))
@@ -338,7 +338,7 @@ class TestPieces:
 
     def test_blocks_and_pieces(self, large: Stored, monkeypatch: pytest.MonkeyPatch):
         whole = one(large)
-        monkeypatch.setattr("ckpttools.inspect.moments._ROOM", 1 << 14)
+        monkeypatch.setattr("ckpttools.inspection.moments._ROOM", 1 << 14)
         cut = one(large)
         assert whole.first_bad == cut.first_bad == (1_234_567,)
         for name in ("elements", "min", "max", "zeros", "nan", "inf"):
@@ -473,7 +473,7 @@ class TestLayers:
 STATS = """
 import json, sys
 from ckpttools.formats.registry import open_tree
-from ckpttools.inspect.stats import inspect_stats
+from ckpttools.inspection.stats import inspect_stats
 from ckpttools.core.resident import peak_bytes
 from pathlib import Path
 report = inspect_stats(open_tree(Path(sys.argv[1])), memory=int(sys.argv[2]), jobs=2, histograms=True)

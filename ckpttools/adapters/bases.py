@@ -19,8 +19,6 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, listing, near_names
 from ckpttools.core.text import array_count
-from ckpttools.families.family import Family
-from ckpttools.families.registry import family_of
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
@@ -30,6 +28,8 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_rows import ModelRows, rows_of
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.unsupported_errors import refuse_quantized
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.cast import cast

@@ -18,7 +18,6 @@ from typing import Literal
 from ckpttools.adapters.bases import Base
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
-from ckpttools.families.family import Family
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Key
@@ -28,6 +27,7 @@ from ckpttools.maxtext.agreement import own_rows
 from ckpttools.maxtext.hf_source import bound
 from ckpttools.maxtext.layout import DECODER
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.family import Family
 
 A, B = "_lora_a", "_lora_b"
 WEIGHT, _KERNEL = ".weight", ".kernel"

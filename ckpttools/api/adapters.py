@@ -27,7 +27,6 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.message_terms import location as called
 from ckpttools.core.message_terms import option, step
-from ckpttools.families.registry import family_called
 from ckpttools.formats.adapters import ADAPTER, WEIGHTS_STEM, is_adapter
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
@@ -35,6 +34,7 @@ from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.versions import NEWEST
+from ckpttools.model_families.registry import family_called
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transform, Transformed

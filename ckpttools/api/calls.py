@@ -141,7 +141,7 @@ def absolute(location: Location) -> Location:
 
 def _is_placed(name: str, value: object) -> bool:
     """Whether the text that an argument gets is a place; a family is one or has a name."""
-    from ckpttools.families.file import names_a_file
+    from ckpttools.model_families.file import names_a_file
 
     is_file = name == "family" and isinstance(value, str) and names_a_file(value)
     return name in _LOCATIONS or is_file

@@ -12,9 +12,9 @@ from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.formats.registry import storage_of
-from ckpttools.inspect.advice import advice
-from ckpttools.inspect.chunks import Advice, ChunksReport, inspect_chunks, layer_axis
-from ckpttools.inspect.meshes import PathSpecs, Specs, parse_spec
+from ckpttools.inspection.advice import advice
+from ckpttools.inspection.chunks import Advice, ChunksReport, inspect_chunks, layer_axis
+from ckpttools.inspection.meshes import PathSpecs, Specs, parse_spec
 from ckpttools.sharding.applied_rules import AppliedRules
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.predict import ProcessLoading, process_loading

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ckpttools.api.sources import Observe, Source, location_of, read_options
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
-from ckpttools.doctor.examine import Diagnosis, examine, mend
+from ckpttools.diagnosis.examine import Diagnosis, examine, mend
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.stores.concurrency import requesting
 

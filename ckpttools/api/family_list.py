@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ckpttools.core.checked import checked
-from ckpttools.families.family import Family
-from ckpttools.families.registry import families as known_families
-from ckpttools.families.registry import family_called
-from ckpttools.families.summary import FamilySummary, summary
 from ckpttools.family_check.findings import FamilyCheck
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import families as known_families
+from ckpttools.model_families.registry import family_called
+from ckpttools.model_families.summary import FamilySummary, summary
 from ckpttools.stores.registry import LocationLike, parse
 
 

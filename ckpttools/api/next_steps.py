@@ -14,8 +14,6 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
-from ckpttools.families.family import Family
-from ckpttools.families.registry import families, family_of
 from ckpttools.maxtext.config.observed_model import LOAD_PARAMETERS, PARAM_SCAN_AXIS
 from ckpttools.maxtext.config.report import MaxTextConfig
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
@@ -24,6 +22,8 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.native import CODES, scale_pairs
 from ckpttools.maxtext.recognition import guess_families
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import families, family_of
 from ckpttools.stores.abilities import SupportsCacheInvalidation
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse

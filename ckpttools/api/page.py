@@ -84,11 +84,11 @@ def report(
 
 
 def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
-    from ckpttools.inspect.layer_rows import layer_rows
-    from ckpttools.inspect.report.contents import MOST_HISTOGRAMS, contents
-    from ckpttools.inspect.report.page import page
-    from ckpttools.inspect.stats import inspect_stats
-    from ckpttools.inspect.tree import inspect_tree
+    from ckpttools.inspection.layer_rows import layer_rows
+    from ckpttools.inspection.report.contents import MOST_HISTOGRAMS, contents
+    from ckpttools.inspection.report.page import page
+    from ckpttools.inspection.stats import inspect_stats
+    from ckpttools.inspection.tree import inspect_tree
 
     result = None
     if stats:

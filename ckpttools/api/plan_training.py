@@ -17,8 +17,8 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
-from ckpttools.inspect.lost_time import FONTS, lost_time_svg
-from ckpttools.inspect.png import png_of, require_png
+from ckpttools.inspection.lost_time import FONTS, lost_time_svg
+from ckpttools.inspection.png import png_of, require_png
 from ckpttools.maxtext.config.to_hf_config import config_of_settings
 from ckpttools.maxtext.planning.commands import (
     LOCAL_PERIOD,

@@ -25,7 +25,7 @@ from ckpttools.formats.orbax.hosts import hosts_at, is_part_of_a_host
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, directories, orbax_at
 from ckpttools.formats.registry import is_checkpoint, writable
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.inspect.tree import TreeReport
+from ckpttools.inspection.tree import TreeReport
 from ckpttools.plan.plan_decoding import is_plan, read_plan
 from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
 from ckpttools.stores.concurrency import requesting

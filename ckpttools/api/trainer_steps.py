@@ -8,12 +8,12 @@ from shlex import quote
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.message_terms import flag
 from ckpttools.core.text import matches_any
-from ckpttools.families.registry import families
 from ckpttools.maxtext.beside import patterns_beside
 from ckpttools.maxtext.llama_names import has_llama_names, on_hub
 from ckpttools.maxtext.model import config_copy
 from ckpttools.maxtext.recognition import guess_families, strangers_in
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.registry import families
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 

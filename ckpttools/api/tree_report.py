@@ -8,14 +8,14 @@ from typing import Unpack
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked
-from ckpttools.families.registry import families
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import other_steps, stored_shardings
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.inspect.comparison import Comparison, arranged
-from ckpttools.inspect.folding import sort_arrays
-from ckpttools.inspect.tree import TreeReport, inspect_tree
+from ckpttools.inspection.comparison import Comparison, arranged
+from ckpttools.inspection.folding import sort_arrays
+from ckpttools.inspection.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import sidecar_names
+from ckpttools.model_families.registry import families
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
@@ -96,12 +96,12 @@ def compared(
     from ckpttools.adapters.from_maxtext import said_of
     from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, peft_adapter
     from ckpttools.adapters.tunix import adapter_of_jax
-    from ckpttools.families.file import SUFFIXES
-    from ckpttools.families.registry import families, family_called, family_of
     from ckpttools.formats.json_file import read_json
     from ckpttools.formats.registry import open_tree
-    from ckpttools.inspect.adapters import against_base
-    from ckpttools.inspect.against import against_family, against_tree
+    from ckpttools.inspection.adapters import against_base
+    from ckpttools.inspection.against import against_family, against_tree
+    from ckpttools.model_families.file import SUFFIXES
+    from ckpttools.model_families.registry import families, family_called, family_of
 
     if isinstance(what, Tree):
         return against_tree(*_alike(tree, what), pattern)

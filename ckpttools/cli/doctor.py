@@ -16,8 +16,8 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
-    from ckpttools.doctor.base import Finding
-    from ckpttools.doctor.examine import Diagnosis
+    from ckpttools.diagnosis.base import Finding
+    from ckpttools.diagnosis.examine import Diagnosis
 
 # Where texts begin.
 _COLUMN = 8
@@ -25,7 +25,7 @@ _COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 def _complete_fix(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    from ckpttools.doctor.examine import fixes
+    from ckpttools.diagnosis.examine import fixes
 
     return [name for name in sorted(fixes()) if name.startswith(incomplete)]
 
@@ -98,7 +98,7 @@ def doctor(
 
 
 def _list(as_json: bool) -> None:
-    from ckpttools.doctor.examine import checks, fixes
+    from ckpttools.diagnosis.examine import checks, fixes
 
     listed = [("check", check.name, check.summary) for check in checks()]
     listed += [("fix", fix.name, fix.summary) for fix in fixes().values()]

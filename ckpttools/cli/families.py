@@ -15,10 +15,10 @@ from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.families.family import Family
-    from ckpttools.families.summary import FamilySummary
     from ckpttools.family_check.findings import FamilyCheck, FamilyFinding
     from ckpttools.mapping.row import Row
+    from ckpttools.model_families.family import Family
+    from ckpttools.model_families.summary import FamilySummary
 
 # Where texts begin behind their labels.
 _COLUMN = 14
@@ -101,9 +101,9 @@ def show_family(family: str, as_toml: bool, as_json: bool) -> None:
     """
     import tomllib
 
-    from ckpttools.families.registry import family_called
-    from ckpttools.families.summary import summary
-    from ckpttools.families.toml_write import family_to_toml
+    from ckpttools.model_families.registry import family_called
+    from ckpttools.model_families.summary import summary
+    from ckpttools.model_families.toml_write import family_to_toml
 
     result = family_called(family)
     if as_toml:

@@ -25,15 +25,15 @@ from ckpttools.cli.table import Column, TreeRow, draw_tree
 from ckpttools.cli.tree_facts import facts
 from ckpttools.cli.units import count, disk
 from ckpttools.core.text import plural, printable, type_text
-from ckpttools.inspect.comparison import Comparison
-from ckpttools.inspect.folding import Branch
-from ckpttools.inspect.tree import ArrayReport, TreeReport
+from ckpttools.inspection.comparison import Comparison
+from ckpttools.inspection.folding import Branch
+from ckpttools.inspection.tree import ArrayReport, TreeReport
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.inspect.comparison import ArraySpec, Comparison, Different
-    from ckpttools.inspect.folding import Branch
-    from ckpttools.inspect.tree import TreeReport
+    from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
+    from ckpttools.inspection.folding import Branch
+    from ckpttools.inspection.tree import TreeReport
 
 
 _view_options = together(
@@ -89,7 +89,7 @@ def tree(path: Location, depth: int | None, flat: bool, as_json: bool, **options
     if options["against"] and options["sharding"] and not as_json:
         raise click.UsageError("--against compares names, shapes and dtypes: leave out --sharding")
     from ckpttools.api.tree_report import inspect
-    from ckpttools.inspect.folding import fold
+    from ckpttools.inspection.folding import fold
 
     report = inspect(path, **options)
     folded = partial(fold, report.arrays, largest_first=options["sort"] == "size", depth=depth)

@@ -105,7 +105,7 @@ MODEL = ModelLocationType()
 
 def complete_family(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the names of model families that begin with what was typed."""
-    from ckpttools.families.registry import families
+    from ckpttools.model_families.registry import families
 
     return [name for name in sorted(families()) if name.startswith(incomplete)]
 

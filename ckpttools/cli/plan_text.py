@@ -16,7 +16,7 @@ from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
     from ckpttools.api.mesh_gain import MeshGain
-    from ckpttools.inspect.chunks import LoadCost
+    from ckpttools.inspection.chunks import LoadCost
 
 _FIRST_NAMES = 5
 _LOST = {

@@ -13,8 +13,8 @@ from ckpttools.cli.progress import progress_option, watching
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.cli.units import disk
 from ckpttools.core.text import plural, printable
-from ckpttools.inspect.distribution import Distribution
-from ckpttools.inspect.stats import ArrayStats, Statistics, StatsReport
+from ckpttools.inspection.distribution import Distribution
+from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.stores.location import Location
 
 _BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")

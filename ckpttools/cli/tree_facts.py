@@ -12,8 +12,8 @@ from ckpttools.cli.units import count, disk
 from ckpttools.core.text import first_of, plural, printable
 from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
-from ckpttools.inspect.quantization import Quantization
-from ckpttools.inspect.tree import ItemReport, Total, TreeReport
+from ckpttools.inspection.quantization import Quantization
+from ckpttools.inspection.tree import ItemReport, Total, TreeReport
 from ckpttools.maxtext.layer_groups import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess
 

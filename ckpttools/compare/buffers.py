@@ -12,8 +12,8 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import Pairing, Remark, Side
-from ckpttools.families.hf_defaults import silent_values
 from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.model_families.hf_defaults import silent_values
 from ckpttools.roles.buffers import is_buffer
 
 # Larger buffers are not computed: a causal mask of 8,192 positions has 64 MiB.

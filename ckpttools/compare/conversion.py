@@ -20,7 +20,6 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, matches_any
 from ckpttools.digest.canonical import Selection, as_stored, parameters_among, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
-from ckpttools.families.family import Family
 from ckpttools.maxtext.direction import refuse_adapters
 from ckpttools.maxtext.hf_source import arrays_of
 from ckpttools.maxtext.model import ModelOptions, family_for
@@ -33,6 +32,7 @@ from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext, with_dots
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import Family
 
 
 @dataclass(frozen=True, slots=True)

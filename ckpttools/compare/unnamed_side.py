@@ -13,14 +13,14 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import NamedArrays
-from ckpttools.families.family import Family, Spelling
-from ckpttools.families.registry import families
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.sizes import Size
 from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.model import ModelOptions, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.model_families.family import Family, Spelling
+from ckpttools.model_families.registry import families
 
 Arrays = Mapping[str, LazyArray]
 

@@ -14,7 +14,6 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.core.message_terms import option
-from ckpttools.families.family import PLAIN, Family, Spelling
 from ckpttools.family_check.definition import Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, FamilyFinding, findings_of, hints_of
 from ckpttools.family_check.round_trip import Bind, RoundTrip, round_trip
@@ -29,6 +28,7 @@ from ckpttools.mapping.table import Table
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import PLAIN, Family, Spelling
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 

@@ -9,7 +9,6 @@ from functools import cached_property
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
-from ckpttools.families.family import Family
 from ckpttools.family_check.findings import FamilyFinding, near
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.axes import Side
@@ -17,6 +16,7 @@ from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Field, parse_key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
+from ckpttools.model_families.family import Family
 
 LAYOUTS = {"unscanned": None, "scanned on axis 0": 0, "scanned on axis 1": 1}
 """How MaxText may lay layers out, and the scan axis of each."""

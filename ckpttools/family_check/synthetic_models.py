@@ -9,10 +9,10 @@ from itertools import cycle, islice, product
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.families.family import Family
 from ckpttools.family_check.definition import Definition
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.flags import Flag
+from ckpttools.model_families.family import Family
 
 # Lengths differ from axis to axis, so that one taken for another does not fit.
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97)

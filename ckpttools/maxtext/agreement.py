@@ -11,14 +11,14 @@ from ckpttools.array.fingerprint import Describer
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.core.message_terms import option
-from ckpttools.families.family import Family
-from ckpttools.families.file import names_a_file
-from ckpttools.families.registry import family_named, family_of
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.layout import VOCAB
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.file import names_a_file
+from ckpttools.model_families.registry import family_named, family_of
 
 # Flag -> what to say, and the option that says it.
 _WAYS_OUT = {

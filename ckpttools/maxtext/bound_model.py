@@ -11,9 +11,6 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.families.family import Family, Spelling
-from ckpttools.families.file import names_a_file
-from ckpttools.families.registry import families
 from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.table import Table
@@ -29,6 +26,9 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacked_on import known_scan_axis, stored_scan_axis
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import Family, Spelling
+from ckpttools.model_families.file import names_a_file
+from ckpttools.model_families.registry import families
 from ckpttools.stores.registry import parse
 
 

@@ -10,19 +10,19 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import matches_any
-from ckpttools.families.hf_defaults import (
+from ckpttools.formats.json_file import read_json
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.mapping.sizes import nested
+from ckpttools.maxtext.config.facts import FULL_ATTENTION, LAYER_TYPES
+from ckpttools.maxtext.model_files import sidecars_of
+from ckpttools.model_families.hf_defaults import (
     TEXT_PARTS,
     compared_fields,
     compared_names,
     default_theta,
     without_alias,
 )
-from ckpttools.families.registry import families
-from ckpttools.formats.json_file import read_json
-from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.facts import FULL_ATTENTION, LAYER_TYPES
-from ckpttools.maxtext.model_files import sidecars_of
+from ckpttools.model_families.registry import families
 from ckpttools.stores.registry import parse
 
 # Fields that do not affect a forward pass: names, versions, storage, training, generation, and the form of

@@ -10,12 +10,12 @@ from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
 from ckpttools.core.message_terms import option, quoted
 from ckpttools.core.text import array_count, first_of
-from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
 from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import DECODER, EMBEDDING, FACTOR
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.registry import family_of
 from ckpttools.stores.registry import parse
 
 _HUGGING_FACE = "embed_tokens.weight"

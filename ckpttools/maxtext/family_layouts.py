@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from ckpttools.families.family import Family
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.layers import Layers
 from ckpttools.maxtext.layout import GLOBAL, LAYER, LOCAL
 from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version
+from ckpttools.model_families.family import Family
 
 
 def family_in(family: Family, version: Version) -> Family:

@@ -12,7 +12,6 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import matches_any
-from ckpttools.families.family import Family, Spelling
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
@@ -24,6 +23,7 @@ from ckpttools.maxtext.recognition import families_with_names_of
 from ckpttools.maxtext.stored_head import StoredHead, is_alias
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.versions import version_called
+from ckpttools.model_families.family import Family, Spelling
 from ckpttools.quantized.unsupported_errors import refuse_quantized
 
 

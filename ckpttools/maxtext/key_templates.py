@@ -8,12 +8,12 @@ from functools import cached_property, lru_cache
 from itertools import product
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.families.family import Family
 from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.keys import Field, Key, key_of
 from ckpttools.mapping.row import Row
 from ckpttools.maxtext.family_layouts import layouts_of
 from ckpttools.maxtext.view import MaxTextView
+from ckpttools.model_families.family import Family
 
 Alike = tuple[str, tuple[str | None, ...]]
 """What names have in common: their text with "#" for each number, and these; None for one that may be any."""

@@ -1,6 +1,6 @@
 """How MaxText's checkpoints are laid out: names and axes, which other versions of MaxText may have otherwise.
 
-What the parameters of a model are called says its family's rows (`ckpttools.families`).
+What the parameters of a model are called says its family's rows (`ckpttools.model_families`).
 """
 
 from __future__ import annotations

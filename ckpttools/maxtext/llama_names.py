@@ -13,8 +13,6 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
 from ckpttools.core.message_terms import option, several
 from ckpttools.core.notes import Notes
-from ckpttools.families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
-from ckpttools.families.registry import family_of
 from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.formats.sidecar_files import CONFIG, is_saved_by_peft
 from ckpttools.mapping.coverage import NotCoveredError
@@ -23,6 +21,8 @@ from ckpttools.maxtext.model import config_beside
 from ckpttools.maxtext.recognition import below, strangers_in
 from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
+from ckpttools.model_families.registry import family_of
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.rename import Remap, Rule
 from ckpttools.transforms.strip_wrappers import unwrapped, without_states

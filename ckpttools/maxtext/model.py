@@ -9,11 +9,11 @@ from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import option, step
-from ckpttools.families.family import Family
-from ckpttools.families.registry import family_called, family_of
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.maxtext.tied_embeddings import WAYS
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import family_called, family_of
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 

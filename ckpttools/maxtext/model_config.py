@@ -16,12 +16,12 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import inner
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.families.family import FlagRule, Spelling
-from ckpttools.families.hf_defaults import meant_otherwise
 from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 from ckpttools.mapping.sizes import nested, states
 from ckpttools.maxtext.mtp import FIELDS as PREDICTION
 from ckpttools.maxtext.mtp import prediction_layers
+from ckpttools.model_families.family import FlagRule, Spelling
+from ckpttools.model_families.hf_defaults import meant_otherwise
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.unsupported_errors import signs_of_scheme

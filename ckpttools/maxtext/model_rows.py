@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.families.family import Family, Spelling
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.bound_model import UnboundModel
@@ -16,6 +15,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.named_parameters import named_parameters
 from ckpttools.maxtext.stacked_on import stored_scan_axis, with_scan_axis
 from ckpttools.maxtext.to_hf_options import ToHuggingFace
+from ckpttools.model_families.family import Family, Spelling
 from ckpttools.quantized.unsupported_errors import refuse_quantized
 
 

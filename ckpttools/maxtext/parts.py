@@ -10,9 +10,9 @@ from typing import Any
 from ckpttools.core.errors import ConfigError, CoverageError
 from ckpttools.core.message_terms import option, several
 from ckpttools.core.text import array_count
-from ckpttools.families.family import Family, FlagRule, UnsupportedPart
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.model_config import TrueConfig
+from ckpttools.model_families.family import Family, FlagRule, UnsupportedPart
 
 
 def refuse_lost(family: Family, names: Collection[str], location: str) -> None:

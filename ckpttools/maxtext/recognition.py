@@ -14,13 +14,13 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.message_terms import option, several, step
 from ckpttools.core.text import folded, matches_any, some
-from ckpttools.families.family import Family
-from ckpttools.families.registry import families
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import Coverage
 from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.key_templates import Alike, FamilyKeys, alike, family_keys, numberless
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import families
 
 NameSide = Literal["maxtext", "huggingface"]
 # What transformers' models that produce text are called, and what their bodies are.

@@ -22,7 +22,6 @@ from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, U
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, in_natural_order, matches_any
-from ckpttools.families.family import PLAIN, Family
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Coordinates, Field, longest_stride, parse_key
@@ -40,6 +39,7 @@ from ckpttools.maxtext.stacking import cycle_of
 from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import PLAIN, Family
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.unsupported_errors import quantized_error
 from ckpttools.roles.of_tree import roles

@@ -10,12 +10,12 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import some
-from ckpttools.families.family import Family
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import BY_LAYER
 from ckpttools.maxtext.mtp import FIELDS as PREDICTION
 from ckpttools.maxtext.mtp import prediction_layers
+from ckpttools.model_families.family import Family
 
 # Numbers of layers that a message lists.
 _SHOWN = 8

@@ -14,12 +14,12 @@ from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.message_terms import option
-from ckpttools.families.family import Family
 from ckpttools.mapping.keys import Key
 from ckpttools.maxtext.layer_notes import with_layer_notes
 from ckpttools.maxtext.layers import scan_axes
 from ckpttools.maxtext.layout import DECODER, SCAN_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.model_families.family import Family
 from ckpttools.transforms.base import Transform, Transformed
 
 

@@ -11,9 +11,6 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
-from ckpttools.families.family import Family
-from ckpttools.families.hf_defaults import silent_fields
-from ckpttools.families.registry import families, family_of
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.mapping.sizes import Size, derive, lengths_of, sizes_from_config
@@ -26,6 +23,9 @@ from ckpttools.maxtext.recognition import FamilyFit, family_fits
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.maxtext.versions import NEWEST, Version, version_called
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.hf_defaults import silent_fields
+from ckpttools.model_families.registry import families, family_of
 from ckpttools.transforms.base import Transformed
 
 _LAYERS = f"{DECODER}.{LAYERS}_"

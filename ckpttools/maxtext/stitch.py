@@ -10,12 +10,12 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any
-from ckpttools.families.hf_defaults import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
 from ckpttools.maxtext.model import ModelOptions, family_for
 from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.hf_defaults import silent_values
 
 _TEXT = (DECODER, EMBEDDING[0])
 # By which arrays of one shape are cut into heads.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import matches_any
-from ckpttools.families.family import Family
-from ckpttools.families.registry import families
 from ckpttools.maxtext.key_templates import FamilyKeys, hub_keys, numberless
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import families
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
 

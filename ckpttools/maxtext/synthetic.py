@@ -13,9 +13,6 @@ from ckpttools.core.errors import ConfigError, ShapeError
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import in_natural_order
-from ckpttools.families.family import Family
-from ckpttools.families.hf_defaults import silent_values
-from ckpttools.families.registry import family_of
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.shapes import right_shapes
@@ -26,6 +23,9 @@ from ckpttools.mapping.whole_numbers import Whole
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.to_hf_options import TEXT
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.hf_defaults import silent_values
+from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.config import without_quantization
 from ckpttools.transforms.conversion import Convert
 

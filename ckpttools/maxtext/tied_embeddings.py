@@ -8,9 +8,9 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.message_terms import option
-from ckpttools.families.family import Family, Spelling
 from ckpttools.mapping.flags import Flag
 from ckpttools.maxtext.layout import EMBEDDING, HEAD
+from ckpttools.model_families.family import Family, Spelling
 
 FLAG = "tied"
 WAYS = ("keep", "drop", "materialize")

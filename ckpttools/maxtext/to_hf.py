@@ -15,8 +15,6 @@ from ckpttools.core.errors import ConfigError, CoverageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
-from ckpttools.families.family import Spelling
-from ckpttools.families.hf_defaults import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.fill import Fill
@@ -47,6 +45,8 @@ from ckpttools.maxtext.stacked_on import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import Surplus
+from ckpttools.model_families.family import Spelling
+from ckpttools.model_families.hf_defaults import silent_values
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.scales import BLOCK_SCALE
 from ckpttools.quantized.stored_values import check_values

@@ -14,8 +14,6 @@ from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.message_terms import option, several
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, plural
-from ckpttools.families.family import Family
-from ckpttools.families.hf_defaults import silent_fields, silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.mapped import Mapped, notes_of
@@ -52,6 +50,8 @@ from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.variables import as_variables
 from ckpttools.maxtext.versions import version_called
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.hf_defaults import silent_fields, silent_values
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.dequantized_tree import Logical
 from ckpttools.quantized.unsupported_errors import refuse_unmappable

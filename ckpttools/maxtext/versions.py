@@ -1,7 +1,7 @@
 """The versions of MaxText whose rules are known, and in what they differ: what they read, and how they store.
 
-Rows of families (`ckpttools.families`) have the layout of the newest; `ckpttools.maxtext.family_layouts` has
-that of others.
+Rows of families (`ckpttools.model_families`) have the layout of the newest version;
+`ckpttools.maxtext.family_layouts` has the layouts of the others.
 """
 
 from __future__ import annotations

@@ -23,9 +23,6 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import read_manifest
-from ckpttools.families.registry import families
-from ckpttools.families.toml_read import family_from_toml
-from ckpttools.families.toml_write import family_to_toml
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode, ocdbt_read
 from ckpttools.formats.orbax.arrays import Arrays
@@ -35,10 +32,13 @@ from ckpttools.formats.registry import open_tree, storage_of
 from ckpttools.formats.safetensors import header as safetensors_header
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import parse_array
-from ckpttools.inspect.chunks import inspect_chunks
-from ckpttools.inspect.tree import inspect_tree
+from ckpttools.inspection.chunks import inspect_chunks
+from ckpttools.inspection.tree import inspect_tree
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.registry import families
+from ckpttools.model_families.toml_read import family_from_toml
+from ckpttools.model_families.toml_write import family_to_toml
 from ckpttools.run import entries as journal_entries
 from ckpttools.stores import parse
 from ckpttools.stores.local.journal import Journal
@@ -295,7 +295,7 @@ def _item(root: Path) -> object:
 
 
 def _run(root: Path) -> object:
-    from ckpttools.doctor.examine import examine
+    from ckpttools.diagnosis.examine import examine
 
     stopped = [finding.what for finding in examine(root).findings if finding.what.startswith("the check ")]
     assert not stopped, stopped

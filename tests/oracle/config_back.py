@@ -27,9 +27,9 @@ OTHERWISE = {
 def made(words: list[str]) -> dict[str, dict[str, Any]]:
     """Case -> configuration of its own text part, and the one made of settings."""
     import ckpttools
-    from ckpttools.families.registry import family_of
     from ckpttools.maxtext.config.to_hf_config import config_of_settings
     from ckpttools.maxtext.model_config import text_config
+    from ckpttools.model_families.registry import family_of
     from oracle.cases import configurations, named
 
     found = {}

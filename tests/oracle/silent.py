@@ -1,4 +1,4 @@
-"""Compare `ckpttools.families.hf_defaults` with transformers: what an absent field of a configuration means.
+"""Compare `ckpttools.model_families.hf_defaults` with transformers: the meaning of absent config fields.
 
 `fixtures/silent.json` has what transformers takes for each field of each model of the oracle that rows depend
 on, if it is left out, and `fixtures/tied.json` whether it ties the output head; `--write` writes both. Exits
@@ -26,8 +26,8 @@ STATEMENTS = [(whole, text) for whole in (None, False, True) for text in (None, 
 
 def asked() -> Mapping[str, Any]:
     """Return the defaults of all types, and the cases with the fields to leave out."""
-    from ckpttools.families.hf_defaults import defaults_by_type
-    from ckpttools.families.registry import family_of
+    from ckpttools.model_families.hf_defaults import defaults_by_type
+    from ckpttools.model_families.registry import family_of
     from oracle.cases import configurations
 
     configs = {case: json.loads(file.read_bytes()) for case, file in configurations().items()}

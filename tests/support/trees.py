@@ -14,11 +14,11 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.families.registry import family_of
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.scan import StackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.model_families.registry import family_of
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.strategies import noise, stored
 from support.golden_data import golden_arrays

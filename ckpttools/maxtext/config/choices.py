@@ -7,12 +7,12 @@ from dataclasses import field
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.families.family import Family
 from ckpttools.mapping.setting_terms import FLAG, Condition, Term
 from ckpttools.maxtext.config.checking import same
 from ckpttools.maxtext.config.facts import LAYER_TYPES
 from ckpttools.maxtext.config.given import Given
 from ckpttools.maxtext.config.written import MODEL_TYPE, text_types
+from ckpttools.model_families.family import Family
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import some
-from ckpttools.families.family import Family
 from ckpttools.mapping.settings import Limit
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import CYCLE, ModelFacts
 from ckpttools.maxtext.config.reading import Reading
 from ckpttools.maxtext.config.report import Discrepancy
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
+from ckpttools.model_families.family import Family
 
 TIED_HEAD, VISION_TOWER = "the output head is the embedding", "the vision tower"
 _SEEN = ("qwen3-vl", "qwen3-vl-moe", "qwen3-omni", "qwen3.5-moe")

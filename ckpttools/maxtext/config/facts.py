@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.families.hf_defaults import TEXT_PARTS, THETA, without_alias
 from ckpttools.mapping.sizes import nested, states
+from ckpttools.model_families.hf_defaults import TEXT_PARTS, THETA, without_alias
 
 _USUAL = "rope.usual_attention_factor"
 _SCALES = ("mscale", "mscale_all_dim")

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ckpttools.core.errors import ConfigError
-from ckpttools.families.family import Family
-from ckpttools.families.hf_defaults import THETA
 from ckpttools.mapping.settings import Setting, SettingRules
 from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.known import known
@@ -17,6 +15,8 @@ from ckpttools.maxtext.config.reading import TOWERS, Reading
 from ckpttools.maxtext.config.report import ModelSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.versions import NEWEST
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.hf_defaults import THETA
 
 MODEL_NAME, OVERRIDE = "model_name", "override_model_config"
 # Read by no rotary embedding but YaRN's.

@@ -12,8 +12,6 @@ from itertools import product
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.families.family import Family
-from ckpttools.families.hf_defaults import silent_fields
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.setting_terms import FLAG, Term
 from ckpttools.mapping.settings import Limit, Setting
@@ -25,6 +23,8 @@ from ckpttools.maxtext.config.infer_settings import MODEL_NAME, idle
 from ckpttools.maxtext.config.models import defaults
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
 from ckpttools.maxtext.config.written import MODEL_TYPE, written
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.hf_defaults import silent_fields
 
 # Rules stand on each other's results: a condition on a field, that on the length of an axis.
 _PASSES = 4

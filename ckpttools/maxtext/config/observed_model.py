@@ -13,8 +13,6 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
-from ckpttools.families.family import Family
-from ckpttools.families.hf_defaults import silent_values
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.blocks import Block
 from ckpttools.mapping.coverage import NotCoveredError
@@ -36,6 +34,8 @@ from ckpttools.maxtext.native import CODES, IGNORES_SCALES, scale_pairs
 from ckpttools.maxtext.stacked_on import stored_scan_axis
 from ckpttools.maxtext.structural_names import with_family_names
 from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.hf_defaults import silent_values
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.stores.registry import parse
 from ckpttools.transforms.dequantize import dequantized, is_said_to_be_quantized

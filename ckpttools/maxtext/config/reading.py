@@ -8,11 +8,11 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import matches_any
-from ckpttools.families.family import Family
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.setting_terms import Term
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.facts import ATTENDING, ModelFacts
+from ckpttools.model_families.family import Family
 
 _CONFIG, _ROPE, _LOCAL = "config.", "rope.", "local_"
 # Characters of a value that are shown.

@@ -9,8 +9,6 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError
 from ckpttools.core.message_terms import option
-from ckpttools.families.family import Family
-from ckpttools.families.registry import families, family_called
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
@@ -22,6 +20,8 @@ from ckpttools.maxtext.config.report import Contradiction, word
 from ckpttools.maxtext.config.written import text_types
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.stacked_on import stored_scan_axis
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.registry import families, family_called
 
 SETTINGS = "MaxText's settings"
 _BLOCK = "decoder_block"

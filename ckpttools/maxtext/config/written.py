@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttools.families.family import Family
+from ckpttools.model_families.family import Family
 
 MODEL_TYPE = "config.model_type"
 _CONFIG, _ROPE, _LOCAL = "config.", "rope.", "rope.local_"

@@ -9,7 +9,6 @@ from ckpttools.array.tree import Empty, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural
-from ckpttools.families.registry import family_of
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import (
     AUXILIARY,
@@ -30,6 +29,7 @@ from ckpttools.maxtext.native import IGNORES_SCALES, scale_pairs
 from ckpttools.maxtext.variables import misplaced_variables
 from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.model_families.registry import family_of
 
 _MODEL_SETTINGS = ("model_name", "base_emb_dim", "base_num_decoder_layers", "vocab_size")
 # What arrays are called, and which settings their axes have, without those on which layers are stacked; a

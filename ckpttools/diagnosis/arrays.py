@@ -1,0 +1,168 @@
+"""Faults of the arrays of an item: for the check of chunks and the merging of indexes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from ckpttools.array.tree import dotted
+from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.core.region import Shape
+from ckpttools.core.text import agreeing, some
+from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Finding, finding_of, on_disk
+from ckpttools.diagnosis.chunk_files import POINTER, bad_chunks
+from ckpttools.diagnosis.inventory import ListedItem
+from ckpttools.diagnosis.probing import is_directory
+from ckpttools.formats.orbax.entries import Entries
+from ckpttools.formats.orbax.hosts import where_chunks_may_be
+from ckpttools.formats.orbax.metadata import TREE_FILE, SavedLeaf, parse_tree
+from ckpttools.formats.orbax.ocdbt import Extent
+from ckpttools.formats.zarr import zarr2, zarr3
+from ckpttools.formats.zarr.chunks import ChunkTable
+
+_UNREAD = "the arrays in it cannot be read"
+_COPY = "copy the checkpoint again, whole: cp -a SRC DST"
+_FETCH = f"{_COPY}; it was deleted or not copied"
+_PULL = "run `git lfs pull` in that repository, or download the files with `hf download`"
+
+
+def array_findings(item: ListedItem) -> Iterator[Finding]:
+    """Chunks that are missing, unexpected or of another length; metadata that is missing or damaged."""
+    if isinstance(item.database, CheckpointError) or item.tables is None:
+        return
+    for error in item.tables.faults.values():
+        yield finding_of(error, item.path)
+    yield from _files(item.database, item)
+    for table in item.tables.tables.values():
+        yield from _chunks(item, item.database, table)
+    yield from _missing(item, [table for table in item.tables.tables.values() if table.missing])
+    yield from _names(item)
+
+
+def _files(database: Entries, item: ListedItem) -> Iterator[Finding]:
+    """Data files that are missing or shorter than the index says."""
+    ends: dict[str, list[int]] = defaultdict(list)
+    for entry in database.all.values():
+        if isinstance(entry, Extent):
+            ends[entry.file].append(entry.offset + entry.length)
+    for name, result in ends.items() if database.manifests else ():
+        path = item.path / name
+        try:
+            size = path.stat().size
+        except StorageError as error:
+            what = f"a data file with {len(result)} entries of the index: {error.got or 'not there'}"
+            yield Finding(ERROR, str(path), what, _UNREAD, _FETCH)
+            continue
+        if not path.may_read():
+            do = f"chmod u+r {on_disk(path)}"
+            yield Finding(ERROR, str(path), "no permission to read it", _UNREAD, do, command=do)
+        beyond = [end for end in result if end > size]
+        if beyond:
+            what = f"{len(beyond)} of {len(result)} entries end beyond its {size} bytes, at {max(beyond)}"
+            yield Finding(ERROR, str(path), what, "it was cut short: those chunks cannot be read", _COPY)
+
+
+def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[Finding]:
+    location = f"{item.path}: {table.name}" if table.name else str(item.path)
+    if table.strays:
+        array = table.array
+        grid = f"{list(array.grid)} of chunks {list(array.chunk)} for shape {list(array.shape)}"
+        what = f"outside the grid {grid} {agreeing(len(table.strays), 'chunk')}, such as {table.strays[0]}"
+        yield Finding(ERROR, location, what, "the metadata is of another array than the chunks", _COPY)
+    faults: dict[str, list[Shape]] = defaultdict(list)
+    for bad in bad_chunks(table, database):
+        faults[bad.fault].append(bad.index)
+    for fault, indices in faults.items():
+        what = f"{len(indices)} of {len(table.chunks)} chunks, such as {table.key(indices[0])}, {fault}"
+        do = _PULL if fault == POINTER else _COPY
+        yield Finding(ERROR, location, what, "they cannot be read", do)
+
+
+def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding]:
+    """One finding for all arrays: chunks are usually missing from many."""
+    if not tables:
+        return
+    lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.array.grid) for t in tables)
+    first = tables[0].key(tables[0].first_missing())
+    names = some([table.name for table in tables])
+    what = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"
+    location = str(item.path)
+    if item.is_part_of_a_host:
+        why = "this is what one host kept for itself: the others have the rest"
+        yield Finding(WARNING, location, what, why, where_chunks_may_be(item.path, may_be_old=False))
+    elif item.processes and not item.leaves_out:
+        why = "they were lost, or other processes of the save kept them elsewhere; some tools read zeros"
+        yield Finding(ERROR, location, what, why, where_chunks_may_be(item.path, may_be_old=False))
+    elif not item.leaves_out:
+        yield Finding(ERROR, location, what, "they were lost, and some tools read zeros for them", _FETCH)
+    else:
+        yield Finding(
+            INFO, location, what, "they hold only the fill value and were left out", "nothing need be done"
+        )
+
+
+def _names(item: ListedItem) -> Iterator[Finding]:
+    """Arrays that the tree names and that are missing; another version of zarr than it says."""
+    if isinstance(item.metadata, CheckpointError) or item.tables is None:
+        return
+    try:
+        leaves = parse_tree(item.metadata, str(item.path))
+    except CheckpointError:
+        return  # reported by the check of metadata
+    expected = [dotted(leaf.path) for leaf in leaves if _is_array(leaf)]
+    lost = [name for name in expected if name not in item.tables.documents]
+    if lost:
+        yield _lost(item, lost, everything=len(lost) == len(expected))
+    extra = sorted(item.tables.tables.keys() - set(expected))
+    if extra:
+        what = f"arrays that the tree does not name ({len(extra)}): {some(extra)}"
+        yield Finding(
+            INFO, str(item.path), what, "no loader reads them; they take up space", "nothing need be done"
+        )
+    yield from _flavour(item, [name for name in expected if name in item.tables.documents])
+
+
+def _is_array(leaf: SavedLeaf) -> bool:
+    return not leaf.is_empty and leaf.value_type != "string"
+
+
+def _lost(item: ListedItem, names: Sequence[str], *, everything: bool) -> Finding:
+    what = f"arrays without their zarr.json or .zarray ({len(names)}): {some(names)}"
+    why = "the tree names them, and they cannot be read"
+    do = _FETCH
+    if not item.is_merged and not item.processes:
+        chunks = {name for name in names if is_directory(item.path / name)}
+        if chunks:
+            why += "; their chunks are there"
+            do = "copy the checkpoint again with the files whose names start with a dot: cp -a SRC DST"
+    elif everything:
+        why += ": the index is of another checkpoint"
+    return Finding(ERROR, str(item.path), what, why, do)
+
+
+def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
+    says = item.says("use_zarr3")
+    documents = item.tables.documents if item.tables else {}
+    document = {True: zarr3.DOCUMENT, False: zarr2.DOCUMENT}.get(says) if isinstance(says, bool) else None
+    other = [name for name in names if document and document not in documents[name]]
+    if other:
+        right, wrong = str(not says).lower(), str(says).lower()
+        bare = f"there {agreeing(len(other), 'array')} without {document}: {some(other)}"
+        what = f"_METADATA says use_zarr3 {wrong}, but {bare}"
+        why = "Orbax opens them with the wrong driver and fails"
+        do = _edited(item, "use_zarr3", wrong, right)
+        yield Finding(ERROR, str(item.path), what, why, do, command=do)
+    says = item.says("use_ocdbt")
+    has = item.is_merged or bool(item.processes)
+    if isinstance(says, bool) and says != has and names:
+        right, wrong = str(has).lower(), str(says).lower()
+        what = (
+            f"_METADATA says use_ocdbt {wrong}, but the arrays are {'in' if has else 'not in'} an OCDBT index"
+        )
+        do = _edited(item, "use_ocdbt", wrong, right)
+        yield Finding(ERROR, str(item.path), what, "Orbax looks for them elsewhere", do, command=do)
+
+
+def _edited(item: ListedItem, field: str, wrong: str, right: str) -> str:
+    return f"""sed -i.bak 's/"{field}": *{wrong}/"{field}": {right}/' {on_disk(item.path / TREE_FILE)}"""

@@ -1,0 +1,108 @@
+"""Checks and their findings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from shlex import quote
+
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError
+from ckpttools.diagnosis.inventory import Inventory
+from ckpttools.formats.base import ReadOptions
+from ckpttools.stores.location import Location
+
+ERROR, WARNING, INFO = LEVELS = ("error", "warning", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong or worth knowing.
+
+    Attributes:
+        level: "error": something cannot be read, or would be read wrongly; "warning": some tool will not find
+            or accept it, or space is wasted; "info": worth knowing.
+        location: file or directory.
+        what: what is there.
+        why: why that matters.
+        do: the next step, with the exact command where there is one.
+        command: that command, as it stands in `do`, or None.
+        fix: name of the fix that would do it, or None.
+        check: name of the check; filled in by the caller of the check.
+    """
+
+    level: str
+    location: str
+    what: str
+    why: str
+    do: str
+    fix: str | None = None
+    check: str = ""
+    command: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A change that loses nothing: it creates files, or renames a directory.
+
+    Attributes:
+        name: what users call it.
+        summary: what it does, in a line.
+        apply: applies it to one place, which is read within these limits, and says what was done; a
+            CheckpointError says why it was not.
+        needs_health: whether it is refused if there is an error at or below the place.
+    """
+
+    name: str
+    summary: str
+    apply: Callable[[Location, ReadOptions], str]
+    needs_health: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing to look for.
+
+    Attributes:
+        name: what users call it.
+        summary: what it looks for, in a line.
+        look: yields what it finds.
+        fix: repairs what it finds; None if nothing safe can.
+    """
+
+    name: str
+    summary: str
+    look: Callable[[Inventory], Iterator[Finding]]
+    fix: Fix | None = None
+
+
+def mending(inventory: Inventory, fix: str) -> str:
+    """The command that repairs what was found."""
+    return f"ckpt doctor {pasted(inventory.path)} --fix {fix}"
+
+
+def pasted(path: Location) -> str:
+    """A path quoted for a command line of `ckpt`."""
+    return quote(f"./{path}" if str(path).startswith("-") else str(path))
+
+
+def on_disk(path: Location) -> str:
+    """A path quoted for a command that works on local files only."""
+    return pasted(path) if path.as_local() == str(path) else "LOCAL_COPY"
+
+
+def set_aside(path: Location) -> str:
+    """The command that renames a file without replacing another."""
+    names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
+    free = next(name for name in names if not name.lexists())
+    return f"mv -n {on_disk(path)} {on_disk(free)}"
+
+
+def finding_of(error: CheckpointError, location: Location, level: str = ERROR, why: str = "") -> Finding:
+    """An error of the package as a finding."""
+    details = [f"{label} {text}" for label, text in error.details() if label in ("got", "expected")]
+    what = "; ".join([error.line, *details])
+    # A hint to run ckpt doctor is no next step here.
+    hint = error.hint if error.hint and "ckpt doctor" not in error.hint else None
+    do = hint or "fetch it again, or restore it from another copy"
+    return Finding(level, error.location or str(location), what, why or "it cannot be read", do)

@@ -1,0 +1,48 @@
+"""Files and directories that may not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.core.errors import StorageError
+from ckpttools.diagnosis.base import ERROR, Check, Finding, on_disk
+from ckpttools.diagnosis.inventory import Inventory
+from ckpttools.stores.location import Location
+
+_UNREAD = "nothing in it can be read"
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for location, error in inventory.denied.items():
+        if location.store.scheme == "file":
+            yield _finding(location, error.got or error.message, "rX")
+        else:
+            yield Finding(ERROR, str(location), error.got or error.message, _UNREAD, error.hint or "")
+    for directory in inventory.directories:
+        for name in directory.files:
+            path = directory.path / name
+            if path.is_link() and not _leads_somewhere(path):
+                yield Finding(
+                    ERROR,
+                    str(path),
+                    f"a symbolic link to nothing: {path.readlink()}",
+                    "its target was moved or deleted",
+                    "copy the files themselves: cp -rL SRC DST",
+                )
+            elif not path.may_read():
+                yield _finding(path, "no permission to read it", "r")
+
+
+def _leads_somewhere(path: Location) -> bool:
+    try:
+        return path.exists()
+    except StorageError:
+        return True  # there is something that cannot be accessed
+
+
+def _finding(path: Location, what: str, bits: str) -> Finding:
+    do = f"chmod u+{bits} {on_disk(path)}"
+    return Finding(ERROR, str(path), what, _UNREAD, do, command=do)
+
+
+CHECK = Check("access", "files and directories that may not be read, links to nothing", _look)

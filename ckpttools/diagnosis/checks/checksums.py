@@ -1,0 +1,72 @@
+"""Data of which bits have flipped: compared with the checksums in the files, where a user wants that.
+
+torch writes a CRC-32 with each storage and looks at none, nor do conversions, which read storages in parts.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.text import first_of
+from ckpttools.diagnosis.base import ERROR, Check, Finding, finding_of
+from ckpttools.diagnosis.inventory import Inventory
+from ckpttools.formats.base import SupportsChecksums
+from ckpttools.formats.registry import formats
+from ckpttools.stores.checksums import Checksummed, Damaged, damage_in
+from ckpttools.stores.location import Location
+from ckpttools.stores.unanswered import faults_told_elsewhere, kept_unless_unanswered
+
+_MOST_NAMED = 3
+_WHY = (
+    "other numbers would be read than were saved, without an error; "
+    "only a program that changed the file in its place leaves such checksums as well"
+)
+
+
+def has_checksums(inventory: Inventory) -> bool:
+    """Whether anything is of a format that keeps some."""
+    return any(True for _ in _locations(inventory))
+
+
+def _locations(inventory: Inventory) -> Iterator[tuple[SupportsChecksums, Location]]:
+    """Where something is of such a format, with the format."""
+    for name, item in formats().items():
+        if isinstance(item, SupportsChecksums):
+            yield from ((item, location) for location in inventory.locations(name))
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    if inventory.reading is None:
+        return
+    files = _by_file(inventory)
+    for result, damaged in zip(files, damage_in(files, inventory.reading), strict=True):
+        if isinstance(damaged, CheckpointError):
+            yield finding_of(kept_unless_unanswered(damaged, inventory.path), inventory.path)
+        elif damaged:
+            yield _finding(damaged, len(result))
+
+
+def _by_file(inventory: Inventory) -> list[list[Checksummed]]:
+    """What has a checksum, by file."""
+    result: dict[str, dict[int, Checksummed]] = defaultdict(dict)
+    for kind, location in _locations(inventory):
+        with faults_told_elsewhere(location):
+            for checksum in kind.checksums(location, inventory.read):
+                result[checksum.file.path][checksum.offset] = checksum
+    return [[*item.values()] for item in result.values()]
+
+
+def _finding(damaged: Damaged, count: int) -> Finding:
+    lines = [
+        f"{item.name} (bytes {item.offset:,} to {item.offset + item.nbytes:,}) has CRC-32 {got:08x}, and was "
+        f"written with {item.crc32:08x}"
+        for item, got in damaged
+    ]
+    what = f"the data of {len(damaged):,} of {count:,} storages is damaged: {first_of(lines, _MOST_NAMED)}"
+    location = damaged[0][0].file.path
+    return Finding(ERROR, location, what, _WHY, "fetch the file again, or restore it from another copy")
+
+
+CHECK = Check("checksums", "with `--checksums`: data that does not have the checksum written with it", _look)

@@ -1,0 +1,83 @@
+"""Steps and items without the file that marks them as finished for Orbax on object stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, mending, pasted
+from ckpttools.diagnosis.inventory import Directory, Inventory
+from ckpttools.diagnosis.new_files import write_new
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, V1_FILE
+from ckpttools.formats.orbax.steps import (
+    IN_PROGRESS,
+    OrbaxRun,
+    Step,
+    StepMetadata,
+    commits_by_file,
+    is_committed,
+)
+from ckpttools.stores.location import Location
+
+_WHY = (
+    "on gs:// Orbax considers it unfinished: it is not listed, not loaded, and may be deleted by a clean-up"
+)
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for step in inventory.steps:
+        declared = StepMetadata.at(step.path)
+        if not (declared.fault or declared.is_uncommitted or IN_PROGRESS in step.path.name):
+            items = (
+                []
+                if _is_v1(step, declared)
+                else [i.directory for i in inventory.items if i.step == step.path]
+            )
+            for fromkey in dict.fromkeys([step, *items]):
+                if COMMIT_FILE not in fromkey.files:
+                    yield _unmarked(inventory, fromkey.path)
+    steps = {step.path for step in inventory.steps}
+    for item in inventory.items:
+        if steps.isdisjoint((item.step, *item.step.parents)):
+            why = "CheckpointManager and whoever looks for custom metadata such as scan_layers miss it"
+            command = f"ckpt convert to-orbax {pasted(item.path)} DST"
+            do = f"restore it with a target, or write it anew: {command}"
+            what = f"no {CHECKPOINT_FILE} here or above"
+            yield Finding(INFO, str(item.path), what, why, do, command=command)
+
+
+def _unmarked(inventory: Inventory, location: Location) -> Finding:
+    command = mending(inventory, "commit-marker")
+    later = _goes_on_with(location)
+    why = f"{_WHY}; a run goes on with step {later.name} instead" if later else _WHY
+    do = f"{command} writes it; Orbax before 0.12.3 did not on local disks"
+    return Finding(WARNING, str(location), f"no {COMMIT_FILE}", why, do, "commit-marker", command=command)
+
+
+def _goes_on_with(step: Location) -> Location | None:
+    """On gs://, the latest step that Orbax lists instead of one that is later."""
+    number = Step(step).number
+    if number is None or not commits_by_file(step):
+        return None
+    result = OrbaxRun(step.parent).steps
+    listed = [number for number, item in result.items() if is_committed(item.path)]
+    return result[max(listed)].path if listed and max(listed) < number else None
+
+
+def _is_v1(step: Directory, declared: StepMetadata) -> bool:
+    """Whether Orbax v1 wrote the step, which marks steps only."""
+    return V1_FILE in step.files or ".v1." in str(declared.handlers)
+
+
+def _mark(location: Location, read: ReadOptions) -> str:
+    path = location / COMMIT_FILE
+    write_new(path, b"Checkpoint commit was successful")
+    return f"{path} was written"
+
+
+CHECK = Check(
+    "commit",
+    f"finished steps and items without {COMMIT_FILE}",
+    _look,
+    Fix("commit-marker", f"write {COMMIT_FILE} where nothing is an error", _mark, needs_health=True),
+)

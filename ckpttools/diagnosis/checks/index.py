@@ -1,0 +1,77 @@
+"""Damaged OCDBT indexes, and data files that no index names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ckpttools.core.errors import CheckpointError
+from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, finding_of, pasted
+from ckpttools.diagnosis.inventory import Inventory, ListedItem
+from ckpttools.formats.orbax.entries import Entries, files_below
+from ckpttools.formats.orbax.ocdbt import MANIFEST, Extent
+from ckpttools.stores.location import Location
+
+# How a B+tree node starts.
+NODE_MAGIC = bytes.fromhex("0cdb20de")
+_MUCH = 64 << 20
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for item in inventory.items:
+        if isinstance(item.database, CheckpointError):
+            yield finding_of(
+                item.database, item.path, why="without its index no array of this item can be read"
+            )
+        elif item.database.manifests:
+            yield from _unnamed(item, item.database)
+        elif item.needs_index and not (item.tables and item.tables.documents):
+            what = f"no {MANIFEST}, though _METADATA says that the arrays are in OCDBT"
+            why = "the location of the arrays is unknown: the save did not finish, or the copy is incomplete"
+            yield Finding(ERROR, str(item.path), what, why, "copy it again, whole: cp -a SRC DST")
+
+
+def _unnamed(item: ListedItem, database: Entries) -> Iterator[Finding]:
+    """Data files that the index in use does not name.
+
+    Every save leaves nodes that its later commits superseded. They are reported if they take much space;
+    unreachable chunks always are.
+    """
+    named = {node.file for node in database.nodes}
+    named |= {entry.file for entry in database.all.values() if isinstance(entry, Extent)}
+    loose = {
+        name: status.size
+        for name, status in files_below(item.path)
+        if name not in named and "/d/" in f"/{name}"
+    }
+    chunks = {name: size for name, size in loose.items() if not _starts_with_a_node(item.path / name)}
+    if chunks:
+        why = (
+            "no array is in them: left by another save, or by an index that was replaced; they take up space"
+        )
+        yield _named(WARNING, item, chunks, why)
+    elif sum(loose.values()) >= _MUCH:
+        yield _named(INFO, item, loose, "nodes of the index that later ones superseded; they take up space")
+
+
+def _named(level: str, item: ListedItem, files: Mapping[str, int], why: str) -> Finding:
+    largest = max(files, key=lambda name: files[name])
+    number = "a data file" if len(files) == 1 else f"{len(files)} data files"
+    what = f"{number} that the index does not name: {sum(files.values()):,} bytes, the largest {largest}"
+    command = f"ckpt convert to-orbax {pasted(item.path)} DST"
+    return Finding(
+        level, str(item.path), what, why, f"{command} writes a checkpoint without", command=command
+    )
+
+
+def _starts_with_a_node(path: Location) -> bool:
+    try:
+        file = path.open()
+        try:
+            return file.size >= len(NODE_MAGIC) and file.read(0, len(NODE_MAGIC)) == NODE_MAGIC
+        finally:
+            file.close()
+    except CheckpointError:
+        return True  # reported by the check of access
+
+
+CHECK = Check("index", "damaged OCDBT manifests and nodes, data files that no index names", _look)

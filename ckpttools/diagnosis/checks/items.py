@@ -1,0 +1,99 @@
+"""Trees that must be named, or are not called as those of the steps beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.text import plural, some
+from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, pasted
+from ckpttools.diagnosis.inventory import Inventory, ListedItem
+from ckpttools.formats.orbax.metadata import parse_tree
+from ckpttools.formats.orbax.naming import is_alike, is_finished, named_apart
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun, Step
+from ckpttools.stores.location import Location
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for step in inventory.steps:
+        items = [item for item in inventory.items if item.step == step.path]
+        if len(items) > 1:
+            what = f"{len(items)} items: {', '.join(item.path.name for item in items)}"
+            why = "commands that open one tree take the one that alone holds a model, or need its path"
+            command = f"ckpt inspect tree {pasted(step.path)}"
+            yield Finding(INFO, str(step.path), what, why, f"show all of them: {command}", command=command)
+    yield from chain.from_iterable(map(_adapter, inventory.items))
+    listed = {directory.path for directory in inventory.directories}
+    for run in sorted({step.path.parent for step in inventory.steps} & listed):
+        finished = [entry for entry in OrbaxRun(run).steps.values() if is_finished(entry)]
+        apart = named_apart(finished)
+        if apart:
+            yield _apart(run, apart)
+        beside = [step.path for step in inventory.steps if step.path.parent == run]
+        yield from _unlisted(beside, finished)
+
+
+def _adapter(item: ListedItem) -> Iterator[Finding]:
+    """An adapter of one of Tunix's models, which nothing but its name distinguishes from MaxText's."""
+    try:
+        document = {} if isinstance(item.metadata, CheckpointError) else item.metadata
+        leaves = parse_tree(document, str(item.path))
+    except CheckpointError:
+        return  # reported by the check of metadata
+    # Reinforcement learning has `base` around the model. Moments of factors are below other keys.
+    paths = [leaf.path for leaf in leaves if leaf.path[:1] in (("layers",), ("base",))]
+    if any("lora_a" in str(key) for path in paths for key in path[-2:]):
+        # Twenty modules are of adapters alone.
+        from ckpttools.adapters.tunix import tunix_kernels
+
+        if kernels := tunix_kernels(paths):
+            what = f"a LoRA adapter in the names of Tunix: factors of {plural(len(kernels), 'kernel')}"
+            why = "it is not a complete model, and MaxText does not load these names"
+            command = f"ckpt adapter to-peft {pasted(item.path)} DST --base BASE --alpha ALPHA"
+            yield Finding(INFO, str(item.path), what, why, f"convert it: {command}", command=command)
+
+
+def _apart(run: Location, apart: Mapping[tuple[str, ...], Sequence[Step]]) -> Finding:
+    """Steps whose trees have different names: the less frequent ones are to be written anew."""
+    named = {names: steps for names, steps in apart.items() if names}
+    kept = max(named, key=lambda names: (len(named[names]), names == ("items",)))
+    odd = next(steps[0] for names, steps in apart.items() if names != kept)
+    declared = [f"{', '.join(names) or 'no name'} in {_numbers(steps)}" for names, steps in apart.items()]
+    command = (
+        f"ckpt convert to-orbax {pasted(odd.items[0].directory)} {pasted(_copy(odd))} "
+        f"--level step --item {kept[0]}"
+    )
+    return Finding(
+        WARNING,
+        str(run),
+        f"the trees of the steps have different names: {'; '.join(declared)}",
+        "the same call of a CheckpointManager restores some steps, and fails for the others",
+        f"write the others under one name, outside of the run, and put them in their place: {command}",
+        command=command,
+    )
+
+
+def _copy(step: Step) -> Location:
+    """Where a step is written anew: beside the run, whose steps it is no part of yet."""
+    run = step.path.parent
+    return run.with_name(f"{run.name}.renamed") / step.path.name
+
+
+def _numbers(steps: Sequence[Step]) -> str:
+    return some(step.path.name for step in steps)
+
+
+def _unlisted(beside: Sequence[Location], finished: Sequence[Step]) -> Iterator[Finding]:
+    """Steps with names that a manager of the others passes over."""
+    known = {item.path for item in finished}
+    for location in beside if finished else ():
+        others = [item for item in finished if item.path != location]
+        is_odd = bool(others) and location not in known and not is_alike(location.name, others)
+        if is_odd and IN_PROGRESS not in location.name and is_finished(Step(location)):
+            what = f"a step that no CheckpointManager lists which lists {others[-1].path.name}"
+            why = "it is never the latest one, never restored by its number, and never deleted"
+            yield Finding(INFO, str(location), what, why, "open it by its path, or give it a number")
+
+
+CHECK = Check("items", "trees that must be named, or have other names than those of other steps", _look)

@@ -1,0 +1,71 @@
+"""Runs whose latest step no command opens: it is damaged, or little is left of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.step_warnings import unwarned
+from ckpttools.diagnosis.base import WARNING, Check, Finding, mending, pasted
+from ckpttools.diagnosis.inventory import Inventory
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
+from ckpttools.formats.orbax.runs import find_items, remains_after
+from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun
+from ckpttools.stores.abilities import Renames
+from ckpttools.stores.location import Location
+
+_WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently be other weights"
+_WHY = "`ckpt copy` refuses the run; other commands open another step"
+_LOST = "every command skips it: it has lost too much to be recognised as a step, or was only begun"
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    listed = {directory.path for directory in inventory.directories}
+    steps = [*(step.path for step in inventory.steps), *(item.step for item in inventory.items)]
+    for run in sorted({step.parent for step in steps} & listed):
+        yield from _damaged_steps(run, inventory)
+        yield from _later(run)
+    if inventory.path in steps and inventory.path.parent not in listed:
+        result = _damaged_steps(inventory.path.parent, inventory)
+        yield from (entry for entry in result if entry.location == str(inventory.path))
+
+
+def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
+    """Report steps that were saved and are damaged now, if the run has complete steps to go on from."""
+    steps = OrbaxRun(run).steps
+    complete = [number for number, step in steps.items() if step.why_unfinished is None]
+    if not complete:
+        return
+    # A step without its metadata and tree is not in the list of steps.
+    for step in (*steps.values(), *remains_after(steps[max(complete)])):
+        if step.why_unfinished is None or not step.is_damaged or step.declared.is_uncommitted:
+            continue
+        is_latest = (step.number or 0) > max(complete)
+        what = f"{'the latest step' if is_latest else 'a step'} is damaged: {step.why_unfinished}"
+        do = f"fetch that step again; until then open {pasted(run / steps[max(complete)].path.name)}"
+        fix, command = None, None
+        if isinstance(run.store, Renames):
+            fix, command = "set-aside", mending(inventory, "set-aside")
+            do = f"fetch that step again; or rename it, so that the run goes on from another one: {command}"
+        why = _WHY_LATEST if is_latest else _WHY
+        # The fault of the step is an error of another check.
+        yield Finding(WARNING, str(step.path), what, why, do, fix, command=command)
+
+
+def _later(run: Location) -> Iterator[Finding]:
+    try:
+        with unwarned():
+            opened = find_items(run, None)[0].step
+    except CheckpointError:
+        return  # reported above, or by other checks
+    for step in remains_after(opened):
+        if not any(IN_PROGRESS in item.name for item in (step.path, *step.path.iterdir())):
+            what = f"named as a step after {opened.path.name}, but without {TREE_FILE} and {CHECKPOINT_FILE}"
+            yield Finding(WARNING, str(step.path), what, _LOST, "fetch it again, if it was a step")
+
+
+CHECK = Check(
+    "latest",
+    "damaged steps that keep a run from being opened or copied, and what is left of later steps",
+    _look,
+)

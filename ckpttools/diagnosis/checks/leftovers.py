@@ -1,0 +1,155 @@
+"""Directories of work that was interrupted or replaced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from ckpttools.core.text import age, in_natural_order, plural
+from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, on_disk, pasted
+from ckpttools.diagnosis.inventory import SET_ASIDE, Inventory
+from ckpttools.diagnosis.probing import is_directory
+from ckpttools.formats.interrupted import going_on, next_step
+from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY, Step
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
+
+_PRUNE_STATES = {
+    "stripped": "stripped, but not yet in place",
+    "removed": "moved here, still complete",
+    "deleting": "partly deleted",
+}
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for location in _locations(inventory):
+        if location.name == PRUNE_DIRECTORY:
+            yield _left_by_prune(location)
+            continue
+        size, since = _measured(location)
+        what = f"{_kind(location)}: {size:,} bytes, last changed {since} ago"
+        yield _left(location, what)
+    if Step(inventory.path).is_being_deleted:
+        what = "a step that is no longer complete: a prune was interrupted while it deleted it"
+        command = f"ckpt prune {pasted(inventory.path.parent)} --finish --yes"
+        why = "no command reads it, and nothing brings back what is deleted"
+        yield Finding(ERROR, str(inventory.path), what, why, f"delete the rest: {command}", command=command)
+    if IN_PROGRESS in inventory.path.name:
+        why = "Orbax renames such a directory when the save is finished; this one was not, or not yet"
+        yield Finding(
+            INFO, str(inventory.path), "the directory of an unfinished save", why, "open a finished step"
+        )
+
+
+def _left_by_prune(location: Location) -> Finding:
+    """Report an interrupted prune, with the commands that finish or undo it."""
+    names = {
+        state: in_natural_order(step.name for step in (location / state).entries())
+        for state in _PRUNE_STATES
+        if is_directory(location / state)
+    }
+    steps = [
+        f"{plural(len(names[state]), 'step')} {words} ({', '.join(names[state])})"
+        for state, words in _PRUNE_STATES.items()
+        if names.get(state)
+    ]
+    run = pasted(location.parent)
+    if not (location / "plan.json").exists() and not names.get("removed") and not names.get("deleting"):
+        what = "an interrupted prune that did not delete anything"
+        command = (
+            f"rm -r {on_disk(location)}"
+            if location.store.streams is None
+            else location.store.removal(location.key)
+        )
+        why = "it takes up space; the next prune removes it"
+        return Finding(
+            WARNING, str(location), what, why, f"when no prune is running: {command}", command=command
+        )
+    what = f"an interrupted prune: {', '.join(steps) or 'no step is moved or partly deleted'}"
+    why = "no other prune of this run can start before this one is finished or undone"
+    command = f"ckpt prune {run} --finish --yes"
+    do = f"finish it: {command}; or put back every step that is still complete: ckpt prune {run} --undo --yes"
+    return Finding(WARNING, str(location), what, why, do, command=command)
+
+
+def _locations(inventory: Inventory) -> list[Location]:
+    """What is left over; of a conversion to a bucket where its journal is, not where its content grows."""
+    beside = begun_at(inventory.path)
+    result = [*inventory.leftovers, *([beside.location] if beside else [])]
+    return [location for location in result if location.with_name(location.name + SUFFIX) not in result]
+
+
+def _kind(location: Location) -> str:
+    if IN_PROGRESS in location.name:
+        return "an unfinished save of Orbax"
+    if location.name.endswith(SET_ASIDE):
+        return "an unfinished save that was set aside"
+    left = unfinished_at(location)
+    return f"an interrupted {left.kind if left else 'conversion'}"
+
+
+def _why(location: Location) -> str:
+    if _is_orphaned(location):
+        return "no journal says whose it is, so no command goes on with it, and a conversion may be refused"
+    if unfinished_at(location):
+        return "it is not a checkpoint yet; its finished parts will be reused"
+    return "no loader reads it, but it takes up space, and a save under the same name may fail because of it"
+
+
+def _left(location: Location, what: str) -> Finding:
+    remove = _removal(location)
+    left = unfinished_at(location)
+    if left and left.writer:
+        do, remove = f"{left.writer}, is writing it: {left.wait}", None
+    elif left and left.replaced:
+        do, remove = next_step(left), None
+    elif remove is None:
+        do = "run the same command again: what it replaces may be gone, and what is here is the only copy"
+    elif _is_orphaned(location):
+        do = f"look at it; when nothing writes to it: {remove}"
+    elif left:
+        do = f"{going_on(left)} to resume; or, to discard it, {remove}"
+    else:
+        do = f"when nothing writes to it: {remove}"
+    return Finding(WARNING, str(location), what, _why(location), do, command=remove)
+
+
+def _is_orphaned(location: Location) -> bool:
+    """Whether it is what is left of a conversion, in a bucket, without its journal."""
+    name = location.name.removesuffix(SUFFIX)
+    is_beside = name != location.name and location.store.streams is not None
+    return is_beside and unfinished_at(location) is not None and begun_at(location.with_name(name)) is None
+
+
+def _removal(location: Location) -> str | None:
+    """The command that discards it; None where that would lose what is nowhere else."""
+    if location.store.streams is None:
+        return f"rm -r {on_disk(location)}"
+    if not location.name.endswith(SUFFIX):
+        return location.store.removal(location.key)
+    parts = _parts(location)
+    if len(parts) > 1 and is_directory(location / CONTENT):
+        return None
+    return "; ".join(part.store.removal(part.key) for part in parts)
+
+
+def _parts(location: Location) -> list[Location]:
+    """What is left over at a place, and what grows beside it in a bucket."""
+    destination = location.with_name(location.name.removesuffix(SUFFIX))
+    is_beside = location.store.streams is not None and destination != location
+    return [location, destination] if is_beside and unfinished_at(destination) else [location]
+
+
+def _measured(top: Location) -> tuple[int, str]:
+    """Bytes at and below a directory, and the time since anything in it was changed, in words."""
+    size, changed = 0, 0.0
+    tops = [part for part in _parts(top) if part.exists()]
+    for location in (*tops, *(item / name for item in tops for name, _ in item.below())):
+        status = location.status()
+        if status is not None:
+            changed = max(changed, (status.modified or 0) / 10**9)
+            size += status.size
+    return size, age(time.time() - changed)
+
+
+CHECK = Check("leftovers", f"unfinished saves ({IN_PROGRESS}*), interrupted conversions", _look)

@@ -1,0 +1,34 @@
+"""The last resort: opening everything, as all other commands do. Reported if no other check says why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from ckpttools.core.errors import CheckpointError
+from ckpttools.diagnosis.base import Check, Finding, finding_of
+from ckpttools.diagnosis.inventory import Inventory
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.registry import open_tree
+from ckpttools.stores.location import Location
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    folders = [w.folder if w.is_whole else w.folder / w.files[0] for w in inventory.weights]
+    others = chain(*inventory.others.values())
+    # Of what was never committed the check of unfinished steps says so; on some stores that is no error.
+    items = [item.path for item in inventory.items if not item.is_unfinished]
+    for location in [*items, *folders, *inventory.locations("zarr3"), *others]:
+        yield from _opened(location, inventory.read)
+
+
+def _opened(location: Location, read: ReadOptions) -> Iterator[Finding]:
+    try:
+        open_tree(location, read)
+    except CheckpointError as error:
+        result = finding_of(error, location, why="no command can open it")
+        where = "" if result.location == str(location) else f"{result.location}: "
+        yield Finding(result.level, str(location), where + result.what, result.why, result.do)
+
+
+CHECK = Check("opens", "whatever else keeps it from being opened", _look)

@@ -1,0 +1,358 @@
+"""Indexes of safetensors shards that are missing or contradict the shards."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from shlex import quote
+
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.text import plural, some
+from ckpttools.diagnosis.base import (
+    ERROR,
+    INFO,
+    WARNING,
+    Check,
+    Finding,
+    Fix,
+    finding_of,
+    mending,
+    on_disk,
+    pasted,
+    set_aside,
+)
+from ckpttools.diagnosis.inventory import INDEX, SAFETENSORS, Inventory, SafetensorsFiles, json_or_error
+from ckpttools.diagnosis.new_files import write_new
+from ckpttools.diagnosis.probing import is_file
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.safetensors.faults import header_of
+from ckpttools.formats.safetensors.format import NAMES
+from ckpttools.formats.safetensors.header import SafetensorsHeader
+from ckpttools.formats.safetensors.sharded import is_sharded
+from ckpttools.formats.sidecar_files import CONFIG, WEIGHTS_FIELD
+from ckpttools.formats.weight_index import WeightsLocation, in_reading_order, normalized
+from ckpttools.stores.base import is_inside
+from ckpttools.stores.location import Location
+
+_WHOLE = f"model{SAFETENSORS}"
+_NAME = f"model{INDEX}"
+_MOST_NAMED = 5
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for weights in inventory.weights:
+        if weights.is_whole:
+            yield from _folder(inventory, weights)
+
+
+def _folder(inventory: Inventory, weights: SafetensorsFiles) -> Iterator[Finding]:
+    try:
+        chosen = NAMES.chosen(weights.folder)
+    except CheckpointError as error:
+        yield finding_of(error, weights.folder / CONFIG, why="transformers reads no other file")
+        return
+    if chosen is not None:
+        yield from _chosen(inventory, weights, chosen)
+        return
+    unread = [name for name in weights.indexes if name == _NAME and _WHOLE in weights.files]
+    for name in weights.indexes:
+        result = _index(inventory, weights, name)
+        yield from _unread(weights.folder / name, result) if name in unread else result
+    lost = NAMES.missing(weights.files)
+    if lost and not weights.indexes:
+        yield _missing(weights.folder, lost, "the names of the others imply them")
+    if not weights.indexes and len(weights.files) > 1 and not lost:
+        yield _beside_the_model(weights) if _WHOLE in weights.files else _without_index(inventory, weights)
+
+
+def _chosen(inventory: Inventory, weights: SafetensorsFiles, chosen: WeightsLocation) -> Iterator[Finding]:
+    """Report the weights that `transformers_weights` names, and what is wrong with an index that it names."""
+    if chosen.index is not None:
+        yield from _index(inventory, weights, chosen.index)
+    name = chosen.index or chosen.files[0]
+    others = [file for file in (*weights.files, *weights.indexes) if file != name]
+    if chosen.index is not None and chosen.named is not None:
+        others = [other for other in others if other not in {*chosen.named.values()}]
+    why = f"transformers and ckpttools read {name}" + (f", not {_some(others)}" if others else "")
+    do = f"nothing need be done; ckpttools leaves {WEIGHTS_FIELD} out of the {CONFIG} that it writes"
+    yield Finding(INFO, str(weights.folder / CONFIG), f"{WEIGHTS_FIELD} is {name}", why, do)
+
+
+def _unread(location: Location, result: Iterable[Finding]) -> Iterator[Finding]:
+    """Report an index that is not read because there is one file with all weights."""
+    wrong = [item.what for item in result if item.level == ERROR]
+    why = f"transformers and ckpttools read {_WHOLE} and do not look at the index"
+    if not wrong:
+        what = f"{_WHOLE} next to {location.name}"
+        yield Finding(INFO, str(location.parent), what, why, "move away the one that is not needed")
+        return
+    command = set_aside(location)
+    do = f"move the index away: {command}"
+    why += "; tools that read the index first fail"
+    yield Finding(WARNING, str(location), f"not needed, and {'; '.join(wrong)}", why, do, command=command)
+
+
+def _missing(location: Location, names: Sequence[str], expected: str) -> Finding:
+    what = f"{plural(len(names), 'weight file')} missing: {_some(names)}"
+    fetched = " ".join(map(quote, names)) if len(names) <= _MOST_NAMED else f"--include '*{SAFETENSORS}'"
+    do = f"fetch them: hf download REPO {fetched} --local-dir {on_disk(location.folder())}"
+    return Finding(ERROR, str(location), what, f"{expected}; their tensors cannot be read", do)
+
+
+def _some(names: Iterable[str]) -> str:
+    return some(sorted(names), _MOST_NAMED)
+
+
+def _beside_the_model(weights: SafetensorsFiles) -> Finding:
+    """An adapter, or the same weights under other names: some repositories have both."""
+    others = [name for name in weights.files if name != _WHOLE]
+    what = f"{_some(others)} beside {_WHOLE}"
+    why = f"transformers and ckpttools take {_WHOLE} alone"
+    do = f"nothing need be done; another file is opened by its name, as {pasted(weights.folder / others[0])}"
+    return Finding(INFO, str(weights.folder), what, why, do)
+
+
+def _without_index(inventory: Inventory, weights: SafetensorsFiles) -> Finding:
+    what = f"{plural(len(weights.files), 'file')} and no {_NAME}"
+    why = "transformers does not find the weights; ckpttools takes them all"
+    headers = {name: header_of(weights.folder / name) for name in weights.files}
+    if is_sharded(header for header in headers.values() if isinstance(header, SafetensorsHeader)):
+        what = "what each process saved of a distributed checkpoint of PyTorch"
+        do = "ckpt convert to-safetensors puts it together"
+        return Finding(INFO, str(weights.folder), what, "transformers does not load it", do)
+    fault = _contradiction(headers)
+    if fault:
+        do = "separate what does not belong together; then write an index: " + mending(inventory, "index")
+        return Finding(WARNING, str(weights.folder), f"{what}; {fault}", why, do)
+    do = f"{mending(inventory, 'index')} writes it"
+    return Finding(WARNING, str(weights.folder), what, why, do, "index")
+
+
+def _contradiction(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> str | None:
+    """Why no index can be made of these files, None if one can."""
+    damaged = [name for name, header in headers.items() if isinstance(header, CheckpointError)]
+    if damaged:
+        return f"damaged: {_some(damaged)}"
+    stems = {_stem(name) for name in headers}
+    if len(stems) > 1:
+        return f"they are not shards of one model: {_some(stems)}"
+    twice = [name for name, files in _locations(headers).items() if len(files) > 1]
+    return f"the same tensors in several files: {_some(twice)}" if twice else None
+
+
+def _stem(name: str) -> str:
+    """The common start of the names of a model's shards: `model` of `model-00001-of-00002.safetensors`."""
+    match = NAMES.numbered.fullmatch(name)
+    return match["stem"] if match else name.removesuffix(SAFETENSORS)
+
+
+def _locations(headers: Mapping[str, SafetensorsHeader | CheckpointError]) -> dict[str, list[str]]:
+    """The files of each tensor."""
+    locations: dict[str, list[str]] = defaultdict(list)
+    for file, header in headers.items():
+        for entry in header.entries if isinstance(header, SafetensorsHeader) else ():
+            locations[entry.name].append(file)
+    return locations
+
+
+def _index(inventory: Inventory, weights: SafetensorsFiles, name: str) -> Iterator[Finding]:
+    location = weights.folder / name
+    document = json_or_error(location)
+    if isinstance(document, CheckpointError):
+        yield finding_of(document, location, why="nothing tells which file has which tensor")
+        return
+    named = document.get("weight_map")
+    if not isinstance(named, dict) or not named or not all(type(file) is str for file in named.values()):
+        what = "no usable weight_map"
+        yield Finding(
+            ERROR, str(location), what, "nothing tells which file has which tensor", "fetch it again"
+        )
+        return
+    other = sorted({file for file in named.values() if not file.endswith(SAFETENSORS)})
+    if other:
+        what = f"names files that do not end in {SAFETENSORS}: {_some(other)}"
+        why = "transformers takes them for files of torch.save and refuses them"
+        command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+        do = f"`{command}` writes files under usual names"
+        yield Finding(ERROR, str(location), what, why, do, command=command)
+    paths = {tensor: normalized(file) for tensor, file in named.items()}
+    yield from _against_files(inventory, weights, location, paths, in_reading_order(named.values()))
+
+
+def _against_files(
+    inventory: Inventory,
+    weights: SafetensorsFiles,
+    location: Location,
+    named: Mapping[str, str],
+    shards: Sequence[str],
+) -> Iterator[Finding]:
+    outside = [file for file in shards if not is_inside(file)]
+    if outside:
+        what = f"names files outside of its directory: {_some(outside)}"
+        do = "do not trust this index; fetch the checkpoint from its source again"
+        yield Finding(ERROR, str(location), what, "readers that follow it read other files", do)
+    lost = [file for file in shards if is_inside(file) and not is_file(weights.folder / file)]
+    if lost:
+        yield _stale(inventory, weights, location, named, lost) or _missing(
+            location, lost, "the index names them"
+        )
+    headers = {file: header_of(weights.folder / file) for file in shards if file not in {*lost, *outside}}
+    files = _locations(headers)
+    is_readable = {file for file, item in headers.items() if isinstance(item, SafetensorsHeader)}
+    absent = {tensor for tensor, file in named.items() if file in is_readable and tensor not in files}
+    if not outside:
+        yield from _repeated(weights, location, named, files, absent)
+    loose = sorted(set(weights.files) - set(shards) - {_WHOLE})
+    held = _locations({file: header_of(weights.folder / file) for file in loose}) if absent else {}
+    holders = sorted({file for tensor in absent for file in held.get(tensor, ())})
+    if absent:
+        what = f"names {plural(len(absent), 'tensor')} that its files do not hold: {_some(absent)}"
+        hint = f"fetch the index again, or set it aside: {set_aside(location)}"
+        why = "they cannot be loaded: of another model, or a shard was changed"
+        if holders:
+            moved = plural(sum(tensor in held for tensor in absent), "tensor")
+            why = f"nothing loads them: {moved} of these in files that it does not name, {_some(holders)}"
+            hint = "fetch the index and its files again"
+        yield Finding(ERROR, str(location), what, why, hint)
+    yield from _misnamed(weights, location, named, files)
+    loose = [file for file in loose if file not in holders]
+    if loose and len(weights.indexes) == 1 and not lost:
+        yield _loose(inventory, weights, location, files, loose)
+
+
+def _misnamed(
+    weights: SafetensorsFiles,
+    location: Location,
+    named: Mapping[str, str],
+    files: Mapping[str, Sequence[str]],
+) -> Iterator[Finding]:
+    """Tensors that are in files which the index names, but not where it says, or that it does not list."""
+    moved = [tensor for tensor, file in named.items() if tensor in files and file not in files[tensor]]
+    unlisted = [tensor for tensor in files if tensor not in named]
+    kinds = (
+        (f"does not name {plural(len(unlisted), 'tensor')} of its files", unlisted),
+        (f"names the wrong file of {plural(len(moved), 'tensor')}", moved),
+    )
+    for what, tensors in kinds:
+        if tensors:
+            why = (
+                "transformers and ckpttools read all tensors of the files that an index names; readers that "
+                "look up a tensor in the index do not find these"
+            )
+            command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+            do = f"`{command}` writes them with an index of all tensors"
+            yield Finding(WARNING, str(location), f"{what}: {_some(tensors)}", why, do, command=command)
+
+
+def _loose(
+    inventory: Inventory,
+    weights: SafetensorsFiles,
+    location: Location,
+    files: Mapping[str, Sequence[str]],
+    loose: Sequence[str],
+) -> Finding:
+    """Files next to those that an index names: another save's, or a part of the model that it forgets."""
+    what = f"does not name {plural(len(loose), 'file')} beside it: {_some(loose)}"
+    series = {_stem(name) for name in {file for item in files.values() for file in item}}
+    of_model = [name for name in loose if NAMES.numbered.fullmatch(name) and _stem(name) in series]
+    held = _locations({name: header_of(weights.folder / name) for name in of_model})
+    if not held.keys() - files.keys():
+        do = "move them away if they belong to another save"
+        return Finding(WARNING, str(location), what, "nothing loads them; they take up space", do)
+    why = f"transformers skips them, and no other file has {_some(held.keys() - files.keys())}"
+    do = "fetch the shards and the index again: they belong to different saves"
+    headers = {name: header_of(weights.folder / name) for name in weights.files}
+    if not _contradiction(headers) and not NAMES.missing(weights.files):
+        do = f"if all these files are of one save, run {set_aside(location)} && {mending(inventory, 'index')}"
+    return Finding(ERROR, str(location), what, why, do)
+
+
+def _stale(
+    inventory: Inventory,
+    weights: SafetensorsFiles,
+    location: Location,
+    named: Mapping[str, str],
+    lost: Sequence[str],
+) -> Finding | None:
+    """Report missing files whose tensors are in other files; None if they are not.
+
+    Either the index or the other files may be from an earlier save, and names do not show which. So the
+    finding has a step for each case, and no command.
+    """
+    loose = sorted(set(weights.files) - set(named.values()) - {_WHOLE})
+    headers = {name: header_of(weights.folder / name) for name in loose}
+    expected = {tensor for tensor, file in named.items() if file in {*lost}}
+    if not loose or not expected <= _locations(headers).keys() or NAMES.missing(loose):
+        return None
+    what = f"names {plural(len(lost), 'file')} that do not exist: {_some(lost)}"
+    why = (
+        f"other files have their tensors ({_some(loose)}): the index is from an earlier save, or these files "
+        "are and the download is incomplete"
+    )
+    fetched = f"if the index is right, run hf download REPO --local-dir {on_disk(weights.folder)}"
+    do = f"fetch the index again; {fetched}"
+    if {*named.values()} <= {*lost} and not _contradiction(headers):
+        do = (
+            f"if these files are right, run {set_aside(location)} && {mending(inventory, 'index')}; {fetched}"
+        )
+    return Finding(ERROR, str(location), what, why, do)
+
+
+def _repeated(
+    weights: SafetensorsFiles,
+    location: Location,
+    named: Mapping[str, str],
+    files: Mapping[str, Sequence[str]],
+    absent: Collection[str],
+) -> Iterator[Finding]:
+    """Report tensors in several files. transformers reads the last one, regardless of the index."""
+    repeated = {
+        name: locations[-1] for name, locations in files.items() if len(locations) > 1 and name in named
+    }
+    overlaid = [name for name, last in repeated.items() if named[name] == last]
+    unclear = [name for name in repeated if name not in {*overlaid, *absent}]
+    if unclear:
+        name = unclear[0]
+        what = f"does not name the last file with {plural(len(unclear), 'repeated tensor')}: {_some(unclear)}"
+        why = f"transformers loads {name} from {repeated[name]}, and the index names {named[name]}"
+        do = "fetch the shards and the index again: they belong to different saves"
+        yield Finding(ERROR, str(location), what, why, do)
+    elif overlaid:
+        what = f"{plural(len(overlaid), 'tensor')} in several files: {_some(overlaid)}"
+        why = "transformers and ckpttools read the files that the index names; the other copies waste space"
+        command = f"ckpt convert to-safetensors {pasted(weights.folder)} DST"
+        do = f"`{command}` writes each once"
+        yield Finding(WARNING, str(location), what, why, do, command=command)
+
+
+def rebuild(folder: Location, read: ReadOptions) -> str:
+    """Writes an index over all safetensors files of a directory that has none.
+
+    Raises:
+        FormatError: there is one, a shard is missing or damaged, a tensor is in two files, or the files are
+            not shards of one model.
+        StorageError: it cannot be written.
+    """
+    names = sorted(p.name for p in folder.iterdir() if p.name.endswith(SAFETENSORS) and p.name[0] != ".")
+    headers = {name: header_of(folder / name) for name in names}
+    fault = _contradiction(headers)
+    lost = NAMES.missing(names)
+    if fault or lost:
+        raise FormatError("no index can be made", location=folder, got=fault or f"missing: {_some(lost)}")
+    result = [header for header in headers.values() if isinstance(header, SafetensorsHeader)]
+    total = sum(entry.end - entry.begin for header in result for entry in header.entries)
+    weight_map = {tensor: files[0] for tensor, files in sorted(_locations(headers).items())}
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2) + "\n"
+    path = folder / _NAME
+    write_new(path, text.encode())
+    return f"{path} was written: {plural(len(weight_map), 'tensor')} in {plural(len(names), 'file')}"
+
+
+CHECK = Check(
+    "safetensors-index",
+    "shards that are missing, an index that is stale, names absent tensors or not all of them, or no index; "
+    "tensors in several shards",
+    _look,
+    Fix("index", f"write {_NAME} over the shards of a directory that has none", rebuild),
+)

@@ -1,0 +1,110 @@
+"""Steps that look finished by their name but are not by their content."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from ckpttools.core.errors import FormatError
+from ckpttools.core.text import in_natural_order
+from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, Fix
+from ckpttools.diagnosis.inventory import SET_ASIDE, Directory, Inventory, ListedItem
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE
+from ckpttools.formats.orbax.skipping import is_passed_over, remedy
+from ckpttools.formats.orbax.steps import IN_PROGRESS, StepMetadata, commits_by_file
+from ckpttools.stores.location import Location
+
+# A running save touches its files more often than that.
+_QUIET_SECONDS = 3600
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for step in inventory.steps:
+        items = [item for item in inventory.items if item.step == step.path]
+        declared = StepMetadata.at(step.path)
+        if declared.is_uncommitted:
+            yield _unfinished(step, inventory)
+        else:
+            yield from _incomplete(step, items, declared)
+
+
+def _unfinished(step: Directory, inventory: Inventory) -> Finding:
+    what = "an unfinished save: its commit timestamp is null"
+    others = _others(step.path, inventory)
+    earlier = f"open another step ({', '.join(others)})" if others else "open another step"
+    if IN_PROGRESS in step.path.name:
+        return Finding(ERROR, str(step.path), what, "it has no complete arrays", earlier)
+    if is_passed_over(step.path):
+        # Of a run it is the rest of a save; to who asks about nothing else it is all there is.
+        level = WARNING if others else ERROR
+        why = (
+            "no loader takes it, but it takes up space, and a save under the same name may fail because of it"
+        )
+        command = step.path.store.removal(step.path.key)
+        do = f"when nothing writes to it: {command}"
+        return Finding(level, str(step.path), what, why, do, command=command)
+    way = remedy(step.path, inventory.path, is_uncommitted=True)
+    told_by = COMMIT_FILE if commits_by_file(step.path) else "their names"
+    why = f"Orbax recognises finished steps by {told_by}, so it takes this for one and fails to load it"
+    do = f"{earlier}; or {way.words}: {way.command}"
+    return Finding(ERROR, str(step.path), what, why, do, way.fix, command=way.command)
+
+
+def _others(step: Location, inventory: Inventory) -> list[str]:
+    """Names of the other steps of the run that were committed."""
+    beside = [item.path for item in inventory.steps if item.path.parent == step.parent and item.path != step]
+    names = [item.name for item in beside if IN_PROGRESS not in item.name]
+    return in_natural_order(
+        name for name in names if not StepMetadata.at(step.with_name(name)).is_uncommitted
+    )
+
+
+def _incomplete(step: Directory, items: list[ListedItem], declared: StepMetadata) -> Iterator[Finding]:
+    if not (items or declared.trees or declared.others or declared.fault):
+        yield _lost(step.path, f"no {TREE_FILE}, which says what the arrays are")
+    there = {item.path.name for item in items}
+    for name in declared.trees:
+        if name not in there:
+            what = f"the item {name!r} is not there, though {CHECKPOINT_FILE} names it"
+            yield _lost(step.path / name, what)
+    for item in items:
+        if TREE_FILE not in item.directory.files:
+            yield _lost(item.path, f"an item without {TREE_FILE}, which says what the arrays are")
+
+
+def _lost(location: Location, what: str) -> Finding:
+    why = "no loader can open it"
+    do = "copy the step again, whole: cp -a SRC DST, or gcloud storage cp -r SRC DST"
+    return Finding(ERROR, str(location), what, why, do)
+
+
+def _set_aside(step: Location, read: ReadOptions) -> str:
+    age = time.time() - _last_change(step)
+    if age < _QUIET_SECONDS:
+        raise FormatError(
+            "this save may still be running",
+            location=step,
+            got=f"a change {age:.0f} seconds ago",
+            expected=f"none for {_QUIET_SECONDS} seconds",
+            hint="wait until the job has ended",
+        )
+    aside = step.with_name(step.name + SET_ASIDE)
+    if aside.lexists():
+        raise FormatError(f"{aside} is there already", location=step, hint="give that one another name")
+    step.rename(aside)
+    return f"{step} is now {aside}"
+
+
+def _last_change(top: Location) -> float:
+    """Time of the last change of anything at or below a directory."""
+    result = (location.status() for location in (top, *(top / name for name, _ in top.below())))
+    return max(((item.modified or 0) / 10**9 for item in result if item), default=0.0)
+
+
+CHECK = Check(
+    "unfinished",
+    "steps with a final name whose save did not finish, or whose copy is incomplete",
+    _look,
+    Fix("set-aside", f"rename an unfinished or damaged step to STEP{SET_ASIDE}", _set_aside),
+)

@@ -1,0 +1,119 @@
+"""OCDBT databases of the processes of a save that were not, or not all, merged into one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from ckpttools.core.errors import CheckpointError, FormatError
+from ckpttools.core.message_terms import option
+from ckpttools.core.text import plural
+from ckpttools.diagnosis.arrays import array_findings
+from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, Fix, mending, pasted, set_aside
+from ckpttools.diagnosis.inventory import Directory, Inventory, ListedItem
+from ckpttools.diagnosis.new_files import holds, refuse_existing, write_new
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.orbax import ocdbt_encode, ocdbt_read
+from ckpttools.formats.orbax.entries import Indexed
+from ckpttools.formats.orbax.index import processes_of, read_index, union_of
+from ckpttools.formats.orbax.metadata import TREE_FILE
+from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.stores.location import Location
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for item in inventory.items:
+        if not item.processes:
+            continue
+        if item.is_merged:
+            yield from _left_behind(item)
+        elif TREE_FILE in item.directory.files:
+            yield _unmerged(inventory, item)
+
+
+def _unmerged(inventory: Inventory, item: ListedItem) -> Finding:
+    location, what = str(item.path), f"{', '.join(item.processes)} without a {MANIFEST} for all"
+    if any(finding.level == ERROR for finding in array_findings(item)):
+        why = f"an index of what is here would have gaps, so {option('fix', 'merge')} refuses to write it"
+        return Finding(
+            ERROR, location, what, why, "resolve the other findings about this directory first", "merge"
+        )
+    command = mending(inventory, "merge")
+    why = "Orbax then looks for the arrays in files of their own, and finds no .zarray or zarr.json"
+    do = f"{command} writes the missing index; ckpttools itself reads it as it is"
+    return Finding(ERROR, location, what, why, do, "merge", command=command)
+
+
+def _left_behind(item: ListedItem) -> Iterator[Finding]:
+    """Keys of a process that the merged index lacks."""
+    if isinstance(item.database, CheckpointError):
+        return
+    for name in item.processes:
+        try:
+            index = read_index(item.path / name, item.read.max_index_bytes)
+            lost = Indexed(item.path / name, index).all.keys() - item.database.all.keys()
+        except CheckpointError as error:
+            why = "the merged index does not need it: only merging again would"
+            yield Finding(
+                INFO, error.location or str(item.path / name), error.message, why, "nothing need be done"
+            )
+            continue
+        if lost:
+            what = f"the merged {MANIFEST} lacks {plural(len(lost), 'key')}, such as {min(lost)}"
+            why = "they cannot be read: the merge was interrupted, or the directory is of another save"
+            again = f"ckpt doctor {pasted(item.path)} --fix merge"
+            do = f"{set_aside(item.path / MANIFEST)} && {again}"
+            yield Finding(ERROR, str(item.path / name), what, why, do, command=do)
+
+
+def merge_indexes(path: Location, read: ReadOptions) -> str:
+    """Writes the index of all processes of a save: a new node file, then the manifest.
+
+    Raises:
+        FormatError: the processes contradict each other, or the arrays would not be whole.
+        StorageError: it cannot be written.
+    """
+    entries_here = path.entries()
+    names = [entry.name for entry in entries_here if entry.is_dir]
+    files = [entry.name for entry in entries_here if not entry.is_dir]
+    entries = union_of(path, read.max_index_bytes, whole=True).entries
+    _refuse_holes(ListedItem(Directory(path, tuple(files), tuple(names)), path, read=read))
+    digest = hashlib.sha256(repr(list(entries.items())).encode()).hexdigest()
+    node_file = f"d/{digest[:32]}"
+    index = ocdbt_encode.encode(entries.items(), node_file)
+    stored = {node_file: index.nodes, MANIFEST: index.manifest}
+    if ocdbt_read.read(lambda file, start, length: _part(stored[file], start, length)) != entries:
+        raise FormatError("the merged index does not read back as it was made", location=path)
+    refuse_existing(path / MANIFEST)
+    if not holds(path / node_file, index.nodes):  # an interrupted merge leaves it
+        write_new(path / node_file, index.nodes)
+    write_new(path / MANIFEST, index.manifest)
+    return f"{path / MANIFEST} was written: {plural(len(entries), 'key')} of {_processes(path)}"
+
+
+def _processes(path: Location) -> str:
+    number = len(processes_of(path))
+    return f"{number} process{'es' * (number != 1)}"
+
+
+def _part(data: bytes, start: int, length: int | None) -> bytes:
+    return data[start:] if length is None else data[start : start + length]
+
+
+def _refuse_holes(item: ListedItem) -> None:
+    for finding in array_findings(item):
+        if finding.level == ERROR:
+            raise FormatError(
+                "merged, the arrays would not be whole",
+                location=finding.location,
+                got=finding.what,
+                hint="a process's directory is missing: copy it here first",
+            )
+
+
+CHECK = Check(
+    "unmerged",
+    f"ocdbt.process_* directories without a merged {MANIFEST}",
+    _look,
+    Fix("merge", f"write the {MANIFEST} over the databases of all processes", merge_indexes),
+)

@@ -1,0 +1,79 @@
+"""Uploads in parts to a bucket that nobody has ended: they are no objects, and cost what objects cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from ckpttools.core.errors import FormatError, StorageError
+from ckpttools.core.text import age, plural
+from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, finding_of, mending
+from ckpttools.diagnosis.inventory import Inventory
+from ckpttools.formats.base import ReadOptions
+from ckpttools.stores.abilities import KeepsUploads, PendingUpload
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import SUFFIX
+
+_FIX = "abort-uploads"
+# What was begun since may be at work.
+_QUIET_SECONDS = 3600
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    path = inventory.path
+    store = path.store
+    if not isinstance(store, KeepsUploads):
+        return
+    rule = store.upload_rule(path.key)
+    ruled = f"this has the cloud abort such after a day; it replaces what rules the bucket has: {rule}"
+    try:
+        result = _uploads(path)
+    except StorageError as error:
+        why = "a process that is killed may leave some, which take up space and are seen in no listing"
+        finding = finding_of(error, path, INFO, why)
+        yield Finding(INFO, str(path), finding.what, why, f"{finding.do}; or {ruled}", command=rule)
+        return
+    if result:
+        first = min(result, key=lambda item: item.begun)
+        what = (
+            f"{plural(len(result), 'upload')} in parts that nobody has ended, the first begun "
+            f"{age(time.time() - first.begun)} ago, to {store.uri(first.key)}"
+        )
+        why = "what a killed process was uploading takes up space, and is seen in no listing"
+        command = mending(inventory, _FIX)
+        do = f"run the conversion again, if it was one; or {command}; {ruled}"
+        yield Finding(WARNING, str(path), what, why, do, _FIX, command=command)
+
+
+def _uploads(path: Location) -> Sequence[PendingUpload]:
+    """Those below a path, and below where a conversion to it leaves its traces."""
+    assert isinstance(path.store, KeepsUploads)
+    whole = path.key.removesuffix(SUFFIX)
+    keys = (whole, whole + SUFFIX) if "/" in whole else (whole,)
+    return [upload for key in keys for upload in path.store.uploads(key)]
+
+
+def _abort(path: Location, read: ReadOptions) -> str:
+    assert isinstance(path.store, KeepsUploads)
+    result, now = _uploads(path), time.time()
+    old = [item for item in result if now - item.begun >= _QUIET_SECONDS]
+    if not old:
+        raise FormatError(
+            "these uploads may still be at work",
+            location=path,
+            got=f"{plural(len(result), 'upload')}, the first begun "
+            f"{age(now - min((item.begun for item in result), default=now))} ago",
+            expected=f"some begun more than {age(_QUIET_SECONDS)} ago",
+            hint="run the conversion again, which aborts what it has left; or wait",
+        )
+    path.store.abort(old)
+    left = f"; {plural(len(result) - len(old), 'later one')} may be at work" if len(old) < len(result) else ""
+    return f"{plural(len(old), 'upload')} to {path} aborted{left}"
+
+
+CHECK = Check(
+    "uploads",
+    "uploads in parts to a bucket that nobody has ended",
+    _look,
+    Fix(_FIX, f"abort uploads in parts that were begun more than {age(_QUIET_SECONDS)} ago", _abort),
+)

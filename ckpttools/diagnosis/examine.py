@@ -1,0 +1,303 @@
+"""Running the checks over a path, and the fix that a user asked for."""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from importlib import import_module
+
+from ckpttools.checks.base import ModelCheck
+from ckpttools.checks.registry import checks as library_checks
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
+from ckpttools.core.message_terms import option
+from ckpttools.core.text import first_of, natural_key
+from ckpttools.diagnosis import checks as checks_room
+from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, finding_of, pasted
+from ckpttools.diagnosis.checks.checksums import has_checksums
+from ckpttools.diagnosis.format_faults import format_checks
+from ckpttools.diagnosis.inventory import Inventory, inventory_of
+from ckpttools.formats.base import ReadOptions
+from ckpttools.formats.foreign import foreign_error
+from ckpttools.formats.interrupted import refuse_empty
+from ckpttools.formats.orbax.steps import Step
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.stores.fetching import Observe
+from ckpttools.stores.registry import LocationLike, parse
+from ckpttools.stores.unanswered import is_unanswered
+
+# The check that opens everything: its findings are reported only if no other check says more.
+LAST_RESORT = "opens"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A place where a requested fix was not applied.
+
+    Attributes:
+        location: file or directory.
+        what: why it was not safe or not possible.
+        do: the next step.
+        exit_code: of the error.
+    """
+
+    location: str
+    what: str
+    do: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis:
+    """The findings at a path.
+
+    Attributes:
+        path: what was asked about.
+        healthy: whether there is no error.
+        looked_at: what there is: "2 steps", "1 item".
+        findings: errors first.
+        fixed: what a requested fix changed.
+        refused: where a requested fix was not applied.
+        compared: whether data was compared with the checksums in its files; None where none has any.
+    """
+
+    path: str
+    healthy: bool
+    looked_at: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    fixed: tuple[str, ...] = ()
+    refused: tuple[Refusal, ...] = ()
+    compared: bool | None = None
+
+    def __repr__(self) -> str:
+        """The verdict, and what was found and done."""
+        lines = [f"fixed: {item}" for item in self.fixed]
+        lines += [f"refused: {item.location}: {item.what}" for item in self.refused]
+        lines += [
+            f"{finding.level}: {finding.location}: {finding.what} [{finding.check}]"
+            for finding in self.findings
+        ]
+        return f"<Diagnosis of {self.path}: {'healthy' if self.healthy else 'not healthy'}{listing(lines)}>"
+
+    @property
+    def exit_code(self) -> int:
+        """Of the process: that of the first refusal; else 1 if there is an error, and 0 if not."""
+        return self.refused[0].exit_code if self.refused else int(not self.healthy)
+
+
+@cache
+def checks() -> tuple[Check, ...]:
+    """All checks, by name."""
+    modules = (
+        import_module(f"{checks_room.__name__}.{item.name}")
+        for item in pkgutil.iter_modules(checks_room.__path__)
+    )
+    own = (module.CHECK for module in modules)
+    return tuple(sorted((*own, *format_checks(), *_model_checks()), key=lambda check: check.name))
+
+
+def _model_checks() -> Iterator[Check]:
+    """Return the checks of `ckpttools.checks`, which run on every model at a path."""
+    return (Check(check.name, check.summary, partial(_check_models, check)) for check in library_checks())
+
+
+def _check_models(check: ModelCheck, inventory: Inventory) -> Iterator[Finding]:
+    for model in inventory.models:
+        for finding in check.run(model):
+            yield Finding(
+                finding.level,
+                finding.location,
+                finding.what,
+                finding.why,
+                finding.hint,
+                command=finding.command,
+            )
+
+
+def fixes() -> dict[str, Fix]:
+    """All fixes by name."""
+    return {check.fix.name: check.fix for check in checks() if check.fix is not None}
+
+
+def examine(
+    where: LocationLike, read: ReadOptions | None = None, reading: Observe | None = None
+) -> Diagnosis:
+    """Examines everything at or below a path; changes nothing.
+
+    Args:
+        where: the path.
+        read: how to open what is there.
+        reading: as of `Inventory`: None reads no arrays.
+
+    Raises:
+        StorageError: there is nothing, or it cannot be listed.
+        FormatError: nothing there is a checkpoint, or the beginning of one.
+    """
+    path = parse(where)
+    inventory = replace(inventory_of(path, read), reading=reading)
+    if inventory.path in inventory.denied:
+        raise inventory.denied[inventory.path]
+    if inventory.is_empty and not Step(inventory.path).is_being_deleted:
+        refuse_empty(path)
+        if model := next(iter(inventory.models), None):
+            names = sorted(name for name in model.files if name != CONFIG)
+            raise FormatError(
+                f"the model in {model.location} has no weights",
+                got=f"{CONFIG}{f', {first_of(names, 5)}' if names else ''}",
+                expected="model.safetensors, or shards and model.safetensors.index.json",
+                hint=f"fetch them: hf download REPO --include '*.safetensors' --local-dir {pasted(path)}",
+            )
+        raise foreign_error(path) or FormatError(
+            f"{path} is not a checkpoint",
+            expected="a step, item or run of Orbax, weights, or a zarr v3 hierarchy, whole or damaged",
+            hint="`ckpt formats` lists what can be read",
+        )
+    result = dict.fromkeys(finding for check in checks() for finding in _looked(check, inventory))
+    ordered = sorted(_told_once(result), key=_rank)
+    healthy = all(item.level != ERROR for item in ordered)
+    compared = (reading is not None) if has_checksums(inventory) else None
+    return Diagnosis(str(path), healthy, tuple(_counted(inventory)), tuple(ordered), compared=compared)
+
+
+def _rank(finding: Finding) -> tuple[int, bytes, str]:
+    return LEVELS.index(finding.level), natural_key(finding.location), finding.check
+
+
+def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
+    """The findings of a check. Its failure is one, too: a report must not depend on any single check.
+
+    Raises:
+        StorageError: behind a network nobody has told what is there, which says nothing of the files.
+    """
+    try:
+        for finding in check.look(inventory):
+            yield replace(finding, check=check.name)
+    except Exception as error:
+        if is_unanswered(error, inventory.path):
+            raise
+        what = f"the check {check.name!r} stopped: {type(error).__name__}: {error}"
+        why = "the files are damaged in a way that it did not expect; what it looks for was not looked for"
+        yield Finding(ERROR, str(inventory.path), what, why, "fetch the checkpoint again", check=check.name)
+
+
+def _counted(inventory: Inventory) -> Iterator[str]:
+    result = {location for other in inventory.others.values() for location in other}
+    hierarchies = [hierarchy for hierarchy in inventory.hierarchies if result.isdisjoint(hierarchy.parents)]
+    counts = [
+        (len(inventory.steps), "step", "steps"),
+        (len(inventory.items), "item", "items"),
+        (len(inventory.weights), "directory of safetensors", "directories of safetensors"),
+        (len(hierarchies), "zarr v3 hierarchy", "zarr v3 hierarchies"),
+        (len(inventory.leftovers), "leftover", "leftovers"),
+        *(
+            (len(item), f"checkpoint of {name}", f"checkpoints of {name}")
+            for name, item in inventory.others.items()
+        ),
+    ]
+    return (f"{number:,} {one if number == 1 else many}" for number, one, many in counts if number)
+
+
+def _told_once(result: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings, without those that only say that something cannot be opened if others say why."""
+    locations = [item.location for item in result if item.level == ERROR and item.check != LAST_RESORT]
+    for item in result:
+        if item.check != LAST_RESORT or not any(_is_told(item, location) for location in locations):
+            yield item
+
+
+def _is_told(last: Finding, location: str) -> bool:
+    """Whether an error at a place is why something cannot be opened; the message may name its directory."""
+    if _is_at(location, last.location) or _is_at(last.location, location):
+        return True
+    return location in last.what or f"{parse(location).parent}: " in last.what
+
+
+def _is_at(location: str, top: str) -> bool:
+    """Whether a place is `top` or below it."""
+    return location == top or location.startswith((f"{top}/", f"{top}:"))
+
+
+def mend(
+    where: LocationLike, *names: str, read: ReadOptions | None = None, reading: Observe | None = None
+) -> Diagnosis:
+    """Applies fixes in turn wherever a finding suggests them, then examines again; a refusal stops nothing.
+
+    Args:
+        where: the path.
+        names: of the fixes.
+        read: how to open what is there.
+        reading: as of `examine`, when all is examined again.
+
+    Raises:
+        UsageError: no fix has this name.
+        CheckpointError: no fix was safe or possible anywhere; nothing was changed.
+    """
+    path = parse(where)
+    known, read = fixes(), read or ReadOptions()
+    for name in names:
+        if name not in known:
+            what = f"there is no fix {name!r}"
+            raise UsageError(what, expected=" or ".join(known), hint="ckpt doctor --list")
+    done: list[str] = []
+    refused: dict[str, CheckpointError] = {}
+    for name in names:
+        if path.lexists():
+            _mend_all(known[name], examine(path, read).findings, read, done, refused)
+    if refused and not done:
+        raise _together(names, refused)
+    after = examine(path, read, reading) if path.lexists() else Diagnosis(str(path), True, (), ())
+    refusals = tuple(_refusal(location, error) for location, error in refused.items())
+    return replace(after, fixed=tuple(done), refused=refusals)
+
+
+def _mend_all(
+    fix: Fix,
+    result: Sequence[Finding],
+    read: ReadOptions,
+    done: list[str],
+    refused: dict[str, CheckpointError],
+) -> None:
+    """Applies a fix in all places, and adds the results to `done` and, by place, to `refused`."""
+    for location in dict.fromkeys(item.location for item in result if item.fix == fix.name):
+        try:
+            done.append(_applied(fix, location, result, read))
+        except CheckpointError as error:
+            refused[location] = error
+
+
+def _applied(fix: Fix, location: str, result: Iterable[Finding], read: ReadOptions) -> str:
+    if fix.needs_health:
+        _refuse_ill(location, result)
+    return fix.apply(parse(location), read)
+
+
+def _together(names: Iterable[str], refused: Mapping[str, CheckpointError]) -> CheckpointError:
+    """One error for all."""
+    first = next(iter(refused.values()))
+    if len(refused) == 1:
+        return first
+    reasons = listing(
+        [f"{location}: {_refusal(location, error).what}" for location, error in refused.items()]
+    )
+    declared = " ".join(option("fix", name) for name in names)
+    return type(first)(f"{declared} could repair nothing{reasons}", hint=first.hint)
+
+
+def _refusal(location: str, error: CheckpointError) -> Refusal:
+    as_finding = finding_of(error, parse(location))
+    where = f"{as_finding.location}: " if as_finding.location != location else ""
+    do = error.hint or "resolve that, and run the same command again"
+    return Refusal(location, where + as_finding.what, do, error.exit_code)
+
+
+def _refuse_ill(location: str, result: Iterable[Finding]) -> None:
+    for item in result:
+        if item.level == ERROR and _is_at(item.location, location):
+            raise FormatError(
+                "this cannot be marked as whole while there are errors in it",
+                location=item.location,
+                got=item.what,
+                hint="repair the errors first",
+            )

@@ -1,0 +1,398 @@
+"""What lies at a path: steps, items, weights and leftovers, recognised by content and not by name.
+
+Everything below the path is listed once; arrays' own directories are left to the checks that count chunks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import field
+from functools import cached_property
+from typing import Any
+
+from ckpttools.checks.base import ModelDirectory
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError
+from ckpttools.diagnosis.probing import is_directory
+from ckpttools.formats.base import SIDECARS, ReadOptions, SupportsLocation, SupportsStepFiles
+from ckpttools.formats.interrupted import absent
+from ckpttools.formats.json_file import json_object
+from ckpttools.formats.orbax.entries import Entries, entries_of
+from ckpttools.formats.orbax.hosts import is_part_of_a_host
+from ckpttools.formats.orbax.index import processes_of
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE, needs_index
+from ckpttools.formats.orbax.ocdbt import MANIFEST
+from ckpttools.formats.orbax.steps import (
+    IN_PROGRESS,
+    PRUNE_DIRECTORY,
+    Step,
+    StepMetadata,
+    has_metadata,
+    is_left_of_item,
+    step_of,
+)
+from ckpttools.formats.registry import formats, open_tree
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
+from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
+from ckpttools.stores.fetching import Observe
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import unfinished_at
+from ckpttools.stores.unanswered import kept_unless_unanswered
+
+# What the fix set-aside appends.
+SET_ASIDE = ".unfinished"
+# Formats whose files are told apart here; others are asked themselves.
+_OWN = ("orbax", "safetensors", "zarr3")
+SAFETENSORS, INDEX = ".safetensors", ".safetensors.index.json"
+# Deeper directories are not checkpoints; links may form cycles.
+_DEEPEST = 12
+
+
+@dataclass(frozen=True)
+class Directory:
+    """One directory that was listed.
+
+    Attributes:
+        path: of it.
+        files, directories: names in it, sorted.
+    """
+
+    path: Location
+    files: tuple[str, ...]
+    directories: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ListedItem:
+    """A directory with the arrays of one pytree.
+
+    Attributes:
+        directory: the listed directory.
+        step: the directory above that is its step, or its own.
+        may_leave_out: whether chunks of only the fill value may be missing, whatever the metadata says.
+        read: how large its index may be.
+    """
+
+    directory: Directory
+    step: Location
+    may_leave_out: bool = False
+    read: ReadOptions = field(default_factory=ReadOptions)
+
+    @property
+    def path(self) -> Location:
+        return self.directory.path
+
+    @property
+    def processes(self) -> list[str]:
+        """Directories written by single processes of a save."""
+        return [location.name for location in processes_of(self.path)]
+
+    @property
+    def is_merged(self) -> bool:
+        return MANIFEST in self.directory.files
+
+    @property
+    def is_part_of_a_host(self) -> bool:
+        """Whether it is the part of one host, so that some chunks are elsewhere."""
+        return is_part_of_a_host(self.path)
+
+    @cached_property
+    def is_unfinished(self) -> bool:
+        """Whether its step says that it was never committed."""
+        return StepMetadata.at(self.step).is_uncommitted
+
+    @cached_property
+    def metadata(self) -> Mapping[str, Any] | CheckpointError:
+        """`_METADATA`, or what is wrong with it."""
+        return json_or_error(self.path / TREE_FILE)
+
+    def says(self, field: str) -> object:
+        """A field of `_METADATA`, or None."""
+        return None if isinstance(self.metadata, CheckpointError) else self.metadata.get(field)
+
+    @property
+    def needs_index(self) -> bool:
+        """Whether `_METADATA` lists arrays that are in OCDBT."""
+        return not isinstance(self.metadata, CheckpointError) and needs_index(self.metadata)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether missing chunks hold only the fill value."""
+        return self.may_leave_out or self.says("store_array_data_equal_to_fill_value") is False
+
+    @cached_property
+    def database(self) -> Entries | CheckpointError:
+        """All keys, or what is wrong with the index."""
+        try:
+            return entries_of(self.path, max_index_bytes=self.read.max_index_bytes)
+        except CheckpointError as error:
+            return kept_unless_unanswered(error, self.path)
+
+    @cached_property
+    def tables(self) -> ChunkTables | None:
+        """The arrays; None without an index."""
+        return None if isinstance(self.database, CheckpointError) else chunk_tables(self.database)
+
+
+@dataclass(frozen=True)
+class SafetensorsFiles:
+    """Safetensors in one directory.
+
+    Attributes:
+        folder: where they are.
+        files: names of the files to look at.
+        indexes: names of the indexes to look at.
+        is_whole: whether these are all files of the directory, rather than a single one that was named.
+    """
+
+    folder: Location
+    files: tuple[str, ...]
+    indexes: tuple[str, ...]
+    is_whole: bool
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What there is to look at.
+
+    Attributes:
+        path: what was asked about.
+        directories: all that were listed, the path's own first.
+        denied: places that could not be listed, with the reason.
+        items: of Orbax; directories with a `_METADATA` or another file that only items have.
+        steps: directories that hold items, or a `_CHECKPOINT_METADATA`.
+        weights: directories with safetensors.
+        hierarchies: plain zarr v3 roots.
+        leftovers: directories of unfinished or replaced work.
+        read: how to open what is there.
+        others: name of another format -> places of that format.
+        reading: what is told the bytes of data that are read, and that will be in all; None where none is.
+    """
+
+    path: Location
+    directories: tuple[Directory, ...] = ()
+    denied: Mapping[Location, CheckpointError] = field(default_factory=dict)
+    items: tuple[ListedItem, ...] = ()
+    steps: tuple[Directory, ...] = ()
+    weights: tuple[SafetensorsFiles, ...] = ()
+    hierarchies: tuple[Location, ...] = ()
+    leftovers: tuple[Location, ...] = ()
+    read: ReadOptions = field(default_factory=ReadOptions)
+    others: Mapping[str, Sequence[Location]] = field(default_factory=dict)
+    reading: Observe | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing here is a checkpoint, or the beginning of one."""
+        result = (self.items, self.steps, self.weights, self.hierarchies, self.leftovers, self.denied)
+        return not any((*result, *self.others.values()))
+
+    @cached_property
+    def models(self) -> tuple[ModelDirectory, ...]:
+        """The model directories: those with a `config.json` or with safetensors, and those in checkpoints."""
+        folders = {weights.folder for weights in self.weights if weights.is_whole}
+        result = (
+            directory
+            for directory in self.directories
+            if directory.path in folders or CONFIG in directory.files
+        )
+        return (*(_model(item, self.read) for item in result), *self._carried())
+
+    def _carried(self) -> Iterator[ModelDirectory]:
+        """The configuration and tokenizer that MaxText checkpoints and zarr hierarchies carry along."""
+        listed = {item.path for item in self.directories}
+        holders = [item for item in self.directories if SIDECARS in item.directories]
+        # Over a network each file is a request, and all steps of a run carry the same files.
+        is_local = self.path.store.scheme == "file"
+        for directory in holders if is_local else holders[-1:]:
+            path = directory.path / SIDECARS
+            with suppress(CheckpointError):
+                files = {entry.name: path / entry.name for entry in path.entries() if entry.is_file}
+                if path not in listed and CONFIG in files:
+                    yield ModelDirectory(str(path), files)
+
+    def locations(self, format: str) -> Sequence[Location]:
+        """The files or directories that are of a format."""
+        own = {
+            "orbax": [item.path for item in self.items],
+            "safetensors": [weights.folder / name for weights in self.weights for name in weights.files],
+            "zarr3": self.hierarchies,
+        }
+        return own[format] if format in own else self.others.get(format, ())
+
+
+def _model(directory: Directory, read: ReadOptions) -> ModelDirectory:
+    """Return the model directory for the checks, without arrays if it cannot be opened."""
+    tree = None
+    with suppress(CheckpointError):
+        tree = open_tree(directory.path, read)
+    files = {name: directory.path / name for name in directory.files}
+    return ModelDirectory(str(directory.path), files, tree)
+
+
+def json_or_error(path: Location) -> Mapping[str, Any] | CheckpointError:
+    """The JSON object in a file, or what is wrong with it."""
+    hint = "fetch the file again, or restore it from another copy"
+    try:
+        return json_object(path.read_bytes(), str(path), FormatError, hint, make=None)
+    except CheckpointError as error:
+        return kept_unless_unanswered(error, path)
+
+
+def inventory_of(path: Location, read: ReadOptions | None = None) -> Inventory:
+    """The inventory of a path, which may be a file, or a directory at any level.
+
+    Args:
+        path: where.
+        read: how to open what is there.
+
+    Raises:
+        StorageError: there is nothing at all.
+    """
+    # Parents matter, and "." has none.
+    path = path.resolve() if path.name in ("", "..") else path
+    if not path.lexists():
+        raise absent(path)
+    if not is_directory(path):
+        return Inventory(
+            path, weights=tuple(_one_file(path)), read=read or ReadOptions(), others=_others([path])
+        )
+    if unfinished_at(path):
+        return Inventory(path, leftovers=(path,))
+    walk = _Walk(read or ReadOptions())
+    walk.visit(path, 0)
+    return walk.inventory(path)
+
+
+def _one_file(path: Location) -> Iterator[SafetensorsFiles]:
+    if path.name.endswith(INDEX):
+        names = tuple(sorted(item.name for item in path.parent.glob(f"*{SAFETENSORS}")))
+        yield SafetensorsFiles(path.parent, names, (path.name,), is_whole=True)
+    elif path.name.endswith(SAFETENSORS):
+        yield SafetensorsFiles(path.parent, (path.name,), (), is_whole=False)
+
+
+class _Walk:
+    """A walk down that classifies directories."""
+
+    def __init__(self, read: ReadOptions) -> None:
+        self._read = read
+        self._seen: set[object] = set()
+        self._directories: dict[Location, Directory] = {}
+        self._denied: dict[Location, CheckpointError] = {}
+        self._items: list[Location] = []
+        self._hierarchies: list[Location] = []
+        self._leftovers: list[Location] = []
+
+    def visit(self, path: Location, depth: int) -> None:
+        directory = self._listed(path)
+        if directory is None:
+            return
+        self._directories[path] = directory
+        # The groups of a zarr hierarchy may have any name, also those of Orbax's files.
+        is_hierarchy = ZARR3 in directory.files and TREE_FILE not in directory.files
+        if not is_hierarchy and is_left_of_item((*directory.files, *directory.directories)):
+            self._items.append(path)
+            # Another save may have begun beside the arrays.
+            unfinished = [name for name in directory.directories if IN_PROGRESS in name]
+            self._leftovers += [path / name for name in unfinished]
+        elif is_hierarchy:
+            self._hierarchies.append(path)
+        else:
+            for name in directory.directories:
+                self._step_into(path / name, depth)
+
+    def _step_into(self, path: Location, depth: int) -> None:
+        if (
+            IN_PROGRESS in path.name
+            or path.name == PRUNE_DIRECTORY
+            or path.name.endswith(SET_ASIDE)
+            or unfinished_at(path)
+        ):
+            self._leftovers.append(path)
+        # The directory of the prune, which is a leftover, names it.
+        elif depth < _DEEPEST and not Step(path).is_being_deleted:
+            self.visit(path, depth + 1)
+
+    def _listed(self, path: Location) -> Directory | None:
+        """A directory's content; None if it was seen before or may not be listed."""
+        try:
+            identity = path.stat().identity or path
+            if identity in self._seen:
+                return None
+            self._seen.add(identity)
+            entries = path.entries()
+        except StorageError as error:
+            self._denied[path] = error
+            return None
+        files = tuple(entry.name for entry in entries if not entry.is_dir)
+        return Directory(path, files, tuple(entry.name for entry in entries if entry.is_dir))
+
+    def inventory(self, path: Location) -> Inventory:
+        steps = {
+            location: entry for location, entry in self._directories.items() if CHECKPOINT_FILE in entry.files
+        }
+        items = []
+        for location in self._items:
+            step = step_of(location).path
+            items.append(ListedItem(self._directories[location], step, read=self._read))
+            if step not in self._directories and has_metadata(step):
+                listed = self._listed(step)
+                steps |= {step: listed} if listed else {}
+        # An item's own copy of the metadata does not make it a step.
+        inner = {item.path for item in items if item.step != item.path}
+        return Inventory(
+            path,
+            tuple(self._directories.values()),
+            self._denied,
+            tuple(items),
+            tuple(entry for location, entry in sorted(steps.items()) if location not in inner),
+            tuple(_weights(directory) for directory in self._directories.values() if _has_weights(directory)),
+            tuple(self._hierarchies),
+            tuple(self._leftovers),
+            self._read,
+            _others(
+                location for location in self._directories if location not in {*inner, *self._hierarchies}
+            ),
+        )
+
+
+def _others(locations: Iterable[Location]) -> dict[str, list[Location]]:
+    """Places that formats recognise of which nothing is known here, each once."""
+    result: dict[str, dict[Location, None]] = defaultdict(dict)
+    others = [(name, format) for name, format in formats().items() if name not in _OWN]
+    for location in locations:
+        for name, format in others:
+            with suppress(CheckpointError):
+                if format.why_not(location) is not None:
+                    continue
+                located = [location]
+                if isinstance(format, SupportsStepFiles):
+                    located = [*format.checkpoints_in(location)]
+                elif isinstance(format, SupportsLocation):
+                    located = [format.lies_at(location)]
+                if isinstance(format, SupportsLocation):
+                    # Below a checkpoint that was found, directories are its own.
+                    located = [at for at in located if result[name].keys().isdisjoint(at.parents)]
+                result[name] |= dict.fromkeys(located)
+    return {name: [*item] for name, item in result.items()}
+
+
+def _has_weights(directory: Directory) -> bool:
+    return any(_is_ours(name) for name in directory.files)
+
+
+def _is_ours(name: str) -> bool:
+    # Hidden files belong to other programs: `._model.safetensors` to macOS.
+    return name.endswith((SAFETENSORS, INDEX)) and not name.startswith(".")
+
+
+def _weights(directory: Directory) -> SafetensorsFiles:
+    ours = [name for name in directory.files if _is_ours(name)]
+    files = tuple(name for name in ours if name.endswith(SAFETENSORS))
+    return SafetensorsFiles(
+        directory.path, files, tuple(name for name in ours if name.endswith(INDEX)), is_whole=True
+    )

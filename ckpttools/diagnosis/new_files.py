@@ -1,0 +1,29 @@
+"""New files, as fixes write them: whole or not at all, and never replacing another."""
+
+from __future__ import annotations
+
+from ckpttools.core.errors import FormatError
+from ckpttools.diagnosis.probing import is_file
+from ckpttools.stores.location import Location
+
+
+def write_new(path: Location, content: bytes) -> None:
+    """Writes a file that appears only once it is complete.
+
+    Raises:
+        FormatError: it exists already.
+        StorageError: it cannot be written.
+    """
+    refuse_existing(path)
+    path.put(content)
+
+
+def refuse_existing(path: Location) -> None:
+    """Raises FormatError if anything has this name, even a broken link."""
+    if path.lexists():
+        raise FormatError(f"{path} is there already", hint="give it another name, then run the command again")
+
+
+def holds(path: Location, content: bytes) -> bool:
+    """Whether there is a file with these bytes."""
+    return is_file(path) and path.read_bytes() == content

@@ -1,1 +1,0 @@
-"""One file of data for each model family; `ckpttools.families.registry` finds them."""

@@ -1,0 +1,242 @@
+"""A tree compared with another tree or with a family's rows: names, shapes and dtypes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.tree import Tree, keystr
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import CheckpointError, UsageError
+from ckpttools.digest.pairing import Pairing
+from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
+from ckpttools.inspection.filtering import filtered
+from ckpttools.inspection.layer_rows import numbered_layer
+from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
+from ckpttools.mapping.flags import Flag
+from ckpttools.mapping.keys import Key
+from ckpttools.mapping.row import Row
+from ckpttools.mapping.sizes import most_telling
+from ckpttools.maxtext.family_layouts import family_as_stored
+from ckpttools.maxtext.key_templates import FamilyKeys
+from ckpttools.maxtext.recognition import family_fits
+from ckpttools.maxtext.view import MaxTextView, view_of
+from ckpttools.model_families.family import Family
+
+
+def against_tree(tree: Tree, other: Tree, pattern: str = "*") -> Comparison:
+    """Whether two trees have arrays of the same names, shapes and dtypes.
+
+    Args:
+        tree: any checkpoint.
+        other: what it should be like.
+        pattern: shell pattern of the paths to compare.
+
+    Raises:
+        UsageError: there are arrays, and none matches.
+    """
+    both = Pairing(_by_name(tree), _by_name(other))
+    chosen = frozenset(filtered({**both.a, **both.b}, str, pattern))
+    pairs = ((_spec(name, a), _spec(name, b)) for name, a, b in both.pairs)
+    return Comparison(
+        against=other.metadata.location,
+        num_compared=len(both.a.keys() & chosen),
+        missing=tuple(_spec(name, array) for name, array in both.only_b.items()),
+        extra=tuple(_spec(name, array) for name, array in both.only_a.items()),
+        different=tuple(Different(got.path, got, expected) for got, expected in pairs if got != expected),
+    ).of(chosen)
+
+
+def _by_name(tree: Tree) -> dict[str, LazyArray]:
+    return {keystr(path): array for path, array in tree.arrays.items()}
+
+
+def _spec(name: str, array: LazyArray) -> ArraySpec:
+    return ArraySpec(name, array.shape, array.dtype.name)
+
+
+def against_family(
+    tree: Tree,
+    family: Family,
+    config: Mapping[str, Any] | None = None,
+    location: str = "",
+    pattern: str = "*",
+) -> Comparison:
+    """Whether a tree has the parameters of a model of a family.
+
+    MaxText's names are expected of a tree that is one of MaxText's, else Hugging Face's. Optimizer state and
+    anything else that is not a parameter is ignored.
+
+    Args:
+        tree: any checkpoint.
+        family: its rows say what should be there.
+        config: the model's configuration; without one sizes and flags follow from the tree's own shapes and
+            names, as far as possible.
+        location: location of the configuration.
+        pattern: shell pattern of the paths to compare, as they are or would be in the tree.
+
+    Raises:
+        ConfigError: the configuration is not one.
+        UsageError: no path matches, or only names can be compared, of which some stand for many.
+    """
+    check = _FamilyComparison(tree, family, config, location)
+    result = check.with_configuration() if config is not None else check.without()
+    if pattern != "*":
+        result = check.narrowed(result, pattern)
+    unknown = () if config is not None else check.unknown_layers()
+    return replace(result, reasons=(*result.reasons, *unknown))
+
+
+@dataclass(frozen=True)
+class _FamilyComparison:
+    """A tree, and what it should be; attributes as the arguments of `against_family`."""
+
+    tree: Tree
+    family: Family
+    config: Mapping[str, Any] | None
+    location: str
+
+    @property
+    def view(self) -> MaxTextView:
+        return view_of(self.tree)
+
+    @property
+    def arrays(self) -> Mapping[str, LazyArray]:
+        return self.view.named
+
+    def narrowed(self, result: Comparison, pattern: str) -> Comparison:
+        """What was found, of the names that match a pattern."""
+        if not result.shapes_compared:
+            raise UsageError(
+                "only names could be compared, and some stand for all layers: no pattern chooses among them",
+                got=pattern,
+                hint="compare with the model's config.json, or leave the pattern out",
+            )
+        names = dict.fromkeys((*self.arrays, *(item.path for item in result.missing)))
+        chosen = frozenset(filtered(names, self._in_tree, pattern))
+        left = result.of(chosen)
+        return replace(
+            left,
+            num_compared=len(chosen & self.arrays.keys()),
+            reasons=() if left.is_same else result.reasons,
+        )
+
+    def _in_tree(self, name: str) -> str:
+        """The path of a parameter as the tree has it, or would have it."""
+        return keystr(self.view.flavour.wrapped(tuple(name.split(".")))) if self._is_nested else name
+
+    @cached_property
+    def _is_nested(self) -> bool:
+        return any(len(path) > 1 for path in self.view.parameters)
+
+    def with_configuration(self) -> Comparison:
+        declared = f"family {self.family.name} with {self.location}"
+        try:
+            self._map()
+        except NotCoveredError as error:
+            return self._listed(declared, error.coverage)
+        return Comparison(declared, len(self.arrays))
+
+    def without(self) -> Comparison:
+        """Compares shapes, or only names if shapes and numbers in names leave sizes open."""
+        declared = f"family {self.family.name}"
+        fit = min(family_fits(self.tree, [self.family]), key=lambda item: item.badness)
+        others = {name for names in fit.others.values() for name in names}
+        try:
+            self._map()
+        except NotCoveredError as error:
+            lists = error.coverage
+            # Layers that the rows have, but in numbers that only a configuration tells, are not too much.
+            known = replace(lists, extra=tuple(key for key in lists.extra if key in others))
+            if known.missing or known.misshapen or known.extra == lists.extra:
+                return self._listed(declared, known)
+        except CheckpointError:
+            pass
+        else:
+            return Comparison(declared, len(self.arrays))
+        return Comparison(
+            declared,
+            len(self.arrays),
+            missing=tuple(
+                ArraySpec(name, None, None) for name in (*fit.missing, *_gaps(self.arrays, fit.keys))
+            ),
+            extra=tuple(_spec(name, array) for name, array in self.arrays.items() if name in others),
+            reasons=("Only names were compared: give the model's config.json to compare shapes, too.",),
+            shapes_compared=False,
+        )
+
+    def unknown_layers(self) -> tuple[str, ...]:
+        """That there may be more layers than those that were found."""
+        counts = {layer.path: layer.length for layer in self.view.layers}
+        for before, numbers in _layers(self.arrays).items() if not counts else ():
+            counts[before.rstrip("._")] = len(numbers)
+        result = " and ".join(f"{number:,} in {location}" for location, number in counts.items())
+        text = f"Layers found: {result}. Only the model's config.json tells whether more belong there."
+        return (text,) if counts else ()
+
+    def _listed(self, declared: str, coverage: Coverage) -> Comparison:
+        return Comparison(
+            against=declared,
+            num_compared=len(self.arrays),
+            missing=tuple(ArraySpec(key, shape, None) for key, shape in coverage.missing.items()),
+            extra=tuple(_spec(key, self.arrays[key]) for key in coverage.extra),
+            different=tuple(map(self._misfit, coverage.misshapen)),
+            reasons=coverage.reasons,
+        )
+
+    def _misfit(self, each: Misfit) -> Different:
+        got, expected = _spec(each.key, self.arrays[each.key]), ArraySpec(each.key, each.expected, None)
+        return Different(each.key, got, expected, each.why)
+
+    def _map(self) -> None:
+        """Maps the arrays to the other side, for the errors that this reveals."""
+        axis = (self.view.scan_axis or 0) if self.view.is_stacked else None
+        overrides = _without_names(self.family.all_rows(axis)) if self.config is None else {}
+        location = self.location or self.tree.metadata.location
+        if self.view.is_maxtext:
+            without = self.family.towers_not_in(self.arrays)
+            stored = family_as_stored(self.family, self.arrays)
+            table = stored.table(self.config, location, scan_axis=axis, overrides=overrides, without=without)
+            table.to_right(self.arrays)
+        else:
+            spelling = self.family.spelling_of(self.arrays)
+            self.family.table(self.config, location, spelling=spelling, overrides=overrides).to_left(
+                self.arrays
+            )
+
+
+def _layers(names: Iterable[str]) -> dict[str, set[int]]:
+    """The layer numbers in names, by the text before them."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for name in names:
+        if result := numbered_layer(name):
+            before, number = result
+            numbers[before].add(number)
+    return numbers
+
+
+def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
+    """Layers without arrays before layers that have some: `model.layers.2.*`."""
+    for before, result in _layers(names).items():
+        first = min(keys.first_numbers(before), default=min(result))
+        last = max((number for number in result if number < most_telling(len(names))), default=0)
+        yield from (f"{before}{number}.*" for number in range(first, last) if number not in result)
+
+
+def _without_names(rows: Sequence[Row]) -> dict[str, Flag]:
+    """The flags that change values but no names: whatever they are, the same arrays are there."""
+    names = {name for row in rows for name in row.flags}
+    return {
+        name: Flag(False, "")
+        for name in names
+        if _keys(row for row in rows if name in row.when.split())
+        == _keys(row for row in rows if name in row.unless.split())
+    }
+
+
+def _keys(rows: Iterable[Row]) -> set[tuple[Key, Key]]:
+    return {(row.left.key, row.right.key) for row in rows}

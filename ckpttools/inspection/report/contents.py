@@ -1,0 +1,178 @@
+"""What a report shows, packed for a page: columns instead of rows, repeated words once, few digits.
+
+A hundred thousand arrays with all their statistics take about 4 MB before they are compressed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, field
+from math import hypot, isfinite, sqrt
+from typing import Any
+
+from ckpttools.array.tree import Path, keystr
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.text import printable
+from ckpttools.inspection.distribution import Distribution
+from ckpttools.inspection.layer_rows import LayerRow
+from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
+from ckpttools.inspection.sums import Spread, combined
+from ckpttools.inspection.tree import ArrayReport, TreeReport
+
+# Digits that can be told apart on a screen.
+_DIGITS = 8
+_COLUMNS = ("min", "max", "mean", "std", "norm", "zeros", "subnormals", "nan", "inf")
+# What is beyond makes the page large, and nobody finds it there: the largest are kept.
+MOST_HISTOGRAMS, _MOST_HEAT_ROWS = 2000, 500
+
+
+def contents(tree: TreeReport, stats: StatsReport | None, rows: Mapping[Path, LayerRow]) -> dict[str, Any]:
+    """Everything that the page shows, as values that JSON has.
+
+    Args:
+        tree: of all arrays.
+        stats: of the same arrays, layer by layer and with distributions; None for a page without numbers.
+        rows: which layers arrays belong to.
+    """
+    return {
+        "facts": _facts(tree),
+        **_columns(tree.arrays),
+        "stats": None if stats is None else _statistics(stats.arrays),
+        "histograms": {} if stats is None else _histograms(stats.arrays),
+        "heat": [] if stats is None else _heat(stats.arrays, rows),
+    }
+
+
+def _facts(tree: TreeReport) -> dict[str, Any]:
+    return {
+        "path": printable(tree.path),
+        "format": tree.format,
+        "kind": tree.kind,
+        "flavour": tree.flavour,
+        "scanAxis": tree.scan_axis,
+        "step": tree.step,
+        "parameters": tree.num_parameters,
+        "layers": [asdict(group) for group in tree.layers],
+        "optimizer": tree.optimizer.name if tree.optimizer else None,
+        "custom": {key: json.dumps(value, default=str) for key, value in tree.custom_metadata.items()},
+        "warnings": [printable(warning.text) for warning in tree.warnings],
+    }
+
+
+def _columns(arrays: Sequence[ArrayReport]) -> dict[str, Any]:
+    paths = [printable(array.path) for array in arrays]
+    return {
+        "joint": "/" if any("/" in path for path in paths) else ".",
+        "paths": list(_front_coded(paths)),
+        "shape": _indexed([f"[{', '.join(map(str, array.shape))}]" for array in arrays]),
+        "dtype": _indexed([array.dtype for array in arrays]),
+        "role": _indexed([array.role for array in arrays]),
+        "bytes": [array.nbytes for array in arrays],
+    }
+
+
+def _front_coded(paths: Iterable[str]) -> Iterator[int | str]:
+    """For each path how much of the one before it is the same, then the rest."""
+    before = ""
+    for path in paths:
+        shared = _shared(before, path)
+        yield shared
+        yield path[shared:]
+        before = path
+
+
+def _shared(one: str, other: str) -> int:
+    """How many letters two words begin with in common, of those that JavaScript counts as one."""
+    pairs = zip(one, other, strict=False)
+    return next((k for k, (a, b) in enumerate(pairs) if a != b or a > "\uffff"), min(len(one), len(other)))
+
+
+def _indexed(words: Sequence[str]) -> dict[str, Any]:
+    """Each word once, and for each place its number."""
+    numbers: dict[str, int] = {}
+    locations = [numbers.setdefault(word, len(numbers)) for word in words]
+    return {"words": list(numbers), "places": locations}
+
+
+def _statistics(arrays: Sequence[ArrayStats]) -> dict[str, list[Any]]:
+    return {name: [_short(getattr(array.statistics, name)) for array in arrays] for name in _COLUMNS}
+
+
+def _short(number: float | None) -> float | None:
+    if number is None or isinstance(number, int):
+        return number
+    return float(f"{number:.{_DIGITS}g}") if isfinite(number) else None
+
+
+def _histograms(arrays: Sequence[ArrayStats]) -> dict[str, Any]:
+    """Index of an array -> its distribution, of the largest that have one."""
+    having = ((index, item, item.distribution) for index, item in enumerate(arrays) if item.distribution)
+    largest = sorted(having, key=lambda result: -result[1].nbytes)[:MOST_HISTOGRAMS]
+    return {str(index): _histogram(item.statistics.zeros, spread) for index, item, spread in largest}
+
+
+def _histogram(zeros: int, spread: Distribution) -> dict[str, Any]:
+    return {
+        "zeros": zeros,
+        "tiny": spread.zeros - zeros,
+        "least": spread.least,
+        "bins": [[item.exponent, item.negative, item.positive] for item in spread.bins],
+        "quantiles": [[share, _short(value)] for share, value in spread.quantiles.items()],
+    }
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A layer of a row of the heat map while arrays are added to it: those of experts become one."""
+
+    spread: Spread = (0, 0.0, 0.0)
+    limit: float = 0.0
+    bad: int = 0
+
+    def add(self, result: Statistics) -> None:
+        self.bad += result.nan + result.inf
+        if result.mean is not None and result.std is not None and result.max_abs is not None:
+            finite = result.elements - result.nan - result.inf
+            self.spread = combined(self.spread, (finite, result.mean, result.std * sqrt(finite)))
+            self.limit = max(self.limit, result.max_abs)
+
+    def packed(self) -> list[float | None]:
+        """Norm, standard deviation, mean, largest magnitude, number of NaN and infinite elements."""
+        finite, mean, root = self.spread
+        if not finite:
+            return [None, None, None, None, self.bad]
+        norm, deviation = hypot(root, sqrt(finite) * mean), root / sqrt(finite)
+        return [*map(_short, (norm, deviation, mean, self.limit)), self.bad]
+
+
+@dataclass(slots=True)
+class _HeatRow:
+    name: str
+    role: str
+    nbytes: int = 0
+    cells: dict[int, _Cell] = field(default_factory=dict)
+
+    def packed(self) -> dict[str, Any]:
+        layers = {str(layer): cell.packed() for layer, cell in sorted(self.cells.items())}
+        return {"name": printable(self.name), "role": self.role, "layers": layers}
+
+
+def _heat(arrays: Sequence[ArrayStats], rows: Mapping[Path, LayerRow]) -> list[dict[str, Any]]:
+    """Rows of the heat map in the checkpoint's order: of each parameter all its layers."""
+    by_path = {keystr(path): row for path, row in rows.items()}
+    built: dict[str, _HeatRow] = {}
+    for array in arrays:
+        row = by_path.get(array.path)
+        # Counters and random states have layers, too, but no norms worth a look.
+        if row is not None and array.role != "other":
+            name = row.without_other_numbers
+            mine = built.setdefault(name, _HeatRow(name, array.role))
+            mine.nbytes += array.nbytes
+            layers = array.layers or {row.numbers[0]: array.statistics}
+            for layer, result in layers.items():
+                mine.cells.setdefault(layer, _Cell()).add(result)
+    # One layer is no course over layers.
+    several = [row for row in built.values() if len(row.cells) > 1]
+    largest = {id(row) for row in sorted(several, key=lambda row: -row.nbytes)[:_MOST_HEAT_ROWS]}
+    return [row.packed() for row in several if id(row) in largest]

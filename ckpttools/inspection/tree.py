@@ -1,0 +1,447 @@
+"""What a checkpoint holds: its kind, every array with shape, dtype and role, and warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field
+from math import prod
+from operator import attrgetter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ckpttools.adapters.described import AdapterReport, may_be_adapter, unmerged
+from ckpttools.array.chunk_sizes import is_fine, is_giant
+from ckpttools.array.gaps import incomplete
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Chunked
+from ckpttools.array.shardings import Sharding
+from ckpttools.array.tree import Path, Text, Tree, dotted, keystr
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.errors import listing
+from ckpttools.core.notes import Notes
+from ckpttools.core.region import grid_shape
+from ckpttools.core.text import plural
+from ckpttools.inspection.filtering import filtered
+from ckpttools.inspection.quantization import Quantization, quantization_of
+from ckpttools.maxtext.layer_groups import LayerGroup
+from ckpttools.maxtext.layout import SCAN_LAYERS, FlavourName, Kind
+from ckpttools.maxtext.optimizer import Optimizer
+from ckpttools.maxtext.recognition import FamilyGuess, guess_families
+from ckpttools.maxtext.stacked_on import remarks_about_axis
+from ckpttools.maxtext.variables import versions_of
+from ckpttools.maxtext.versions import VERSIONS
+from ckpttools.maxtext.view import view_of
+from ckpttools.model_families.family import Family
+from ckpttools.quantized.dequantizable import has_doubtful_shapes, shaped_weights_in, weights_in
+from ckpttools.quantized.dequantized_tree import Logical, logical
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.weights import is_scale
+from ckpttools.roles.of_tree import Role
+from ckpttools.stores.costs import Traffic
+
+if TYPE_CHECKING:
+    from ckpttools.inspection.comparison import Comparison
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayReport:
+    """One array.
+
+    Attributes:
+        path: keys joined by "/"; in formats without a tree, such as safetensors, the name as it is.
+        role: "parameter", "optimizer" or "other".
+        sharding: how it was laid out on devices when saved; None if not stored or not asked for.
+        quantized: how a quantised weight is stored, such as `fp8 128x128`; its shape and dtype are those of
+            the numbers that it stands for, its bytes those of its codes. None for plain arrays.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    role: Role
+    sharding: Sharding | None = None
+    quantized: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """Totals of several arrays."""
+
+    num_arrays: int
+    num_elements: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReport:
+    """One of the items that a tree was made of.
+
+    Attributes:
+        num_arrays, nbytes: of all its arrays, whatever the pattern.
+        num_strings: of the leaves that are strings.
+    """
+
+    num_arrays: int
+    nbytes: int
+    num_strings: int
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TreeReport:
+    """A checkpoint without its numbers.
+
+    Attributes:
+        path: what was opened, down to the item.
+        format: name of the format.
+        kind, flavour, scan_axis: as in `ckpttools.maxtext.view.MaxTextView`; None for a checkpoint that is
+            not MaxText's.
+        step: training step, or None.
+        num_arrays, num_parameters, nbytes: of `arrays`; `num_parameters` counts elements of parameters.
+        custom_metadata: what the user stored beside the arrays.
+        arrays: in the checkpoint's order; a quantised weight is one, whose scales are in `scales` alone.
+        layers, optimizer, random_states: as in `ckpttools.maxtext.view.MaxTextView`.
+        families: the model families that fit best, of those that were given.
+        maxtext: the versions of MaxText that store such a model so, newest first; () where all do, or none.
+        roles: role -> total of the arrays of that role; roles without arrays are left out.
+        parameter_dtypes: dtype -> total of the parameters of that dtype, most bytes first.
+        warnings: what to know before loading; of all arrays, whatever the pattern.
+        sidecars: files and arrays of the model beside the weights or carried along, such as its
+            configuration and tokenizer; relative to the directory.
+        quantization: how weights are quantised; None if they are not.
+        scales: scales and whatever else belongs to quantised weights, as far as those are among `arrays`;
+            None where there is none.
+        comparison: with what it should be; None if it was not compared.
+        adapter: what it is as a low-rank adapter; None where it is none.
+        traffic: what looking took of stores behind a network, by address: "gs://".
+        items: name of an item -> what it holds, of a step with several items; else empty.
+        num_strings: of the leaves that are strings.
+    """
+
+    path: str
+    format: str | None
+    kind: Kind | None
+    flavour: FlavourName | None
+    scan_axis: int | None
+    step: int | None
+    num_arrays: int
+    num_parameters: int
+    nbytes: int
+    custom_metadata: Mapping[str, Any]
+    arrays: tuple[ArrayReport, ...]
+    layers: tuple[LayerGroup, ...]
+    optimizer: Optimizer | None
+    random_states: int
+    families: tuple[FamilyGuess, ...]
+    roles: Mapping[str, Total]
+    parameter_dtypes: Mapping[str, Total]
+    warnings: tuple[TreeWarning, ...]
+    maxtext: tuple[str, ...] = ()
+    sidecars: tuple[str, ...] = ()
+    quantization: Quantization | None = None
+    scales: Total | None = None
+    comparison: Comparison | None = None
+    adapter: AdapterReport | None = None
+    traffic: Mapping[str, Traffic] = field(default_factory=dict)
+    items: Mapping[str, ItemReport] = field(default_factory=dict)
+    num_strings: int = 0
+
+    def __repr__(self) -> str:
+        """What it is, and its arrays; those whose names differ only in numbers share a line."""
+        what = " ".join(filter(None, (self.format, self.kind, self.path)))
+        held = f"{self.num_arrays:,} arrays, {self.num_parameters:,} parameters, {self.nbytes:,} bytes"
+        lines = [f"{array.path}: {array.dtype}[{', '.join(map(str, array.shape))}]" for array in self.arrays]
+        against = "" if self.comparison is None else f", {_verdict(self.comparison)}"
+        return f"<TreeReport of {what}: {held}{against}{listing(lines)}>"
+
+
+def _verdict(comparison: Comparison) -> str:
+    return f"{'as' if comparison.is_same else 'not as'} {comparison.against}"
+
+
+def inspect_tree(
+    tree: Tree,
+    pattern: str = "*",
+    *,
+    shardings: Mapping[Path, Sharding] = MappingProxyType({}),
+    unfinished: Mapping[str, str] = MappingProxyType({}),
+    damaged: Mapping[str, str] = MappingProxyType({}),
+    families: Iterable[Family] = (),
+    or_none: bool = False,
+    sidecars: Sequence[str] = (),
+) -> TreeReport:
+    """Describes a tree without reading any array.
+
+    Args:
+        tree: any checkpoint.
+        pattern: shell pattern of the paths to report; kind and warnings are about all of them.
+        shardings: how arrays were laid out on devices when they were saved.
+        unfinished: later steps of its run whose save did not finish: directory name -> what is missing.
+        damaged: later steps that finished and have lost something since.
+        families: candidates for its family.
+        or_none: whether the pattern may match nothing.
+        sidecars: names of what lies beside the arrays.
+
+    Raises:
+        UsageError: there are arrays, and none matches the pattern.
+    """
+    shown = _logical(tree)
+    arrays = filtered(_reports(shown, shardings), attrgetter("path"), pattern, or_none=or_none)
+    scales = _scales(tree, shown, {array.path for array in arrays})
+    parameters = [array for array in arrays if array.role == "parameter"]
+    view, metadata = view_of(tree), tree.metadata
+    guesses = guess_families(_without_scales(shown.tree), families)
+    written = versions_of(view, [guess.name for guess in guesses])
+    return TreeReport(
+        path=metadata.location,
+        format=metadata.format,
+        kind=view.kind,
+        flavour=view.flavour.name if view.is_maxtext else None,
+        scan_axis=view.scan_axis,
+        step=metadata.step,
+        num_arrays=len(arrays),
+        num_parameters=sum(prod(parameter.shape) for parameter in parameters),
+        nbytes=sum(array.nbytes for array in arrays) + (scales.nbytes if scales else 0),
+        custom_metadata=dict(metadata.custom),
+        arrays=arrays,
+        layers=view.layers,
+        optimizer=view.optimizer if view.is_maxtext else None,
+        random_states=view.random_states if view.is_maxtext else 0,
+        families=guesses,
+        maxtext=written if len(written) < len(VERSIONS) else (),
+        roles=_totals((array.role, array) for array in arrays),
+        parameter_dtypes=_totals(
+            (parameter.quantized or parameter.dtype, parameter) for parameter in parameters
+        ),
+        warnings=warnings_of(tree, unfinished, damaged),
+        sidecars=tuple(sidecars),
+        quantization=quantization_of(tree),
+        scales=scales,
+        adapter=_adapter(tree),
+        items={name: _item(tree, name) for name in metadata.items},
+        num_strings=sum(isinstance(leaf, Text) for leaf in tree.values()),
+    )
+
+
+def _item(tree: Tree, name: str) -> ItemReport:
+    leaves = [leaf for path, leaf in tree.items() if path[0] == name]
+    sizes = [leaf.nbytes for leaf in leaves if isinstance(leaf, LazyArray)]
+    return ItemReport(len(sizes), sum(sizes), sum(isinstance(leaf, Text) for leaf in leaves))
+
+
+def _adapter(tree: Tree) -> AdapterReport | None:
+    """What it is as an adapter; numpy and all families are not imported for what is none."""
+    if not may_be_adapter(tree):
+        return None
+    from ckpttools.adapters.report import adapter_report
+
+    return adapter_report(tree)
+
+
+def _logical(tree: Tree) -> Logical:
+    """The tree with quantised weights as one array each, where all of them are of a scheme that is read."""
+    result = weights_in(tree)
+    if has_doubtful_shapes(result):
+        result = shaped_weights_in(tree)
+    readable = result.readable and not result.faults
+    return logical(tree, weights=result) if readable else Logical(tree, Notes(), {})
+
+
+def _without_scales(tree: Tree) -> Tree:
+    """A tree whose names tell the family, also where weights are shown as they are stored."""
+    weights = quantized_in(tree).weights.values()
+    beside = {name for weight in weights if weight.dtype.is_float for name in weight.sides}
+    if not beside:
+        return tree
+    leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in beside}
+    return Tree(leaves, tree.metadata)
+
+
+def _scales(tree: Tree, shown: Logical, names: Collection[str]) -> Total | None:
+    """What belongs to the quantised weights of these names."""
+    weights = [item for path, item in shown.weights.items() if keystr(path) in names]
+    beside = {name for weight in weights for name in weight.stored if name != weight.codes}
+    arrays = [array for path, array in tree.arrays.items() if dotted(path) in beside]
+    if not arrays:
+        return None
+    return Total(len(arrays), sum(item.size for item in arrays), sum(item.nbytes for item in arrays))
+
+
+def _reports(shown: Logical, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
+    known = view_of(shown.tree).roles
+    for path, array in shown.tree.arrays.items():
+        # A constant, which is not stored, counts as in memory.
+        nbytes = -(-array.size * (array.stored_bits or 8 * array.dtype.itemsize) // 8)
+        name, sharding = keystr(path), shardings.get(path)
+        weight = shown.weights.get(path)
+        quantized = weight.scheme if weight else None
+        yield ArrayReport(name, array.shape, array.dtype.name, nbytes, known.of(path), sharding, quantized)
+
+
+def _totals(arrays: Iterable[tuple[str, ArrayReport]]) -> dict[str, Total]:
+    """Totals of arrays by a word for each, most bytes first."""
+    groups: dict[str, list[ArrayReport]] = {}
+    for word, array in arrays:
+        groups.setdefault(word, []).append(array)
+    totals = {
+        word: Total(
+            len(group), sum(prod(entry.shape) for entry in group), sum(entry.nbytes for entry in group)
+        )
+        for word, group in groups.items()
+    }
+    return dict(sorted(totals.items(), key=lambda item: -item[1].nbytes))
+
+
+@dataclass(frozen=True, slots=True)
+class TreeWarning:
+    """One thing to know before loading.
+
+    Attributes:
+        name: "missing-chunks", "damaged-step", "unfinished-step", "contradiction", "no-scan-layers",
+            "open-scan-axis", "giant-chunk", "fine-chunks", "mixed-dtypes", "quantized", "unclear-state",
+            "unmerged" or "remark".
+        text: the finished sentence.
+        arrays: paths of those it is about; empty if it is about the whole.
+    """
+
+    name: str
+    text: str
+    arrays: tuple[str, ...] = ()
+
+
+def warnings_of(
+    tree: Tree, unfinished: Mapping[str, str], damaged: Mapping[str, str] = MappingProxyType({})
+) -> tuple[TreeWarning, ...]:
+    """All warnings about a tree, the most serious first.
+
+    Args:
+        tree: any checkpoint.
+        unfinished: later steps of its run whose save did not finish: directory name -> what is missing.
+        damaged: later steps that finished and have lost something since.
+    """
+    return (
+        *_missing_chunks(tree),
+        *_other_steps(tree, "damaged-step", "is damaged", damaged),
+        *_other_steps(tree, "unfinished-step", "is an unfinished save", unfinished),
+        *(TreeWarning("contradiction", text) for text in view_of(tree).contradictions),
+        *_no_scan_layers(tree),
+        *(TreeWarning("open-scan-axis", text) for text in remarks_about_axis(tree)),
+        *_giant_chunks(tree),
+        *_fine_chunks(tree),
+        *_mixed_dtypes(tree),
+        *_unreadable(tree),
+        *_unclear_state(tree),
+        *_unmerged(tree),
+        *(TreeWarning("remark", text) for text in tree.metadata.notes.remarks),
+    )
+
+
+def _missing_chunks(tree: Tree) -> Iterator[TreeWarning]:
+    lacking = incomplete(tree.arrays.values())
+    if lacking is not None:
+        names = tuple(array.array for array in lacking.arrays)
+        yield TreeWarning("missing-chunks", f"{lacking.summary}: {lacking.hint}", names)
+
+
+def _other_steps(tree: Tree, name: str, what: str, steps: Mapping[str, str]) -> Iterator[TreeWarning]:
+    for directory, reason in steps.items():
+        yield TreeWarning(name, f"{directory}, beside step {tree.metadata.step}, {what}: {reason}")
+
+
+def _no_scan_layers(tree: Tree) -> Iterator[TreeWarning]:
+    view = view_of(tree)
+    if view.is_maxtext and tree.metadata.format == "orbax" and SCAN_LAYERS not in tree.metadata.custom:
+        value = "true" if view.is_stacked else "false"
+        text = f"the metadata has no {SCAN_LAYERS}: MaxText must be told {SCAN_LAYERS}={value}"
+        yield TreeWarning("no-scan-layers", text)
+
+
+def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
+    result = _cut_so(tree, is_giant)
+    if result:
+        largest = max(result, key=lambda path: result[path].nbytes)
+        are = "1 array is one chunk" if len(result) == 1 else f"{len(result):,} arrays are one chunk each"
+        size = f"{result[largest].nbytes / 1e9:.1f} GB"
+        text = f"{are}, {keystr(largest)} {size}: who loads a part of it reads all of it"
+        yield TreeWarning("giant-chunk", text, tuple(map(keystr, result)))
+
+
+def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
+    result = _cut_so(tree, is_fine)
+    if result:
+        counts = {path: _chunks(array) for path, array in result.items()}
+        limit = max(counts, key=lambda path: counts[path])
+        size = f"{result[limit].nbytes / counts[limit] / 1e3:.1f} kB"
+        are = "1 array is" if len(result) == 1 else f"{len(result):,} arrays are"
+        text = f"{are} cut very finely, {keystr(limit)} into {counts[limit]:,} chunks of {size}: slow to load"
+        yield TreeWarning("fine-chunks", text, tuple(map(keystr, result)))
+
+
+def _cut_so(tree: Tree, rule: Callable[[int, int], bool]) -> dict[Path, Chunked]:
+    """The arrays stored in a grid of chunks whose number and size a rule is about."""
+    return {path: array for path, array, chunks, nbytes in tree.once(_grids) if rule(chunks, nbytes)}
+
+
+def _grids(tree: Tree) -> list[tuple[Path, Chunked, int, int]]:
+    """The arrays stored in a grid of chunks: how many each has, and the bytes of one."""
+    stored = ((path, array) for path, array in tree.arrays.items() if isinstance(array, Chunked))
+    return [(path, item, _chunks(item), prod(item.chunk) * item.dtype.itemsize) for path, item in stored]
+
+
+def _chunks(array: Chunked) -> int:
+    return prod(grid_shape(array.shape, array.chunk))
+
+
+def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
+    known = view_of(tree).roles
+    if known.unclear:
+        heads = ", ".join(map(keystr, known.unclear))
+        text = f"{heads}: counted as parameters, but may be state of an optimizer or an average of parameters"
+        arrays = tuple(keystr(path) for path in tree.arrays if known.unclear_of(path))
+        yield TreeWarning("unclear-state", text, arrays)
+
+
+def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
+    """A model as PEFT trains it: modules are wrapped, with factors beside their weights."""
+    if wrapped := unmerged(tree):
+        text = (
+            f"adapters lie beside {plural(len(wrapped), 'array')} of the model, and are not merged into them"
+        )
+        yield TreeWarning("unmerged", text, tuple(wrapped))
+
+
+def _mixed_dtypes(tree: Tree) -> Iterator[TreeWarning]:
+    """Parameters of several float dtypes; the arrays named are those of all but the commonest.
+
+    Codes of quantised weights and their scales are of other dtypes than the rest in any such model.
+    """
+    result = quantized_in(tree)
+    scaled = {
+        result.paths[name] for weight in result.weights.values() for name in (weight.name, *weight.sides)
+    }
+    by_dtype: dict[str, list[Path]] = {}
+    for path in view_of(tree).of_role("parameter"):
+        array = tree.arrays.get(path)
+        is_scaling = path in scaled or (bool(scaled) and is_scale(dotted(path)))
+        if array is not None and array.dtype.is_float and not is_scaling:
+            by_dtype.setdefault(array.dtype.name, []).append(path)
+    ordered = sorted(by_dtype.items(), key=lambda item: -len(item[1]))
+    if len(ordered) > 1:
+        counts = ", ".join(f"{len(paths):,} in {name}" for name, paths in ordered)
+        odd = tuple(keystr(path) for _, paths in ordered[1:] for path in paths)
+        yield TreeWarning("mixed-dtypes", f"parameters have mixed dtypes: {counts}", odd)
+
+
+def _unreadable(tree: Tree) -> Iterator[TreeWarning]:
+    """Quantised weights that are shown as they are stored, as no numbers can be made of some."""
+    result = weights_in(tree)
+    if not result.faults:
+        return
+    more = f", and {len(result.faults) - 1} more" if len(result.faults) > 1 else ""
+    why = (
+        "conversions refuse this scheme, and what is counted here is codes"
+        if result.is_whole
+        else f"{result.faults[0]}{more}"
+    )
+    text = f"the quantised weights cannot be dequantised: {why}; `ckpt doctor` says what to do"
+    yield TreeWarning("quantized", text)

@@ -1,0 +1,174 @@
+"""The rows, sizes and flags that the decoders of the Llama line share.
+
+MaxText on the left, Hugging Face on the right. Every row was compared with what MaxText's own converter
+writes (commit e591f30), bit by bit: tests/test_golden.py.
+"""
+
+from ckpttools.mapping.row import rows
+from ckpttools.model_families.family import FlagRule, decoder_layers
+
+EMBEDDINGS = rows("""
+    token_embedder.embedding:    vocab embed <-> model.embed_tokens.weight: vocab embed
+    decoder.decoder_norm.scale:  embed       <-> model.norm.weight:         embed
+    decoder.logits_dense.kernel: embed vocab <-> lm_head.weight:            vocab embed, unless tied
+""")
+
+NORMS = rows("""
+    pre_self_attention_layer_norm.scale:  embed <-> input_layernorm.weight:          embed
+    post_self_attention_layer_norm.scale: embed <-> post_attention_layernorm.weight: embed
+""")
+
+MLP = rows("""
+    mlp.wi_0.kernel: embed mlp <-> mlp.gate_proj.weight: mlp embed
+    mlp.wi_1.kernel: embed mlp <-> mlp.up_proj.weight:   mlp embed
+    mlp.wo.kernel:   mlp embed <-> mlp.down_proj.weight: embed mlp
+""")
+
+ATTENTION = rows("""
+    below self_attention <-> self_attn
+    query.kernel: embed heads head_dim    <-> q_proj.weight: (heads head_dim) embed
+    key.kernel:   embed kv_heads head_dim <-> k_proj.weight: (kv_heads head_dim) embed
+    value.kernel: embed kv_heads head_dim <-> v_proj.weight: (kv_heads head_dim) embed
+    out.kernel:   heads head_dim embed    <-> o_proj.weight: embed (heads head_dim)
+""")
+HEAD_NORMS = rows("""
+    self_attention.query_norm.scale: head_dim <-> self_attn.q_norm.weight: head_dim
+    self_attention.key_norm.scale:   head_dim <-> self_attn.k_norm.weight: head_dim
+""")
+
+# MaxText's models of these families do not scale in attention: 1/sqrt(head_dim) is in the query's weights.
+SCALED_ATTENTION = (
+    *rows("""
+        self_attention.query.kernel: embed heads head_dim
+            <-> self_attn.q_proj.weight: (heads head_dim) embed, scale head_dim -0.5
+    """),
+    *ATTENTION[1:],
+)
+
+# RoPE has two layouts. Hugging Face rotates (x[i], x[i + head_dim/2]); MaxText's `llama3.1` rope rotates
+# neighbours, so there head_dim is stored as (pair half), not (half pair). Its default rope keeps halves.
+SCALED_ROTARY_ATTENTION = rows("""
+    below self_attention <-> self_attn
+    query.kernel: embed heads head_dim
+        <-> q_proj.weight: (heads head_dim) embed, scale head_dim -0.5, unless interleaved
+    query.kernel: embed heads (pair half)
+        <-> q_proj.weight: (heads half pair) embed, scale head_dim -0.5, when interleaved
+    key.kernel:   embed kv_heads head_dim    <-> k_proj.weight: (kv_heads head_dim) embed, unless interleaved
+    key.kernel:   embed kv_heads (pair half) <-> k_proj.weight: (kv_heads half pair) embed, when interleaved
+    value.kernel: embed kv_heads head_dim    <-> v_proj.weight: (kv_heads head_dim) embed
+    out.kernel:   heads head_dim embed       <-> o_proj.weight: embed (heads head_dim)
+""")
+
+SIZES = {
+    "layer": ("num_hidden_layers",),
+    "embed": ("hidden_size",),
+    "vocab": ("vocab_size",),
+    "mlp": ("intermediate_size",),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads", "num_attention_heads"),
+    "head_dim": ("head_dim",),
+}
+# Where none is stated.
+HEADS = {"head_dim": "embed // heads"}
+
+# What MaxText is told of any of these decoders.
+DECODER_SETTINGS = """
+    base_emb_dim:                embed
+    base_num_query_heads:        heads
+    base_num_kv_heads:           kv_heads | heads
+    base_mlp_dim:                mlp
+    base_num_decoder_layers:     layer | layers
+    vocab_size:                  vocab
+    mlp_activations:             config.hidden_act as {"silu": ["silu", "linear"]} | ["silu", "linear"]
+    normalization_layer_epsilon: config.rms_norm_eps
+    logits_via_embedding:        flag.tied
+    normalize_embedding_logits:  false, if flag.tied
+"""
+HEAD_DIM_SETTING = """
+    head_dim: head_dim | embed // heads
+"""
+ROPE_SETTINGS = """
+    rope_max_timescale:                 rope.theta | 10000
+    rope_type:                          "llama3.1", if rope.type is "llama3"
+    rope_type:                          "yarn", if rope.type is "yarn"
+    rope_type:                          "default"
+    rope_linear_scaling_factor:         rope.factor, if rope.type is "linear"
+    rope_factor:                        rope.factor, if rope.type is "yarn"
+    max_position_embeddings:            config.max_position_embeddings, if rope.type is "yarn"
+    original_max_position_embeddings:   rope.original_max_position_embeddings, if rope.type is "yarn"
+    beta_fast:                          rope.beta_fast | 32, if rope.type is "yarn"
+    beta_slow:                          rope.beta_slow | 1, if rope.type is "yarn"
+    rope_truncate:                      rope.truncate | true, if rope.type is "yarn"
+    rope_interleave:                    false, if rope.type is "yarn"
+    rope_attention_scaling:             true, if rope.type is "yarn"
+    must rope.type in ["default", "linear", "llama3", "yarn"] -- MaxText has no such rotary embedding
+    must rope.partial_rotary_factor is 1 -- MaxText turns whole heads
+    must rope.usual_attention_factor in [null, true], if rope.type is "yarn"
+        -- MaxText multiplies by 0.1 ln(factor) + 1
+"""
+UNBIASED = """
+    must config.attention_bias is false -- MaxText's block has no such biases
+"""
+EVERY_LAYER = """
+    must layer_types.full_every_1 -- MaxText has every layer attend to everything
+"""
+NO_WINDOW = (
+    """
+    must config.sliding_window is null -- MaxText's block has no window: longer texts come out otherwise
+"""
+    + EVERY_LAYER
+)
+NO_SWITCHED_WINDOW = (
+    """
+    must config.use_sliding_window is false -- MaxText's block has no window
+    idle sliding_window, max_window_layers -- nothing has a window
+"""
+    + EVERY_LAYER
+)
+EXPERTS_EVERYWHERE = """
+    must config.norm_topk_prob is true -- MaxText's weights of the chosen experts always sum up to 1
+    must config.decoder_sparse_step is 1 -- MaxText has experts in every layer
+    must config.mlp_only_layers is [] -- MaxText has experts in every layer
+    idle intermediate_size -- no layer is without experts
+"""
+# The rotary embedding of Llama 3.1, which takes no numbers from a configuration.
+LLAMA3_LIMITS = """
+    must rope.factor is 8, if rope.type is "llama3" -- it is 8 in MaxText's code
+    must rope.low_freq_factor is 1, if rope.type is "llama3" -- it is 1 in MaxText's code
+    must rope.high_freq_factor is 4, if rope.type is "llama3" -- it is 4 in MaxText's code
+    must rope.original_max_position_embeddings is 8192, if rope.type is "llama3"
+        -- it is 8192 in MaxText's code
+"""
+LLAMA_SETTINGS = DECODER_SETTINGS + HEAD_DIM_SETTING + ROPE_SETTINGS + LLAMA3_LIMITS
+# Routing by the softmax of those that are chosen, which is that of all, renormalised.
+EXPERT_SETTINGS = """
+    num_experts:         expert
+    num_experts_per_tok: config.num_experts_per_tok
+    base_moe_mlp_dim:    mlp
+"""
+
+TIED = FlagRule(
+    ("tie_word_embeddings", "text_config.tie_word_embeddings"),
+    remedy="{tied} keep, drop or materialize decides otherwise: use drop if the stored head duplicates the "
+    "embedding, as FSDP and DeepSpeed save it",
+)
+# transformers 5 computes with two arrays for all experts of a layer, which what is saved of its state has;
+# published files have arrays for each expert.
+FUSED = FlagRule((), by_arrays=True)
+# `rope_scaling` until transformers 4, `rope_parameters` from 5 on, which takes the older one where both are
+# there; `type` is the older name of `rope_type`.
+LLAMA3_ROPE = FlagRule(
+    (
+        "rope_scaling.rope_type",
+        "rope_scaling.type",
+        "rope_parameters.rope_type",
+        "rope_parameters.type",
+    ),
+    ("llama3",),
+)
+# A flag that no configuration sets, only the user.
+NEVER = FlagRule(())
+# Buffers that transformers before 4.32 saved with the weights; recomputed from the configuration.
+ROTARY_BUFFERS = ("model.layers.*.self_attn.rotary_emb.inv_freq",)
+
+LLAMA_LAYERS = decoder_layers("layer", "layers", ("layer",), (*NORMS, *MLP, *SCALED_ROTARY_ATTENTION))

@@ -1,0 +1,78 @@
+"""A family out of a file of one's own: TOML, or Python with `FAMILY = Family(...)` in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from runpy import run_path
+from traceback import extract_tb
+
+from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError
+from ckpttools.core.user_code import check_code
+from ckpttools.mapping.documents import placed
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.toml_read import family_from_toml
+
+SUFFIXES = (".toml", ".py")
+_NAME = "FAMILY"
+
+
+def names_a_file(text: str) -> bool:
+    """Whether a user who writes this means a file, not the name of a family."""
+    return text.endswith(SUFFIXES) or "/" in text
+
+
+def family_from_file(path: Path) -> Family:
+    """The family that a file describes. A Python file is run; a TOML file is only read.
+
+    Raises:
+        StorageError: the file cannot be read.
+        UsageError: it is neither of the two.
+        CodeNotAllowedError: only a plan names the Python file.
+        FormatError: it is not TOML, or running it fails; says in which line.
+        MappingError: what it says is no family.
+    """
+    if path.suffix not in SUFFIXES:
+        raise UsageError("a family is described in a file that ends in .toml or .py", got=path)
+    if path.suffix == ".py":
+        check_code("family", str(path))
+    content = _content(path)
+    family = family_from_toml(content, str(path)) if path.suffix == ".toml" else _run(path)
+    for scan_axis in (None, 1):
+        with placed(str(path)):
+            family.all_rows(scan_axis)
+    return family
+
+
+def _content(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"cannot read {path}", got=error.strerror, hint="check the path") from error
+    except UnicodeDecodeError as error:
+        raise FormatError("not a text file in UTF-8", location=path, got=error) from error
+
+
+def _run(path: Path) -> Family:
+    """What a Python file calls FAMILY."""
+    try:
+        names = run_path(str(path), run_name="ckpttools_family_file")
+    except MappingError as error:
+        with placed(_line(error, path)):
+            raise
+    except (Exception, SystemExit) as error:
+        got = f"{type(error).__name__}: {error}"
+        raise FormatError("running the file fails", location=_line(error, path), got=got) from error
+    result = names.get(_NAME)
+    if isinstance(result, Family):
+        return result
+    others = [name for name, value in names.items() if isinstance(value, Family)]
+    got = f"{_NAME} of type {type(result).__name__}" if _NAME in names else ", ".join(others) or "no family"
+    raise MappingError("the file makes no family", location=path, got=got, expected=f"{_NAME} = Family(...)")
+
+
+def _line(error: BaseException, path: Path) -> str:
+    """The file, with the line at which running it failed."""
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)]
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        lines.append(error.lineno)
+    return f"{path}, line {lines[-1]}" if lines else str(path)

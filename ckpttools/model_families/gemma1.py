@@ -1,0 +1,36 @@
+"""Gemma 1: like Gemma 2, but every layer is the same, and nothing is normed after attention and MLP.
+
+MaxText's own script takes Google's files, not Hugging Face's. Proved by logits: its gemma block (0.2.5)
+computes what transformers does with a tiny model of random weights, 4e-6 apart at most.
+"""
+
+from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import SettingRules
+from ckpttools.model_families.decoder import DECODER_SETTINGS, MLP, SCALED_ATTENTION, SIZES
+from ckpttools.model_families.family import Family, decoder_layers
+from ckpttools.model_families.gemma import FINAL_NORM, FIRST_SETTINGS, HEAD, TIED_BY_DEFAULT
+from ckpttools.model_families.gemma2 import EMBEDDING
+
+NORMS = rows("""
+    pre_self_attention_norm.scale: embed <-> input_layernorm.weight:          embed, shift 1
+    pre_ffw_norm.scale:            embed <-> post_attention_layernorm.weight: embed, shift 1
+""")
+
+FAMILY = Family(
+    name="gemma",
+    model_types=("gemma",),
+    models=("Gemma 2B", "Gemma 7B", "CodeGemma"),
+    rows=(EMBEDDING, FINAL_NORM, HEAD),
+    layers=(decoder_layers("layer", "layers", ("layer",), (*NORMS, *SCALED_ATTENTION, *MLP)),),
+    sizes=SIZES,
+    flags={"tied": TIED_BY_DEFAULT},
+    maxtext_vocab={256000: 256128},
+    settings=SettingRules(
+        """
+    decoder_block: "gemma"
+    must rope.type is "default" -- MaxText's block has no other rotary embedding
+    """
+        + FIRST_SETTINGS
+        + DECODER_SETTINGS
+    ),
+)

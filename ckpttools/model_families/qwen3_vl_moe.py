@@ -1,0 +1,62 @@
+"""Qwen3-VL with experts: Qwen 3 with experts, but the experts of a layer are fused into two arrays."""
+
+from dataclasses import replace
+
+from ckpttools.mapping.row import rows
+from ckpttools.mapping.settings import SettingRules
+from ckpttools.model_families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, HEADS, NORMS, TIED
+from ckpttools.model_families.family import Family, FlagRule, decoder_layers, within
+from ckpttools.model_families.qwen3_moe import FAMILY as QWEN3_MOE
+from ckpttools.model_families.qwen3_moe import TEXT
+from ckpttools.model_families.qwen3_vl import HUB, TOWER
+from ckpttools.model_families.qwen_tower import CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED
+from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
+from ckpttools.model_families.tower import VISION
+
+# As published, what goes into an expert comes first, unlike in all other fused experts; transformers turns
+# that around when it loads, and writes a model that it made itself as it has it. It loads either. The text
+# model alone is Qwen 3 with experts.
+EXPERTS = rows("""
+    below moe_block <-> mlp
+    gate.kernel: embed expert <-> gate.weight: expert embed
+
+    below moe_block <-> mlp, unless apart
+    wi_{part}: expert embed mlp <-> experts.gate_up_proj: expert embed (part mlp), unless turned
+    wo:        expert mlp embed <-> experts.down_proj:    expert mlp embed, unless turned
+    wi_{part}: expert embed mlp <-> experts.gate_up_proj: expert (part mlp) embed, when turned
+    wo:        expert mlp embed <-> experts.down_proj:    expert embed mlp, when turned
+
+    below moe_block <-> mlp, when apart
+    wi_0: expert embed mlp <-> experts.{expert}.gate_proj.weight: mlp embed
+    wi_1: expert embed mlp <-> experts.{expert}.up_proj.weight:   mlp embed
+    wo:   expert mlp embed <-> experts.{expert}.down_proj.weight: embed mlp
+""")
+TURNED = FlagRule((), by_arrays=True)
+APART = FlagRule(("model_type",), TEXT.model_types)
+
+FAMILY = Family(
+    name="qwen3-vl-moe",
+    model_types=("qwen3_vl_moe",),
+    models=("Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B"),
+    rows=EMBEDDINGS,
+    layers=(
+        decoder_layers("layer", "layers", ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),
+        *TOWER,
+    ),
+    sizes={**within(QWEN3_MOE.sizes, "text_config.", ""), **within(DEEP_SIZES, "vision_config.")},
+    constants={**CONSTANTS, "part": 2},
+    derived={**DERIVED, **HEADS},
+    flags={"tied": TIED, "turned": TURNED, "apart": APART, "vision": VISION},
+    towers=("vision",),
+    unscanned_with_towers=DEEPSTACK,
+    # It normalises whatever it says.
+    spellings=(HUB, replace(TEXT, without=(*TEXT.without, "norm_topk_prob"))),
+    settings=SettingRules(
+        """
+    model_name:           "qwen3-vl-30b-a3b", if flag.vision
+    vision_encoder_block: "qwen3_vl", if flag.vision
+    """
+        + TOWER_SETTINGS
+    )
+    + QWEN3_MOE.settings,
+)

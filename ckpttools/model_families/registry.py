@@ -1,0 +1,189 @@
+"""Finding the family of a model: built-in ones are modules of this package, others come by entry points."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import ckpttools.model_families as package
+from ckpttools.core.errors import ConfigError, UnknownNameError, did_you_mean
+from ckpttools.core.message_terms import option
+from ckpttools.core.plugins import load_group
+from ckpttools.model_families.family import Family
+from ckpttools.model_families.file import family_from_file, names_a_file
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """All families by name, in alphabetical order; plug-ins before built-in ones of the same name."""
+    return dict(sorted({**_built_in(), **load_group("ckpttools.families", Family)}.items()))
+
+
+def _namesake(model_type: str) -> Family | None:
+    """The built-in family of a model type that its module is named after, such as `gemma3_text`."""
+    names = [module.name for module in iter_modules(package.__path__) if model_type.startswith(module.name)]
+    for name in sorted(names, key=lambda name: -len(name)):
+        family = getattr(import_module(f"{package.__name__}.{name}"), "FAMILY", None)
+        if isinstance(family, Family) and model_type in family.model_types:
+            return family
+    return None
+
+
+@cache
+def _built_in() -> Mapping[str, Family]:
+    """The families of this package: every module with a `FAMILY`."""
+    modules = (import_module(f"{package.__name__}.{item.name}") for item in iter_modules(package.__path__))
+    result = (getattr(module, "FAMILY", None) for module in modules)
+    return {family.name: family for family in result if isinstance(family, Family)}
+
+
+def family_called(text: str) -> Family:
+    """The family that a user means: the name of one, or a file that describes one.
+
+    Raises:
+        CheckpointError: as `family_named` and `family_from_file`.
+    """
+    return family_from_file(Path(text)) if names_a_file(text) else family_named(text)
+
+
+def family_named(name: str) -> Family:
+    """The family that users call `name`.
+
+    Raises:
+        UnknownNameError: there is none; names those that there are.
+    """
+    known = _built_in() if name in _built_in() else families()
+    if name in known:
+        return known[name]
+    raise UnknownNameError(
+        f"unknown family {name!r}",
+        expected="one of " + ", ".join(families()),
+        hint=_of_model(name) or _unfit(name) or did_you_mean(name, families()) or _else(),
+    )
+
+
+def _of_model(name: str) -> str | None:
+    """The families of which `name` is a model or a `model_type`, such as Kimi-K2; None where it is none."""
+    word = _letters(name)
+    result = [
+        family.name
+        for family in families().values()
+        if word in map(_letters, (*family.model_types, *family.models))
+    ]
+    return f"{name} is of the family {' or '.join(result)}" if result else None
+
+
+def _letters(name: str) -> str:
+    """What names have in common however they are written: letters, digits and points."""
+    return "".join(item for item in name.lower() if item.isalnum() or item == ".")
+
+
+def family_of(config: Mapping[str, Any], location: str) -> Family:
+    """The family whose `model_type` a configuration states.
+
+    Raises:
+        ConfigError: it states none, or one that no family has; names those that there are.
+    """
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise ConfigError(
+            "the configuration does not say which model it is of",
+            location=location,
+            got=f"model_type {model_type!r}",
+            expected="a string such as " + ", ".join(sorted(_by_model_type())),
+            hint=f"name the family with {option('family')}",
+        )
+    # All built-in families take 50 ms and looking for plug-ins 30, which most models do not need.
+    family = _namesake(model_type) or _of_types(_built_in()).get(model_type)
+    family = family or _by_model_type().get(model_type)
+    if family is not None:
+        other = (name for name, rule in family.others.items() if rule.read(config, location).value)
+        return next(map(family_named, other), family)
+    if (why := _unfit(model_type)) is not None:
+        raise ConfigError(
+            f"no family has model_type {model_type!r}",
+            location=location,
+            got=why,
+            expected="a model of one of the families: `ckpt families`",
+            hint=f"your own family goes into a file: {_file()}"
+            if model_type in OF_MAXTEXT
+            else "no other family fits, and MaxText cannot run it",
+        )
+    raise ConfigError(
+        f"no family has model_type {model_type!r}",
+        location=location,
+        expected="one of " + ", ".join(sorted(_by_model_type())),
+        # A name that is near says nothing: the next version of a model mostly has other arrays.
+        hint="`ckpt inspect tree` shows which family's names the arrays have, if any: "
+        f"{option('family', 'NAME')} uses its rows. {_else()}",
+    )
+
+
+def _unfit(model_type: str) -> str | None:
+    """Why no family can take a model type; None where nothing is known of it."""
+    if model_type in OF_MAXTEXT:
+        return f"MaxText 0.2.5 knows it, ckpt does not: {OF_MAXTEXT[model_type]}"
+    return UNFIT.get(model_type)
+
+
+def _file() -> str:
+    return option("family", "FILE.toml")
+
+
+def _else() -> str:
+    return f"`ckpt families` lists what there is, and your own goes into a file: {_file()}"
+
+
+def _by_model_type() -> dict[str, Family]:
+    return _of_types(families())
+
+
+def _of_types(known: Mapping[str, Family]) -> dict[str, Family]:
+    # A family that another one hands such models on to comes after it.
+    handed_on = {name for family in known.values() for name in family.others}
+    ordered = sorted(known.values(), key=lambda family: family.name not in handed_on)
+    return {name: family for family in ordered for name in family.model_types}
+
+
+# Model types that no family can take, and why: MaxText alone has them, or no decoder of its fits.
+#
+# Compared with the decoders of MaxText 0.2.5 and the models of transformers 5.
+#
+# MaxText's own models, which have no weights on the hub and no class in transformers.
+OF_MAXTEXT: Mapping[str, str] = {
+    "envy": "its weights are trained with MaxText, and no names on the hub are known for them",
+    "gpt3": "MaxText has it as a benchmark, and no weights are published",
+    "weaver": "its weights have names of their own, and none are published",
+}
+_DENSE_3_5 = "MaxText 0.2.5's qwen3_5 decoder has experts in every layer, and this model has none"
+_TEXT_OF_2 = "its text is Qwen 2's, but MaxText 0.2.5 has no tower that sees or hears as this one's"
+_FACTORS = (
+    "it scales embeddings, residuals and scores by factors of its own, which MaxText 0.2.5 does nowhere"
+)
+_PIXTRAL = "its text is Mistral's, but MaxText 0.2.5 has no tower as Pixtral's"
+# Near a family by name or shape.
+UNFIT: Mapping[str, str] = {
+    "cohere": "its layers attend and feed forward side by side, which no decoder of MaxText 0.2.5 does",
+    "cohere2": "its layers attend and feed forward side by side, which no decoder of MaxText 0.2.5 does",
+    "gemma3n": "MaxText 0.2.5 has none of its alternating updates (AltUp) and low-rank branches (LAuReL)",
+    "granite": _FACTORS,
+    "granitemoe": _FACTORS,
+    "kimi_linear": "MaxText 0.2.5 has no linear attention with a gate for each channel (KDA)",
+    "mistral3": _PIXTRAL,
+    "pixtral": _PIXTRAL,
+    "mllama": "MaxText 0.2.5 has no layers that attend to images (Llama 3.2 Vision)",
+    "olmo": "its norms have no weights; MaxText 0.2.5 has OLMo 2 and 3 alone",
+    "olmoe": "MaxText 0.2.5's OLMo decoder has no experts",
+    "qwen2_5_omni": _TEXT_OF_2,
+    "qwen2_5_vl": _TEXT_OF_2,
+    "qwen2_audio": _TEXT_OF_2,
+    "qwen2_vl": _TEXT_OF_2,
+    "qwen2_moe": "MaxText 0.2.5 has no decoder with both Qwen 2's attention and experts",
+    "qwen3_5": _DENSE_3_5,
+    "qwen3_5_text": _DENSE_3_5,
+    "smollm3": "some of its layers have no rotary embedding: MaxText 0.2.5 has that in Llama 4 alone",
+}

@@ -1,0 +1,89 @@
+"""What there is to say of a family before there is a model: for listings and the documentation."""
+
+from __future__ import annotations
+
+from ckpttools.core.dataclass import dataclass
+from ckpttools.mapping.op_text import exactness_of, op_said
+from ckpttools.mapping.values import ValueOp
+from ckpttools.model_families.family import Family
+
+DIRECTIONS = ("hf-to-maxtext", "maxtext-to-hf")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """A group of layers as it is named.
+
+    Attributes:
+        right: prefix of Hugging Face's keys.
+        unscanned, scanned: prefixes of MaxText's; scanned is empty as in `Layers`.
+        stacked: axes that are in the arrays of a scanned model.
+    """
+
+    right: str
+    unscanned: str
+    scanned: str
+    stacked: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSummary:
+    """A function of values, and the rows that apply it.
+
+    Attributes:
+        op: its text, such as "scale head_dim -0.5".
+        exact: whether the way back gives bfloat16 values' bits, whatever the model's sizes.
+        reason: when it does not, or for which values.
+        rows: MaxText's names, below the layers' prefix.
+    """
+
+    op: str
+    exact: bool
+    reason: str
+    rows: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FamilySummary:
+    """A family in short.
+
+    Attributes:
+        name, model_types, models: as in `Family`.
+        directions: commands that convert such models.
+        layers: groups of layers; each may be scanned on axis 0 or 1, or unscanned.
+        never_scanned: as in `Family`.
+        values: what changes values; where there is nothing, every bit comes back.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    models: tuple[str, ...]
+    directions: tuple[str, ...]
+    layers: tuple[GroupSummary, ...]
+    values: tuple[ValueSummary, ...]
+    never_scanned: str
+
+    def __repr__(self) -> str:
+        return f"<FamilySummary {self.name}: {', '.join(self.model_types)}>"
+
+
+def summary(family: Family) -> FamilySummary:
+    """The family in short."""
+    groups = tuple(
+        GroupSummary(layer.right, layer.left, layer.scanned, layer.stacked) for layer in family.layers
+    )
+    declared = family.name, family.model_types, family.models
+    return FamilySummary(*declared, DIRECTIONS, groups, _values(family), family.never_scanned)
+
+
+def _values(family: Family) -> tuple[ValueSummary, ...]:
+    result: dict[ValueOp, list[str]] = {}
+    for row in (*family.rows, *(row for group in family.layers for row in group.rows)):
+        if row.op is not None:
+            result.setdefault(row.op, []).append(str(row.left.key))
+    return tuple(_value(op, tuple(dict.fromkeys(rows))) for op, rows in result.items())
+
+
+def _value(op: ValueOp, rows: tuple[str, ...]) -> ValueSummary:
+    exactness = exactness_of(op)
+    return ValueSummary(op_said(op), exactness.exact, exactness.reason, rows)

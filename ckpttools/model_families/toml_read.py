@@ -1,0 +1,237 @@
+"""A family out of a TOML file: the fields of `Family` and `Layers`, rows as text or tables; nothing else.
+
+Rows that several groups of layers have may stand in `[sets]` under a name; in a list of rows it is all of
+them. Nothing in such a file is run.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import partial
+
+from ckpttools.core.errors import FormatError, MappingError, did_you_mean
+from ckpttools.mapping.arithmetic import axes_in
+from ckpttools.mapping.axes import parse_side
+from ckpttools.mapping.documents import (
+    Reader,
+    fields,
+    length,
+    list_of,
+    mapping,
+    placed,
+    scalar,
+    text,
+    text_or_texts,
+    truth,
+)
+from ckpttools.mapping.keys import parse_key
+from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.op_text import parse_op
+from ckpttools.mapping.row import Row, rows
+from ckpttools.mapping.row_text import ARROW
+from ckpttools.mapping.settings import SettingRules, setting_rules
+from ckpttools.mapping.sizes import Alternatives
+from ckpttools.mapping.values import ValueOp
+from ckpttools.model_families.family import Family, FlagRule, Spelling, UnsupportedPart
+
+Rows = tuple[Row, ...]
+Sets = Mapping[str, Rows]
+
+
+def family_from_toml(content: str, location: str) -> Family:
+    """The family that a file describes.
+
+    Args:
+        content: of the file.
+        location: its name, for messages.
+
+    Raises:
+        FormatError: not TOML.
+        MappingError: not a family; says in which table, under which key, what is there and what should be.
+    """
+    try:
+        document = tomllib.loads(content)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise FormatError("not a TOML file", location=location, got=error) from error
+    sets = mapping(partial(_rows, {}))(document.get("sets", {}), f"{location}: sets")
+    result = fields(_family_readers(sets), required=("name", "rows"))(document, f"{location}:")
+    result.pop("sets", None)
+    return Family(**{"model_types": (), "models": (), "layers": (), "sizes": {}, **result})
+
+
+def _family_readers(sets: Sets) -> dict[str, Reader]:
+    return {
+        "name": text,
+        "model_types": list_of(text),
+        "models": list_of(text),
+        "sizes": mapping(_alternatives),
+        "derived": mapping(_formula),
+        "constants": mapping(length),
+        "flags": mapping(_flag),
+        "others": mapping(_flag),
+        "never_scanned": text,
+        "unscanned_with_towers": text,
+        "dropped": list_of(text),
+        "left_out": list_of(_key),
+        "parts": mapping(_part),
+        "towers": list_of(text),
+        "spellings": list_of(_spelling),
+        "maxtext_vocab": _vocabularies,
+        "hints": mapping(text),
+        "settings": _settings,
+        "rows": partial(_rows, sets),
+        "layers": list_of(partial(_layers, sets)),
+        # Read before the others, which name them.
+        "sets": lambda *_: sets,
+    }
+
+
+def _part(value: object, location: str) -> UnsupportedPart:
+    readers: Mapping[str, Reader] = {"keys": list_of(_key), "promise": text_or_texts, "idle": truth}
+    return UnsupportedPart(**fields(readers, required=("keys",))(value, location))
+
+
+def _alternatives(value: object, location: str) -> Alternatives:
+    """Configuration fields, at the end perhaps the length where none is there."""
+    items = value if isinstance(value, list) else [value]
+    default = items[-1] if items and isinstance(items[-1], int) and not isinstance(items[-1], bool) else None
+    names = text_or_texts(items if default is None else items[:-1], location)
+    if not names or (default is not None and default < 0):
+        raise MappingError(
+            "this gives no length",
+            location=location,
+            got=value,
+            expected="names of configuration fields, and at the end perhaps a number for where none is there",
+            hint="a length that all models have belongs in [constants]",
+        )
+    return names if default is None else (*names, default)
+
+
+def _formula(value: object, location: str) -> str:
+    formula = text(value, location)
+    with placed(location):
+        axes_in(formula)
+    return formula
+
+
+def _key(value: object, location: str) -> str:
+    template = text(value, location)
+    with placed(location):
+        parse_key(template)
+    return template
+
+
+def _settings(value: object, location: str) -> SettingRules:
+    lines = text(value, location)
+    with placed(location):
+        return setting_rules(lines)
+
+
+def _op(value: object, location: str) -> ValueOp:
+    described = text(value, location)
+    with placed(location):
+        return parse_op(described)
+
+
+def _flag(value: object, location: str) -> FlagRule:
+    readers: Mapping[str, Reader] = {
+        "field": text_or_texts,
+        "equals": list_of(scalar),
+        "default": truth,
+        "remedy": text,
+        "by_arrays": truth,
+    }
+    return FlagRule(**{"field": (), **fields(readers)(value, location)})
+
+
+def _spelling(value: object, location: str) -> Spelling:
+    readers: Mapping[str, Reader] = {
+        "prefixes": mapping(text),
+        "inner": mapping(text),
+        "model_types": list_of(text),
+        "name": text,
+        "architecture": text,
+        "without": list_of(text),
+        "defaults": mapping(scalar),
+    }
+    return Spelling(**fields(readers)(value, location))
+
+
+def _vocabularies(value: object, location: str) -> dict[int, int]:
+    result = mapping(length)(value, location)
+    for key in result:
+        if not key.isdecimal():
+            raise MappingError("not a number of rows", location=location, got=key, expected="a whole number")
+    return {int(key): rows for key, rows in result.items()}
+
+
+_ROW: Mapping[str, Reader] = {
+    "left": text,
+    "left_axes": text,
+    "right": text,
+    "right_axes": text,
+    "op": _op,
+    "when": text,
+    "unless": text,
+    "above": text,
+}
+_SIDES = ("left", "left_axes", "right", "right_axes")
+
+
+def _rows(sets: Sets, value: object, location: str) -> Rows:
+    """Rows as the lines of a text, or a list of such texts, of tables and of names of sets, in any order."""
+    if isinstance(value, str):
+        return _of_text(value, location)
+    result: tuple[Rows, ...] = list_of(partial(_row_or_set, sets))(value, location)
+    return tuple(item for some in result for item in some)
+
+
+def _of_text(value: str, location: str) -> Rows:
+    with placed(location):
+        return rows(value)
+
+
+def _of_table(value: Mapping[str, object], location: str) -> Rows:
+    left = value.get("left")
+    named = f"{location} ({left})" if isinstance(left, str) else location
+    declared = fields(_ROW, required=_SIDES)(value, named)
+    with placed(named):
+        left, right = (
+            parse_side(declared.pop(side), declared.pop(f"{side}_axes")) for side in ("left", "right")
+        )
+        return (Row(left, right, **declared),)
+
+
+def _row_or_set(sets: Sets, value: object, location: str) -> Rows:
+    if isinstance(value, dict):
+        return _of_table(value, location)
+    named = text(value, location)
+    if named in sets:
+        return sets[named]
+    if ARROW in named:
+        return _of_text(named, location)
+    raise MappingError(
+        f"there is no set of rows {named!r}",
+        location=location,
+        expected="one of " + ", ".join(sets) if sets else "rows, or a set that [sets] makes",
+        hint=did_you_mean(named, sets),
+    )
+
+
+def _layers(sets: Sets, value: object, location: str) -> Layers:
+    readers: Mapping[str, Reader] = {
+        "right": _key,
+        "left": _key,
+        "scanned": _key,
+        "stacked": list_of(text),
+        "rows": partial(_rows, sets),
+        "when": text,
+        "unless": text,
+    }
+    stated = fields(readers, required=("right", "left", "stacked", "rows"))(value, location)
+    result = Layers(**{"scanned": "", **stated})
+    for scan_axis in (None, 1):
+        with placed(location):
+            list(result.all_rows(scan_axis))
+    return result
