@@ -43,9 +43,11 @@ A fixed seed and the versions below determine the weights, so every row is repro
 commits of the code that produced it; a + marks a commit with changed files.
 
 Rows have the settings of released models. Only sizes are smaller: widths, windows, `index_topk`, and the
-numbers of layers, heads, experts, chosen experts and vocabulary entries. These rows of 2026-11-23 still have
-the settings of the golden models: deepseek2, deepseek3, deepseek3.2, gemma3-vision, llama3.2-tied, olmo3,
-qwen2.5-tied, qwen3-omni, qwen3-tied, qwen3.5 and qwen3.5-fp8.
+numbers of layers, heads, experts, chosen experts and vocabulary entries.
+
+Some columns are older than these settings. The columns *reverse* and *resumes* of deepseek3, deepseek3.2,
+gemma3-vision, llama3.2-tied, olmo3 and qwen2.5-tied, and the rows qwen3-omni, qwen3-tied, qwen3.5 and
+qwen3.5-fp8, were run with the settings of the golden models.
 
 [Known deviations](deviations.md) lists the models for which MaxText computes different logits. A note marks
 the rows in which the oracle changes MaxText's code to follow transformers. These differences need more
