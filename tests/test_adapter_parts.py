@@ -295,6 +295,25 @@ def test_merge_matches_peft_for_random_configs(tmp_path):
     assert len(recorded) == 200 and len(refused) < 8
 
 
+@pytest.mark.parametrize("use_dora", [True, False])
+def test_dora_base_weights_without_magnitudes_are_refused(tmp_path, use_dora):
+    """PEFT 0.21.2 scales them by the norm of the weights that they replace."""
+    peft_choices.write_base(tmp_path / "base")
+    base = bases.base_of(ckpttools.open(tmp_path / "base"))
+    module = "model.layers.0.self_attn.k_proj"
+    config = {"target_modules": ["k_proj", "o_proj"], "use_dora": use_dora}
+    ranks = {
+        name: 2 for name in peft_choices.MODULES if name.endswith(("k_proj", "o_proj")) and name != module
+    }
+    whole = [f"{module}.base_layer.weight"]
+    peft_choices.write_adapter(tmp_path / "adapter", config, ranks, whole, is_dora=use_dora)
+    if use_dora:
+        with pytest.raises(ConfigError, match="base weight without a magnitude"):
+            open_peft(parse(tmp_path / "adapter"))
+    else:
+        assert merged(base, open_peft(parse(tmp_path / "adapter"))).tree.arrays
+
+
 def write_choice(location, ranks=None, whole=(), **config):
     modules = peft_choices.MODULES if ranks is None else ranks
     peft_choices.write_adapter(location, config, dict.fromkeys(modules, 2), whole)

@@ -103,10 +103,31 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
             hint=f"correct {', '.join(dict.fromkeys(skipped.values()))} in {ADAPTER}, or copy the file that "
             "was saved with these weights",
         )
+    _require_magnitudes(config, map(dotted, kept), parts, location)
     _check_all_there(config, parts, whole, location)
     reader = _FactorReader(config, parts, location)
     factors = [factor for module in parts for factor in reader.factors(module)]
     return Adapter(location, tuple(factors), whole, config.declared, skipped)
+
+
+def _require_magnitudes(
+    config: PeftConfig, names: Iterable[str], parts: Mapping[str, Mapping[str, LazyArray]], location: str
+) -> None:
+    """Raise ConfigError if DoRA replaces a base weight without a stored magnitude.
+
+    PEFT computes a missing magnitude from the weight that the adapter replaces, before it replaces it.
+    """
+    replaced = [name.removeprefix(PREFIX) for name in names if name.endswith(f"{_BASE_LAYER}.weight")]
+    if not replaced or not config.is_dora:
+        return
+    modules = [name.removesuffix(f"{_BASE_LAYER}.weight") for name in replaced]
+    if missing := [module for module in modules if module not in parts]:
+        raise ConfigError(
+            "use_dora is set, and these modules have a base weight without a magnitude:" + listing(missing),
+            location=location,
+            expected="lora_magnitude_vector of each module, as PEFT saves it",
+            hint="save the adapter again with PEFT",
+        )
 
 
 def _require_targets(config: PeftConfig, tree: Tree) -> None:
