@@ -12,7 +12,7 @@ from support.hf_models import write_llama
 from support.locations import GOLDEN, GOLDEN_0_2_5
 
 import ckpttools
-from ckpttools.diagnosis.tokenizers import token_count
+from ckpttools.checks.generation import token_count
 
 CHECKS = {"dtype", "layers", "vocabulary", "vocabulary-rows"}
 

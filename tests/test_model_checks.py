@@ -6,10 +6,14 @@ import sys
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools.api.summary import summary as api_summary
+from ckpttools.checks import generation
 from ckpttools.checks.base import LEVELS, ModelDirectory
 from ckpttools.checks.registry import checks, findings
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
@@ -869,3 +873,81 @@ def test_all_commands_recognize_the_same_names(tmp_path, names):
     other = save_model(tmp_path / "other", with_names(changed, NAMES[names]))
     assert not ckpttools.diff(other, reference).equal
     assert not ckpttools.verify(tmp_path / "mt", against=other).equal
+
+
+OUTPUT_CHECKS = {
+    "config-values",
+    "dtype",
+    "generation",
+    "layer-lists",
+    "layers",
+    "quantization",
+    "vocabulary-rows",
+}
+
+
+def write_back(source, path, **options):
+    ckpttools.hf_to_maxtext(source, path / "maxtext", **options)
+    return ckpttools.maxtext_to_hf(path / "maxtext", path / "out", like=source)
+
+
+OUTPUTS = {
+    "maxtext": lambda source, path, dtype: write_back(source, path, dtype=dtype),
+    "unscanned": lambda source, path, dtype: write_back(source, path, dtype=dtype, scan=False),
+    "safetensors": lambda source, path, dtype: ckpttools.convert(source, path / "out", dtype=dtype),
+    "hub": lambda source, path, dtype: ckpttools.convert(source, path / "out", dtype=dtype, names="hub"),
+    "cast": lambda source, path, dtype: ckpttools.cast(source, path / "out", dtype=dtype or "float16"),
+    "shrink": lambda source, path, dtype: ckpttools.shrink(source, path / "out", vocab=64, dtype=dtype),
+}
+
+
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    family=st.sampled_from(sorted(path.name for path in GOLDEN.iterdir() if (path / "hf").is_dir())),
+    writer=st.sampled_from(sorted(OUTPUTS)),
+    dtype=st.sampled_from([None, "float32", "bfloat16", "float16"]),
+)
+def test_outputs_agree_with_their_configuration(tmp_path, family, writer, dtype):
+    path = tmp_path / f"{family}-{writer}-{dtype}"
+    if path.exists():
+        return
+    source = GOLDEN / family / "hf"
+    before = {finding.check for finding in ckpttools.doctor(source).findings}
+    OUTPUTS[writer](source, path, dtype)
+    result = {finding.check: finding.what for finding in ckpttools.doctor(path / "out").findings}
+    assert not {check: what for check, what in result.items() if check in OUTPUT_CHECKS}, (before, result)
+
+
+CHANGES_OF_SIDECARS = {
+    "eos": ("generation_config.json", {"eos_token_id": 16}, "eos_token_id 16"),
+    "one of several": ("generation_config.json", {"eos_token_id": [1, 99]}, "eos_token_id 99"),
+    "bos": ("generation_config.json", {"bos_token_id": 17}, "bos_token_id 17"),
+    "pad": ("generation_config.json", {"pad_token_id": 4000}, "pad_token_id 4000"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_SIDECARS)
+def test_writers_and_doctor_report_token_ids_beyond_the_vocabulary(tmp_path, change):
+    name, settings_of_file, expected = CHANGES_OF_SIDECARS[change]
+    source = save_model(tmp_path / "m")
+    (source / name).write_text(json.dumps(settings_of_file))
+    assert [level for level, what in reported(source, "generation") if expected in what] == ["error"]
+    assert sum(expected in item for item in remarks_of(source, tmp_path / "out")) == 1
+
+
+def test_writers_report_layers_that_the_output_lacks(tmp_path):
+    arrays = {name: item for name, item in arrays_of().items() if "layers.1." not in name}
+    source = save_model(tmp_path / "m", arrays)
+    assert reported(source, "layers")[0][0] == "error"
+    assert sum("no weights for layer 1" in item for item in remarks_of(source, tmp_path / "out")) == 1
+
+
+def test_writers_do_not_parse_the_tokenizer(tmp_path, monkeypatch):
+    source = save_model(tmp_path / "m")
+    (source / "generation_config.json").write_text('{"eos_token_id": 3}')
+    (source / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 400}}}))
+    assert reported(source, "vocabulary") and reported(source, "generation")
+    parsed = []
+    monkeypatch.setattr(generation, "listed_tokens", lambda document: parsed.append(document) or ())
+    ckpttools.convert(source, tmp_path / "out")
+    assert parsed == []

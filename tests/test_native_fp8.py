@@ -222,7 +222,7 @@ def test_the_doctor_looks_at_scales_of_maxtext(tmp_path, damage):
     source = quantised(tmp_path / "hf", block=None, num_hidden_layers=3)
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     sound = ckpttools.doctor(tmp_path / "native").findings
-    (declared,) = (item for item in sound if item.check == "quantization")
+    (declared,) = (item for item in sound if item.check == "native-fp8")
     assert (declared.level, declared.what) == ("info", "7 weights in FP8, each with its scales")
     tree = open_tree(parse(tmp_path / "native"))
     changed, level, words = DAMAGES[damage]

@@ -479,7 +479,7 @@ class TestDoctor:
         del arrays[scale]
         (finding,) = self.findings(write(tmp_path / "source", "llama3.1", arrays))
         assert finding.level == "error"
-        assert "1 of 28 quantised weights have no scale" in finding.what
+        assert "1 of 28 quantized weights have no scale" in finding.what
         assert scale.removesuffix("_scale_inv") in finding.what
 
     def test_the_configuration_does_not_know(self, tmp_path):
@@ -493,7 +493,7 @@ class TestDoctor:
         arrays = load_file(GOLDEN / "llama3.1" / "hf" / "model.safetensors")
         (finding,) = self.findings(write(tmp_path / "source", "llama3.1", arrays))
         assert finding.level == "warning"
-        assert "but no weight is quantised" in finding.what
+        assert "but no weight is quantized" in finding.what
 
     def test_float8_that_the_configuration_states(self, tmp_path):
         run("cast", GOLDEN / "qwen3" / "hf", tmp_path / "out", "--dtype", "float8_e4m3fn")

@@ -11,8 +11,11 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
+from ckpttools.formats.adapters import has_adapter
 from ckpttools.formats.json_file import json_object
+from ckpttools.formats.safetensors.format import NAMES
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.maxtext.view import view_of
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 
@@ -23,6 +26,9 @@ Content = File | bytes | Location
 _TEXT_PARTS = ("thinker_config", "text_config")
 # Published tokenizer files have up to 33 MB.
 _MAX_JSON_BYTES = 64 << 20
+# What the names of a decoder's arrays begin with, up to its layers or its embedding.
+DECODERS = ("model.language_model.", "language_model.model.", "thinker.model.", "model.", "")
+INDEX_NAME = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +70,14 @@ class ModelDirectory:
         tree: the arrays as the format opened them. None if they cannot be opened or do not have the model's
             names, as in a MaxText checkpoint that carries a configuration and a tokenizer.
         is_output: whether a command is about to write the directory.
+        is_examined: whether checks may read values and parse large tokenizers. Only doctor has time for it.
     """
 
     location: str
     files: Mapping[str, Content] = field(default_factory=dict)
     tree: Tree | None = None
     is_output: bool = False
+    is_examined: bool = False
 
     @cached_property
     def arrays(self) -> Mapping[str, LazyArray]:
@@ -80,6 +88,25 @@ class ModelDirectory:
     def config(self) -> Mapping[str, Any] | None:
         """The parsed `config.json`; None if it does not exist or cannot be read."""
         return self.json(CONFIG)
+
+    @cached_property
+    def is_complete_model(self) -> bool:
+        """Whether the arrays are all those of a Hugging Face model, and not of an adapter.
+
+        Other checks report missing shards.
+        """
+        tree = self.tree
+        if tree is None or has_adapter(tree) or NAMES.missing(self.files):
+            return False
+        if self.is_output:
+            return True
+        if view_of(tree).is_maxtext:
+            return False
+        weight_map = (self.json(INDEX_NAME) or {}).get("weight_map")
+        if not isinstance(weight_map, Mapping):
+            return True
+        shards = {name for name in self.files if NAMES.numbered.fullmatch(name)}
+        return shards <= {*weight_map.values()} and weight_map.keys() <= self.arrays.keys()
 
     @property
     def text_config(self) -> Mapping[str, Any]:
@@ -143,6 +170,7 @@ class ModelCheck:
         run: yields the findings. It reads headers and small files. Only a check that conversions do not run
             may read arrays, piece by piece.
         is_own_check: whether conversions make this check themselves, so that they do not run it again.
+        is_for_outputs: whether commands run it only on the models that they write, not on their sources.
         consumer: the software that refuses or misreads a model with the defect, for docs/reliability.md.
     """
 
@@ -150,4 +178,5 @@ class ModelCheck:
     summary: str
     run: Callable[[ModelDirectory], Iterator[ModelFinding]]
     is_own_check: bool = False
+    is_for_outputs: bool = False
     consumer: str = "transformers"

@@ -24,5 +24,5 @@ def checks() -> tuple[ModelCheck, ...]:
 def findings(model: ModelDirectory) -> Iterator[ModelFinding]:
     """Yield the findings of the checks that commands run on the models that they read and write."""
     for check in checks():
-        if not check.is_own_check:
+        if not check.is_own_check and (model.is_output or not check.is_for_outputs):
             yield from check.run(model)

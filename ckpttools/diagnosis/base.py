@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from shlex import quote
 
+from ckpttools.checks.base import ModelFinding
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.diagnosis.inventory import Inventory
@@ -96,6 +98,14 @@ def set_aside(path: Location) -> str:
     names = (path.with_name(f"{path.name}.aside{number or ''}") for number in count())
     free = next(name for name in names if not name.lexists())
     return f"mv -n {on_disk(path)} {on_disk(free)}"
+
+
+def as_finding(result: ModelFinding) -> Finding:
+    """Return the finding of a model check as one of doctor."""
+    finding = Finding(
+        result.level, result.location, result.what, result.why, result.hint, command=result.command
+    )
+    return replace(finding, check=result.check)
 
 
 def finding_of(error: CheckpointError, location: Location, level: str = ERROR, why: str = "") -> Finding:

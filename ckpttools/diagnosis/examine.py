@@ -15,7 +15,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, UsageError, list
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import first_of, natural_key
 from ckpttools.diagnosis import checks as checks_room
-from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, finding_of, pasted
+from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, as_finding, finding_of, pasted
 from ckpttools.diagnosis.checks.checksums import has_checksums
 from ckpttools.diagnosis.format_faults import format_checks
 from ckpttools.diagnosis.inventory import Inventory, inventory_of
@@ -105,15 +105,7 @@ def _model_checks() -> Iterator[Check]:
 
 def _check_models(check: ModelCheck, inventory: Inventory) -> Iterator[Finding]:
     for model in inventory.models:
-        for finding in check.run(model):
-            yield Finding(
-                finding.level,
-                finding.location,
-                finding.what,
-                finding.why,
-                finding.hint,
-                command=finding.command,
-            )
+        yield from map(as_finding, check.run(model))
 
 
 def fixes() -> dict[str, Fix]:

@@ -212,7 +212,7 @@ class Inventory:
             with suppress(CheckpointError):
                 files = {entry.name: path / entry.name for entry in path.entries() if entry.is_file}
                 if path not in listed and CONFIG in files:
-                    yield ModelDirectory(str(path), files)
+                    yield ModelDirectory(str(path), files, is_examined=True)
 
     def locations(self, format: str) -> Sequence[Location]:
         """The files or directories that are of a format."""
@@ -230,7 +230,7 @@ def _model(directory: Directory, read: ReadOptions) -> ModelDirectory:
     with suppress(CheckpointError):
         tree = open_tree(directory.path, read)
     files = {name: directory.path / name for name in directory.files}
-    return ModelDirectory(str(directory.path), files, tree)
+    return ModelDirectory(str(directory.path), files, tree, is_examined=True)
 
 
 def json_or_error(path: Location) -> Mapping[str, Any] | CheckpointError:

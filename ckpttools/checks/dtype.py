@@ -1,0 +1,69 @@
+"""Report weights in another dtype than the one in `config.json`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import prod
+from shlex import quote
+
+from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.dtypes import parse_dtype
+from ckpttools.core.errors import CheckpointError
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.quantized.config import says_quantized
+from ckpttools.quantized.weights import quantized
+
+# transformers writes `dtype` since version 5, and wrote `torch_dtype` before.
+_FIELDS = ("dtype", "torch_dtype")
+
+
+def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
+    if model.config is None or not model.is_complete_model:
+        return
+    declared = [
+        (field, value)
+        for field in _FIELDS
+        if isinstance(value := model.text_config.get(field, model.config.get(field)), str)
+    ]
+    main = _main_dtype(model) if declared else None
+    differing = [item for item in declared if main is not None and _dtype_name(item[1]) != main]
+    # The weights of a quantized model have another dtype than it computes in.
+    if not differing or says_quantized(model.config) or quantized(dict(model.arrays), model.config):
+        return
+    field, value = differing[0]
+    command = None
+    hint = f"write {main} into {CONFIG}"
+    if not model.is_output:
+        command = f"ckpt convert to-safetensors {quote(model.location)} DST"
+        hint = f"write {main} there, as this command does without changing any weight: {command}"
+    yield ModelFinding(
+        "info",
+        CHECK.name,
+        model.path(CONFIG),
+        f"{field} in {CONFIG} is {value}, and most weights are {main}",
+        f"transformers casts the weights to {value}, which may round them",
+        hint,
+        command=command,
+        expected=main,
+        got=value,
+    )
+
+
+def _dtype_name(declared: str) -> str:
+    try:
+        return parse_dtype(declared).name
+    except CheckpointError:
+        return declared
+
+
+def _main_dtype(model: ModelDirectory) -> str | None:
+    """Return the dtype of most values; None if there are no floating-point arrays."""
+    counts: Counter[str] = Counter()
+    for array in model.arrays.values():
+        if array.dtype.is_float:
+            counts[array.dtype.name] += prod(array.shape)
+    return counts.most_common(1)[0][0] if counts else None
+
+
+CHECK = ModelCheck("dtype", f"weights in another dtype than the one in {CONFIG}", _check, is_for_outputs=True)

@@ -1,0 +1,67 @@
+"""Compare the layers that have weights with the number of layers in `config.json`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from shlex import quote
+
+from ckpttools.checks.base import DECODERS, ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.text import ranges
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.maxtext.mtp import prediction_layers
+
+_COUNT = "num_hidden_layers"
+_LAYER = re.compile(rf"(?:{'|'.join(map(re.escape, DECODERS))})layers\.(\d+)\.")
+
+
+def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
+    count = model.text_config.get(_COUNT)
+    if type(count) is not int or not model.is_complete_model:
+        return
+    present = _layers_in(model)
+    if not present:
+        return
+    missing = set(range(count)) - present
+    if missing:
+        yield _missing(model, count, present, missing)
+    extra = {number for number in present if number >= count + prediction_layers(model.text_config)}
+    if extra:
+        yield ModelFinding(
+            "warning",
+            CHECK.name,
+            model.location,
+            f"{_COUNT} in {CONFIG} is {count}, but there are weights for {_listed(extra)}",
+            "every loader ignores them, and the model computes as a smaller one",
+            f"fetch {CONFIG} again: it belongs to another model",
+        )
+
+
+def _layers_in(model: ModelDirectory) -> set[int]:
+    return {int(result[1]) for result in map(_LAYER.match, model.arrays) if result}
+
+
+def _missing(
+    model: ModelDirectory, count: int, present: Collection[int], missing: Collection[int]
+) -> ModelFinding:
+    hint, command = "fetch all shards", None
+    # A model whose last layers were removed lacks layers only at its end.
+    if not model.is_output and present == set(range(len(present))):
+        command = f"ckpt shrink {quote(model.location)} DST --layers {len(present)}"
+        hint += f"; if layers were removed on purpose, correct {_COUNT}: {command}"
+    return ModelFinding(
+        "error",
+        CHECK.name,
+        model.location,
+        f"{_COUNT} in {CONFIG} is {count}, but there are no weights for {_listed(missing)}",
+        "transformers initializes them randomly and warns; conversions to MaxText refuse the model",
+        hint,
+        command=command,
+    )
+
+
+def _listed(layers: Collection[int]) -> str:
+    return f"{'layer' if len(layers) == 1 else 'layers'} {ranges(sorted(layers))} (the first layer is 0)"
+
+
+CHECK = ModelCheck("layers", f"weights for other layers than {CONFIG} declares", _check, is_for_outputs=True)

@@ -1,0 +1,181 @@
+"""Report quantized weights: their scheme, missing or unsound scales, and disagreement with `config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from shlex import quote
+from typing import Any
+
+from ckpttools.array.tree import Tree
+from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
+from ckpttools.core.errors import CheckpointError
+from ckpttools.core.text import agreeing
+from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.dequantizable import shaped_weights_in, weights_in, weights_of
+from ckpttools.quantized.schemes.registry import read_methods
+from ckpttools.quantized.stored_values import value_faults
+from ckpttools.quantized.unsupported_errors import remedy
+from ckpttools.quantized.weights import Quantized, quantized
+
+_KEEP = "; `ckpt convert hf-to-maxtext {} DST --quantized keep` keeps it in FP8 if its blocks fit the kernels"
+_FETCH = "fetch the checkpoint again, or restore it from another copy"
+
+
+def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
+    if model.config is None or model.tree is None or not model.is_complete_model:
+        return
+    result = quantized(dict(model.arrays), model.config)
+    declared = says_quantized(model.config) or {}
+    if not result and not declared:
+        return
+    read = weights_of(model.arrays, result, model.config)
+    facts = [*_findings(model, list(result.values()), is_read=not read.is_whole)]
+    faults = list[ModelFinding]()
+    if declared.get("quant_method") in read_methods() and not any(item.is_bare for item in result.values()):
+        if not read.is_whole and read.faults:
+            faults.append(_unreadable(model, read.faults, declared))
+        elif model.is_examined:
+            # Other checks report arrays that cannot be read.
+            with suppress(CheckpointError):
+                faults += value_findings(model.tree, model.location)
+    # Advice about sound weights does not apply to damaged ones.
+    is_sound = all(fault.level != "error" for fault in faults)
+    yield from (fact for fact in facts if is_sound or fact.level != "info")
+    yield from faults
+
+
+def value_findings(tree: Tree, location: str) -> Iterator[ModelFinding]:
+    """Check the shapes of quantized weights, and the values of scales that are on this machine.
+
+    Raises:
+        CheckpointError: they cannot be read.
+    """
+    weights = shaped_weights_in(tree)
+    result = value_faults(tree, weights.readable.values())
+    # The check of the headers has reported the other faults.
+    shapes = [fault for fault in weights.faults if fault not in weights_in(tree).faults]
+    damaged = (*shapes, *result.damaged)
+    if damaged:
+        yield ModelFinding(
+            "error",
+            CHECK.name,
+            location,
+            f"quantized weights are damaged: {first_of_lines(damaged)}",
+            "the weights have no values; a program that multiplies them anyway computes nonsense",
+            _FETCH,
+        )
+    if result.not_positive:
+        yield ModelFinding(
+            "warning",
+            CHECK.name,
+            location,
+            f"scales are zero or negative: {first_of_lines(result.not_positive)}",
+            "the values of their blocks vanish or change their signs; quantizers write positive scales",
+            _FETCH,
+        )
+
+
+def first_of_lines(lines: Sequence[str]) -> str:
+    """Return the first line, and the number of the others."""
+    return lines[0] + (f", and {len(lines) - 1} more" if len(lines) > 1 else "")
+
+
+def _findings(model: ModelDirectory, result: list[Quantized], *, is_read: bool) -> Iterator[ModelFinding]:
+    declared = says_quantized(model.config)
+    is_scaled = bool(declared) or any(item.scales for item in result)
+    bare = [item for item in result if item.is_bare] if is_scaled else []
+    if bare:
+        yield _without_scales(model, bare, len(result))
+    if result and not declared:
+        yield _undeclared(model, result)
+    elif declared and not result:
+        yield _not_quantized(model, declared)
+    elif declared and not bare:
+        yield _sound(model, result, declared, is_read=is_read)
+
+
+def _without_scales(model: ModelDirectory, bare: list[Quantized], count: int) -> ModelFinding:
+    return ModelFinding(
+        "error",
+        CHECK.name,
+        model.location,
+        f"{len(bare)} of {count} quantized weights have no scale, such as {bare[0].name} ({bare[0].dtype})",
+        "without scales they have no values; a program that loads them anyway computes nonsense",
+        "fetch the checkpoint again, with all of its shards",
+    )
+
+
+def _undeclared(model: ModelDirectory, result: list[Quantized]) -> ModelFinding:
+    scales = sum(bool(item.scales) for item in result)
+    return ModelFinding(
+        "error" if scales else "warning",
+        CHECK.name,
+        model.path(CONFIG),
+        f"there {agreeing(len(result), 'quantized weight')}, {scales} with scales, such as {result[0]}, "
+        f"and {CONFIG} has no {FIELD}",
+        "transformers and others use the stored numbers as the weights themselves",
+        f"fetch {CONFIG} again, which declares the scheme",
+    )
+
+
+def _not_quantized(model: ModelDirectory, declared: Mapping[str, Any]) -> ModelFinding:
+    return ModelFinding(
+        "warning",
+        CHECK.name,
+        model.path(CONFIG),
+        f"{CONFIG} says {scheme(declared)}, but no weight is quantized",
+        "transformers and others look for scales that do not exist, or quantize the weights themselves",
+        f"if the weights were dequantized, remove {FIELD} from {CONFIG}; `ckpt convert to-safetensors` does",
+    )
+
+
+def _sound(
+    model: ModelDirectory, result: list[Quantized], declared: Mapping[str, Any], *, is_read: bool
+) -> ModelFinding:
+    why = "their values are products with scales: conversions to MaxText multiply them"
+    hint = remedy(declared, is_read=False)
+    if is_read and declared.get("quant_method") in read_methods():
+        folder = quote(model.location)
+        hint = f"`ckpt cast {folder} DST --dtype bfloat16` writes a model of plain weights"
+        hint += _KEEP.format(folder) if _can_stay_quantized(result, declared) else ""
+    else:
+        why = (
+            "their values are products with scales: conversions to MaxText refuse weights of this scheme, "
+            "and casts do not change them"
+        )
+    return ModelFinding(
+        "info",
+        CHECK.name,
+        model.location,
+        f"the weights are quantized: {scheme(declared)}; {len(result)} weight{'s' * (len(result) != 1)}, "
+        "each with its scales",
+        why,
+        hint,
+    )
+
+
+def _can_stay_quantized(result: list[Quantized], declared: Mapping[str, Any]) -> bool:
+    """Whether the weights are in FP8 with a scale for each block, a form that MaxText has as well."""
+    is_fp8 = all(item.dtype.name.startswith("float8_") for item in result)
+    return is_fp8 and declared.get("quant_method") == "fp8" and bool(declared.get("weight_block_size"))
+
+
+def _unreadable(model: ModelDirectory, faults: Sequence[str], declared: Mapping[str, Any]) -> ModelFinding:
+    return ModelFinding(
+        "error",
+        CHECK.name,
+        model.location,
+        f"quantized weights do not match {CONFIG} ({scheme(declared)}): {first_of_lines(faults)}",
+        "without scales that fit, the weights have no values",
+        f"fetch the checkpoint and its {CONFIG} again",
+    )
+
+
+CHECK = ModelCheck(
+    "quantization",
+    f"quantized weights without sound scales, or that do not match {CONFIG}",
+    _check,
+    is_for_outputs=True,
+)

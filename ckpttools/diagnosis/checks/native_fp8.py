@@ -1,0 +1,59 @@
+"""Report weights in FP8 in MaxText's own layout, which need no configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ckpttools.checks.quantization import first_of_lines, value_findings
+from ckpttools.core.errors import CheckpointError
+from ckpttools.diagnosis.base import ERROR, INFO, Check, Finding, as_finding, pasted
+from ckpttools.diagnosis.inventory import Inventory, ListedItem
+from ckpttools.formats.registry import open_tree
+from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.quantized.scales import is_narrow
+from ckpttools.quantized.tree import quantized_in
+from ckpttools.stores.location import Location
+
+
+def _look(inventory: Inventory) -> Iterator[Finding]:
+    for item in inventory.items:
+        if not (item.is_unfinished or item.is_part_of_a_host) and _may_be_quantized(item):
+            # Other checks report why an item cannot be opened.
+            with suppress(CheckpointError):
+                yield from _check_item(item, inventory)
+
+
+def _may_be_quantized(item: ListedItem) -> bool:
+    """Whether an item is worth opening: it has matrices of few bits."""
+    arrays = [table.array for table in item.tables.tables.values()] if item.tables else []
+    return any(len(array.shape) > 1 and is_narrow(array.dtype) for array in arrays)
+
+
+def _check_item(item: ListedItem, inventory: Inventory) -> Iterator[Finding]:
+    tree = open_tree(item.path, inventory.read)
+    weights = quantized_in(tree).weights
+    if not any(weight.scales for weight in weights.values()):
+        return
+    read = weights_in(tree)
+    if read.faults:
+        what = f"quantized weights and scales do not fit: {first_of_lines(read.faults)}"
+        why = "without scales that fit, the weights have no values"
+        hint = "fetch the checkpoint again, or restore it from another copy"
+        yield Finding(ERROR, str(item.path), what, why, hint)
+        return
+    yield _sound(item.path, len(read.readable))
+    yield from map(as_finding, value_findings(tree, str(item.path)))
+
+
+def _sound(location: Location, count: int) -> Finding:
+    what = f"{count} weight{'s' * (count != 1)} in FP8, each with its scales"
+    why = (
+        "MaxText's training multiplies them when it loads them (load_parameters_path); from_pretrained of "
+        "0.2.5 (SFT, DPO, distillation, decoding) ignores the scales, without an error"
+    )
+    command = f"ckpt cast {pasted(location)} DST --dtype bfloat16"
+    return Finding(INFO, str(location), what, why, f"`{command}` dequantizes them", command=command)
+
+
+CHECK = Check("native-fp8", "weights in FP8 in MaxText's own layout, and their scales", _look)
