@@ -21,9 +21,8 @@ from pairs import against_copy, command, remove, seconds
 
 import ckpttools
 from ckpttools.api.plans import header_of
-from ckpttools.plan.dealing import dealt
-from ckpttools.plan.plan_decoding import read_plan
-from ckpttools.plan.plan_encoding import encoded
+from ckpttools.plan.parts import dealt
+from ckpttools.plan.plan_encoding import encoded, read_plan
 from ckpttools.stores import parse
 from ckpttools.testing.models import write_model
 
@@ -89,8 +88,8 @@ def plan_of(source: Path, name: str, *options: str) -> None:
 # In a process of its own, as a part is.
 _PART = """
 import sys, time
-from ckpttools.plan.dealing import dealt
-from ckpttools.plan.plan_decoding import read_plan
+from ckpttools.plan.parts import dealt
+from ckpttools.plan.plan_encoding import read_plan
 from ckpttools.stores import parse
 start = time.perf_counter()
 file = read_plan(parse(sys.argv[1]))

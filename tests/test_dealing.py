@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.core.errors import UsageError
-from ckpttools.plan.dealing import Part, dealt, parse_part
-from ckpttools.plan.engines import part_here
+from ckpttools.plan.parts import Part, dealt, parse_part, part_here
 
 SIZES = st.lists(st.integers(0, 1000), max_size=40)
 

@@ -19,8 +19,8 @@ from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.whole_numbers import Whole
 from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.registry import OF_MAXTEXT, UNFIT, families, family_named, family_of
-from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import noise, stored
+from ckpttools.testing.trees import Refusing
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 BUILT_IN = ("llama", "mistral", "qwen2", "qwen3")

@@ -15,8 +15,8 @@ from ckpttools.mapping.joining import with_parts
 from ckpttools.mapping.row import row, rows
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import stored
+from ckpttools.testing.trees import Refusing
 
 F32 = DTYPES["float32"]
 LENGTHS = st.integers(1, 6)

@@ -29,7 +29,6 @@ from ckpttools.core.errors import FormatError, ShapeError
 from ckpttools.core.region import Region, count_runs, grid_cell, grid_indices
 from ckpttools.mapping.values import Cast
 from ckpttools.stores.memory import Bytes
-from ckpttools.testing.refusing import ReadRefusedError, Refusing
 from ckpttools.testing.strategies import (
     chunk_shapes,
     chunked,
@@ -41,6 +40,7 @@ from ckpttools.testing.strategies import (
     shapes,
     stored,
 )
+from ckpttools.testing.trees import ReadRefusedError, Refusing
 
 BF16, F32, U8 = DTYPES["bfloat16"], DTYPES["float32"], DTYPES["uint8"]
 orders = cache(st.permutations)

@@ -228,7 +228,7 @@ class TestTogether:
         return planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
 
     def joined(self, plan, destination, first, stop):
-        from ckpttools.plan.plan_decoding import read_plan
+        from ckpttools.plan.plan_encoding import read_plan
 
         purpose = JobInfo(read_plan(parse(plan)).header.plan)
         return staging_of(parse(destination)).joined(purpose, 0, Share("x/y", first, stop))
@@ -404,8 +404,8 @@ class TestAfterPublishing:
 
     def test_a_part_that_waited_while_another_published_begins_nothing(self, plan, destination):
         from ckpttools.api import parts
-        from ckpttools.plan.dealing import Part
-        from ckpttools.plan.plan_decoding import read_plan
+        from ckpttools.plan.parts import Part
+        from ckpttools.plan.plan_encoding import read_plan
 
         run("run", plan, "--part", "0/1")
         file = read_plan(parse(plan))

@@ -20,10 +20,9 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.mapping.values import Add, Cast, Multiply
-from ckpttools.plan.dealing import dealt
 from ckpttools.plan.node_lines import NodeLines, Nodes
-from ckpttools.plan.plan_decoding import decoded
-from ckpttools.plan.plan_encoding import encoded
+from ckpttools.plan.parts import dealt
+from ckpttools.plan.plan_encoding import decoded, encoded
 from ckpttools.plan.value_lines import NotInLinesError, made_of
 from ckpttools.testing.strategies import lazy_arrays, regions, stored
 from ckpttools.transforms.conversion import Convert

@@ -21,7 +21,7 @@ from support.web_server import status, web_server
 import ckpttools
 from ckpttools.core.errors import StorageError
 from ckpttools.core.region import Region
-from ckpttools.plan.reading import Prices, prices
+from ckpttools.plan.task import Prices, prices
 from ckpttools.stores import blocks, concurrency, parse, reads
 from ckpttools.stores.concurrency import Pace, requesting
 from ckpttools.stores.objects import gs

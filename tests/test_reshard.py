@@ -21,7 +21,7 @@ from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.formats.orbax.sharding import stored_shardings
 from ckpttools.formats.zarr.given_chunks import parse_chunks
 from ckpttools.inspection.advice import advice
-from ckpttools.sharding.grids import mesh_chunk
+from ckpttools.sharding.mesh import mesh_chunk
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
 MESH = "fsdp=4,tensor=2"

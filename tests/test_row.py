@@ -22,8 +22,8 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.mapping.whole_numbers import Whole
-from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import dtypes, noise, regions, statements, stored
+from ckpttools.testing.trees import Refusing
 
 
 def tensor(sizes, dtype, seed):

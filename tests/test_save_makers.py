@@ -14,8 +14,8 @@ from ckpttools.array.nodes import Held, padded, relayout, renewed, stack, take, 
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, grid_cells
+from ckpttools.sharding.distributed_save import Makers
 from ckpttools.sharding.save_shards import Shard, ShardHolder
-from ckpttools.sharding.save_together import Makers
 from ckpttools.transforms.cast import cast
 
 FLOAT = DTYPES["float32"]

@@ -22,8 +22,8 @@ from ckpttools.core.region import Region, Shape, contiguous_runs
 from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, consecutive, fitted_pieces, grain
 from ckpttools.run.scanning import scan
 from ckpttools.stores.memory import Bytes
-from ckpttools.testing.refusing import Refusing
 from ckpttools.testing.strategies import Known, chunk_shapes, chunked, lazy_arrays, noise, shapes, stored
+from ckpttools.testing.trees import Refusing
 
 MIB = 1 << 20
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]

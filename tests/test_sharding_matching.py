@@ -12,8 +12,8 @@ import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CoverageError, MappingError, UsageError
 from ckpttools.roles.of_tree import roles
+from ckpttools.sharding.load_request import match
 from ckpttools.sharding.mesh import parse_mesh
-from ckpttools.sharding.request import match
 from ckpttools.sharding.rules import MAXTEXT, rules_of
 
 NAMES = [("decoder", "mlp", "kernel"), ("decoder", "norm"), ("embedding",)]

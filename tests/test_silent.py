@@ -28,7 +28,7 @@ from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.hf_defaults import silent_fields
 from ckpttools.model_families.registry import family_named, family_of
 from ckpttools.testing.models import shapes_of
-from ckpttools.testing.refusing import Refusing
+from ckpttools.testing.trees import Refusing
 
 # What transformers takes for each field that is left out of a model's configuration; tests/oracle/silent.py.
 ANSWERS = json.loads((FIXTURES / "silent.json").read_bytes())

@@ -21,7 +21,7 @@ from support.safetensors_files import packed
 import ckpttools
 from ckpttools.core.errors import SourceChangedError
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.plan.plan_decoding import read_plan
+from ckpttools.plan.plan_encoding import read_plan
 from ckpttools.run.events import Comparing, Started, TaskDone
 from ckpttools.run.source_copies import MixedCopiesError
 from ckpttools.stores import parse

@@ -16,9 +16,8 @@ from ckpttools.core.region import Region
 from ckpttools.plan.pieces import fitted_pieces
 from ckpttools.quantized.dequantized_tree import logical
 from ckpttools.run import scanning
-from ckpttools.sharding.held import HeldParts, as_one_part, with_axes_split
 from ckpttools.sharding.scatter import ReadResources, buffers, read_parts
-from ckpttools.sharding.shards import Shards
+from ckpttools.sharding.shards import HeldParts, Shards, as_one_part, with_axes_split
 from ckpttools.testing.strategies import Known, factors, lazy_arrays, noise, regions, stored
 
 

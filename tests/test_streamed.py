@@ -23,8 +23,8 @@ from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.plan import streamed
 from ckpttools.plan.plan import build
-from ckpttools.plan.reading import prices
 from ckpttools.plan.streamed import cut_in_order, grid_boxes, task_sizes
+from ckpttools.plan.task import prices
 from ckpttools.stores.costs import Streams
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays
 

@@ -10,9 +10,9 @@ from ckpttools.api.distributed import _are_done, _check_failed, _heeding
 from ckpttools.api.plan_status import PartStatus
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.run.events import Publishing
-from ckpttools.sharding.load_progress import JobProgress, Teller
+from ckpttools.sharding.distributed_job import Service
+from ckpttools.sharding.loading import JobProgress, Teller
 from ckpttools.sharding.processes import Processes
-from ckpttools.sharding.service import Service
 
 ONE = PartStatus(7, 7, 70, 70, 1.0, None, "1/3", "process 1 on pod-1", "done", 3.0, "a")
 TWO = replace(ONE, part="2/3", process="process 1 on pod-2", token="b")

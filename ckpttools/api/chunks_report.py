@@ -15,10 +15,9 @@ from ckpttools.formats.registry import storage_of
 from ckpttools.inspection.advice import advice
 from ckpttools.inspection.chunks import Advice, ChunksReport, inspect_chunks, layer_axis
 from ckpttools.inspection.meshes import PathSpecs, Specs, parse_spec
-from ckpttools.sharding.applied_rules import AppliedRules
+from ckpttools.sharding.load_prediction import ProcessLoading, process_loading
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
-from ckpttools.sharding.predict import ProcessLoading, process_loading
-from ckpttools.sharding.rules import Rules, RulesLike, rules_of
+from ckpttools.sharding.rules import AppliedRules, Rules, RulesLike, rules_of
 
 
 @checked

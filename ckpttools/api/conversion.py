@@ -18,7 +18,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import plural
 from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Division, Plan
-from ckpttools.plan.reading import cores, reading_costs
+from ckpttools.plan.task import cores, reading_costs
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.location import Location

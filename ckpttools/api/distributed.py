@@ -20,13 +20,12 @@ from ckpttools.core.budget import further_resident
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, first_line
 from ckpttools.core.message_terms import again
-from ckpttools.plan.dealing import Part
-from ckpttools.plan.plan_decoding import decoded
+from ckpttools.plan.parts import Part
+from ckpttools.plan.plan_encoding import decoded
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
-from ckpttools.sharding.leaving import is_gone
-from ckpttools.sharding.service import JOB_BYTES, Service
+from ckpttools.sharding.distributed_job import JOB_BYTES, Service, is_gone
 from ckpttools.stores.relocation import AS_PLANNED
 from ckpttools.stores.shares import this_process
 

@@ -17,7 +17,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
-from ckpttools.sharding.load_progress import JobProgress
+from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.stores.concurrency import requesting
@@ -29,9 +29,9 @@ from ckpttools.transforms.select import Select
 
 if TYPE_CHECKING:
     from ckpttools.array.tree import Tree
-    from ckpttools.sharding.assigned import Devices
+    from ckpttools.sharding.assignments import Devices
     from ckpttools.sharding.load_plan import LoadPlan
-    from ckpttools.sharding.request import Request
+    from ckpttools.sharding.load_request import Request
     from ckpttools.sharding.templates import TreeTemplate
 
 ObserveJob = Callable[[JobProgress], None]
@@ -46,7 +46,7 @@ class Loading(Opening, total=False):
         requests: reads under way at once in stores behind a network; None for as many as are found good.
         observe: called with the bytes made so far and the bytes to make in all; the first call has 0.
         observe_job: called in process 0 of several that load together, now and then: with how far each has
-            come, and for which the others wait (`ckpttools.sharding.load_progress.JobProgress`).
+            come, and for which the others wait (`ckpttools.sharding.loading.JobProgress`).
         download: copy what lies on the hub into the cache of `huggingface_hub` first, and read it there.
     """
 
@@ -171,7 +171,7 @@ def load(
         UsageError: arguments that contradict each other; a dtype of few bits for what quantised weights stand
             for.
     """
-    from ckpttools.sharding.assigned import is_abstract
+    from ckpttools.sharding.assignments import is_abstract
     from ckpttools.sharding.load_plan import Sharing, plan_load
     from ckpttools.sharding.templates import template_of
 
@@ -222,7 +222,7 @@ def _request(
     to: Literal["maxtext", "hf"] | None,
 ) -> Request:
     """What goes where; of what does not fit the error says which conversion of `source` would."""
-    from ckpttools.sharding.request import request
+    from ckpttools.sharding.load_request import request
 
     try:
         chosen = dtype if dtype == "like" else dtype_of(dtype)
@@ -239,7 +239,7 @@ def _where(
     """What was said of devices; `is_cut` where a template says how its arrays are cut over a mesh."""
     import jax
 
-    from ckpttools.sharding.assigned import Devices
+    from ckpttools.sharding.assignments import Devices
     from ckpttools.sharding.templates import template_of
 
     if shardings is not None and rules is not None:

@@ -13,7 +13,7 @@ from ckpttools.formats.base import Layout, ReadOptions
 from ckpttools.formats.registry import storage_of
 from ckpttools.inspection.chunks import LoadCost, inspect_chunks
 from ckpttools.inspection.meshes import PathSpecs
-from ckpttools.sharding.applied_rules import AppliedRules
+from ckpttools.sharding.rules import AppliedRules
 
 _NOTICED = 1.01
 

@@ -18,10 +18,9 @@ from ckpttools.core.budget import base_bytes, does_not_fit
 from ckpttools.core.checked import checked
 from ckpttools.core.message_terms import as_planned
 from ckpttools.core.options import size_of
-from ckpttools.plan.dealing import Part, dealt, parse_part
-from ckpttools.plan.engines import part_here
+from ckpttools.plan.parts import Part, dealt, parse_part, part_here
 from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
-from ckpttools.plan.reading import cores
+from ckpttools.plan.task import cores
 from ckpttools.run.events import Observer
 from ckpttools.run.parts import PartReceipt, execute_part, finished_tasks
 from ckpttools.run.source_copies import SourceCopy, identify_copy

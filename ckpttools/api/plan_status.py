@@ -17,7 +17,7 @@ from ckpttools.core.checked import checked
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural
-from ckpttools.plan.dealing import Part, dealt, parse_part
+from ckpttools.plan.parts import Part, dealt, parse_part
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.entries import stretches
 from ckpttools.run.parts import finished_tasks

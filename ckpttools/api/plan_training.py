@@ -34,8 +34,8 @@ from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
 from ckpttools.maxtext.planning.report import TrainingPlan
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.roles.of_tree import roles
+from ckpttools.sharding.load_prediction import process_loading
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
-from ckpttools.sharding.predict import process_loading
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 

@@ -28,10 +28,8 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import stored_shardings, writer_for, writer_options
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.sharding.applied_rules import AppliedRules
-from ckpttools.sharding.grids import mesh_chunk
-from ckpttools.sharding.mesh import MeshShape, parse_mesh
-from ckpttools.sharding.rules import RulesLike, rules_of
+from ckpttools.sharding.mesh import MeshShape, mesh_chunk, parse_mesh
+from ckpttools.sharding.rules import AppliedRules, RulesLike, rules_of
 from ckpttools.sharding.specs import Spec, shard_shape
 from ckpttools.stores.registry import LocationLike, parse
 

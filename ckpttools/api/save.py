@@ -22,13 +22,12 @@ from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
+from ckpttools.sharding.distributed_save import Together, check_dealt
 from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_background import Saving, refuse_under_way, start
-from ckpttools.sharding.save_grid import keeping_shardings
-from ckpttools.sharding.save_layout import OwnedWriter
+from ckpttools.sharding.save_layout import OwnedWriter, keeping_shardings
 from ckpttools.sharding.save_leaves import holders, is_shared, pytree_as_tree, with_own_holders
 from ckpttools.sharding.save_shards import ShardHolder
-from ckpttools.sharding.save_together import Together, check_dealt
 from ckpttools.stores.registry import LocationLike, parse
 
 

@@ -26,7 +26,7 @@ from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, Step, directories
 from ckpttools.formats.registry import is_checkpoint, writable
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspection.tree import TreeReport
-from ckpttools.plan.plan_decoding import is_plan, read_plan
+from ckpttools.plan.plan_encoding import is_plan, read_plan
 from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.location import Location

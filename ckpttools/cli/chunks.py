@@ -18,7 +18,7 @@ from ckpttools.cli.units import count, disk
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import folded, plural, printable, type_text
 from ckpttools.inspection.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
-from ckpttools.sharding.predict import ProcessLoading
+from ckpttools.sharding.load_prediction import ProcessLoading
 from ckpttools.stores.location import Location
 
 

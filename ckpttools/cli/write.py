@@ -150,9 +150,8 @@ def carry_out_together(
     from ckpttools.cli.parts_text import part_line, waiting_line
     from ckpttools.cli.plan_text import closing_line, say_gain
     from ckpttools.cli.progress import listening
-    from ckpttools.plan.dealing import parse_part
-    from ckpttools.sharding.leaving import abandoned_job, left_job
-    from ckpttools.sharding.service import joined_job
+    from ckpttools.plan.parts import parse_part
+    from ckpttools.sharding.distributed_job import abandoned_job, joined_job, left_job
 
     job = joined_job(coordinator, None if process is None else parse_part(process))
     try:

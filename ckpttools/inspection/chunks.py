@@ -15,8 +15,8 @@ from ckpttools.core.region import Region, Shape, ceil_div, count_runs
 from ckpttools.inspection.filtering import filtered
 from ckpttools.inspection.meshes import PartitionSpec, Specs
 from ckpttools.maxtext.view import view_of
+from ckpttools.sharding.load_prediction import ProcessLoading
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.predict import ProcessLoading
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, grid_cells, split_to
 from ckpttools.plan.plan import BYTES_PER_NODE
-from ckpttools.plan.reading import Prices, prices, readers, reading_costs
-from ckpttools.plan.task import LARGEST_TASK
-from ckpttools.plan.tiles import tile_shape
+from ckpttools.plan.task import LARGEST_TASK, Prices, prices, readers, reading_costs, tile_shape
 
 Item = tuple[LazyArray, ...]
 Cut = Callable[[Item, int], Iterator[Region]]

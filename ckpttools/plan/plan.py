@@ -23,9 +23,8 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.text import array_count, plural
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import ChunkFiles, Placement, Referenced
-from ckpttools.plan.reading import reading_costs
 from ckpttools.plan.streamed import cut_in_order, groups, in_write_order, most_groups, task_sizes
-from ckpttools.plan.task import LARGEST_TASK, Task, cut
+from ckpttools.plan.task import LARGEST_TASK, Task, cut, reading_costs
 from ckpttools.stores.costs import Streams
 
 _SMALLEST_TASK = 1 << 20

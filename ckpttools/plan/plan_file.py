@@ -27,9 +27,9 @@ from ckpttools.core.region import Region
 from ckpttools.core.text import first_of
 from ckpttools.formats.base import Layout
 from ckpttools.plan.node_lines import Nodes
-from ckpttools.plan.placement_lines import placement_of
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
+from ckpttools.plan.value_lines import placement_of
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes

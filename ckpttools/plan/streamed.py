@@ -16,8 +16,7 @@ from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region, Shape, ceil_div, grid_cell, grid_index
 from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
-from ckpttools.plan.reading import prices
-from ckpttools.plan.task import Task, task_of
+from ckpttools.plan.task import Task, prices, task_of
 
 # Tasks of little more than a part of an upload: while one is sent, the next one is read.
 _SMALLEST_TASK = 16 << 20

@@ -17,8 +17,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region
-from ckpttools.sharding.placing import ArrayTarget
-from ckpttools.sharding.routes import Homes, Stretches, first_homes, shards_of
+from ckpttools.sharding.array_targets import ArrayTarget
+from ckpttools.sharding.fetch_plan import Homes, Stretches, first_homes, shards_of
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
 from ckpttools.sharding.specs import mesh_axes, partition_spec, spec_of

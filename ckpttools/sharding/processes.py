@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, UsageError
-from ckpttools.sharding.service import Service, client_here
+from ckpttools.sharding.distributed_job import Service, client_here
 
 if TYPE_CHECKING:
     import jax

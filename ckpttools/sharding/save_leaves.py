@@ -15,8 +15,14 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import UnknownNameError, UsageError
 from ckpttools.core.region import Region
 from ckpttools.sharding.processes import is_spread
-from ckpttools.sharding.save_shards import Abstract, Shard, ShardHolder, refuse_deleted, shards_of
-from ckpttools.sharding.save_versions import version_of_elements
+from ckpttools.sharding.save_shards import (
+    Abstract,
+    Shard,
+    ShardHolder,
+    refuse_deleted,
+    shards_of,
+    version_of_elements,
+)
 from ckpttools.stores.location import Location
 
 

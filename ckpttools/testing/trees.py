@@ -5,14 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
+from typing import TYPE_CHECKING
 
 import hypothesis.strategies as st
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, keystr
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.region import Shape
 from ckpttools.testing.strategies import noise, shapes, stored
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class ReadRefusedError(AssertionError):
+    """Data was asked for where none may be read."""
+
+
+@dataclass(frozen=True)
+class Refusing:
+    """A file of any size that takes no room and cannot be read.
+
+    Attributes:
+        path: what messages call it.
+        size: bytes that it claims to hold.
+        version: what it claims to be a version of.
+    """
+
+    path: str
+    size: int = 0
+    version: str = "0"
+
+    def read_into(self, offset: int, out: Buffer) -> None:
+        """Always an error, which names the bytes asked for."""
+        count = memoryview(out).nbytes
+        raise ReadRefusedError(f"{count} bytes of {self.path} were read, from {offset} on")
+
 
 # Names as checkpoints have them: some sort badly, one is prefix of another.
 NAMES = ("kernel", "bias", "layers_9", "layers_10", "layers", "a", "A", "mu", "0", "weight_1")

@@ -584,8 +584,8 @@ def arrays_of_one_kind_are_exchanged_by_one_program() -> None:
     from jax.monitoring import register_event_duration_secs_listener
     from jax.sharding import NamedSharding, PartitionSpec
 
+    from ckpttools.sharding.array_targets import ArrayTarget
     from ckpttools.sharding.exchange import broadcast, exchanged, own_shards
-    from ckpttools.sharding.placing import ArrayTarget
 
     compiled: list[str] = []
     register_event_duration_secs_listener(

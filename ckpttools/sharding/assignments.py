@@ -14,10 +14,9 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.sharding.applied_rules import AppliedRules, Ruled
+from ckpttools.sharding.array_targets import ArrayTarget
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.placing import ArrayTarget
-from ckpttools.sharding.rules import Rules, own_axes
+from ckpttools.sharding.rules import AppliedRules, Ruled, Rules, own_axes
 from ckpttools.sharding.specs import Spec, partition_spec
 from ckpttools.sharding.templates import Expected
 

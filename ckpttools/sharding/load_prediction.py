@@ -11,8 +11,8 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, grid_index
+from ckpttools.sharding.fetch_plan import FetchPlan, Homes, Way, some_of, way_of
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.routes import FetchPlan, Homes, Way, some_of, way_of
 from ckpttools.sharding.specs import Spec, cuts, shard_shape
 
 # As of `ckpttools.load`.

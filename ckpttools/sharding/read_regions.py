@@ -11,9 +11,8 @@ from ckpttools.array.lazy import LazyArray, ReadCost
 from ckpttools.array.nodes import Stack
 from ckpttools.core.region import Region, Shape, grid_cells, grid_met
 from ckpttools.plan.pieces import Item, tile_for
-from ckpttools.plan.reading import prices
-from ckpttools.sharding.held import HeldParts, as_one_part
-from ckpttools.sharding.shards import Shards
+from ckpttools.plan.task import prices
+from ckpttools.sharding.shards import HeldParts, Shards, as_one_part
 
 # A piece that lies in one part is read to its place; any other is read to a buffer and copied from there,
 # which takes about half of what reading it from the page cache does.

@@ -15,9 +15,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape
 from ckpttools.plan.pieces import PIECE_BYTES
-from ckpttools.sharding.cutting import projected
-from ckpttools.sharding.held import HeldParts
-from ckpttools.sharding.shards import Shards
+from ckpttools.sharding.read_regions import projected
+from ckpttools.sharding.shards import HeldParts, Shards
 
 Way = Literal["direct", "exchange", "broadcast"]
 Homes = Mapping[int, Sequence[Region]]

@@ -29,7 +29,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, some, type_text
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.names import is_wrapper
-from ckpttools.sharding.assigned import Assigned, Assigning, Devices
+from ckpttools.sharding.assignments import Assigned, Assigning, Devices
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.specs import shard_shape, spec_of
 from ckpttools.sharding.templates import Expected, TreeTemplate
