@@ -62,6 +62,7 @@ oracle-one: $(STAMP)
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tests/style/check.py
 
 types: $(STAMP)
 	$(BIN)/mypy
