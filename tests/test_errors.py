@@ -112,7 +112,7 @@ def test_the_full_text(kind):
 
 def test_what_is_not_said_takes_no_line():
     assert str(CheckpointError("it is wrong")) == "it is wrong"
-    assert CheckpointError("it is wrong", got=0, hint="go on").details() == [("got", "0"), ("next", "go on")]
+    assert CheckpointError("it is wrong", got=0, hint="go on").details() == [("got", "0"), ("hint", "go on")]
 
 
 @given(st.lists(st.text("ab", min_size=1, max_size=3), max_size=40), st.integers(1, 30))
@@ -134,7 +134,7 @@ def test_the_same_error_at_another_location():
     error = errors.FormatError("cut short", location="a", got=3, expected=4, hint="copy it again")
     moved = error.at("b")
     assert type(moved) is errors.FormatError and str(moved) == str(error).replace("at       a", "at       b")
-    assert error.at(hint="give up").details() == [*error.details()[:3], ("next", "give up")]
+    assert error.at(hint="give up").details() == [*error.details()[:3], ("hint", "give up")]
     assert error.location == "a" and error.hint == "copy it again"
 
 

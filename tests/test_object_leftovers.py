@@ -120,7 +120,7 @@ class TestLeftovers:
         interrupted(gcs, location, "PUT .*/0/commit_success")
         for where in (location, location.parent, location.with_name("out.partial")):
             (result,) = findings(where, "leftovers")
-            assert result["place"].startswith(f"{location}")
+            assert result["location"].startswith(f"{location}")
             assert "again to resume" in result["do"]
         assert "gcloud storage rm -r" in result["do"] and str(location) in result["do"]
 

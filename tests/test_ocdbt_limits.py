@@ -129,7 +129,7 @@ def test_a_bomb_is_refused_in_little_time_and_memory():
         "for bomb, words, fetch in made:\n"
         "    try: bombs.read(fetch)\n"
         "    except bombs.FormatError as error:\n"
-        "        print(bomb.__name__, words in error.message, bool(error.place))\n"
+        "        print(bomb.__name__, words in error.message, bool(error.location))\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert ended.stderr == ""

@@ -83,7 +83,7 @@ def test_what_is_advised_of_a_quantised_model_works(tmp_path):
     (line,) = [
         splitline
         for splitline in run("quantize", source, tmp_path / "no", code=3).splitlines()
-        if "next" in splitline
+        if "hint" in splitline
     ]
     assert line.endswith(f"`ckpt cast {source} DST --dtype bfloat16`")
     with pytest.raises(ckpttools.CheckpointError) as error:
