@@ -9,9 +9,9 @@ import sys
 import time
 
 from ckpttools.cli.main import main
-from ckpttools.run import doing, journaled
+from ckpttools.run import journaled, task_runner
 
-MAKE = doing.run_task
+MAKE = task_runner.run_task
 LEFT = [int(sys.argv[1])]
 SYNC = journaled.JournaledThreads._sync
 SYNCS = [0]
@@ -33,7 +33,7 @@ def sync(execution):
     SYNCS[0] += 1
 
 
-doing.run_task = make
+task_runner.run_task = make
 journaled.JournaledThreads._sync = sync
 journaled._SYNC_SECONDS = 0.02
 main(sys.argv[2:])
