@@ -24,9 +24,9 @@ from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.view import view_of
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute

@@ -80,14 +80,14 @@ if TYPE_CHECKING:
     from ckpttools.core.errors import CheckpointError as CheckpointError
     from ckpttools.core.region import Region as Region
     from ckpttools.core.version import __version__ as __version__
-    from ckpttools.maxtext.model import ModelOptions as ModelOptions
-    from ckpttools.maxtext.moving import ForVersion as ForVersion
-    from ckpttools.maxtext.scan import ForceUnroll as ForceUnroll
-    from ckpttools.maxtext.scan import StackLayers as StackLayers
-    from ckpttools.maxtext.scan import UnstackLayers as UnstackLayers
+    from ckpttools.maxtext.conversion_options import ToHuggingFace as ToHuggingFace
+    from ckpttools.maxtext.conversion_options import ToMaxText as ToMaxText
+    from ckpttools.maxtext.model_options import ModelOptions as ModelOptions
+    from ckpttools.maxtext.stacking import ForceUnroll as ForceUnroll
+    from ckpttools.maxtext.stacking import StackLayers as StackLayers
+    from ckpttools.maxtext.stacking import UnstackLayers as UnstackLayers
     from ckpttools.maxtext.strip import StripOptimizer as StripOptimizer
-    from ckpttools.maxtext.to_hf_options import ToHuggingFace as ToHuggingFace
-    from ckpttools.maxtext.to_maxtext_options import ToMaxText as ToMaxText
+    from ckpttools.maxtext.to_version import ForVersion as ForVersion
     from ckpttools.run.events import Receipt as Receipt
     from ckpttools.sharding.save_background import Saving as Saving
     from ckpttools.transforms.cast import CastMap as CastMap
@@ -142,12 +142,11 @@ _MODULES = {
     "core.errors": "CheckpointError",
     "core.region": "Region",
     "core.version": "__version__",
-    "maxtext.model": "ModelOptions",
-    "maxtext.moving": "ForVersion",
-    "maxtext.scan": "ForceUnroll StackLayers UnstackLayers",
+    "maxtext.conversion_options": "ToHuggingFace ToMaxText",
+    "maxtext.model_options": "ModelOptions",
+    "maxtext.stacking": "ForceUnroll StackLayers UnstackLayers",
     "maxtext.strip": "StripOptimizer",
-    "maxtext.to_hf_options": "ToHuggingFace",
-    "maxtext.to_maxtext_options": "ToMaxText",
+    "maxtext.to_version": "ForVersion",
     "run.events": "Receipt",
     "sharding.save_background": "Saving",
     "transforms.cast": "CastMap CastTo",

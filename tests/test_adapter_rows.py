@@ -14,18 +14,18 @@ from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5
 from support.trees import lazy, model
 
 from ckpttools.adapters.bases import base_of
+from ckpttools.adapters.factor_rows import rows_of_factors, weight_names, why_no_factors
 from ckpttools.adapters.factors import Adapter, FactorPair
 from ckpttools.adapters.fitting import fitted
-from ckpttools.adapters.from_maxtext import adapter_of_maxtext
+from ckpttools.adapters.from_jax import adapter_of_maxtext
 from ckpttools.adapters.merge import merged
-from ckpttools.adapters.rows import rows_of_factors, weight_names, why_no_factors
 from ckpttools.adapters.to_maxtext import ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import to_peft
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.model_families.registry import families, family_of
 
 GLOBAL = {"global_head_dim": 8, "num_global_key_value_heads": 2}

@@ -17,13 +17,13 @@ from support.trees import model, tree_with
 
 import ckpttools
 from ckpttools.adapters import bases
-from ckpttools.adapters.from_maxtext import adapter_of_maxtext, said_of
+from ckpttools.adapters.from_jax import adapter_of_maxtext, said_of
 from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import open_peft
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.stores.registry import parse
 

@@ -16,8 +16,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import cast
 

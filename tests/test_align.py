@@ -21,14 +21,13 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, UnknownNameError
 from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.flavours import LINEN, NNX
-from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.view import view_of
 from ckpttools.testing.strategies import noise, stored
 

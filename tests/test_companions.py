@@ -26,8 +26,7 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar import read_file
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.run.events import Event, Started
 from ckpttools.run.fingerprint import fingerprint
 from ckpttools.stores import parse

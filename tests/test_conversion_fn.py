@@ -12,7 +12,7 @@ from support.locations import GOLDEN
 
 import ckpttools
 from ckpttools.core.errors import CoverageError
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
 
 
 def weights(family):

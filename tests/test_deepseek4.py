@@ -25,13 +25,11 @@ from ckpttools.core.errors import CoverageError, MappingError, ShapeError, Usage
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.whole_numbers import Whole
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.scan import StackLayers, UnstackLayers
-from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.stacking import StackAsModel, StackLayers, UnstackLayers
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.model_families.deepseek4 import RESAVED
 from ckpttools.model_families.registry import families
 from ckpttools.transforms.cast import CastMap, CastTo

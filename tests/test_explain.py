@@ -29,9 +29,9 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import noise, shapes, stored
 
 PLENTY = {"memory": 512 << 20, "jobs": 2}

@@ -29,9 +29,8 @@ from ckpttools.mapping.layers import Layers
 from ckpttools.mapping.op_text import exactness_of, op_text, parse_op
 from ckpttools.mapping.row import row
 from ckpttools.mapping.values import Multiply, Scale, Shift
-from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
+from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.model_families.family import Family, FlagRule, Spelling
 from ckpttools.model_families.file import family_from_file, names_a_file
 from ckpttools.model_families.registry import families, family_called

@@ -34,7 +34,7 @@ from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.array.tree import dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.model_families.registry import family_of
 from ckpttools.plan import plan as planning
 

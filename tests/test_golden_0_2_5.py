@@ -16,8 +16,7 @@ from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 
 # What MaxText converted of each model; the rest it refuses.
 CASES = [

@@ -37,9 +37,9 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.maxtext.scan import StackLayers, UnstackLayers
+from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools.maxtext.stacking import StackLayers, UnstackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.plan import pieces
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.models import LlamaSizes, write_llama

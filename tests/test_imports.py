@@ -116,7 +116,7 @@ MAY = {
         "maxtext.mtp",
         "checks",
         "adapters.peft",
-        "adapters.tunix",
+        "adapters.from_jax",
     },
     "runs": {"array", "stores", "formats", "plan", "run", "transforms", "maxtext"},
     "copying": {

@@ -15,7 +15,7 @@ import ckpttools
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.stores import Location, parse
 from ckpttools.stores.memory import STORE
 

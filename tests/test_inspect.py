@@ -20,8 +20,8 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.text import natural_key
 from ckpttools.inspection.folding import Branch, fold, sort_arrays
 from ckpttools.inspection.tree import ArrayReport, Total, TreeReport, TreeWarning, inspect_tree
-from ckpttools.maxtext.layer_groups import LayerGroup
-from ckpttools.maxtext.optimizer import Optimizer
+from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.view import Optimizer
 
 
 def constant(*shape: int, dtype: str = "bfloat16") -> Constant:

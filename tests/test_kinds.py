@@ -17,10 +17,8 @@ from ckpttools.array.tree import Empty, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, linen_state
-from ckpttools.maxtext.layer_groups import LayerGroup
-from ckpttools.maxtext.layers import below_decoder, layer_stacks, numbered
-from ckpttools.maxtext.optimizer import Optimizer
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.layers import LayerGroup, below_decoder, layer_stacks, numbered
+from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.roles.of_tree import roles
 from ckpttools.testing.trees import trees
 

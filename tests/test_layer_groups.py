@@ -14,8 +14,8 @@ from support.trees import model
 
 import ckpttools
 from ckpttools.core.errors import FormatError
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 TEXT = {
     "hidden_size": 16,

@@ -35,7 +35,7 @@ from ckpttools.digest.manifest import read_manifest
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.scan import StackLayers
+from ckpttools.maxtext.stacking import StackLayers
 from ckpttools.plan import plan as planning
 from ckpttools.run.executor import execute
 from ckpttools.stores.local.files import write_atomically

@@ -22,11 +22,10 @@ import ckpttools
 from ckpttools.core.errors import ConfigError, CoverageError, MappingError, UsageError
 from ckpttools.mapping.settings import setting_rules
 from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.facts import ModelFacts
 from ckpttools.maxtext.config.infer_settings import fitting_model, model_settings
-from ckpttools.maxtext.config.known import known
+from ckpttools.maxtext.config.model_facts import ModelFacts, _plain
 from ckpttools.maxtext.config.models import models
-from ckpttools.maxtext.config.reading import _plain
+from ckpttools.maxtext.config.setting_kinds import known
 from ckpttools.maxtext.loading.command import parsed
 from ckpttools.maxtext.loading.yaml_values import load_yaml
 from ckpttools.model_families.registry import families

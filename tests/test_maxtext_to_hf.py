@@ -24,13 +24,12 @@ from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, F
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import absent_prediction
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.model_families.registry import families
 from ckpttools.model_families.toml_write import family_to_toml
 from ckpttools.plan.plan import build

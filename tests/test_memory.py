@@ -16,7 +16,7 @@ CONVERT = """
 import json, sys
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
 source, destination, memory, scan = sys.argv[1:]
 options, resources = ToMaxText(scan=scan == "scan"), Resources(memory=int(memory), jobs=2)
 conversion = plan_to_maxtext(source, options, resources)

@@ -26,7 +26,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.plan.plan import build
 from ckpttools.testing.models import LlamaSizes, write_llama
 

@@ -23,7 +23,7 @@ from ckpttools.mapping.scale_grids import scale_grids
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.config.observed_model import StoredFp8
-from ckpttools.maxtext.native import CODES, fits_maxtext
+from ckpttools.maxtext.native_fp8 import CODES, fits_maxtext
 from ckpttools.quantized import stored_values
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.encoders.fp8 import Fp8Blocks

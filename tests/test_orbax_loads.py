@@ -29,7 +29,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.plan.plan import build
 from ckpttools.run.executor import execute
 

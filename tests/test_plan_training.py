@@ -24,9 +24,9 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.duration import parse_duration
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import stored_shardings
-from ckpttools.maxtext.planning.declared import refusals
 from ckpttools.maxtext.planning.intervals import Tier, kept_checkpoints
-from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
+from ckpttools.maxtext.planning.report import BYTES_PER_PARAMETER, ramdisk
+from ckpttools.maxtext.planning.user_settings import refusals
 
 ACCEPTED = json.loads((FIXTURES / "maxtext-0.2.5-checkpointing.json").read_bytes())
 

@@ -10,11 +10,10 @@ from support.locations import GOLDEN, GOLDEN_0_2_5
 
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.config import says_quantized
 

@@ -24,8 +24,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.quantized.config import scheme
 from ckpttools.quantized.weights import Quantized, quantized
 from ckpttools.testing.strategies import noise, stored

@@ -14,10 +14,9 @@ from support.locations import GOLDEN
 import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.scan import UnstackLayers
-from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools.maxtext.stacking import StackAsModel, UnstackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 _TEXT_LAYER = re.compile(r"language_model\.(?:model\.)?layers\.(\d+)\.")
 _TOWER = re.compile("vision|multi_modal")

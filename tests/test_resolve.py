@@ -24,10 +24,10 @@ import ckpttools
 from ckpttools.core.errors import ConfigError, FormatError, StorageError, UnknownNameError, UsageError
 from ckpttools.maxtext.loading.command import parsed
 from ckpttools.maxtext.loading.configuration import settings_of
-from ckpttools.maxtext.loading.resolving import NOTHING
-from ckpttools.maxtext.loading.runs import listed_by_manager
+from ckpttools.maxtext.loading.model_sizes import KNOWN_NAMES, MODELS
+from ckpttools.maxtext.loading.paths import listed_by_manager
+from ckpttools.maxtext.loading.resolution import NOTHING
 from ckpttools.maxtext.loading.settings import DEFAULTS, SIZES
-from ckpttools.maxtext.loading.sizes import KNOWN_NAMES, MODELS
 from ckpttools.maxtext.loading.weights import looked_at
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.stores import parse

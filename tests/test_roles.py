@@ -17,7 +17,7 @@ from ckpttools import save
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.scan import StackLayers, UnstackLayers
+from ckpttools.maxtext.stacking import StackLayers, UnstackLayers
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import roles

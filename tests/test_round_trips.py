@@ -11,12 +11,11 @@ from support.trees import model
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ConfigError, UsageError
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacking import StackAsModel
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 
 BF16 = DTYPES["bfloat16"]
 LENGTHS = st.integers(1, 5)

@@ -22,7 +22,7 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.plan import plan as planning
 from ckpttools.run import journaled
 from ckpttools.run.events import Publishing, Receipt, Started, TaskDone

@@ -18,7 +18,7 @@ from ckpttools.array.tree import Empty, Tree, keystr
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN, linen_state
-from ckpttools.maxtext.scan import ForceUnroll, StackLayers, UnstackLayers
+from ckpttools.maxtext.stacking import ForceUnroll, StackLayers, UnstackLayers
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.view import view_of
 from ckpttools.testing.trees import assert_same

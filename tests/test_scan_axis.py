@@ -17,7 +17,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
-from ckpttools.maxtext.scan import UnstackLayers
+from ckpttools.maxtext.stacking import UnstackLayers
 
 # As many layers as anything else has.
 SQUARE = {

@@ -12,8 +12,8 @@ from ckpttools.array.tree import keystr
 from ckpttools.core.errors import FormatError, MappingError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.axis_names import axis_names
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.rules import MAXTEXT, Rules, rules_of
 from ckpttools.sharding.specs import parse_spec, shard_shape, spec_text

@@ -18,12 +18,11 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, CoverageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.sizes import nested, states
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import text_config, true_config
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.hf_defaults import silent_fields
 from ckpttools.model_families.registry import family_named, family_of

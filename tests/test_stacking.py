@@ -21,9 +21,8 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext import stacking
 from ckpttools.maxtext.cycles import Cycle
 from ckpttools.maxtext.flavours import linen_state
-from ckpttools.maxtext.layer_groups import LayerGroup
-from ckpttools.maxtext.scan import UnstackLayers
-from ckpttools.maxtext.stacking import StackAsModel, cycle_of
+from ckpttools.maxtext.layers import LayerGroup
+from ckpttools.maxtext.stacking import StackAsModel, UnstackLayers, cycle_of
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.registry import family_named

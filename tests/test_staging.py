@@ -22,7 +22,7 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.run.entries import FinishedTask, entries
 from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores.local import directory, staging

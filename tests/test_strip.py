@@ -23,7 +23,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, MappingError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN, NNX, linen_state
-from ckpttools.maxtext.scan import ForceUnroll
+from ckpttools.maxtext.stacking import ForceUnroll
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import roles

@@ -20,10 +20,10 @@ from support.trees import tree_of
 import ckpttools
 from ckpttools.array.nodes import seeded
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, ShapeError, UsageError
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.stitch import stitched
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import regions, shapes
 
 MASK = (1 << 64) - 1

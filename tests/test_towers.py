@@ -18,9 +18,8 @@ from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import text_config
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.model_families.registry import families
 from ckpttools.transforms.select import Select
 

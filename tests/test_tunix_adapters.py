@@ -159,7 +159,7 @@ def test_layers_that_the_base_does_not_have_are_refused(tmp_path, base):
 
 @given(st.sampled_from(["wi_0", "wi_1", "wo"]), st.sampled_from(["layers", "layers_0", "moe_layers"]))
 def test_names_of_maxtext_are_not_taken_for_tunix(kernel, layers):
-    from ckpttools.adapters.tunix import tunix_kernels
+    from ckpttools.adapters.from_jax import tunix_kernels
 
     head = ("decoder", layers, "mlp", kernel)
     assert not tunix_kernels([(*head, "kernel_lora_a", "value"), (*head, "kernel_lora_b", "value")])

@@ -19,10 +19,10 @@ from ckpttools.array.tree import Metadata, Text, Tree, dotted
 from ckpttools.compare.align import align
 from ckpttools.core.errors import CoverageError, FormatError, UsageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.llama_names import NamedByHub, has_llama_names, with_hub_names
-from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools.maxtext.hub_names import NamedByHub, has_llama_names, with_hub_names
+from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.transforms.select import Select
 from ckpttools.transforms.strip_wrappers import patterns_of_others, unwrapped, without_states
 

@@ -30,9 +30,9 @@ from ckpttools.digest.pairing import Pairing
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.maxtext.scan import StackLayers
+from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools.maxtext.stacking import StackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.models import LlamaSizes, write_llama, write_model
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, noise, shapes, stored
 

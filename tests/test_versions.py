@@ -32,15 +32,13 @@ from ckpttools.array.tree import Tree, keystr
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.formats.registry import open_tree
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.moving import ForVersion
-from ckpttools.maxtext.scan import StackLayers, UnstackLayers
-from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.stacking import StackAsModel, StackLayers, UnstackLayers
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.to_version import ForVersion
 from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.view import view_of

@@ -18,7 +18,7 @@ import ckpttools
 from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.direction import refuse_maxtext
+from ckpttools.maxtext.source_checks import refuse_maxtext
 
 BOTH_WAYS = pytest.mark.parametrize("way", ["hf-to-maxtext", "maxtext-to-hf"])
 

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ckpttools.adapters.base_names import said_of_another
-from ckpttools.adapters.bases import Base
+from ckpttools.adapters.bases import Base, said_of_another
 from ckpttools.adapters.config import unknown_settings
 from ckpttools.adapters.factors import Adapter, FactorPair, finite, require_finite
 from ckpttools.adapters.fitting import HEAD, TABLE, fitted

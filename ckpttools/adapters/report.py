@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttools.adapters.base_names import noted_base
+from ckpttools.adapters.bases import noted_base
 from ckpttools.adapters.config import PeftConfig
-from ckpttools.adapters.described import AdapterReport
+from ckpttools.adapters.factor_rows import WEIGHT
 from ckpttools.adapters.factors import Adapter
-from ckpttools.adapters.from_maxtext import half_of, pairs_of, said_of
+from ckpttools.adapters.from_jax import half_of, pairs_of, said_of, tunix_kernels
 from ckpttools.adapters.peft import adapter_of, is_peft
-from ckpttools.adapters.rows import WEIGHT
-from ckpttools.adapters.tunix import tunix_kernels
+from ckpttools.adapters.summary import AdapterReport
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.adapters import ADAPTER, BASE_NAME, LORA, is_adapter

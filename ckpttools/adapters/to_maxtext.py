@@ -9,12 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Literal
 
-from ckpttools.adapters.base_names import said_of_another
-from ckpttools.adapters.bases import Base
-from ckpttools.adapters.factors import Adapter, FactorPair, finite
-from ckpttools.adapters.fitting import fitted
-from ckpttools.adapters.peft import skip_remarks
-from ckpttools.adapters.rows import (
+from ckpttools.adapters.bases import Base, said_of_another
+from ckpttools.adapters.factor_rows import (
     PARTS,
     WEIGHT,
     FactorRow,
@@ -23,6 +19,9 @@ from ckpttools.adapters.rows import (
     weight_names,
     why_no_factors,
 )
+from ckpttools.adapters.factors import Adapter, FactorPair, finite
+from ckpttools.adapters.fitting import fitted
+from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, elementwise, padded
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree

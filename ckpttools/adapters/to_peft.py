@@ -6,11 +6,10 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckpttools.adapters.base_names import base_name, said_of_another
-from ckpttools.adapters.bases import Base
+from ckpttools.adapters.bases import Base, base_name, said_of_another
 from ckpttools.adapters.config import config_file
+from ckpttools.adapters.factor_rows import WEIGHT
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
-from ckpttools.adapters.rows import WEIGHT
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
@@ -43,7 +42,7 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
     Args:
         base: the model that it is of.
         adapter: in the base's names.
-        name: what the configuration calls the base; None as of `ckpttools.adapters.base_names`.
+        name: what the configuration calls the base; None as of `ckpttools.adapters.bases`.
         scale: of the adapter, besides its own.
 
     Raises:

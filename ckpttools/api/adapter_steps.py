@@ -16,7 +16,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 if TYPE_CHECKING:
-    from ckpttools.adapters.described import AdapterReport
+    from ckpttools.adapters.summary import AdapterReport
 
 # What MaxText has a place for beside factors of linear layers.
 _KNOWN_TO_MAXTEXT = {"rslora"}
@@ -82,7 +82,7 @@ def _is_restored(tree: Tree) -> bool:
 
 
 def _settings(tree: Tree) -> Iterator[str]:
-    from ckpttools.adapters.from_maxtext import said_of
+    from ckpttools.adapters.from_jax import said_of
 
     yield "lora.enable_lora=true"
     config = said_of(tree)
@@ -100,7 +100,7 @@ def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
     With a rank of 0, trainers divide by zero. With an alpha of 0, they do not change the model.
     """
     from ckpttools.adapters.config import is_number
-    from ckpttools.adapters.from_maxtext import pairs_of
+    from ckpttools.adapters.from_jax import pairs_of
 
     rank = config.get("lora_rank") or max((pair.rank for pair in pairs_of(tree).values()), default=0)
     if rank:
@@ -113,7 +113,7 @@ def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
 def _alpha_to_set(tree: Tree) -> Iterator[str]:
     """Yield what to do if the metadata of a checkpoint has no alpha with which MaxText applies it."""
     from ckpttools.adapters.config import is_number
-    from ckpttools.adapters.from_maxtext import said_of
+    from ckpttools.adapters.from_jax import said_of
 
     alpha = said_of(tree).get("lora_alpha")
     if not is_number(alpha):

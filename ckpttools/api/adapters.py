@@ -9,13 +9,12 @@ from typing import Literal, Unpack
 from ckpttools.adapters.bases import Base, base_of
 from ckpttools.adapters.extract import Extracting, extracted
 from ckpttools.adapters.factors import Adapter
-from ckpttools.adapters.from_maxtext import pairs_of
+from ckpttools.adapters.from_jax import adapter_of_jax, pairs_of
 from ckpttools.adapters.merge import merged
 from ckpttools.adapters.peft import STEP_0, is_peft, open_peft, weights_file
 from ckpttools.adapters.report import adapter_report
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import PeftFiles, to_peft
-from ckpttools.adapters.tunix import adapter_of_jax
 from ckpttools.api.arguments import Size, Storing, float_dtype_of, text_of
 from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.convert import Changing, write_changed
@@ -32,7 +31,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, writer_for, writer_options
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
-from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.model_families.registry import family_called
 from ckpttools.run.overlap_check import check_apart

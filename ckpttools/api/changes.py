@@ -15,11 +15,10 @@ from ckpttools.core.message_terms import option, step
 from ckpttools.core.options import Option
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
-from ckpttools.maxtext.moving import ForVersion
-from ckpttools.maxtext.scan import ForceUnroll, UnstackLayers
-from ckpttools.maxtext.stacked_on import KeepingAxis
-from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.scan_axis import KeepingAxis
+from ckpttools.maxtext.stacking import ForceUnroll, StackAsModel, UnstackLayers
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
+from ckpttools.maxtext.to_version import ForVersion
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform

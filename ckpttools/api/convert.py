@@ -15,8 +15,8 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.formats.registry import writer_for, writer_options
-from ckpttools.maxtext.llama_names import NamedByHub, told_of_names
-from ckpttools.maxtext.stacked_on import KeepingAxis
+from ckpttools.maxtext.hub_names import NamedByHub, told_of_names
+from ckpttools.maxtext.scan_axis import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transform

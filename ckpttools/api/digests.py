@@ -26,8 +26,8 @@ from ckpttools.digest.canonical import Selection, with_carried, without_step
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
-from ckpttools.maxtext.model import check_choice
-from ckpttools.maxtext.stacked_on import remarks_about_axis
+from ckpttools.maxtext.model_options import check_choice
+from ckpttools.maxtext.scan_axis import remarks_about_axis
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import dequantized
 

@@ -19,12 +19,12 @@ from ckpttools.formats.base import RECORD, SIDECARS, SupportsSidecars, Writer
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
-from ckpttools.maxtext.direction import refuse_maxtext
-from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.model_files import record, sidecars_of
+from ckpttools.maxtext.model_options import ModelOptions
+from ckpttools.maxtext.source_checks import refuse_maxtext
 from ckpttools.maxtext.stored_head import refuse_lost_head, with_head_compared
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import Like

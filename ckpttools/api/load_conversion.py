@@ -22,16 +22,15 @@ from ckpttools.core.errors import (
 )
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.maxtext.direction import named_as, refuse_hugging_face, refuse_maxtext
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.layout import EMBEDDING
-from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.recognition import families_with_names_of
+from ckpttools.maxtext.source_checks import named_as, refuse_hugging_face, refuse_maxtext
 from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.stores.registry import LocationLike
 

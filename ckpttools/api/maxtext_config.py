@@ -15,9 +15,7 @@ from ckpttools.core.text import plural
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.config.checking import contradictions
 from ckpttools.maxtext.config.deviations import deviations
-from ckpttools.maxtext.config.given import Given, given
 from ckpttools.maxtext.config.infer_settings import (
     MODEL_NAME,
     fitting_model,
@@ -25,10 +23,11 @@ from ckpttools.maxtext.config.infer_settings import (
     notes,
     settings_to_give,
 )
-from ckpttools.maxtext.config.known import mistakes
+from ckpttools.maxtext.config.model_facts import Reading
 from ckpttools.maxtext.config.observed_model import SeenModel, seen_in, seen_in_config
-from ckpttools.maxtext.config.reading import Reading
 from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, ordered
+from ckpttools.maxtext.config.run_settings import Given, contradictions, given
+from ckpttools.maxtext.config.setting_kinds import mistakes
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.stores.concurrency import requesting

@@ -19,12 +19,12 @@ from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.direction import refuse_hugging_face
-from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.model_files import ModelFiles, config_bytes, untrue_files, untrue_notes
+from ckpttools.maxtext.model_options import ModelOptions
+from ckpttools.maxtext.source_checks import refuse_hugging_face
 from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
-from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import refuse_learned
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform

@@ -19,7 +19,7 @@ from ckpttools.maxtext.config.report import MaxTextConfig
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model_config import absent_layers
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.native import CODES, scale_pairs
+from ckpttools.maxtext.native_fp8 import CODES, scale_pairs
 from ckpttools.maxtext.recognition import guess_families
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family

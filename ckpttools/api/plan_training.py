@@ -28,10 +28,9 @@ from ckpttools.maxtext.planning.commands import (
     period_setting,
     settings_for,
 )
-from ckpttools.maxtext.planning.declared import all_refusals, run_of, steps_said, words_of
 from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, kept_checkpoints
-from ckpttools.maxtext.planning.ramdisk import BYTES_PER_PARAMETER, ramdisk
-from ckpttools.maxtext.planning.report import TrainingPlan
+from ckpttools.maxtext.planning.report import BYTES_PER_PARAMETER, TrainingPlan, ramdisk
+from ckpttools.maxtext.planning.user_settings import all_refusals, run_of, steps_said, words_of
 from ckpttools.maxtext.synthetic import synthetic
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.load_prediction import process_loading

@@ -16,7 +16,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY, OrbaxRun, Step, directories
 from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
 from ckpttools.formats.registry import open_tree, writer_for
-from ckpttools.maxtext.stacked_on import KeepingAxis
+from ckpttools.maxtext.scan_axis import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.runs.journal import (
     PruneJournal,

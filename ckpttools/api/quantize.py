@@ -21,10 +21,10 @@ from ckpttools.core.message_terms import option, several
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
-from ckpttools.maxtext.direction import named_as
-from ckpttools.maxtext.llama_names import model_alone
+from ckpttools.maxtext.conversion_options import ToHuggingFace
+from ckpttools.maxtext.hub_names import model_alone
 from ckpttools.maxtext.recognition import below, strangers_in
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
+from ckpttools.maxtext.source_checks import named_as
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
 

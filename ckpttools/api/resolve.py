@@ -11,7 +11,7 @@ from ckpttools.core.checked import checked
 from ckpttools.maxtext.loading.command import ParsedCommand, merged, parsed
 from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.report import Resolution
-from ckpttools.maxtext.loading.resolving import resolution
+from ckpttools.maxtext.loading.resolution import resolution
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.registry import LocationLike

@@ -8,9 +8,8 @@ from shlex import quote
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.message_terms import flag
 from ckpttools.core.text import matches_any
-from ckpttools.maxtext.beside import patterns_beside
-from ckpttools.maxtext.llama_names import has_llama_names, on_hub
-from ckpttools.maxtext.model import config_copy
+from ckpttools.maxtext.hub_names import has_llama_names, on_hub, patterns_beside
+from ckpttools.maxtext.model_options import config_copy
 from ckpttools.maxtext.recognition import guess_families, strangers_in
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.registry import families

@@ -16,8 +16,8 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.origin import with_origin
 from ckpttools.formats.sidecar import CARRIED, Sidecars, WithSidecars
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.maxtext.hub_names import hub_name
 from ckpttools.maxtext.layout import LORA_KEY
-from ckpttools.maxtext.llama_names import hub_name
 from ckpttools.maxtext.model_config import absent_prediction, absent_towers, true_config
 from ckpttools.maxtext.model_files import (
     ModelFiles,
@@ -63,7 +63,7 @@ def _of_part(tree: Tree) -> Tree:
     """The tree, with metadata that are true of it where arrays of an adapter were left out."""
     if LORA_KEY not in tree.metadata.custom:
         return tree
-    from ckpttools.adapters.part import with_modules_left
+    from ckpttools.adapters.partial_config import with_modules_left
 
     return tree.pipe(with_modules_left)
 
@@ -78,7 +78,7 @@ def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, 
         files, declared = {**dict.fromkeys(untrue), **files}, declared + untrue_notes(untrue)
     dropped = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
     if dropped and ADAPTER in sidecars.files and is_adapter(tree):
-        from ckpttools.adapters.part import part_config
+        from ckpttools.adapters.partial_config import part_config
 
         file = sidecars.files[ADAPTER]
         part = part_config(read_json(parse(file.path)), file.path, list(map(dotted, tree.arrays)), dropped)

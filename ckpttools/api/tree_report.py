@@ -93,9 +93,8 @@ def compared(
     """
     from ckpttools.adapters.bases import base_of
     from ckpttools.adapters.config import is_number
-    from ckpttools.adapters.from_maxtext import said_of
+    from ckpttools.adapters.from_jax import adapter_of_jax, said_of
     from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, peft_adapter
-    from ckpttools.adapters.tunix import adapter_of_jax
     from ckpttools.formats.json_file import read_json
     from ckpttools.formats.registry import open_tree
     from ckpttools.inspection.adapters import against_base

@@ -25,7 +25,7 @@ from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_c
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
-from ckpttools.maxtext.model import check_choice
+from ckpttools.maxtext.model_options import check_choice
 from ckpttools.stores.contents import ListsContents
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
@@ -156,7 +156,7 @@ def conversion_options(
     if not (family or rope_layout or tied or drop):
         return None
     from ckpttools.compare.conversion import ConversionOptions
-    from ckpttools.maxtext.model import ModelOptions
+    from ckpttools.maxtext.model_options import ModelOptions
 
     patterns = (drop,) if isinstance(drop, str) else tuple(drop)
     return ConversionOptions(ModelOptions(family, rope_layout, tied), patterns)
@@ -318,7 +318,7 @@ def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> Name
         require_none,
         without_implied,
     )
-    from ckpttools.maxtext.stacked_on import remarks_about_axis
+    from ckpttools.maxtext.scan_axis import remarks_about_axis
     from ckpttools.maxtext.view import view_of
     from ckpttools.maxtext.vocabulary import less_padding
 

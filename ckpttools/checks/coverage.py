@@ -11,10 +11,10 @@ from ckpttools.checks.tied_head import stored_tied_head
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, MappingError
 from ckpttools.formats.adapters import has_adapter
 from ckpttools.mapping.coverage import NotCoveredError
-from ckpttools.maxtext.beside import patterns_beside
+from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools.maxtext.hub_names import patterns_beside
 from ckpttools.maxtext.recognition import HEAD_NAME, backbone_hint, rows_named
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.maxtext.view import view_of
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.config.facts import BY_LAYER
+from ckpttools.maxtext.config.model_facts import BY_LAYER
 from ckpttools.maxtext.model_config import STRICT_LISTS, config_parts
 from ckpttools.maxtext.mtp import prediction_layers
 

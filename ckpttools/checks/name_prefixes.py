@@ -8,7 +8,7 @@ from shlex import quote
 from ckpttools.array.tree import dotted
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.text import plural, some
-from ckpttools.maxtext.structural_names import with_family_names
+from ckpttools.maxtext.hub_names import with_family_names
 
 # transformers adds or removes this prefix, for example between AutoModel and AutoModelForCausalLM.
 _BACKBONE = "model."

@@ -11,7 +11,7 @@ from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.adapters import has_adapter
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.model import ModelOptions, family_for
+from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.stored_head import HeadDeviation, StoredHead, is_alias
 from ckpttools.maxtext.tied_embeddings import FLAG, Head, right_head
 from ckpttools.maxtext.view import view_of

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ckpttools.adapters.described import AdapterReport
+from ckpttools.adapters.summary import AdapterReport
 from ckpttools.cli.output import labelled, styled
 from ckpttools.cli.units import count, disk
 from ckpttools.core.text import first_of, plural, printable
@@ -14,7 +14,7 @@ from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
 from ckpttools.inspection.quantization import Quantization
 from ckpttools.inspection.tree import ItemReport, Total, TreeReport
-from ckpttools.maxtext.layer_groups import LayerGroup
+from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess
 
 # Where texts begin behind their labels.

@@ -24,10 +24,10 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, folded
 from ckpttools.digest.canonical import STEP, as_stored, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side, Uncompared
-from ckpttools.maxtext.llama_names import OnHub, on_hub
-from ckpttools.maxtext.model import ModelOptions
+from ckpttools.maxtext.hub_names import OnHub, on_hub
 from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
-from ckpttools.maxtext.stacked_on import remarks_about_axis
+from ckpttools.maxtext.model_options import ModelOptions
+from ckpttools.maxtext.scan_axis import remarks_about_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.registry import families, family_called, family_of

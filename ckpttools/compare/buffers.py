@@ -12,7 +12,7 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import Pairing, Remark, Side
-from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.model_families.hf_defaults import silent_values
 from ckpttools.roles.buffers import is_buffer
 

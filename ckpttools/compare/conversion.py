@@ -20,17 +20,15 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, matches_any
 from ckpttools.digest.canonical import Selection, as_stored, parameters_among, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark
-from ckpttools.maxtext.direction import refuse_adapters
-from ckpttools.maxtext.hf_source import arrays_of
-from ckpttools.maxtext.model import ModelOptions, family_for
+from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
-from ckpttools.maxtext.stacked_on import remarks_about_axis
+from ckpttools.maxtext.model_options import ModelOptions, family_for
+from ckpttools.maxtext.scan_axis import remarks_about_axis
+from ckpttools.maxtext.source_checks import refuse_adapters
 from ckpttools.maxtext.tied_embeddings import LEFT_HEAD, Head, right_head
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_hf_options import ToHuggingFace
-from ckpttools.maxtext.to_maxtext import to_maxtext, with_dots
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.to_maxtext import arrays_of, to_maxtext, with_dots
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 

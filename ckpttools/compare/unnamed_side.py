@@ -17,8 +17,8 @@ from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.sizes import Size
 from ckpttools.maxtext import tied_embeddings as tying
-from ckpttools.maxtext.model import ModelOptions, rope_flags
 from ckpttools.maxtext.model_files import ModelFiles
+from ckpttools.maxtext.model_options import ModelOptions, rope_flags
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.registry import families
 

@@ -15,7 +15,7 @@ from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.text import in_natural_order
 from ckpttools.maxtext.layers import LayerStack
 from ckpttools.maxtext.layout import CARRIED_PREFIX
-from ckpttools.maxtext.restack import unstack_layers
+from ckpttools.maxtext.stacked_layers import unstack_layers
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import Typed, roles_of
 

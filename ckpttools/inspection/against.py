@@ -22,8 +22,7 @@ from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import most_telling
 from ckpttools.maxtext.family_layouts import family_as_stored
-from ckpttools.maxtext.key_templates import FamilyKeys
-from ckpttools.maxtext.recognition import family_fits
+from ckpttools.maxtext.recognition import FamilyKeys, family_fits
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ckpttools.adapters.described import AdapterReport, may_be_adapter, unmerged
+from ckpttools.adapters.summary import AdapterReport, may_be_adapter, unmerged
 from ckpttools.array.chunk_sizes import is_fine, is_giant
 from ckpttools.array.gaps import incomplete
 from ckpttools.array.lazy import LazyArray
@@ -23,14 +23,13 @@ from ckpttools.core.region import grid_shape
 from ckpttools.core.text import plural
 from ckpttools.inspection.filtering import filtered
 from ckpttools.inspection.quantization import Quantization, quantization_of
-from ckpttools.maxtext.layer_groups import LayerGroup
+from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.layout import SCAN_LAYERS, FlavourName, Kind
-from ckpttools.maxtext.optimizer import Optimizer
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
-from ckpttools.maxtext.stacked_on import remarks_about_axis
+from ckpttools.maxtext.scan_axis import remarks_about_axis
 from ckpttools.maxtext.variables import versions_of
 from ckpttools.maxtext.versions import VERSIONS
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.quantized.dequantizable import has_doubtful_shapes, shaped_weights_in, weights_in
 from ckpttools.quantized.dequantized_tree import Logical, logical

@@ -20,7 +20,7 @@ from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config_differences import ConfigDifference, config_differences, config_of
 from ckpttools.maxtext.layout import FACTOR, STEPS
-from ckpttools.maxtext.stacked_on import KeepingAxis
+from ckpttools.maxtext.scan_axis import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.quantized.dequantized_tree import DEFAULT_DTYPE
 from ckpttools.quantized.tree import quantized_in

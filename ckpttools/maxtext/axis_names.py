@@ -16,7 +16,7 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext.layout import SCAN_AXIS
-from ckpttools.maxtext.model import ModelOptions, family_for
+from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.view import view_of
 
 AxisNames = tuple[tuple[str, ...], ...]

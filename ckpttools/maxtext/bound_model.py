@@ -6,29 +6,31 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.tree import Metadata, Tree
+from ckpttools.array.tree import Metadata, Tree, by_name, keystr
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
+from ckpttools.core.errors import CheckpointError, ConfigError, UsageError, did_you_mean
 from ckpttools.core.message_terms import option
 from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
-from ckpttools.maxtext.agreement import own_rows, same_family, same_values
 from ckpttools.maxtext.config.to_hf_config import SETTINGS, config_of_settings
+from ckpttools.maxtext.config_agreement import own_rows, same_family, same_values
+from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
 from ckpttools.maxtext.layout import VOCAB
-from ckpttools.maxtext.model import family_for, rope_flags
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.stacked_on import known_scan_axis, stored_scan_axis
-from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
+from ckpttools.maxtext.model_options import family_for, rope_flags
+from ckpttools.maxtext.scan_axis import known_scan_axis, stored_scan_axis, with_scan_axis
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.file import names_a_file
 from ckpttools.model_families.registry import families
+from ckpttools.quantized.unsupported_errors import refuse_quantized
 from ckpttools.stores.registry import parse
 
 
@@ -256,3 +258,71 @@ def unwanted_towers(
 ) -> frozenset[str]:
     """The arrays of towers, where the text model is written alone."""
     return family.of_towers(arrays) if options.spelling == TEXT else frozenset()
+
+
+def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
+    """The model's arrays by dotted names, without optimizer state and wrapping.
+
+    Raises:
+        UsageError: nothing lies below the prefix.
+        FormatError: several would have one name.
+    """
+    return by_name({inner: view_of(tree).parameters[path] for path, inner in _below(tree, prefix).items()})
+
+
+def _below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
+    """The paths of the parameters below a prefix -> what follows that; errors as of `named_parameters`."""
+    result = view_of(tree).parameters
+    keys: TreePath = tuple(key for key in (prefix or "").replace(".", "/").split("/") if key)
+    below = {path: path[len(keys) :] for path in result if path[: len(keys)] == keys}
+    if prefix is not None and not below:
+        tops = sorted({str(path[0]) for path in result})
+        raise UsageError(
+            f"nothing lies below {prefix!r}",
+            location=tree.metadata.location,
+            expected="one of " + ", ".join(tops[:20]),
+            hint=did_you_mean(prefix, tops),
+        )
+    return below
+
+
+def learned_elsewhere(tree: Tree, prefix: str | None) -> list[str]:
+    """What is learned and lies elsewhere than the model: other collections, other models, adapters."""
+    view, below = view_of(tree), _below(tree, prefix)
+    taken = {home for inner, home in view.homes.items() if inner in below}
+    return [keystr(path) for path in view.of_role("parameter") if path in view.arrays and path not in taken]
+
+
+@dataclass(frozen=True)
+class ModelRows:
+    """The parameters of a MaxText tree, and the rows of the model that they are of.
+
+    Attributes:
+        arrays: by dotted names.
+        family, table, spelling: of the model; the rows are those of the layout that the tree has.
+        scan_axis: the axis on which layers are stacked; None where none are.
+        config: what the model's `config.json` says, None where none is known.
+    """
+
+    arrays: Mapping[str, LazyArray]
+    family: Family
+    table: Table
+    spelling: Spelling
+    scan_axis: int | None
+    config: Mapping[str, object] | None
+
+    def as_huggingface(self) -> Mapped:
+        """The arrays under their Hugging Face names; raises CoverageError where they are not the model's."""
+        return self.table.to_right(self.arrays, (VOCAB,))
+
+
+def rows_of(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
+    """The rows of the model that a MaxText tree is of; errors as of `to_huggingface`."""
+    tree = with_scan_axis(tree, options.scan_axis)
+    arrays = named_parameters(tree, options.prefix)
+    refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)
+    unbound = UnboundModel.of(tree, arrays, options, files)
+    bound, options = unbound.bound(), unbound.options
+    unbound.require_agreement(bound, arrays)
+    axis = stored_scan_axis(bound.family, arrays, options.scan_axis)
+    return ModelRows(arrays, bound.family, bound.table, bound.spelling, axis, unbound.files.config)

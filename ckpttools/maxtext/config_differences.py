@@ -13,7 +13,7 @@ from ckpttools.core.text import matches_any
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.facts import FULL_ATTENTION, LAYER_TYPES
+from ckpttools.maxtext.config.model_facts import FULL_ATTENTION, LAYER_TYPES
 from ckpttools.maxtext.model_files import sidecars_of
 from ckpttools.model_families.hf_defaults import (
     TEXT_PARTS,

@@ -10,17 +10,21 @@ import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import inner
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import ConfigError, CoverageError
+from ckpttools.core.message_terms import option, several
+from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 from ckpttools.mapping.sizes import nested, states
 from ckpttools.maxtext.mtp import FIELDS as PREDICTION
 from ckpttools.maxtext.mtp import prediction_layers
-from ckpttools.model_families.family import FlagRule, Spelling
+from ckpttools.model_families.family import Family, FlagRule, Spelling, UnsupportedPart
 from ckpttools.model_families.hf_defaults import meant_otherwise
 from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
 from ckpttools.quantized.scales import is_plain
@@ -314,3 +318,72 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
     kinds = text.get("architectures") or config.get("architectures") or ()
     named = [str(kind).replace("ForConditionalGeneration", "ForCausalLM") for kind in kinds]
     return {**built, "architectures": [spelling.architecture] if spelling.architecture else named}
+
+
+def refuse_lost(family: Family, names: Collection[str], location: str) -> None:
+    """Refuses to leave out what a model does besides what MaxText's does.
+
+    Args:
+        family: of the model.
+        names: the arrays that the way back would not have.
+        location: for messages.
+
+    Raises:
+        CoverageError: a part of the model is among them.
+    """
+    lost = {name: part.of(names) for name, part in family.parts.items() if not part.idle}
+    lost = {name: result for name, result in lost.items() if result}
+    if lost:
+        patterns = [key for name in lost for key in family.parts[name].keys]
+        drop = several("drop", [key for key in patterns if UnsupportedPart((key,)).of(names)])
+        kept = f"{option('carry', True)} keeps it beside the weights, for the way back"
+        raise CoverageError(
+            "MaxText has no place for a part of this model, which would be lost",
+            location=location,
+            got=", ".join(
+                f"{name}: {array_count(result)}, such as {result[0]}" for name, result in lost.items()
+            ),
+            expected="to be told what becomes of it",
+            hint=f"{kept}; {drop} leaves it out",
+        )
+
+
+def promising_less(family: Family, config: TrueConfig, names: Collection[str], location: str) -> TrueConfig:
+    """A configuration that promises no part of which no array is there.
+
+    Args:
+        family: of the model.
+        config: that describes it.
+        names: the arrays that are written beside it.
+        location: where the configuration lies, for messages.
+
+    Raises:
+        ConfigError: of parts that one field promises some are there and others are not.
+    """
+    promised = {
+        name: part
+        for name, part in family.parts.items()
+        if FlagRule(part.promise).read(config.config, location).value
+    }
+    absent = {name: part for name, part in promised.items() if not part.of(names)}
+    fields = dict.fromkeys(part.promise[0] for part in absent.values())
+    for name, part in promised.items():
+        if name not in absent and part.promise[0] in fields:
+            raise ConfigError(
+                f"{part.promise[0]} promises parts of which some are there and others are not",
+                location=location,
+                got=f"{name}, without {' and '.join(absent)}",
+                expected="all of them, or none",
+                hint=f"{option('like', 'HF_DIR')} {option('carry', True)} takes them from the model",
+            )
+    built = json.loads(json.dumps(config.config))
+    changes = [_deny(built, field) for field in fields]
+    return replace(config, config=built, changes=(*config.changes, *changes)) if changes else config
+
+
+def _deny(config: dict[str, Any], field: str) -> str:
+    """Sets a field to false, and says so."""
+    within, _, last = field.rpartition(".")
+    target = nested(config, within) if within else config
+    target[last] = False
+    return f"{field} is false, as no array of what it promises is stored"

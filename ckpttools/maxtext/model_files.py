@@ -21,8 +21,8 @@ from ckpttools.formats.registry import open_tree, sidecars_at
 from ckpttools.formats.sidecar import CARRIED, Sidecars, files_of_model, read_file
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import CARRIED_PREFIX
-from ckpttools.maxtext.model import ModelOptions
 from ckpttools.maxtext.model_config import TrueConfig
+from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.quantized.config import FILES, says_quantized
 from ckpttools.quantized.tree import quantized_in
 from ckpttools.stores.base import File

@@ -12,7 +12,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import some
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.facts import BY_LAYER
+from ckpttools.maxtext.config.model_facts import BY_LAYER
 from ckpttools.maxtext.mtp import FIELDS as PREDICTION
 from ckpttools.maxtext.mtp import prediction_layers
 from ckpttools.model_families.family import Family

@@ -1,41 +1,224 @@
-"""Stacking layers as their model's family groups them: single layers do not show how they repeat."""
+"""Layers one by one to stacks for `jax.lax.scan`, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from shlex import quote
 from typing import Any
 
 from ckpttools.array.tree import Tree
+from ckpttools.core.checked import checked_options
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
+from ckpttools.formats.adapters import adapter_in, is_adapter, is_lora, merging
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.mapping.sizes import Size, derive, lengths_of, sizes_from_config
-from ckpttools.maxtext.cycles import Cycle, CycleNames
+from ckpttools.maxtext.cycles import Cycle, CycleNames, stacks_to_make
 from ckpttools.maxtext.family_layouts import family_in
-from ckpttools.maxtext.layer_notes import fits
-from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, LOCAL, SCAN_AXIS
-from ckpttools.maxtext.model import ModelOptions, family_for
+from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
+from ckpttools.maxtext.layers import layer_stacks
+from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, LOCAL, PIPELINE, SCAN_AXIS, SCAN_LAYERS
+from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.recognition import FamilyFit, family_fits
-from ckpttools.maxtext.scan import StackLayers
+from ckpttools.maxtext.scan_axis import KeepingAxis, known_scan_axis, with_scan_axis
+from ckpttools.maxtext.stacked_layers import check_moments, stack_layers, stacked_paths, unstack_layers
+from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
+from ckpttools.maxtext.variables import first_axis_of, refuse_moments, version_of_state
 from ckpttools.maxtext.versions import NEWEST, Version, version_called
-from ckpttools.maxtext.view import view_of
+from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import silent_fields
 from ckpttools.model_families.registry import families, family_of
+from ckpttools.stores.registry import parse
 from ckpttools.transforms.base import Transformed
 
-_LAYERS = f"{DECODER}.{LAYERS}_"
+_EXPECTED = "keys below decoder such as layers or layers_0, as MaxText names them"
+
+
+@checked_options
+@dataclass(frozen=True, slots=True)
+class StackLayers:
+    """Layers stacked as MaxText's scan_layers=true wants them, in parameters and all that mirrors them.
+
+    Layers that `UnstackLayers` took apart come together as they were, unless a cycle or its names are given.
+
+    Attributes:
+        axis: of parameters, on which layers are stacked (MaxText's param_scan_axis).
+        cycle: layers after which their kinds repeat; None to infer it from what they hold, which gives one
+            stack where all hold the same. `StackAsModel` asks the model's family instead.
+        names: what the model calls the layers of a cycle, as `ckpttools.maxtext.cycles.Cycle`; None to infer.
+        maxtext: version that decides which variables have their layers on axis 0; None as they were before,
+            else the newest that has a place for the optimizer's state.
+    """
+
+    axis: int = SCAN_AXIS
+    cycle: int | None = None
+    names: CycleNames | None = None
+    maxtext: str | None = None
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The stacked tree.
+
+        Raises:
+            UsageError: layers are stacked already, or there is no such cycle.
+            FormatError: there are no layers, numbers are missing, layers hold different arrays, or the
+                optimizer holds state that the version has no place for.
+            ShapeError: layers differ in shapes or dtypes, or moments do not mirror parameters.
+        """
+        view = _with_layers(tree)
+        if view.is_stacked:
+            raise UsageError(
+                "layers are stacked already",
+                location=tree.metadata.location or None,
+                hint="nothing need be done; ckpt unstack takes them apart",
+            )
+        notes = view.notes
+        noted = self.cycle is None and self.names is None and fits(notes, view.single_layers)
+        stacks = notes.stacks if noted else stacks_to_make(view.decoder, self.cycle, self.names)
+        check_moments(tree)
+        first = notes.first_axis
+        if self.maxtext is not None or not fits(notes, view.single_layers):
+            version = version_called(self.maxtext) if self.maxtext else version_of_state(view)
+            refuse_moments(tree, version)
+            first = first_axis_of(stacked_paths(tree, stacks), view, version)
+        built = stack_layers(tree, stacks, self.axis, first)
+        done = LayerNotes(first_axis=first if self.axis else frozenset())
+        built = with_scan_axis(with_layer_notes(built, done), self.axis)
+        return Transformed(_with_scan_layers_note(built, scan_layers=True))
+
+
+@checked_options
+@dataclass(frozen=True, slots=True)
+class UnstackLayers:
+    """Layers one by one, as MaxText's scan_layers=false wants them, in parameters and all that mirrors them.
+
+    How they were stacked is noted in the custom metadata (`ckpttools.maxtext.layer_notes`).
+
+    Attributes:
+        axis: of parameters, on which layers are stacked; None as shapes show it, or as it is noted.
+    """
+
+    axis: int | None = None
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The unstacked tree.
+
+        Raises:
+            UsageError: layers are not stacked.
+            FormatError: there are no layers, positions of a cycle are missing, or nothing shows the axis.
+            ShapeError: groups of unequal length, another scan axis, moments that do not mirror parameters.
+        """
+        tree = with_scan_axis(tree, self.axis)
+        view = _with_layers(tree)
+        if not view.is_stacked:
+            raise UsageError(
+                "layers are not stacked",
+                location=tree.metadata.location or None,
+                hint="nothing need be done; ckpt stack puts them together",
+            )
+        # Of fewer layers than a cycle has none is on any axis.
+        axis = (known_scan_axis(view) if self.axis is None else self.axis) or 0
+        stacks = layer_stacks(view.decoder, axis)
+        check_moments(tree)
+        singles = [stack for stack in stacks if stack.shape or len(stack.key) > 1]
+        notes = LayerNotes(tuple(singles), axis, first_axis_names(view.on_first_axis))
+        built = with_layer_notes(unstack_layers(tree, stacks, axis), notes)
+        return Transformed(_with_scan_layers_note(built, scan_layers=False))
+
+
+@checked_options
+@dataclass(frozen=True, slots=True)
+class ForceUnroll:
+    """A stacked training checkpoint as an unstacked one for inference, as MaxText's force_unroll means it.
+
+    Attributes:
+        axis: as `UnstackLayers`.
+        keep_step, flavour: as `StripOptimizer`.
+    """
+
+    axis: int | None = None
+    keep_step: bool = False
+    flavour: NewFlavour = "same"
+
+    def __call__(self, tree: Tree) -> Transformed:
+        """The parameters, unstacked.
+
+        Raises:
+            FormatError: there are no layers.
+            UsageError: this is no stacked training checkpoint.
+            CheckpointError: as the two transforms that this is made of.
+        """
+        kind = _with_layers(tree).kind
+        if kind != "stacked-training":
+            raise UsageError(
+                "only a stacked training checkpoint can be unrolled for inference",
+                location=tree.metadata.location or None,
+                got=kind,
+                hint="use ckpt unstack or ckpt strip-optimizer for what is left to do",
+            )
+        first = KeepingAxis(StripOptimizer(self.keep_step, self.flavour))(tree)
+        then = UnstackLayers(self.axis)(first.tree)
+        return Transformed(then.tree, first.notes + then.notes)
+
+
+def _with_layers(tree: Tree) -> MaxTextView:
+    """The view of a tree that has layers."""
+    view = view_of(tree)
+    if any(path[:1] == (PIPELINE,) for path in view.decoder):
+        raise FormatError(
+            "layers are stacked by pipeline stages, which cannot be told apart here",
+            location=tree.metadata.location or None,
+            got=f"{DECODER}/{PIPELINE}",
+            hint="save it from MaxText without pipeline parallelism",
+        )
+    if not view.is_maxtext:
+        _refuse_peft(tree)
+        location = quote(tree.metadata.location or "SRC")
+        raise FormatError(
+            "there are no layers",
+            location=tree.metadata.location or None,
+            expected=_EXPECTED,
+            hint=f"`ckpt convert hf-to-maxtext {location} DST` makes stacked layers of a Hugging Face model, "
+            f"and with {option('scan', False)} single ones"
+            if tree.metadata.format == "safetensors"
+            else f"`ckpt inspect tree {location}` shows what is there",
+        )
+    return view
+
+
+def _refuse_peft(tree: Tree) -> None:
+    """Refuses an adapter in PEFT's names, which has a command of its own."""
+    if not (tree.metadata.location and is_adapter(tree)):
+        return
+    location = parse(tree.metadata.location)
+    command = f"ckpt adapter to-maxtext {quote(str(location))} DST --base BASE"
+    raise FormatError(
+        f"this is {adapter_in(location.folder())}, in PEFT's names",
+        location=location,
+        expected=_EXPECTED,
+        hint=f"`{command}` stacks its layers, and with {option('scan', False)} leaves them single"
+        if is_lora(location)
+        else merging(location),
+    )
+
+
+def _with_scan_layers_note(tree: Tree, *, scan_layers: bool) -> Tree:
+    """The custom metadata says what the tree is; MaxText reads it there."""
+    return tree.with_metadata(custom={**tree.metadata.custom, SCAN_LAYERS: scan_layers})
+
+
+_LAYERS_PREFIX = f"{DECODER}.{LAYERS}_"
 
 
 @dataclass(frozen=True, slots=True)
 class StackAsModel:
     """`StackLayers`, with the layout that the model has where the user names none.
 
-    That is what `ckpttools.maxtext.scan.UnstackLayers` noted; else that of the family: the one which the
+    That is what `ckpttools.maxtext.stacking.UnstackLayers` noted; else that of the family: the one which the
     configuration that was carried along names, or all whose names these are, if they agree.
 
     Attributes:
@@ -94,7 +277,7 @@ def cycle_of(family: Family, version: Version) -> Cycle:
         UsageError: MaxText does not scan such layers.
     """
     family.refuse_scanned("leave them as they are: MaxText runs them with scan_layers=false")
-    groups = [group for group in family_in(family, version).layers if group.left.startswith(_LAYERS)]
+    groups = [group for group in family_in(family, version).layers if group.left.startswith(_LAYERS_PREFIX)]
     length = longest_stride(parse_key(group.left) for group in groups)
     return Cycle(length, _names([group.scanned for group in groups]) if length > 1 else None)
 
@@ -150,7 +333,7 @@ def _layers_alone(tree: Tree) -> Tree:
 
 
 def _missing(fit: FamilyFit) -> list[str]:
-    return [template for template in fit.missing if template.startswith(_LAYERS)]
+    return [template for template in fit.missing if template.startswith(_LAYERS_PREFIX)]
 
 
 def _only(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNames | None) -> Cycle:
@@ -161,7 +344,9 @@ def _only(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNam
     """
     if len(layouts) == 1:
         return next(iter(layouts))
-    lines = [f"{_said(cycle, names)}, as in {', '.join(families)}" for cycle, families in layouts.items()]
+    lines = [
+        f"{_cycle_options(cycle, names)}, as in {', '.join(families)}" for cycle, families in layouts.items()
+    ]
     raise FormatError(
         "single layers do not show how the model stacks them, and "
         + (
@@ -175,7 +360,7 @@ def _only(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNam
     )
 
 
-def _said(cycle: Cycle, names: CycleNames | None) -> str:
+def _cycle_options(cycle: Cycle, names: CycleNames | None) -> str:
     if cycle.length == 1:
         return option("cycle", 1)
     return f"{option('cycle', cycle.length)} {option('cycle_names', names or cycle.names)}"

@@ -11,9 +11,9 @@ from ckpttools.core.errors import ConfigError, CoverageError, UsageError, listin
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
-from ckpttools.maxtext.model import ModelOptions, family_for
+from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.hf_defaults import silent_values
 

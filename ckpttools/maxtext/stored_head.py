@@ -15,14 +15,14 @@ from ckpttools.core.message_terms import option, step
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import plural
 from ckpttools.mapping.coverage import NotCoveredError
-from ckpttools.maxtext.model import family_for
+from ckpttools.maxtext.model_options import family_for
 from ckpttools.maxtext.tied_embeddings import Head, right_head
 from ckpttools.plan.pieces import Tiles, fitted_pieces
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from ckpttools.maxtext.to_maxtext_options import ToMaxText
+    from ckpttools.maxtext.conversion_options import ToMaxText
 
 # Scratch memory per element: both sides as float64, their difference, and a mask.
 _ELEMENTS = 1 << 18

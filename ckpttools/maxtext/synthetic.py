@@ -20,9 +20,9 @@ from ckpttools.mapping.sizes import nested
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Shift
 from ckpttools.mapping.whole_numbers import Whole
-from ckpttools.maxtext.config.facts import ModelFacts
+from ckpttools.maxtext.config.model_facts import ModelFacts
+from ckpttools.maxtext.conversion_options import TEXT
 from ckpttools.maxtext.model_config import text_config
-from ckpttools.maxtext.to_hf_options import TEXT
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import silent_values
 from ckpttools.model_families.registry import family_of

@@ -24,26 +24,30 @@ from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
-from ckpttools.maxtext.bound_model import BoundModel, UnboundModel, unwanted_towers
+from ckpttools.maxtext.bound_model import (
+    BoundModel,
+    UnboundModel,
+    learned_elsewhere,
+    named_parameters,
+    unwanted_towers,
+)
 from ckpttools.maxtext.config.deviations import TIED_HEAD, VISION_TOWER, deviations
-from ckpttools.maxtext.config.facts import ModelFacts
-from ckpttools.maxtext.from_native import Native, hugging_face_grids, native_of, with_scheme
+from ckpttools.maxtext.config.model_facts import ModelFacts
+from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.layout import EMBEDDING, VOCAB
 from ckpttools.maxtext.model_config import (
     TrueConfig,
     absent_prediction,
     absent_towers,
+    promising_less,
     text_config,
     true_config,
 )
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.named_parameters import learned_elsewhere, named_parameters
-from ckpttools.maxtext.native import refusing
-from ckpttools.maxtext.odd_dtypes import in_first_dtype, main_dtype
-from ckpttools.maxtext.parts import promising_less
-from ckpttools.maxtext.stacked_on import with_scan_axis
+from ckpttools.maxtext.native_fp8 import Native, hugging_face_grids, native_of, refusing, with_scheme
+from ckpttools.maxtext.original_dtypes import in_first_dtype, main_dtype
+from ckpttools.maxtext.scan_axis import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead
-from ckpttools.maxtext.to_hf_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.model_families.family import Spelling
 from ckpttools.model_families.hf_defaults import silent_values

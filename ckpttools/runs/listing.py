@@ -31,7 +31,7 @@ from ckpttools.formats.orbax.steps import (
 )
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.legacy_runs import is_legacy_step
-from ckpttools.maxtext.loading.runs import EMERGENCY_ITEMS, listed_by_manager
+from ckpttools.maxtext.loading.paths import EMERGENCY_ITEMS, listed_by_manager
 from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
 from ckpttools.runs.metrics import METRICS, metrics_of

@@ -34,8 +34,8 @@ from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import parse_array
 from ckpttools.inspection.chunks import inspect_chunks
 from ckpttools.inspection.tree import inspect_tree
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.model_families.registry import families
 from ckpttools.model_families.toml_read import family_from_toml
 from ckpttools.model_families.toml_write import family_to_toml

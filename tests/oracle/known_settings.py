@@ -1,7 +1,7 @@
 """Lists MaxText's settings by name and type: `known_settings.py NEWEST [VERSION=OLDER ...]`.
 
 NEWEST and OLDER are directories of the package `maxtext`, as a wheel or its repository has them. The list is
-ckpttools/maxtext/config/known.txt; names that an older version lacks, or alone has, are marked with it.
+ckpttools/maxtext/config/setting_kinds.txt. It marks names that only an older version has, or lacks.
 """
 
 from __future__ import annotations

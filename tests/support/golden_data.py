@@ -18,8 +18,8 @@ import tensorstore as ts
 from ckpttools.api.conversion import Resources
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.array.tree import Empty, Text, Tree, keystr
-from ckpttools.maxtext.model import ModelOptions
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools.maxtext.model_options import ModelOptions
 from support.locations import GOLDEN
 
 # One group of layers, nothing in float32, every tensor mapped.

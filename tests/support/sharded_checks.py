@@ -36,8 +36,8 @@ from ckpttools.core.errors import (
     UsageError,
 )
 from ckpttools.core.resident import current_bytes, peak_bytes
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import stored
 from support.eight_devices import CHECKS as CHECKS
 from support.eight_devices import MESHES, bits, by_path, check, counted, fitting, mesh_of, nest, same

@@ -15,8 +15,8 @@ from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import CoverageError
 from ckpttools.maxtext.axis_names import axis_names
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.testing.strategies import stored
 from support.eight_devices import MESHES, by_path, check, counted, fitting, mesh_of, nest, same
 from support.golden_data import FAMILIES, SCAN_NAMES

@@ -22,8 +22,8 @@ import ckpttools
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, StorageError
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.testing.strategies import stored
 from support.eight_devices import by_path, counted, fitting, mesh_of, nest, same

@@ -49,7 +49,7 @@ class Layers:
 
     Attributes:
         single, stacked: layers one by one, and stacked by numpy.
-        axis, cycle, names: as `ckpttools.maxtext.scan.StackLayers`.
+        axis, cycle, names: as `ckpttools.maxtext.stacking.StackLayers`.
         told: whether the cycle can be told from what layers hold.
         flavour: of both.
         trained: whether there is an optimizer.

@@ -15,9 +15,9 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
-from ckpttools.maxtext.scan import StackLayers
+from ckpttools.maxtext.conversion_options import ToMaxText
+from ckpttools.maxtext.stacking import StackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
 from ckpttools.model_families.registry import family_of
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.strategies import noise, stored

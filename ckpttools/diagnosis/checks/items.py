@@ -45,7 +45,7 @@ def _adapter(item: ListedItem) -> Iterator[Finding]:
     paths = [leaf.path for leaf in leaves if leaf.path[:1] in (("layers",), ("base",))]
     if any("lora_a" in str(key) for path in paths for key in path[-2:]):
         # Twenty modules are of adapters alone.
-        from ckpttools.adapters.tunix import tunix_kernels
+        from ckpttools.adapters.from_jax import tunix_kernels
 
         if kernels := tunix_kernels(paths):
             what = f"a LoRA adapter in the names of Tunix: factors of {plural(len(kernels), 'kernel')}"

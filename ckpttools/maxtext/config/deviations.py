@@ -17,8 +17,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import some
 from ckpttools.mapping.settings import Limit
 from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.facts import CYCLE, ModelFacts
-from ckpttools.maxtext.config.reading import Reading
+from ckpttools.maxtext.config.model_facts import CYCLE, ModelFacts, Reading
 from ckpttools.maxtext.config.report import Discrepancy
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.model_families.family import Family

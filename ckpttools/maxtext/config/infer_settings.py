@@ -8,11 +8,10 @@ from typing import Any
 
 from ckpttools.core.errors import ConfigError
 from ckpttools.mapping.settings import Setting, SettingRules
-from ckpttools.maxtext.config.facts import ModelFacts
-from ckpttools.maxtext.config.known import known
+from ckpttools.maxtext.config.model_facts import TOWERS, ModelFacts, Reading
 from ckpttools.maxtext.config.models import defaults, models, tower_defaults
-from ckpttools.maxtext.config.reading import TOWERS, Reading
 from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.config.setting_kinds import known
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.model_families.family import Family

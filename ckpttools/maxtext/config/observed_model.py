@@ -19,20 +19,18 @@ from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tied_embeddings as tying
-from ckpttools.maxtext.config.checking import same
-from ckpttools.maxtext.config.facts import ModelFacts
-from ckpttools.maxtext.config.given import Given
+from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
-from ckpttools.maxtext.direction import refuse_adapters
+from ckpttools.maxtext.config.run_settings import Given, same
 from ckpttools.maxtext.family_layouts import family_as_stored
-from ckpttools.maxtext.from_native import block_of, native_of, unread_grids
+from ckpttools.maxtext.hub_names import with_family_names
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS, VOCAB
-from ckpttools.maxtext.model import ModelOptions, family_for, required, rope_flags
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.native import CODES, IGNORES_SCALES, scale_pairs
-from ckpttools.maxtext.stacked_on import stored_scan_axis
-from ckpttools.maxtext.structural_names import with_family_names
+from ckpttools.maxtext.model_options import ModelOptions, family_for, required, rope_flags
+from ckpttools.maxtext.native_fp8 import CODES, IGNORES_SCALES, block_of, native_of, scale_pairs, unread_grids
+from ckpttools.maxtext.scan_axis import stored_scan_axis
+from ckpttools.maxtext.source_checks import refuse_adapters
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import silent_values

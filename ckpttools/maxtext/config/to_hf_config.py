@@ -12,14 +12,12 @@ from ckpttools.core.message_terms import option
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
-from ckpttools.maxtext.config.choices import Observed
-from ckpttools.maxtext.config.given import Given, given
-from ckpttools.maxtext.config.inverting import Candidate, candidates
+from ckpttools.maxtext.config.invert_settings import Candidate, Observed, candidates, text_types
 from ckpttools.maxtext.config.models import defaults
 from ckpttools.maxtext.config.report import Contradiction, word
-from ckpttools.maxtext.config.written import text_types
+from ckpttools.maxtext.config.run_settings import Given, given
 from ckpttools.maxtext.family_layouts import family_as_stored
-from ckpttools.maxtext.stacked_on import stored_scan_axis
+from ckpttools.maxtext.scan_axis import stored_scan_axis
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families, family_called
 

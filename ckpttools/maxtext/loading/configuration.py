@@ -10,9 +10,9 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError
 from ckpttools.maxtext.loading.command import ParsedCommand, merged, value_of
+from ckpttools.maxtext.loading.model_sizes import MODELS, architecture
 from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS, LORA, Settings
-from ckpttools.maxtext.loading.sizes import MODELS, architecture
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 

@@ -7,8 +7,8 @@ from difflib import get_close_matches
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import did_you_mean
+from ckpttools.maxtext.loading.model_sizes import KNOWN_NAMES
 from ckpttools.maxtext.loading.report import Problem, RunSetting
-from ckpttools.maxtext.loading.sizes import KNOWN_NAMES
 from ckpttools.maxtext.versions import Version
 
 DEFAULT = "default"

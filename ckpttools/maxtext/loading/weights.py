@@ -25,7 +25,7 @@ from ckpttools.maxtext.layout import (
 )
 from ckpttools.maxtext.loading.report import Expected, Problem, RunSetting
 from ckpttools.maxtext.loading.settings import DEFAULT, DEFAULTS, Settings
-from ckpttools.maxtext.native import IGNORES_SCALES, scale_pairs
+from ckpttools.maxtext.native_fp8 import IGNORES_SCALES, scale_pairs
 from ckpttools.maxtext.variables import misplaced_variables
 from ckpttools.maxtext.versions import Version
 from ckpttools.maxtext.view import MaxTextView, view_of

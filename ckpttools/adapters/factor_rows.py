@@ -23,10 +23,10 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
-from ckpttools.maxtext.agreement import own_rows
-from ckpttools.maxtext.hf_source import bound
+from ckpttools.maxtext.config_agreement import own_rows
+from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.layout import DECODER
-from ckpttools.maxtext.to_maxtext_options import ToMaxText
+from ckpttools.maxtext.to_maxtext import bound
 from ckpttools.model_families.family import Family
 
 A, B = "_lora_a", "_lora_b"

@@ -12,13 +12,15 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.layout import SCAN_AXES, SCAN_AXIS
-from ckpttools.maxtext.model import ModelOptions, check_choice
-from ckpttools.maxtext.native import (
+from ckpttools.maxtext.model_options import ModelOptions, check_choice
+from ckpttools.maxtext.native_fp8 import (
     QUANTIZED,
     Quantized,
 )
 from ckpttools.maxtext.versions import NEWEST, version_called
+from ckpttools.maxtext.vocabulary import WAYS
 from ckpttools.quantized.decoding import Like
+from ckpttools.stores.registry import LocationLike
 
 
 @checked_options
@@ -78,4 +80,63 @@ class ToMaxText:
                 f"{option('exact', True)} chooses dtypes so that nothing is lost, "
                 f"{option('dtype')} casts all",
                 hint="leave one of them out",
+            )
+
+
+# The spelling of a text model's names.
+TEXT = "text"
+
+
+@checked_options
+@dataclass(frozen=True, slots=True)
+class ToHuggingFace:
+    """How a MaxText checkpoint becomes a Hugging Face one.
+
+    Attributes:
+        like: directory of the model it came from, or a `config.json`; None for what was carried along.
+        dtype: dtype of all floating-point arrays; None keeps those stored.
+        prefix: path of a model within a composite one, keys joined by "/"; only its arrays are written.
+        spelling: how names are written, "hub", "transformers" or "text"; None as in the model it came from.
+            "text" is the text model of a multimodal one as a model of its own, with its own configuration.
+        scan_axis: the axis on which layers are stacked, where the arrays do not show it.
+        model: what the user says of the model.
+        carry: arrays that MaxText has no place for are taken from `like`.
+        padding_rows: what becomes of rows beyond the vocabulary: "keep" writes them, with a vocabulary of so
+            many, "drop" leaves them out, whatever they hold; None leaves out zeros and refuses others.
+        read: options for opening the source.
+        quantized: what becomes of FP8 weights: "keep" writes them with their scales, "dequantize" makes
+            numbers of them; None keeps them unless there is a dtype.
+        maxtext_config: settings of the run, as they are given to MaxText, of which `config.json` is made
+            where none was carried along.
+    """
+
+    like: LocationLike | None = None
+    dtype: DType | None = None
+    prefix: str | None = None
+    spelling: str | None = None
+    scan_axis: int | None = None
+    model: ModelOptions = field(default_factory=ModelOptions)
+    carry: bool = False
+    padding_rows: str | None = None
+    read: ReadOptions = field(default_factory=ReadOptions)
+    maxtext_config: tuple[str, ...] = ()
+    quantized: Quantized | None = None
+
+    @property
+    def dequantizes(self) -> bool:
+        """Whether numbers are made of quantised weights."""
+        return self.quantized == "dequantize" or (self.quantized is None and self.dtype is not None)
+
+    def __post_init__(self) -> None:
+        check_choice("way with quantised weights", self.quantized, QUANTIZED)
+        check_choice("way with padding rows", self.padding_rows, WAYS)
+        if self.carry and self.spelling == TEXT:
+            raise UsageError(
+                f"a text model alone has no place for what {option('carry', True)} takes from the model",
+                hint=f"leave out {option('carry', True)}, or {option('names', TEXT)}",
+            )
+        if self.carry and self.like is None:
+            raise UsageError(
+                f"{option('carry', True)} takes what is not there from a model, and none is named",
+                hint=f"say {option('like', 'HF_DIR')}; what a checkpoint carries is written anyway",
             )

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.adapters.config import PeftConfig, config_file, listed_names
-from ckpttools.adapters.from_maxtext import half_of, pairs_of
+from ckpttools.adapters.from_jax import half_of, pairs_of
 from ckpttools.adapters.peft import modules_of, saved_names
 from ckpttools.adapters.to_maxtext import module_path
 from ckpttools.array.tree import Tree

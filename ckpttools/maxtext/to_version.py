@@ -16,10 +16,9 @@ from ckpttools.core.text import array_count
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layers import numbered
 from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
-from ckpttools.maxtext.native import scale_pairs
-from ckpttools.maxtext.scan import StackLayers, UnstackLayers
-from ckpttools.maxtext.stacked_on import known_scan_axis
-from ckpttools.maxtext.stacking import StackAsModel
+from ckpttools.maxtext.native_fp8 import scale_pairs
+from ckpttools.maxtext.scan_axis import known_scan_axis
+from ckpttools.maxtext.stacking import StackAsModel, StackLayers, UnstackLayers
 from ckpttools.maxtext.variables import collected, is_variable, misplaced_variables, refuse_moments
 from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version, version_called
 from ckpttools.maxtext.view import view_of

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.maxtext.config.infer_settings import MODEL_NAME
+from ckpttools.maxtext.config.infer_settings import MODEL_NAME, Values
 from ckpttools.maxtext.config.models import defaults, models, tower_defaults
-from ckpttools.maxtext.config.report import ModelSetting
+from ckpttools.maxtext.config.report import Contradiction, ModelSetting
 from ckpttools.maxtext.loading.command import SETTING, ParsedCommand, parsed
 from ckpttools.maxtext.loading.configuration import COMMAND_LINE, Layer, files_of, flat_settings, model_of
+from ckpttools.maxtext.loading.model_sizes import architecture
 from ckpttools.maxtext.loading.settings import DEFAULTS
-from ckpttools.maxtext.loading.sizes import architecture
 from ckpttools.stores.registry import parse
 
 # What ends a command in a shell, or sends its output elsewhere.
@@ -114,3 +114,44 @@ def _known(name: object) -> Layer:
     """What the model of a name has where MaxText is not installed."""
     values = models().get(architecture(name), {}) if isinstance(name, str) else {}
     return Layer(f"model {name}", values)
+
+
+_ATTENTION, _KERNELS = "attention", ("dot_product", "flash")
+_NUMBERS = (int, float)
+
+
+def contradictions(given: Given, values: Values) -> Iterator[Contradiction]:
+    """The settings of a run that are not the checkpoint's.
+
+    What is not said counts as well, as MaxText's default, if a configuration file or a model is named.
+
+    Args:
+        given: what the run is told.
+        values: those of the checkpoint.
+    """
+    for name, setting in values.items():
+        result = given.values.get(name)
+        if result is None or agrees(name, result.value, setting.value):
+            continue
+        yield Contradiction(name, result.value, result.source, setting.value, setting.source)
+
+
+def agrees(name: str, declared: Any, expected: Any) -> bool:
+    """Whether a setting as a run has it does as well as one that a model has."""
+    if name == MODEL_NAME:
+        # Names that begin alike have the same code.
+        return isinstance(declared, str) and declared.partition("-")[0] == str(expected).partition("-")[0]
+    if name == _ATTENTION:
+        # How it is computed: whatever MaxText takes gives the same.
+        return declared in _KERNELS
+    return same(declared, expected)
+
+
+def same(declared: Any, expected: Any) -> bool:
+    """Whether a setting as a run has it is one as a model has it; numbers may be written as text."""
+    if isinstance(expected, bool) or not isinstance(expected, _NUMBERS):
+        return bool(declared == expected)
+    try:
+        return float(declared) == float(expected)
+    except (TypeError, ValueError):
+        return False

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.core.errors import UsageError
-from ckpttools.maxtext.config.given import given
-from ckpttools.maxtext.config.known import mistakes
+from ckpttools.maxtext.config.run_settings import given
+from ckpttools.maxtext.config.setting_kinds import mistakes
 from ckpttools.maxtext.loading.settings import LOCAL_TIERS
 from ckpttools.maxtext.planning.commands import KEEP, UNKNOWN, Mode, period_setting
 from ckpttools.maxtext.versions import NEWEST

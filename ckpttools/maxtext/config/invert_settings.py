@@ -8,23 +8,198 @@ made must say, by the same rules, what was given.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import field
 from itertools import product
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
-from ckpttools.mapping.setting_terms import FLAG, Term
+from ckpttools.mapping.setting_terms import FLAG, Condition, Term
 from ckpttools.mapping.settings import Limit, Setting
-from ckpttools.maxtext.config.checking import agrees, same
-from ckpttools.maxtext.config.choices import Observed, choices_of
-from ckpttools.maxtext.config.facts import CYCLE, LAYER_TYPES, ModelFacts, layer_types
-from ckpttools.maxtext.config.given import Given
 from ckpttools.maxtext.config.infer_settings import MODEL_NAME, idle
+from ckpttools.maxtext.config.model_facts import CYCLE, LAYER_TYPES, ModelFacts, layer_types
 from ckpttools.maxtext.config.models import defaults
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
-from ckpttools.maxtext.config.written import MODEL_TYPE, written
+from ckpttools.maxtext.config.run_settings import Given, agrees, same
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import silent_fields
+
+MODEL_TYPE = "config.model_type"
+_CONFIG, _ROPE, _LOCAL = "config.", "rope.", "rope.local_"
+_TEXT = "_text"
+# Beside the fields of the rotary embedding itself, the older way, which all versions of transformers read.
+_ROPE_FIELDS = {
+    "rope.theta": "rope_theta",
+    "rope.local_theta": "rope_local_base_freq",
+    "rope.partial_rotary_factor": "partial_rotary_factor",
+}
+_KINDS = {"full_attention": _ROPE, "sliding_attention": _LOCAL}
+# Fields that transformers wants as floating-point numbers, of which settings say 30 for 30.0.
+_FRACTIONS = frozenset(
+    (
+        "attn_logit_softcapping",
+        "beta_fast",
+        "beta_slow",
+        "factor",
+        "final_logit_softcapping",
+        "high_freq_factor",
+        "low_freq_factor",
+        "mscale",
+        "mscale_all_dim",
+        "partial_rotary_factor",
+        "rms_norm_eps",
+        "rope_local_base_freq",
+        "rope_theta",
+        "routed_scaling_factor",
+        "swiglu_limit",
+    )
+)
+# Classes that are not called as the type is.
+_ARCHITECTURES = {
+    "kimi_k2": "DeepseekV3ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+}
+
+
+def text_types(family: Family) -> tuple[str, ...]:
+    """The values of `model_type` of the family's models of text alone.
+
+    None where it has no such, or where that is a model of another family, as Qwen3 is of Qwen3-VL.
+    """
+    if any(spelling.architecture for spelling in family.spellings):
+        return ()
+    plain = [kind for kind in family.model_types if kind.endswith(_TEXT)] or family.model_types
+    is_flat = any(isinstance(name, str) and "." not in name for name in family.sizes.get("embed", ()))
+    return tuple(plain) if is_flat else ()
+
+
+def architecture_of(model_type: str) -> str:
+    """The class of transformers for a `model_type` of text."""
+    words = model_type.removesuffix(_TEXT).split("_")
+    return _ARCHITECTURES.get(model_type, "".join(word.capitalize() for word in words) + "ForCausalLM")
+
+
+def written(family: Family, lengths: Mapping[str, int], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a model.
+
+    Args:
+        family: what it is of.
+        lengths: of axes; those that no field is of are left out.
+        fields: as rules call them, such as `config.rms_norm_eps` and `rope.theta`.
+    """
+    config: dict[str, Any] = {"architectures": [architecture_of(fields[MODEL_TYPE])]}
+    for axis, names in family.sizes.items():
+        flat = next((name for name in names if isinstance(name, str) and "." not in name), None)
+        if flat is not None and axis in lengths:
+            config[flat] = lengths[axis]
+    config |= {
+        name.removeprefix(_CONFIG): value for name, value in fields.items() if name.startswith(_CONFIG)
+    }
+    built: dict[str, Any] = _in_fractions(config | _rope(family, fields))
+    return built
+
+
+def _in_fractions(value: Any, name: str = "") -> Any:
+    if isinstance(value, dict):
+        return {key: _in_fractions(item, key) for key, item in value.items()}
+    return float(value) if name in _FRACTIONS and type(value) is int else value
+
+
+def _rope(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
+    rope = {name: value for name, value in fields.items() if name.startswith(_ROPE)}
+    # Of two kinds, where the family speaks of the type of each: transformers has it since 5 only.
+    if any(limit.expected.left.name == "rope.local_type" for limit in family.settings.limits):
+        return {"rope_parameters": {kind: _of_kind(rope, prefix) for kind, prefix in _KINDS.items()}}
+    result = {name: rope[field] for field, name in _ROPE_FIELDS.items() if field in rope}
+    kind = rope.get("rope.type", "default")
+    if kind == "default":
+        return result
+    inner = {name.removeprefix(_ROPE): item for name, item in rope.items() if name not in _ROPE_FIELDS}
+    del inner["type"]
+    return {**result, "rope_scaling": {"rope_type": kind, **inner}}
+
+
+def _of_kind(rope: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    own = {
+        name.removeprefix(prefix): value
+        for name, value in rope.items()
+        if name.startswith(prefix) and (prefix == _LOCAL or not name.startswith(_LOCAL))
+    }
+    names = {"type": "rope_type", "theta": "rope_theta"}
+    return {"rope_type": "default", **{names.get(name, name): value for name, value in own.items()}}
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the arrays of a checkpoint show.
+
+    Attributes:
+        lengths: of axes.
+        flags: yes and no.
+        has_arrays: whether there is a checkpoint at all.
+    """
+
+    lengths: Mapping[str, int] = field(default_factory=dict)
+    flags: Mapping[str, bool] = field(default_factory=dict)
+    has_arrays: bool = False
+
+
+def choices_of(family: Family, given: Given, known: Observed) -> dict[str, list[Any]]:
+    """Field -> its possible values, of those on which it depends which rules apply."""
+    result: dict[str, list[Any]] = {MODEL_TYPE: list(text_types(family))}
+    for name, rule in family.flags.items():
+        if any(item.startswith(f"{LAYER_TYPES}.") for item in rule.field):
+            result[f"{FLAG}{name}"] = [known.flags[name]] if name in known.flags else [False, True]
+        flat = next((item for item in rule.field if "." not in item), None)
+        sizes = {item for names in family.sizes.values() for item in names}
+        if flat is None or rule.equals:
+            continue
+        # Set by a length that is there, a flag is assumed until the length is.
+        of = f"{FLAG}{name}" if flat in sizes else f"config.{flat}"
+        result[of] = [known.flags[name]] if name in known.flags else [False, True]
+    rules = family.settings
+    every = [condition for rule in rules.settings for condition in rule.conditions]
+    every += [condition for limit in rules.limits for condition in limit.conditions]
+    for item in every:
+        _add(result, item)
+    for limit in rules.limits:
+        if limit.expected.left.name in result or (limit.expected.relation == "in" and not limit.conditions):
+            _add(result, limit.expected)
+    for name in result.keys() - {MODEL_TYPE}:
+        result[name] += [value for value in _given_for(family, given, name) if value not in result[name]]
+    return {name: _in_order(values) for name, values in result.items() if values}
+
+
+def _add(result: dict[str, list[Any]], condition: Condition) -> None:
+    if condition.left.kind == "field":
+        values = result.setdefault(condition.left.name, [])
+        values += [value for value in _said(condition.right) if value not in values]
+
+
+def _in_order(values: list[Any]) -> list[Any]:
+    """Plain ones first, then by the rules; null last, since transformers fills up what is absent."""
+    # What is 0 where it may be null is off, which transformers calls null alone.
+    off = [item for item in values if item is not None and None in values and same(item, 0)]
+    kept = [item for item in values if item not in off]
+    return sorted(kept, key=lambda item: (item is None and not off, item != "default"))
+
+
+def _said(term: Term) -> list[Any]:
+    if term.kind == "formula":
+        return [term]
+    if term.kind != "value":
+        return []
+    return list(term.value) if isinstance(term.value, list) else [term.value]
+
+
+def _given_for(family: Family, given: Given, name: str) -> Iterator[Any]:
+    for rule in family.settings.settings:
+        if any(term.name == name and term.words is None for term in rule.terms):
+            result = given.value(rule.name)
+            # Below zero is MaxText's word for none.
+            if result is not None and not (isinstance(result, int) and result < 0):
+                yield result
+
 
 # Rules stand on each other's results: a condition on a field, that on the length of an axis.
 _PASSES = 4

@@ -1,4 +1,4 @@
-"""The settings that MaxText has, and which values each takes: its pydantic fields, listed in known.txt."""
+"""MaxText's settings and the values that each accepts: its pydantic fields, listed in setting_kinds.txt."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.core.errors import did_you_mean
 from ckpttools.maxtext.config.report import Mistake, ModelSetting, word
 from ckpttools.stores.registry import parse
 
-_LIST = "known.txt"
+_LIST = "setting_kinds.txt"
 _CHOICE = "one of "
 _MARK = re.compile(r"([-+])([0-9a-f]{7})$")
 # As pydantic reads them.
