@@ -157,7 +157,7 @@ def maxtext(directory: Path) -> Any:
 def in_memory(loaded: Any, directory: Path) -> Any:
     """Arrays of JAX as a tree: what is made of them is made by JAX."""
     import ckpttools
-    from ckpttools.transforms.in_memory import tree_of
+    from ckpttools.transforms.functions import tree_of
 
     return tree_of(loaded).with_metadata(config=ckpttools.open(directory / "hf").metadata.config)
 
@@ -165,7 +165,7 @@ def in_memory(loaded: Any, directory: Path) -> Any:
 def put_all(leaves: Any) -> Any:
     import jax
 
-    from ckpttools.transforms.in_memory import value_of
+    from ckpttools.transforms.functions import value_of
 
     return [jax.device_put(value_of(leaf.array), leaf.target.sharding) for leaf in leaves]
 

@@ -20,7 +20,7 @@ from ckpttools.cli.main import main
 from ckpttools.core.message_terms import as_flags, option
 from ckpttools.diagnosis.base import Check
 from ckpttools.diagnosis.examine import checks as doctor_checks
-from ckpttools.mapping.setting_terms import Condition
+from ckpttools.mapping.settings import Condition
 from ckpttools.maxtext.config.deviations import KnownDeviation, known_deviations
 from ckpttools.model_families.registry import families
 from ckpttools.model_families.summary import FamilySummary, ValueSummary, summary

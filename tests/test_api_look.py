@@ -11,7 +11,7 @@ from support.trees import tree_of
 
 import ckpttools
 from ckpttools import ToMaxText, plan_to_maxtext
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.cli.diff import _plain
 from ckpttools.cli.output import print_json
 from ckpttools.core.errors import CheckpointError, UsageError

@@ -24,7 +24,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, MappingError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.whole_numbers import Whole
+from ckpttools.mapping.values import Whole
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.stacking import StackAsModel, StackLayers, UnstackLayers

@@ -19,12 +19,10 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.core.region import Region
-from ckpttools.quantized.damaged_scales import naming_all
 from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.dequantized_tree import logical
-from ckpttools.quantized.sound_scales import sound_of
-from ckpttools.quantized.stored_values import value_faults
+from ckpttools.quantized.scale_checks import naming_all, sound_of, value_faults
 from ckpttools.testing.strategies import regions, stored
 from ckpttools.transforms.dequantize import Dequantize
 

@@ -21,7 +21,7 @@ from ckpttools.array.tree import dotted
 from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.diagnosis.examine import examine
 from ckpttools.formats.registry import open_tree
-from ckpttools.quantized import stored_values
+from ckpttools.quantized import scale_checks
 from ckpttools.quantized.dequantizable import weights_in
 
 BLOCK = (24, 40)
@@ -189,13 +189,13 @@ def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, mon
         json.dumps({"model_type": "llama", "quantization_config": declared})
     )
     reads = []
-    unscaled = stored_values.unscaled
+    unscaled = scale_checks.unscaled
 
     def counted(weight, arrays):
         codes = unscaled(weight, arrays)
         return SimpleNamespace(read=lambda region: reads.append(region) or codes.read(region))
 
-    monkeypatch.setattr(stored_values, "unscaled", counted)
+    monkeypatch.setattr(scale_checks, "unscaled", counted)
     for number in range(8):
         is_zero = np.ones(grid, bool) if number < 2 else rng.random(grid) < 0.5
         is_zero[-1, -1] = True
@@ -205,7 +205,7 @@ def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, mon
         arrays = {name: codes, f"{name}_scale_inv": np.where(is_zero, 0, 1).astype("f4")}
         save_file(arrays, tmp_path / "model.safetensors")
         tree = open_tree(tmp_path)
-        result = stored_values.value_faults(tree, weights_in(tree).readable.values())
+        result = scale_checks.value_faults(tree, weights_in(tree).readable.values())
         assert result.not_positive == ((f"{name}_scale_inv: 0",) if number % 2 else ())
     assert len(reads) == 8
 

@@ -216,7 +216,7 @@ def test_the_examples_of_the_python_page_run_one_after_the_other(tmp_path, monke
 def test_the_page_names_every_key_of_a_family_file():
     from dataclasses import fields
 
-    from ckpttools.mapping.layers import Layers
+    from ckpttools.mapping.row import Layers
     from ckpttools.model_families.family import Family, FlagRule, Spelling
 
     text = FAMILY_PAGE.read_text()

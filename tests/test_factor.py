@@ -12,8 +12,8 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Region
 from ckpttools.mapping.factor import times
-from ckpttools.mapping.joining import with_parts
 from ckpttools.mapping.row import row
+from ckpttools.mapping.row_conversion import with_parts
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 

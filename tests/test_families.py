@@ -11,12 +11,11 @@ from support.hf_models import llama_shapes
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UnknownNameError
+from ckpttools.family_check.check import present_rows
 from ckpttools.family_check.definition import Definition
-from ckpttools.family_check.round_trip import present_rows
 from ckpttools.family_check.synthetic_models import Sizes, configuration, flag_settings
 from ckpttools.mapping.arithmetic import axes_in
-from ckpttools.mapping.fill import Fill
-from ckpttools.mapping.whole_numbers import Whole
+from ckpttools.mapping.values import Fill, Whole
 from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.registry import OF_MAXTEXT, UNFIT, families, family_named, family_of
 from ckpttools.testing.strategies import noise, stored

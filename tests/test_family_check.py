@@ -20,8 +20,7 @@ from ckpttools.core.errors import MappingError, StorageError
 from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
 from ckpttools.family_check.definition import Definition
 from ckpttools.family_check.synthetic_models import Sizes, made_up
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import Layers, row
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.mapping.values import Scale
 from ckpttools.model_families.family import Family, FlagRule, Spelling

@@ -25,9 +25,8 @@ from ckpttools.family_check.check import check_against, check_alone, check_on_co
 from ckpttools.formats.registry import open_tree
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Key
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.op_text import exactness_of, op_text, parse_op
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import Layers, row
+from ckpttools.mapping.row_text import exactness_of, op_text, parse_op
 from ckpttools.mapping.values import Multiply, Scale, Shift
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_options import ModelOptions

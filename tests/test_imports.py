@@ -26,7 +26,7 @@ MAY = {
     "run": {
         "array",
         "quantized.errors",
-        "quantized.damaged_scales",
+        "quantized.scale_checks",
         "stores",
         "formats.base",
         "formats.placement",
@@ -131,6 +131,7 @@ MAY = {
     },
     "api": {
         "array",
+        "quantized.dequantized_tree",
         "roles",
         "model_families",
         "stores",

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.array.nodes import Constant
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Empty, Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError

@@ -23,8 +23,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.against import against_family, against_tree
 from ckpttools.inspection.comparison import ArraySpec, Comparison, arranged
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row
+from ckpttools.mapping.row import Layers, row
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.locations import ORBAX
 
 from ckpttools.array.nodes import Constant
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Metadata, Tree, keystr
 from ckpttools.cli.inspect_tree import array_type
 from ckpttools.core.dtypes import DTYPES

@@ -11,8 +11,8 @@ from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, MappingError
 from ckpttools.mapping.axes import parse_side
-from ckpttools.mapping.joining import with_parts
 from ckpttools.mapping.row import row, rows
+from ckpttools.mapping.row_conversion import with_parts
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.testing.strategies import stored

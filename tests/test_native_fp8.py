@@ -24,9 +24,9 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.config.observed_model import StoredFp8
 from ckpttools.maxtext.native_fp8 import CODES, fits_maxtext
-from ckpttools.quantized import stored_values
+from ckpttools.quantized import scale_checks
 from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.encoders.fp8 import Fp8Blocks
+from ckpttools.quantized.encoders import Fp8Blocks
 from ckpttools.stores.registry import parse
 from ckpttools.testing.strategies import stored
 
@@ -332,8 +332,8 @@ def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, li
     tree = ckpttools.Tree(arrays, Metadata(config={"quantization_config": declared}))
     weights = weights_in(tree).readable.values()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_values, "_TOGETHER", limit)
-        result = stored_values.value_faults(tree, weights)
+        patch.setattr(scale_checks, "_TOGETHER", limit)
+        result = scale_checks.value_faults(tree, weights)
     assert [item.split(":")[0] for item in result.damaged] == [f"w{n}.weight_scale_inv" for n in sorted(bad)]
 
 

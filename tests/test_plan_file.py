@@ -26,7 +26,7 @@ from ckpttools.plan.plan_encoding import decoded, encoded
 from ckpttools.plan.value_lines import NotInLinesError, made_of
 from ckpttools.testing.strategies import lazy_arrays, regions, stored
 from ckpttools.transforms.conversion import Convert
-from ckpttools.transforms.in_memory import InMemory
+from ckpttools.transforms.functions import InMemory
 
 MAXTEXT = GOLDEN / "llama3.1" / "maxtext_scanned"
 

@@ -21,8 +21,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, FormatError, UnknownNameError, UsageError
 from ckpttools.core.message_terms import several
 from ckpttools.maxtext.recognition import strangers_in
-from ckpttools.quantized.encoders.fp8 import Fp8Blocks
-from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
+from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.modules import is_linear, left_modules
 from ckpttools.testing.strategies import stored
 from ckpttools.transforms.dequantize import Dequantize

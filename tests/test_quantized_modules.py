@@ -35,8 +35,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.tree import inspect_tree
 from ckpttools.quantized.auxiliary_tensors import belongings
 from ckpttools.quantized.dequantized_tree import logical
-from ckpttools.quantized.tree import quantized_in
-from ckpttools.quantized.weights import quantized
+from ckpttools.quantized.weights import quantized, quantized_in
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
 from ckpttools.transforms.dequantize import Dequantize

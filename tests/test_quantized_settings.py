@@ -12,7 +12,7 @@ from support.command_line import run
 from ckpttools.core.errors import FormatError
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.dequantized_tree import logical
-from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.weights import quantized_in
 
 
 def numbers(tree, name):

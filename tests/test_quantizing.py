@@ -16,9 +16,7 @@ from ckpttools.core.errors import FormatError, ShapeError
 from ckpttools.core.region import ceil_div
 from ckpttools.core.tally import add
 from ckpttools.plan.node_lines import NodeLines, Nodes
-from ckpttools.quantized.encoders.fp8 import Fp8Blocks
-from ckpttools.quantized.encoders.mxfp4 import Mxfp4Encoder
-from ckpttools.quantized.encoders.numbers import numbers, rounded_to_few_bits
+from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder, numbers, rounded_to_few_bits
 from ckpttools.quantized.errors import errors_of, lost, total, without_errors
 from ckpttools.testing.strategies import regions, stored, tilings
 

@@ -15,7 +15,7 @@ from support.command_line import ckpt, run, succeed
 from support.locations import GOLDEN, HF, TRAINED
 
 import ckpttools
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import keystr
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.formats.orbax.sharding import stored_shardings

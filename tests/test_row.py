@@ -13,15 +13,12 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.factor import Factor
-from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import Row, row, rows, rows_text
+from ckpttools.mapping.row import Layers, Row, row, rows, rows_text
 from ckpttools.mapping.row_conversion import RowConversion
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
-from ckpttools.mapping.values import Multiply, Scale, Shift
-from ckpttools.mapping.whole_numbers import Whole
+from ckpttools.mapping.values import Fill, Multiply, Scale, Shift, Whole
 from ckpttools.testing.strategies import dtypes, noise, regions, statements, stored
 from ckpttools.testing.trees import Refusing
 

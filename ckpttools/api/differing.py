@@ -33,9 +33,9 @@ from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model_options import ModelOptions
+from ckpttools.quantized.dequantized_tree import Numbers, is_dequantized, side_by_side
 from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import LocationLike
-from ckpttools.transforms.as_numbers import Numbers, is_dequantized, side_by_side
 
 _SHOWN = 8
 

@@ -17,13 +17,13 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
+from ckpttools.quantized.dequantized_tree import as_numbers
 from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.registry import LocationLike
-from ckpttools.transforms.as_numbers import as_numbers
 from ckpttools.transforms.dequantize import is_said_to_be_quantized, refuse_few_bits
 from ckpttools.transforms.select import Select
 

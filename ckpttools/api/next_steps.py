@@ -24,11 +24,11 @@ from ckpttools.maxtext.recognition import guess_families
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families, family_of
+from ckpttools.quantized.dequantized_tree import as_numbers
 from ckpttools.stores.abilities import SupportsCacheInvalidation
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.web.hub_name import HubName
-from ckpttools.transforms.as_numbers import as_numbers
 from ckpttools.transforms.dequantize import is_half_quantised, is_said_to_be_quantized
 
 # Labels of the lines of an error that are repeated in a remark.

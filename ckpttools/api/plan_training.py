@@ -8,7 +8,7 @@ from typing import NamedTuple, Unpack
 from ckpttools.api.arguments import Size
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import Opening, Source, config_alone, location_of, opened, read_options
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.checked import checked
 from ckpttools.core.duration import parse_duration

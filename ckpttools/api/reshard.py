@@ -15,7 +15,7 @@ from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.nodes import stacked_axes
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError

@@ -9,7 +9,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError
 from ckpttools.core.text import array_count
 from ckpttools.digest.pairing import Pairing
-from ckpttools.transforms.as_numbers import numbers_of, weights_with
+from ckpttools.quantized.dequantized_tree import numbers_of, weights_with
 
 
 def same_numbers(

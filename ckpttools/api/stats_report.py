@@ -14,7 +14,7 @@ from ckpttools.api.sources import (
 from ckpttools.core.checked import checked
 from ckpttools.core.errors import UsageError
 from ckpttools.inspection.stats import ArrayStats, StatsReport, inspect_stats, matching
-from ckpttools.transforms.as_numbers import as_numbers
+from ckpttools.quantized.dequantized_tree import as_numbers
 
 SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 

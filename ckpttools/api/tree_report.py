@@ -16,11 +16,11 @@ from ckpttools.inspection.folding import sort_arrays
 from ckpttools.inspection.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import sidecar_names
 from ckpttools.model_families.registry import families
+from ckpttools.quantized.dequantized_tree import as_numbers, side_by_side
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.traffic import counted
-from ckpttools.transforms.as_numbers import as_numbers, side_by_side
 
 
 @checked

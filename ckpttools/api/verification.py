@@ -26,10 +26,10 @@ from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model_options import check_choice
+from ckpttools.quantized.dequantized_tree import side_by_side
 from ckpttools.stores.contents import ListsContents
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.transforms.as_numbers import side_by_side
 from ckpttools.transforms.dequantize import dequantized
 
 if TYPE_CHECKING:

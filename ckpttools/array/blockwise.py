@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
-from ckpttools.array.views import subview
+from ckpttools.array.read_blocks import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import ByteSource, LazyArray, ReadCost
-from ckpttools.array.views import subview
+from ckpttools.array.read_blocks import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape, ceil_div, split_to
 

@@ -13,9 +13,9 @@ from math import prod
 from types import EllipsisType
 from typing import TYPE_CHECKING, Protocol, SupportsIndex
 
-from ckpttools.array.booleans import require_booleans
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
+from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Region, Shape
 
 if TYPE_CHECKING:
@@ -336,3 +336,24 @@ def _along(key: Key, length: int, axis: int) -> tuple[range, int | slice]:
 
 def _no_index(key: object) -> IndexError:
     return IndexError(f"a lazy array is indexed by whole numbers, slices and ..., not by {key!r}")
+
+
+def require_booleans(values: np.ndarray, dtype: DType, name: str) -> None:
+    """Refuses what would be read differently by everyone.
+
+    Args:
+        values: elements as carriers of `dtype`, which may be any.
+        dtype: of the array.
+        name: of the array, or the file that it is in, for the message.
+
+    Raises:
+        FormatError: the array is of booleans, and a byte is neither 0 nor 1.
+    """
+    if dtype.kind == "bool" and values.size and (limit := int(values.max())) > 1:
+        raise FormatError(
+            "an array of booleans has a byte that is not a boolean",
+            location=name,
+            got=f"{limit}",
+            expected="0 or 1 in every byte",
+            hint="fetch the checkpoint again; if it was written so, write it again as uint8",
+        )

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray, OfAlikeParts, OfParts, ReadCost
+from ckpttools.array.read_blocks import subview
 from ckpttools.array.rounding import round_to
-from ckpttools.array.views import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError

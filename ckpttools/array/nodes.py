@@ -29,6 +29,7 @@ from ckpttools.array.lowrank import plus as plus
 from ckpttools.array.lowrank import renormed as renormed
 from ckpttools.array.mean import Mean as Mean
 from ckpttools.array.mean import mean as mean
+from ckpttools.array.read_blocks import subview
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
 from ckpttools.array.relayout import swapped as swapped
@@ -39,7 +40,6 @@ from ckpttools.array.stored import Decoded as Decoded
 from ckpttools.array.stored import Encoded as Encoded
 from ckpttools.array.stored import Stored as Stored
 from ckpttools.array.stored import number_array as number_array
-from ckpttools.array.views import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError

@@ -14,8 +14,8 @@ from ckpttools.array import read_blocks
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import Derived, LazyArray, ReadCost
 from ckpttools.array.lowrank import LowRank, low_rank
+from ckpttools.array.read_blocks import subview
 from ckpttools.array.stored import Stored
-from ckpttools.array.views import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.region import Region, Shape, split_to
@@ -429,3 +429,34 @@ def _refined(first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int
             return None
         result.append((least, locations[0] + 1, locations[1] + 1))
         left = [length // least for length in left]
+
+
+def reshaped(source: LazyArray, shape: Shape) -> LazyArray:
+    """`source` with axes merged into others, or with axes of length one that it lacks or has besides.
+
+    Raises:
+        ShapeError: an axis would have to be cut.
+    """
+    if shape == source.shape:
+        return source
+    merge = _merged(source.shape, shape)
+    if isinstance(source, Stored):
+        return replace(source, shape=shape)
+    split = tuple((length,) for length in source.shape)
+    return Relayout(shape, source.dtype, source, split, tuple(range(len(split))), merge)
+
+
+def _merged(before: Shape, after: Shape) -> tuple[int, ...]:
+    """For each axis after, how many of the axes before it is made of."""
+    rest, counts = list(before), []
+    for length in after:
+        count, product = 0, 1
+        while rest and (product < length or (product == length and rest[0] == 1)):
+            product *= rest.pop(0)
+            count += 1
+        if product != length:
+            break
+        counts.append(count)
+    if rest or len(counts) < len(after):
+        raise ShapeError("axes can be merged, not cut", got=before, expected=after)
+    return tuple(counts)

@@ -6,6 +6,8 @@ A path is a tuple of keys: `str` for a dictionary key or an attribute, `int` for
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
@@ -14,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, Protocol, TypeVar, cast
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.pytree import register_where_jax_is_loaded
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, NoSuchPathError, UsageError, listing, near_names
 from ckpttools.core.notes import Notes
@@ -310,3 +311,34 @@ def by_name(arrays: Mapping[Path, T]) -> dict[str, T]:
             "several arrays have one name, keys joined by dots:" + listing(twice), hint="rename them"
         )
     return named
+
+
+def register_where_jax_is_loaded(kind: type[Tree]) -> None:
+    """Makes trees pytrees of lazy arrays, and of strings where there are any; costs nothing where jax is not
+    loaded."""
+    if "jax" in sys.modules and kind not in _registered:
+        with _lock:
+            if kind not in _registered:
+                _register(kind)
+                _registered.add(kind)
+
+
+_lock = threading.Lock()
+_registered: set[type] = set()
+
+
+def _register(kind: type[Tree]) -> None:
+    from jax import tree_util
+
+    def flatten_with_keys(tree: Tree) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        nested = tree.nested()
+        if isinstance(nested, dict):
+            return [(tree_util.DictKey(key), item) for key, item in nested.items()], tuple(nested)
+        return [(tree_util.SequenceKey(0), nested)], ()
+
+    def unflatten(keys: tuple[Any, ...], children: Any) -> Any:
+        """What was made of the arrays need not be lazy arrays, so it is a dictionary and no tree."""
+        built = list(children)
+        return dict(zip(keys, built, strict=True)) if keys or not built else built[0]
+
+    tree_util.register_pytree_with_keys(kind, flatten_with_keys, unflatten)

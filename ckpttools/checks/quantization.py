@@ -14,8 +14,8 @@ from ckpttools.core.text import agreeing
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.dequantizable import shaped_weights_in, weights_in, weights_of
+from ckpttools.quantized.scale_checks import value_faults
 from ckpttools.quantized.schemes.registry import read_methods
-from ckpttools.quantized.stored_values import value_faults
 from ckpttools.quantized.unsupported_errors import remedy
 from ckpttools.quantized.weights import Quantized, quantized
 

@@ -15,7 +15,7 @@ from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.stored_head import HeadDeviation, StoredHead, is_alias
 from ckpttools.maxtext.tied_embeddings import FLAG, Head, right_head
 from ckpttools.maxtext.view import view_of
-from ckpttools.quantized.damaged_scales import are_near
+from ckpttools.quantized.scale_checks import are_near
 
 _FIELD = "tie_word_embeddings"
 # Names in models of unknown families.

@@ -140,7 +140,7 @@ def _groups(family: Family) -> Iterator[str]:
 
 
 def _row(row: Row) -> Iterator[str]:
-    from ckpttools.mapping.op_text import op_text
+    from ckpttools.mapping.row_text import op_text
 
     conditions = [f"when {flag}" for flag in row.when.split()]
     conditions += [f"unless {flag}" for flag in row.unless.split()]

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import numpy as np
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.views import subview
 from ckpttools.compare.bits import same_bits
 from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
 from ckpttools.compare.measure import SCRATCH_BYTES, block_elements, deviation

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ckpttools.array.lazy import LazyArray
+from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import Scratch
-from ckpttools.array.views import subview
 from ckpttools.compare.bits import same_bits
 from ckpttools.core.budget import names_bytes
 from ckpttools.core.region import Region, Shape, split_to

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Take, stack
-from ckpttools.array.views import subview
+from ckpttools.array.read_blocks import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 

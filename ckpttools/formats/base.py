@@ -14,8 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from ckpttools.array.lazy import ByteSource
-from ckpttools.array.shardings import Sharding
-from ckpttools.array.storage import Storage
+from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.checked import checked_options

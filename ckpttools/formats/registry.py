@@ -10,8 +10,7 @@ from string import digits
 from typing import Any
 
 import ckpttools.formats as package
-from ckpttools.array.shardings import Sharding
-from ckpttools.array.storage import Storage
+from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from shlex import quote
 
-from ckpttools.array.chunk_sizes import FINE, is_fine, is_giant
+from ckpttools.array.storage import FINE, is_fine, is_giant
 from ckpttools.core.region import grid_shape
 from ckpttools.inspection.chunks import Advice, ArrayChunks, ChunksReport, LoadCost
 from ckpttools.sharding.mesh import MeshShape

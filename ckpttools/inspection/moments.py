@@ -13,8 +13,8 @@ from typing import TypeVar
 import numpy as np
 
 from ckpttools.array.elements import wide, widen, widened_in_any_order, widens_in_location
+from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import ALIGNMENT, Scratch
-from ckpttools.array.views import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region, Shape, split_to

@@ -6,8 +6,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.quantized.config import says_quantized, scheme
 from ckpttools.quantized.scales import split_name
-from ckpttools.quantized.tree import quantized_in
-from ckpttools.quantized.weights import Quantized, last_keys
+from ckpttools.quantized.weights import Quantized, last_keys, quantized_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.adapters.summary import AdapterReport, may_be_adapter, unmerged
-from ckpttools.array.chunk_sizes import is_fine, is_giant
 from ckpttools.array.gaps import incomplete
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding, is_fine, is_giant
 from ckpttools.array.tree import Path, Text, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
@@ -33,8 +32,7 @@ from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.quantized.dequantizable import has_doubtful_shapes, shaped_weights_in, weights_in
 from ckpttools.quantized.dequantized_tree import Logical, logical
-from ckpttools.quantized.tree import quantized_in
-from ckpttools.quantized.weights import is_scale
+from ckpttools.quantized.weights import is_scale, quantized_in
 from ckpttools.roles.of_tree import Role
 from ckpttools.stores.costs import Traffic
 

@@ -7,12 +7,16 @@ numbers in place of the axes' lengths, and without its function of values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from math import prod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import gcd, prod
 
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import padded, relayout, take
 from ckpttools.core.errors import MappingError
+from ckpttools.core.region import Shape, ceil_div
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup
+from ckpttools.mapping.row import Row
 
 Block = tuple[int, int]
 
@@ -131,3 +135,143 @@ def merged_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def axes_text(group: Iterable[str], sizes: Mapping[str, int]) -> str:
     """Axes with their lengths: `heads 16 x head_dim 64`."""
     return " x ".join(f"{axis} {sizes[axis]}" for axis in group)
+
+
+# A block of 128 rows may cover two heads of 64. Where heads are an axis, the grid of scales therefore has
+# smaller cells, each with the scale of its block. The reverse conversion takes one cell of each block and
+# requires the other cells to be equal.
+
+# Maximum cells in a block: for 128 x 128 elements with float32 scales, these take 1/4 of the block's bytes.
+_MOST_CELLS = 1024
+
+Fits = Callable[[Row, Mapping[str, int], Shape], str]
+"""Says why a row's left arrays had better not have a grid of this shape; empty where all is well. The sizes
+are of the weight."""
+
+
+def fitting_cells(row: Row, sizes: Mapping[str, int], block: Block, fits: Fits) -> tuple[dict[str, int], str]:
+    """The cells of a grid that fits, else of the coarsest, and why that does not fit.
+
+    Raises:
+        MappingError: there are none, or so small ones that scales would be as large as the weight.
+    """
+    result: tuple[dict[str, int], str] | None = None
+    failed: MappingError | None = None
+    for counts in cells_within(row.right, sizes, block):
+        try:
+            grid = grid_of(row.left, sizes, {**sizes, **counts})
+        except MappingError as error:
+            failed = failed or error
+            continue
+        misfit = fits(row, sizes, grid)
+        if not misfit:
+            return counts, ""
+        result = result or (counts, misfit)
+    if result is None:
+        block_counts(row.right, sizes, block)
+        raise failed or MappingError("blocks reach over the edges of axes", got=f"blocks of {block[0]}")
+    return result
+
+
+def times_of(side: Side, sizes: Mapping[str, int], counts: Mapping[str, int], block: Block) -> Block:
+    """How many cells a block has on the last two axes of a right array; errors as `times_in_block`."""
+    uncut = [
+        axis for group in side.groups[:-2] for axis in group if counts.get(axis, sizes[axis]) != sizes[axis]
+    ]
+    if uncut or len(side.groups) < 2:
+        raise MappingError("matrices would share blocks", got=" ".join(uncut) or None)
+    rows, columns = (
+        times_in_block(group, sizes, counts, size)
+        for group, size in zip(side.groups[-2:], block, strict=True)
+    )
+    return rows, columns
+
+
+def cells_within(side: Side, sizes: Mapping[str, int], block: Block) -> Iterator[dict[str, int]]:
+    """Ways to cut the last two groups of a side so that each cell lies in one block, the coarsest first.
+
+    Args:
+        side: of a row, not of parts; an array of at least two axes.
+        sizes: length of every axis.
+        block: elements of a block on the last two axes of the array.
+
+    Yields:
+        Axis -> number of cells.
+
+    Raises:
+        MappingError: only matrices have blocks.
+    """
+    if len(side.groups) < 2:
+        raise MappingError("only matrices have blocks", got=f"{len(side.groups)} axes")
+    first, second = (_cells(group, sizes, size) for group, size in zip(side.groups[-2:], block, strict=True))
+    limit = prod(min(length, size) for length, size in zip(side.shape(sizes)[-2:], block, strict=True))
+    pairs = sorted(((a, b) for a in first for b in second), key=lambda pair: -pair[0] * pair[1])
+    for a, b in pairs:
+        if a * b * _MOST_CELLS >= limit:
+            yield {**first[a], **second[b]}
+
+
+def _cells(group: AxisGroup, sizes: Mapping[str, int], size: int) -> dict[int, dict[str, int]]:
+    """Neighbours in a cell -> how many cells each axis has, for all that lie within a block and an axis."""
+    length = prod(sizes[axis] for axis in group)
+    largest = length if length <= size else gcd(length, size)
+    result = {cell: cell_counts(group, sizes, cell) for cell in range(1, largest + 1) if largest % cell == 0}
+    return {cell: counts for cell, counts in result.items() if counts is not None}
+
+
+def cells_of_grid(side: Side, sizes: Mapping[str, int], grid: tuple[int, ...]) -> dict[str, int]:
+    """How many cells each axis of a side has where its array has a grid of this shape.
+
+    Raises:
+        MappingError: the grid does not fit the array.
+    """
+    counts: dict[str, int] = {}
+    lengths = side.shape(sizes)
+    if len(grid) != len(lengths):
+        raise MappingError(
+            "the grid of scales has other axes", got=list(grid), expected=f"those of {list(lengths)}"
+        )
+    for group, length, count in zip(side.groups, lengths, grid, strict=True):
+        result = cell_counts(group, sizes, length // count) if count and length % count == 0 else None
+        if result is None:
+            raise MappingError("scales do not fit", got=f"{count} for {axes_text(group, sizes)}")
+        counts |= result
+    return counts
+
+
+def times_in_block(group: AxisGroup, sizes: Mapping[str, int], counts: Mapping[str, int], size: int) -> int:
+    """How many cells of a merged axis lie in a block.
+
+    Args:
+        group: its axes.
+        sizes: their lengths.
+        counts: how many cells they have.
+        size: elements of a block.
+
+    Raises:
+        MappingError: cells are no neighbours on this axis, or reach over blocks.
+    """
+    counts = {axis: counts.get(axis, sizes[axis]) for axis in group}
+    length, cells = prod(sizes[axis] for axis in group), prod(counts.values())
+    cell = length // cells
+    if cell_counts(group, sizes, cell) != counts:
+        raise MappingError("the elements of a block lie apart", got=axes_text(group, sizes))
+    if length <= size:
+        return cells
+    if size % cell:
+        raise MappingError(
+            "blocks are not made of whole cells", got=f"{cell} with a scale each, blocks of {size}"
+        )
+    return size // cell
+
+
+def of_blocks(cells: LazyArray, times: Block) -> LazyArray:
+    """The scales of blocks of so many cells on the last two axes: those of their first cells."""
+    *outer, rows, columns = cells.shape
+    down, across = ceil_div(rows, times[0]), ceil_div(columns, times[1])
+    whole = padded(cells, (*outer, down * times[0], across * times[1]))
+    split = [*((length,) for length in outer), (down, times[0]), (across, times[1])]
+    count = len(outer)
+    order = (*range(count), count, count + 2, count + 1, count + 3)
+    apart = relayout(whole, split, order, [1] * (count + 4))
+    return take(take(apart, count + 2, 0), count + 2, 0)

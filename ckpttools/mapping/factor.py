@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.dequantized import Dequantized, DequantizedPiece
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.reshaped import reshaped
+from ckpttools.array.relayout import reshaped
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Region, split_to
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.fill import Fill, Filled
-from ckpttools.mapping.values import Exactness, rounded
+from ckpttools.mapping.values import Exactness, Fill, Filled, rounded
 
 if TYPE_CHECKING:
     import numpy as np

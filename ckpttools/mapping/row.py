@@ -5,7 +5,7 @@
 On both sides a name, a colon and the axes of its array, in the language of `ckpttools.mapping.axes`. Then,
 after commas, what else there is to say of it:
 
-    scale head_dim -0.5   what happens to values on the way to the left, as `ckpttools.mapping.op_text` has it
+    scale head_dim -0.5   a value op from right to left, in the notation of `ckpttools.mapping.row_text`
     when tied             the row is there where the flag is set; several flags have blanks between
     unless tied           the row is there where it is not set
     above kind            only one side names this axis; the other has it in the prefix of its layers
@@ -13,19 +13,20 @@ after commas, what else there is to say of it:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.keys import Key
-from ckpttools.mapping.op_text import op_said
+from ckpttools.mapping.keys import Key, parse_key
 from ckpttools.mapping.row_text import (
     ARROW,
     NOWHERE,
     aligned_texts,
     is_heading,
+    op_said,
     read_heading,
     read_row,
     single_spaced,
@@ -134,3 +135,49 @@ def rows_text(rows: Iterable[Row], width: int) -> str:
     table = next(item for item in tables if max(map(len, item), default=0) <= width)
     lines = dict(zip(short, table, strict=True))
     return "\n".join(lines.get(text) or text.replace(f" {ARROW} ", f"\n    {ARROW} ") for text in texts)
+
+
+# Layers: rows that repeat under a numbered prefix, and how scanning stacks them.
+#
+# A scanned model keeps the layers of a group in one array, stacked on further axes from the scan axis on;
+# an unscanned one keeps each under a number of its own.
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """A group of layers that have the same rows.
+
+    Attributes:
+        right: prefix of right keys, `model.layers.{layer}`.
+        left: prefix of left keys of an unscanned model, `decoder.layers_{layer}`.
+        scanned: prefix of left keys of a scanned model, `decoder.layers`; empty for layers of an incomplete
+            cycle, where only complete cycles are scanned.
+        stacked: axes that a scanned model has in its arrays, from the scan axis on.
+        rows: what is below these prefixes.
+        when, unless: flags on which the group exists, as a row's.
+    """
+
+    right: str
+    left: str
+    scanned: str
+    stacked: tuple[str, ...]
+    rows: tuple[Row, ...]
+    when: str = ""
+    unless: str = ""
+
+    def all_rows(self, scan_axis: int | None) -> Iterator[Row]:
+        """The rows with their prefixes, for layers stacked on `scan_axis`, or for unscanned ones."""
+        if scan_axis is not None and not self.scanned:
+            return
+        above = parse_key(self.right)
+        left = parse_key(self.left if scan_axis is None else self.scanned)
+        stacked = () if scan_axis is None else self.stacked
+        for row in self.rows:
+            yield replace(
+                row,
+                left=row.left.below(left, stacked, scan_axis or 0),
+                right=row.right.below(above),
+                when=f"{self.when} {row.when}".strip(),
+                unless=f"{self.unless} {row.unless}".strip(),
+                above="",
+            )

@@ -12,15 +12,23 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.blocks import Block, block_counts, grid_of, merged_counts
-from ckpttools.mapping.cells import Fits, cells_of_grid, fitting_cells, of_blocks, times_of
-from ckpttools.mapping.joining import joined, part_of
+from ckpttools.mapping.blocks import (
+    Block,
+    Fits,
+    block_counts,
+    cells_of_grid,
+    fitting_cells,
+    grid_of,
+    merged_counts,
+    of_blocks,
+    times_of,
+)
 from ckpttools.mapping.mapped import ValueNote
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.row_conversion import RowConversion
+from ckpttools.mapping.row_conversion import RowConversion, joined, part_of
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
-from ckpttools.quantized.sound_scales import Sound
+from ckpttools.quantized.scale_checks import Sound
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,33 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
+from math import prod
 from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import padded, window
 from ckpttools.array.patterns import matching
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import UsageError
+from ckpttools.core.errors import ShapeError, UsageError
+from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.build import build, build_partly, filled_up
+from ckpttools.mapping.build import Direction, Settled, build, build_partly, filled_up
 from ckpttools.mapping.coverage import ExpectedArray, check_coverage, require_countable
-from ckpttools.mapping.direction import Direction, Settled
 from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open, seen_flags
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.mapped import Mapped
-from ckpttools.mapping.observed import labelled_sizes, observed
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.sizes import Size, derive, lengths_of, require, sizes_from_keys, unify
+from ckpttools.mapping.sizes import (
+    Size,
+    derive,
+    labelled_sizes,
+    lengths_of,
+    observed,
+    require,
+    sizes_from_keys,
+    unify,
+)
+from ckpttools.mapping.values import Fill
 
 
 @dataclass(frozen=True)
@@ -264,3 +274,31 @@ def _expected(direction: Direction, flags: Mapping[str, Flag]) -> ExpectedArray:
     why = dict.fromkeys(flag.source for flag in deciding)
     remedies = dict.fromkeys(flag.remedy for flag in deciding if flag.remedy)
     return ExpectedArray(direction.source, "; ".join(why), "; ".join(remedies))
+
+
+# The largest models have 100,000.
+_MOST_NAMES = 10_000_000
+
+
+def right_shapes(table: Table) -> dict[str, Shape]:
+    """Right keys and shapes of a model whose sizes the table knows.
+
+    Raises:
+        ShapeError: a size is not known, or of layers or experts there are too many to be meant.
+    """
+    rows = [*filter(table.has, table.rows)]
+    known = {**table.sizes, **labelled_sizes(side for row in rows for side in (row.left, row.right))}
+    rows = [row for row in rows if not isinstance(row.op, Fill)]
+    there = [row.right for row in rows if all(known[a].length for a in row.right.axes if a in known)]
+    sizes = require(
+        known, {axis for side in there for axis in (*side.axes, *side.key.needs)}, (), table.location
+    )
+    names = sum(prod(sizes[axis] for axis in side.key.axes) for side in there)
+    if names > _MOST_NAMES:
+        raise ShapeError(
+            "these sizes make more arrays than any model has",
+            location=table.location,
+            got=f"{names:,} arrays",
+            expected=f"{_MOST_NAMES:,} or fewer: as many layers and experts as the model has",
+        )
+    return {key: side.shape(sizes) for side in there for key in side.keys(sizes)}

@@ -22,15 +22,15 @@ from ckpttools.maxtext.config_differences import ConfigDifference, config_differ
 from ckpttools.maxtext.layout import FACTOR, STEPS
 from ckpttools.maxtext.scan_axis import KeepingAxis
 from ckpttools.maxtext.strip import StripOptimizer
-from ckpttools.quantized.dequantized_tree import DEFAULT_DTYPE
-from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.decoding import DEFAULT_DTYPE
+from ckpttools.quantized.weights import quantized_in
 from ckpttools.roles.names import is_average
 from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.cast import is_table
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.dequantize import dequantized, refuse_few_bits, with_notes
 from ckpttools.transforms.mean_weights import MeanWeights, Weighted
-from ckpttools.transforms.tables import is_table
 
 # Whole numbers that are compared at once.
 _COMPARED = 1 << 18

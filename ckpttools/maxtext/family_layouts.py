@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.layers import Layers
+from ckpttools.mapping.row import Layers
 from ckpttools.maxtext.layout import GLOBAL, LAYER, LOCAL
 from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version
 from ckpttools.model_families.family import Family

@@ -24,11 +24,11 @@ from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.model_config import TrueConfig
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.quantized.config import FILES, says_quantized
-from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.dequantized_tree import as_numbers
+from ckpttools.quantized.weights import quantized_in
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.transforms.as_numbers import as_numbers
 
 _CARRIED_FILE = f"{CARRIED}.safetensors"
 _WHOLE_MODEL = "the directory of the whole model"

@@ -22,18 +22,16 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
 from ckpttools.core.text import plural
-from ckpttools.mapping.blocks import Block
-from ckpttools.mapping.cells import Fits
+from ckpttools.mapping.blocks import Block, Fits
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.scale_grids import ScaleGrids, scale_grids
 from ckpttools.mapping.table import Table
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.dequantizable import not_readable, weights_in
 from ckpttools.quantized.modules import left_modules
+from ckpttools.quantized.scale_checks import Sound, check_values, sound_of
 from ckpttools.quantized.scales import BLOCK_SCALE
 from ckpttools.quantized.schemes.base import Weight
-from ckpttools.quantized.sound_scales import Sound, sound_of
-from ckpttools.quantized.stored_values import check_values
 from ckpttools.transforms.cast import cast
 from ckpttools.transforms.dequantize import dequantized
 

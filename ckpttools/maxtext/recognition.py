@@ -18,9 +18,9 @@ from ckpttools.core.message_terms import option, several, step
 from ckpttools.core.text import folded, matches_any, some
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import Coverage
-from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.keys import Field, Key, key_of
 from ckpttools.mapping.row import Row
+from ckpttools.mapping.values import Fill
 from ckpttools.maxtext.family_layouts import layouts_of
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family

@@ -39,13 +39,13 @@ from ckpttools.maxtext.stacking import StackLayers, UnstackLayers, cycle_of
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import PLAIN, Family
-from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.unsupported_errors import quantized_error
+from ckpttools.quantized.weights import quantized_in
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transformed
+from ckpttools.transforms.cast import is_table
 from ckpttools.transforms.dequantize import require_numbers
-from ckpttools.transforms.tables import is_table
 
 # Numbers of layers that are tried for the nearest that fits.
 _MOST_TRIED = 16

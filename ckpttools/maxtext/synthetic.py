@@ -15,11 +15,9 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import in_natural_order
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.shapes import right_shapes
 from ckpttools.mapping.sizes import nested
-from ckpttools.mapping.table import Table
-from ckpttools.mapping.values import Shift
-from ckpttools.mapping.whole_numbers import Whole
+from ckpttools.mapping.table import Table, right_shapes
+from ckpttools.mapping.values import Shift, Whole
 from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.conversion_options import TEXT
 from ckpttools.maxtext.model_config import text_config

@@ -17,12 +17,12 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import in_natural_order
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
-from ckpttools.mapping.fill import Fill
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.mapped import Mapped, ValueNote, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.mapping.table import Table
+from ckpttools.mapping.values import Fill
 from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.bound_model import (
     BoundModel,
@@ -52,8 +52,8 @@ from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.model_families.family import Spelling
 from ckpttools.model_families.hf_defaults import silent_values
 from ckpttools.quantized.dequantizable import weights_in
+from ckpttools.quantized.scale_checks import check_values
 from ckpttools.quantized.scales import BLOCK_SCALE
-from ckpttools.quantized.stored_values import check_values
 from ckpttools.quantized.unsupported_errors import refuse_quantized, refuse_unmappable
 from ckpttools.quantized.weights import quantized
 from ckpttools.transforms.cast import cast, cast_notes

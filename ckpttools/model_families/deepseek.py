@@ -1,7 +1,6 @@
 """DeepSeek V2, V3 and V3.2, and Kimi K2: latent attention, dense layers first, then layers with experts."""
 
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import rows
+from ckpttools.mapping.row import Layers, rows
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import DECODER_SETTINGS, EMBEDDINGS, FUSED, MLP, NORMS, TIED
 from ckpttools.model_families.family import Family, FlagRule

@@ -1,7 +1,6 @@
 """DeepSeek V4: hyper-connections, compressed attention, and first layers that route by a table of tokens."""
 
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import rows
+from ckpttools.mapping.row import Layers, rows
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import DECODER_SETTINGS, TIED
 from ckpttools.model_families.family import PLAIN, Family, FlagRule, Spelling

@@ -13,10 +13,9 @@ from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import option, with_options
 from ckpttools.core.text import matches_any, plural
 from ckpttools.mapping.flags import Flag
-from ckpttools.mapping.joining import with_parts
 from ckpttools.mapping.keys import Field, Key, parse_key
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import Row
+from ckpttools.mapping.row import Layers, Row
+from ckpttools.mapping.row_conversion import with_parts
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.mapping.sizes import Alternatives, Size, derive, first_said, lengths_of, sizes_from_config
 from ckpttools.mapping.table import Table

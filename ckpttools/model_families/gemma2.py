@@ -1,7 +1,6 @@
 """Gemma 2: a local and a global layer of Hugging Face's are one of MaxText's."""
 
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import row, rows
+from ckpttools.mapping.row import Layers, row, rows
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import DECODER_SETTINGS
 from ckpttools.model_families.family import Family

@@ -13,7 +13,7 @@ from ckpttools.model_families.gemma import (
     TEXT_SIZES,
     TIED_BY_DEFAULT,
 )
-from ckpttools.model_families.tower import HEAD_DIM, VISION, VISION_SIZES
+from ckpttools.model_families.qwen_tower import HEAD_DIM, VISION, VISION_SIZES
 
 # Here MaxText rounds sqrt(hidden_size) to bfloat16 before it multiplies.
 EMBEDDING = row(

@@ -13,7 +13,7 @@ from ckpttools.model_families.family import (
     within,
 )
 from ckpttools.model_families.gemma import HEAD, INTERNAL, NESTED, SETTINGS, TEXT_SIZES, TIED_BY_DEFAULT
-from ckpttools.model_families.tower import VISION, VISION_SIZES
+from ckpttools.model_families.qwen_tower import VISION, VISION_SIZES
 
 EMBEDDING = row(
     "token_embedder.embedding: vocab embed <-> model.embed_tokens.weight: vocab embed, scale embed 0.5"

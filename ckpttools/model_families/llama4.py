@@ -14,7 +14,7 @@ from ckpttools.model_families.decoder import (
     TIED,
 )
 from ckpttools.model_families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks
-from ckpttools.model_families.tower import HEAD_DIM, VISION, VISION_SIZES
+from ckpttools.model_families.qwen_tower import HEAD_DIM, VISION, VISION_SIZES
 
 DENSE = rows("""
     mlp.wi_0.kernel: embed mlp <-> feed_forward.gate_proj.weight: mlp embed

@@ -7,10 +7,9 @@ from ckpttools.model_families.family import Family, FlagRule, Spelling, decoder_
 from ckpttools.model_families.qwen3_next import FAMILY as QWEN3_NEXT
 from ckpttools.model_families.qwen3_next import FULL, LINEAR, NORMS, SETTINGS, SHARED_EXPERT
 from ckpttools.model_families.qwen3_vl import HUB
-from ckpttools.model_families.qwen_tower import BLOCK, CONSTANTS, DERIVED, LAST_MERGER, PATCHES
+from ckpttools.model_families.qwen_tower import BLOCK, CONSTANTS, DERIVED, LAST_MERGER, PATCHES, VISION
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
 from ckpttools.model_families.qwen_tower import SIZES as TOWER_SIZES
-from ckpttools.model_families.tower import VISION
 
 # Hugging Face has all queries, all keys, then all values; MaxText, for one head of keys after the other, its
 # query, its key, and the values and gates (`z`) of the heads that share it.

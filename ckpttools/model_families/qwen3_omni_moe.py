@@ -8,9 +8,17 @@ from ckpttools.model_families.decoder import FUSED, HEADS, TIED
 from ckpttools.model_families.family import Family, FlagRule, Spelling, UnsupportedPart, tower_blocks, within
 from ckpttools.model_families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.model_families.qwen3_moe import TEXT
-from ckpttools.model_families.qwen_tower import BLOCK, CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED, PATCHES
+from ckpttools.model_families.qwen_tower import (
+    AUDIO,
+    BLOCK,
+    CONSTANTS,
+    DEEP_SIZES,
+    DEEPSTACK,
+    DERIVED,
+    PATCHES,
+    VISION,
+)
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
-from ckpttools.model_families.tower import AUDIO, VISION
 
 # The tower is Qwen3-VL's, but for the names of what makes one token of several patches.
 MERGE = rows("""

@@ -14,9 +14,9 @@ from ckpttools.model_families.qwen_tower import (
     DERIVED,
     LAST_MERGER,
     PATCHES,
+    VISION,
 )
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
-from ckpttools.model_families.tower import VISION
 
 # As published and as transformers writes it; `lm_head` stays where it is.
 HUB = Spelling({"visual.": "model.visual.", "model.": "model.language_model."})

@@ -9,9 +9,8 @@ from ckpttools.model_families.family import Family, FlagRule, decoder_layers, wi
 from ckpttools.model_families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.model_families.qwen3_moe import TEXT
 from ckpttools.model_families.qwen3_vl import HUB, TOWER
-from ckpttools.model_families.qwen_tower import CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED
+from ckpttools.model_families.qwen_tower import CONSTANTS, DEEP_SIZES, DEEPSTACK, DERIVED, VISION
 from ckpttools.model_families.qwen_tower import SETTINGS as TOWER_SETTINGS
-from ckpttools.model_families.tower import VISION
 
 # As published, what goes into an expert comes first, unlike in all other fused experts; transformers turns
 # that around when it loads, and writes a model that it made itself as it has it. It loads either. The text

@@ -1,7 +1,24 @@
 """The vision tower of Qwen3-VL, Qwen3-Omni and Qwen3.5: one tower, under three names in MaxText."""
 
 from ckpttools.mapping.row import rows
-from ckpttools.model_families.tower import HEAD_DIM
+from ckpttools.model_families.family import FlagRule
+
+# A field of a configuration that has no tower is not there; some files state less of one than others.
+VISION = FlagRule(
+    ("vision_config.hidden_size", "vision_config.model_type"), remedy="{text_only} leaves the towers out"
+)
+AUDIO = FlagRule(
+    ("thinker_config.audio_config.d_model", "audio_config.d_model", "thinker_config.audio_config.model_type"),
+    remedy=VISION.remedy,
+)
+HEAD_DIM = {"vision_head_dim": "vision_embed / vision_heads"}
+VISION_SIZES = {
+    "vision_layer": ("vision_config.num_hidden_layers",),
+    "vision_embed": ("vision_config.hidden_size",),
+    "vision_heads": ("vision_config.num_attention_heads",),
+    "vision_mlp": ("vision_config.intermediate_size",),
+}
+
 
 PATCHES = rows("""
     patch_embed.proj.kernel: frame patch_height patch_width channel vision_embed

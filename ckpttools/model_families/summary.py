@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.mapping.op_text import exactness_of, op_said
+from ckpttools.mapping.row_text import exactness_of, op_said
 from ckpttools.mapping.values import ValueOp
 from ckpttools.model_families.family import Family
 

@@ -26,10 +26,8 @@ from ckpttools.mapping.documents import (
     truth,
 )
 from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.op_text import parse_op
-from ckpttools.mapping.row import Row, rows
-from ckpttools.mapping.row_text import ARROW
+from ckpttools.mapping.row import Layers, Row, rows
+from ckpttools.mapping.row_text import ARROW, parse_op
 from ckpttools.mapping.settings import SettingRules, setting_rules
 from ckpttools.mapping.sizes import Alternatives
 from ckpttools.mapping.values import ValueOp

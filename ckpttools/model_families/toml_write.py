@@ -8,8 +8,7 @@ from dataclasses import fields
 from itertools import count, groupby
 
 from ckpttools.core.errors import MappingError
-from ckpttools.mapping.layers import Layers
-from ckpttools.mapping.row import Row, rows_text
+from ckpttools.mapping.row import Layers, Row, rows_text
 from ckpttools.mapping.row import row as parse_row
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.family import PLAIN, Family, FlagRule, Spelling, UnsupportedPart

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from array import array
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import field, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ckpttools.array.dequantized import DequantizedPiece
+from ckpttools.array.dequantized import Dequantized, DequantizedPiece
+from ckpttools.array.lazy import LazyArray
+from ckpttools.array.nodes import Constant, swapped
 from ckpttools.array.read_blocks import page
+from ckpttools.array.relayout import reshaped
 from ckpttools.array.rounding import round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import DamagedScalesError
 from ckpttools.core.region import Shape, ceil_div
+from ckpttools.quantized.schemes.base import Weight
 
 if TYPE_CHECKING:
     import numpy as np
@@ -360,3 +365,75 @@ def largest(numbers: str) -> float:
 
     values = np.abs(_values(numbers))
     return float(values[np.isfinite(values)].max())
+
+
+DEFAULT_DTYPE = DTYPES["bfloat16"]
+
+
+RESULTS = ("bfloat16", "float16", "float32")
+"""The dtypes in which products are made."""
+
+
+def array_of(
+    weight: Weight,
+    arrays: Mapping[str, LazyArray],
+    dtype: DType = DEFAULT_DTYPE,
+    like: Like = "float32",
+    location: str = "",
+) -> LazyArray:
+    """The numbers of a weight.
+
+    Args:
+        weight: one that is stored quantised.
+        arrays: by name, at least those that it is made of.
+        dtype: of the numbers: float32, bfloat16 or float16.
+        like: how products are rounded.
+        location: of the checkpoint, for messages.
+    """
+    shifts = [] if weight.zero_points is None else [_zero_points(weight, arrays[weight.zero_points])]
+    built = Dequantized(
+        weight.shape,
+        dtype,
+        reshaped(arrays[weight.codes], weight.layout),
+        (*(reshaped(arrays[scale.name], scale.shape) for scale in weight.scales), *shifts),
+        (*(scale.block for scale in weight.scales), *(weight.scales[0].block for _ in shifts)),
+        weight.packed,
+        replace(decode_of(weight, dtype, like), location=location),
+    )
+    return swapped(built) if weight.is_swapped else built
+
+
+def unscaled(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray:
+    """What the codes of a weight stand for before they are multiplied, in the order in which they have them.
+
+    Arguments as of `array_of`.
+    """
+    float32, scale = DTYPES["float32"], weight.scales[0]
+    ones = Constant(scale.shape, float32, array("f", [1.0]).tobytes())
+    names = filter(None, (weight.codes, weight.zero_points))
+    alone = replace(weight, scales=(replace(scale, dtype=float32, divides=False),), is_swapped=False)
+    return array_of(alone, {scale.name: ones, **{name: arrays[name] for name in names}}, float32)
+
+
+def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
+    """One for each scale, of words with eight of a column each: by columns int4 with the scale 1."""
+    float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
+    one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
+    decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.scaled_by)
+    packed = Dequantized(turned, ZERO_POINT_DTYPE, swapped(words), (one,), (turned,), weight.packed, decode)
+    return swapped(packed)
+
+
+def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32") -> Decode:
+    """What makes numbers of a weight; arguments as of `logical`."""
+    dtypes = tuple(scale.dtype for scale in weight.scales)
+    divides = tuple(scale.divides for scale in weight.scales)
+    has_zero_points = weight.zero_points is not None
+    return Decode(weight.numbers, dtypes, divides, result_of(dtype), weight.scaled_by, like, has_zero_points)
+
+
+def result_of(dtype: DType | None) -> DType:
+    """The dtype in which products are made, of which the one that is expected can be made without loss."""
+    if dtype is None:
+        return DEFAULT_DTYPE
+    return dtype if dtype.name in RESULTS else DTYPES["float32"]

@@ -19,9 +19,8 @@ from ckpttools.quantized.schemes.base import (
     Weight,
 )
 from ckpttools.quantized.schemes.registry import read_formats, read_methods, scheme_of
-from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.unsupported_errors import remedy
-from ckpttools.quantized.weights import Quantized, is_scale
+from ckpttools.quantized.weights import Quantized, is_scale, quantized_in
 
 
 @dataclass(frozen=True, slots=True)

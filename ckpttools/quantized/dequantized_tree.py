@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, swapped
-from ckpttools.array.reshaped import reshaped
+from ckpttools.array.nodes import distinct
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
 from ckpttools.quantized.config import says_quantized, scheme, without_quantization
-from ckpttools.quantized.decoding import ZERO_POINT_DTYPE, Decode, Like
-from ckpttools.quantized.dequantizable import Weights, not_readable, shaped_weights_in
+from ckpttools.quantized.decoding import DEFAULT_DTYPE, RESULTS, Like, array_of, result_of
+from ckpttools.quantized.dequantizable import Weights, not_readable, shaped_weights_in, weights_in
+from ckpttools.quantized.scale_checks import check_values, value_faults
 from ckpttools.quantized.scales import last_key
 from ckpttools.quantized.schemes.base import Weight
-
-DEFAULT_DTYPE = DTYPES["bfloat16"]
-RESULTS = ("bfloat16", "float16", "float32")
-"""The dtypes in which products are made."""
+from ckpttools.quantized.weights import quantized_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,71 +100,6 @@ def _path(path: Path, weight: Weight) -> Path:
     return (*path[:-1], last.removesuffix(ending))
 
 
-def array_of(
-    weight: Weight,
-    arrays: Mapping[str, LazyArray],
-    dtype: DType = DEFAULT_DTYPE,
-    like: Like = "float32",
-    location: str = "",
-) -> LazyArray:
-    """The numbers of a weight.
-
-    Args:
-        weight: one that is stored quantised.
-        arrays: by name, at least those that it is made of.
-        dtype: of the numbers: float32, bfloat16 or float16.
-        like: how products are rounded.
-        location: of the checkpoint, for messages.
-    """
-    shifts = [] if weight.zero_points is None else [_zero_points(weight, arrays[weight.zero_points])]
-    built = Dequantized(
-        weight.shape,
-        dtype,
-        reshaped(arrays[weight.codes], weight.layout),
-        (*(reshaped(arrays[scale.name], scale.shape) for scale in weight.scales), *shifts),
-        (*(scale.block for scale in weight.scales), *(weight.scales[0].block for _ in shifts)),
-        weight.packed,
-        replace(decode_of(weight, dtype, like), location=location),
-    )
-    return swapped(built) if weight.is_swapped else built
-
-
-def unscaled(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray:
-    """What the codes of a weight stand for before they are multiplied, in the order in which they have them.
-
-    Arguments as of `array_of`.
-    """
-    float32, scale = DTYPES["float32"], weight.scales[0]
-    ones = Constant(scale.shape, float32, array("f", [1.0]).tobytes())
-    names = filter(None, (weight.codes, weight.zero_points))
-    alone = replace(weight, scales=(replace(scale, dtype=float32, divides=False),), is_swapped=False)
-    return array_of(alone, {scale.name: ones, **{name: arrays[name] for name in names}}, float32)
-
-
-def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
-    """One for each scale, of words with eight of a column each: by columns int4 with the scale 1."""
-    float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
-    one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
-    decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.scaled_by)
-    packed = Dequantized(turned, ZERO_POINT_DTYPE, swapped(words), (one,), (turned,), weight.packed, decode)
-    return swapped(packed)
-
-
-def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32") -> Decode:
-    """What makes numbers of a weight; arguments as of `logical`."""
-    dtypes = tuple(scale.dtype for scale in weight.scales)
-    divides = tuple(scale.divides for scale in weight.scales)
-    has_zero_points = weight.zero_points is not None
-    return Decode(weight.numbers, dtypes, divides, result_of(dtype), weight.scaled_by, like, has_zero_points)
-
-
-def result_of(dtype: DType | None) -> DType:
-    """The dtype in which products are made, of which the one that is expected can be made without loss."""
-    if dtype is None:
-        return DEFAULT_DTYPE
-    return dtype if dtype.name in RESULTS else DTYPES["float32"]
-
-
 def _value_notes(result: Iterable[Weight], dtype: DType, like: Like) -> Notes:
     count = Counter((item.scheme, _is_exact(item, dtype)) for item in result)
     exact, inexact = [], []
@@ -196,3 +128,131 @@ def _is_exact(weight: Weight, dtype: DType) -> bool:
     powers = all(scale.dtype.name == "float8_e8m0fnu" for scale in weight.scales)
     least = weight.numbers == "float4_e2m1fn"
     return powers and (dtype.name == "float32" or (dtype.name == "bfloat16" and least))
+
+
+class Numbers(NamedTuple):
+    """A tree of plain numbers, and what was done to get it; empty where nothing was."""
+
+    tree: Tree
+    remark: str = ""
+
+
+def as_numbers(tree: Tree, dtype: DType | None = None, *, is_read: bool = False) -> Numbers:
+    """The numbers of a tree; the tree as it is where not all of its quantised weights can be dequantised.
+
+    Args:
+        tree: any checkpoint.
+        dtype: of the numbers; None for bfloat16.
+        is_read: whether all numbers are going to be read: scales are looked at before, and what is left as
+            it is stored is told of.
+
+    Raises:
+        FormatError: a scale that is looked at makes no finite number; lists all.
+    """
+    result = shaped_weights_in(tree)
+    if result.faults or not result.readable:
+        return Numbers(tree, _damage(result.faults) if is_read else "")
+    if is_read:
+        check_values(tree, result.readable.values(), dtype)
+    built = logical(tree, dtype, weights=result)
+    count, schemes = array_count(built.weights), _schemes(built.weights.values())
+    to = next(built.tree.arrays[path].dtype for path in built.weights)
+    return Numbers(built.tree, f"{count} dequantised from {schemes} to {to}")
+
+
+def side_by_side(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[Numbers, Numbers]:
+    """Two trees that can be compared: as they are where both store their weights alike, else as numbers.
+
+    Those of one are in the dtype that the other has most of, in float32 where both are quantised: rounding
+    would make different products equal. Where one has codes of which no numbers can be made, because nothing
+    says how, codes of both are compared. `is_read` and errors as of `as_numbers`.
+    """
+    if _stored_alike(a, b) or _has_only_codes(a) or _has_only_codes(b):
+        return _as_stored(a, is_read), _as_stored(b, is_read)
+    return as_numbers(a, _main_dtype(b), is_read=is_read), as_numbers(b, _main_dtype(a), is_read=is_read)
+
+
+def _as_stored(tree: Tree, is_read: bool) -> Numbers:
+    """A tree as it is, with what of it stands for no numbers."""
+    if not is_read:
+        return Numbers(tree)
+    result = weights_in(tree)
+    return Numbers(
+        tree, _damage((*result.faults, *value_faults(tree, result.readable.values(), signs=False).damaged))
+    )
+
+
+def _damage(faults: Sequence[str]) -> str:
+    """What to say of quantised weights whose codes and scales are looked at as they are stored."""
+    if not faults:
+        return ""
+    more = f", and {len(faults) - 1:,} more" if len(faults) > 1 else ""
+    return f"codes and scales as they are stored, of which no numbers can be made: {faults[0]}{more}"
+
+
+def _stored_alike(a: Tree, b: Tree) -> bool:
+    """Whether the same weights are quantised in the same way, if any are."""
+    return _ways(weights_in(a).readable.values()) == _ways(weights_in(b).readable.values())
+
+
+def _has_only_codes(tree: Tree) -> bool:
+    """Whether it has quantised weights of which no numbers can be made."""
+    return bool(weights_in(tree).faults and quantized_in(tree).weights)
+
+
+def _ways(weights: Collection[Weight]) -> set[tuple[str, str, str]]:
+    return {(weight.name, weight.codes, weight.scheme) for weight in weights}
+
+
+def _main_dtype(tree: Tree) -> DType | None:
+    """The dtype of most elements of those that products are made in; None where there is none.
+
+    Where these are products, too, the one that has all of them.
+    """
+    if weights_in(tree).readable:
+        return DTYPES["float32"]
+    count: Counter[str] = Counter()
+    for array in tree.arrays.values():
+        count[array.dtype.name] += array.size
+    result = [name for name, _ in count.most_common() if name in RESULTS]
+    return DTYPES[result[0]] if result else None
+
+
+def _schemes(weights: Collection[Weight]) -> str:
+    return ", ".join(dict.fromkeys(weight.scheme for weight in weights))
+
+
+def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
+    """The quantised weights that arrays are of, by the names of their codes; empty where one is of none."""
+    arrays = by_name(tree.arrays)
+    owners = {
+        id(arrays[stored]): name
+        for name, item in shaped_weights_in(tree).readable.items()
+        for stored in item.stored
+    }
+    result: set[str] = set()
+    for array in differing if owners else ():
+        theirs = {owners[id(item)] for item in distinct([array]) if id(item) in owners}
+        if not theirs:
+            return set()
+        result |= theirs
+    return result
+
+
+def is_dequantized(array: LazyArray) -> bool:
+    """Whether numbers of a quantised weight are in it."""
+    return any(isinstance(part, Dequantized) for part in distinct([array]))
+
+
+def numbers_of(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
+    """The numbers of those of some weights of which any can be made, in float32."""
+    arrays, readable, location = (
+        by_name(tree.arrays),
+        shaped_weights_in(tree).readable,
+        tree.metadata.location,
+    )
+    return {
+        name: array_of(readable[name], arrays, DTYPES["float32"], location=location)
+        for name in names
+        if name in readable
+    }

@@ -14,7 +14,7 @@ from ckpttools.core.tally import add
 from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
-from ckpttools.quantized.damaged_scales import naming_all
+from ckpttools.quantized.scale_checks import naming_all
 from ckpttools.run.bindings import new_run_id
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch

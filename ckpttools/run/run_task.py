@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ckpttools.array.booleans import require_booleans
+from ckpttools.array.lazy import require_booleans
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import keystr
 from ckpttools.core.region import Shape

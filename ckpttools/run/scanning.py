@@ -15,14 +15,13 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from ckpttools.array.booleans import require_booleans
 from ckpttools.array.fingerprint import sources
-from ckpttools.array.lazy import ByteSource
+from ckpttools.array.lazy import ByteSource, require_booleans
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted_pieces
-from ckpttools.quantized.damaged_scales import naming_all
+from ckpttools.quantized.scale_checks import naming_all
 from ckpttools.run.threads import WorkerThread, join_all, start_some
 from ckpttools.stores.unchanged import check_unchanged
 

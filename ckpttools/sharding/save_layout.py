@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Held
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError

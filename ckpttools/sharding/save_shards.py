@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
-from ckpttools.array.views import subview
+from ckpttools.array.read_blocks import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import SourceChangedError, UsageError

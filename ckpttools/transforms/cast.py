@@ -25,7 +25,6 @@ from ckpttools.transforms.conversion import Convert, is_lossless
 from ckpttools.transforms.dequantize import Dequantize, is_of_read_scheme
 from ckpttools.transforms.scales import spared
 from ckpttools.transforms.select import require_matches
-from ckpttools.transforms.tables import is_table
 
 
 @checked_options
@@ -198,3 +197,15 @@ def _can_cast(dtype: DType, to: DType) -> bool:
 
 def _listed(paths: list[Path], casts: Mapping[Path, tuple[DType, DType]]) -> str:
     return listing([f"{keystr(path)}: {casts[path][0]} to {casts[path][1]}" for path in paths])
+
+
+# The experts of each token, as DeepSeek V4 calls them, and MaxText, which trains with them in float32.
+_TABLES = frozenset(("tid2eid",))
+
+
+def is_table(path: Path) -> bool:
+    """Whether an array is a table of whole numbers.
+
+    In bfloat16 expert 257 would be 256: a wrong one, without a word.
+    """
+    return not _TABLES.isdisjoint(key for item in path for key in str(item).split("."))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ckpttools.array.booleans import require_booleans
+from ckpttools.array.lazy import require_booleans
 from ckpttools.array.rounding import as_float32, round_to, spare_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType

@@ -15,10 +15,10 @@ from ckpttools.quantized.decoding import Like as Like
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.dequantized_tree import Logical, logical
 from ckpttools.quantized.modules import half_quantised, is_fused, is_linear
+from ckpttools.quantized.scale_checks import check_values
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.schemes.registry import read_methods
-from ckpttools.quantized.stored_values import check_values
-from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.weights import quantized_in
 from ckpttools.transforms.base import Transformed
 
 LIKES: tuple[Like, ...] = ("float32", "maxtext")

@@ -18,8 +18,7 @@ from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, in_natural_order, some
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.dequantizable import not_readable, weights_in
-from ckpttools.quantized.encoders.fp8 import Fp8Blocks
-from ckpttools.quantized.encoders.mxfp4 import GROUP, Mxfp4Encoder
+from ckpttools.quantized.encoders import GROUP, Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.modules import (
     EXPERTS,
     EXPERTS_APART,
@@ -32,12 +31,11 @@ from ckpttools.quantized.modules import (
     single_matrices,
 )
 from ckpttools.quantized.scales import BLOCK_SCALE, is_plain
-from ckpttools.quantized.tree import quantized_in
 from ckpttools.quantized.unsupported_errors import remedy
+from ckpttools.quantized.weights import quantized_in
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.cast import cast, cast_notes
+from ckpttools.transforms.cast import cast, cast_notes, is_table
 from ckpttools.transforms.select import require_matches
-from ckpttools.transforms.tables import is_table
 
 _FP8, _MXFP4 = "fp8-block128", "mxfp4"
 _BLOCK = 128

@@ -16,9 +16,8 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
 from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
 from ckpttools.quantized.scales import is_plain, scales_word, split_name
-from ckpttools.quantized.tree import by_names, quantized_in
 from ckpttools.quantized.unsupported_errors import quantized_error, refuse_unknown, remedy
-from ckpttools.quantized.weights import Quantized, last_keys
+from ckpttools.quantized.weights import Quantized, by_names, last_keys, quantized_in
 
 
 def spared(

@@ -12,7 +12,7 @@ from ckpttools.diagnosis.inventory import Inventory, ListedItem
 from ckpttools.formats.registry import open_tree
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.scales import is_narrow
-from ckpttools.quantized.tree import quantized_in
+from ckpttools.quantized.weights import quantized_in
 from ckpttools.stores.location import Location
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from typing import Any
 
-from ckpttools.array.shardings import Sharding
-from ckpttools.array.storage import Storage
+from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, keystr
 from ckpttools.core.budget import require_room
 from ckpttools.core.dataclass import dataclass

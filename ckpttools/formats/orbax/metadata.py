@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError

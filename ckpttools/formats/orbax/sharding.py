@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.errors import FormatError

@@ -12,7 +12,7 @@ from dataclasses import field
 from typing import Any
 
 from ckpttools.array.nodes import stacked_axes
-from ckpttools.array.shardings import Sharding
+from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED

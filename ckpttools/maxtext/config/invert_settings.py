@@ -14,8 +14,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
-from ckpttools.mapping.setting_terms import FLAG, Condition, Term
-from ckpttools.mapping.settings import Limit, Setting
+from ckpttools.mapping.settings import FLAG, Condition, Limit, Setting, Term
 from ckpttools.maxtext.config.infer_settings import MODEL_NAME, idle
 from ckpttools.maxtext.config.model_facts import CYCLE, LAYER_TYPES, ModelFacts, layer_types
 from ckpttools.maxtext.config.models import defaults

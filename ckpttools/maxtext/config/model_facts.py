@@ -12,7 +12,7 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import matches_any
 from ckpttools.mapping.arithmetic import axes_in
-from ckpttools.mapping.setting_terms import Term
+from ckpttools.mapping.settings import Term
 from ckpttools.mapping.sizes import nested, states
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import TEXT_PARTS, THETA, without_alias

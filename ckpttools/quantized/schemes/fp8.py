@@ -5,8 +5,15 @@ from __future__ import annotations
 from math import prod
 
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.quantized.schemes.base import Module, Scales, UnreadableError, Weight, blocked, whole
-from ckpttools.quantized.schemes.groups import weight_groups
+from ckpttools.quantized.schemes.base import (
+    Module,
+    Scales,
+    UnreadableError,
+    Weight,
+    blocked,
+    weight_groups,
+    whole,
+)
 
 _FIELD, _DEFAULT_BLOCK = "weight_block_size", (128, 128)
 # Its fused experts are multiplied from the left, and so have a scale for each column.

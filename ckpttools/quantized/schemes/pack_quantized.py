@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 from ckpttools.core.region import ceil_div
 from ckpttools.quantized.decoding import OFFSET_INT4
-from ckpttools.quantized.schemes.base import Module, UnreadableError, Weight, blocked, whole
-from ckpttools.quantized.schemes.groups import (
+from ckpttools.quantized.schemes.base import (
     ZERO_POINT,
+    Module,
+    UnreadableError,
+    Weight,
+    blocked,
     is_shifted,
     refuse_other_bits,
     refuse_reordered,
     rows_and_groups,
+    whole,
 )
 
 _PER_WORD = 8

@@ -6,11 +6,9 @@ from functools import cache
 
 from ckpttools.core.plugins import load_group
 from ckpttools.quantized.schemes.base import Module, Scheme
-from ckpttools.quantized.schemes.fp4_experts import Fp4Experts
+from ckpttools.quantized.schemes.fp4 import Fp4Experts, Mxfp4, Nvfp4
 from ckpttools.quantized.schemes.fp8 import Fp8
 from ckpttools.quantized.schemes.maxtext import MaxText
-from ckpttools.quantized.schemes.mxfp4 import Mxfp4
-from ckpttools.quantized.schemes.nvfp4 import Nvfp4
 from ckpttools.quantized.schemes.pack_quantized import PackQuantized
 
 GROUP = "ckpttools.schemes"

@@ -13,22 +13,174 @@ from math import prod
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.reshaped import reshaped
+from ckpttools.array.nodes import ElementOp, Elementwise, distinct
+from ckpttools.array.relayout import reshaped
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.dtypes import DType
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.core.errors import CheckpointError, DamagedScalesError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, split_to
 from ckpttools.core.text import first_of, plural
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
-from ckpttools.quantized.damaged_scales import are_near, damaged_error, of_no_numbers
-from ckpttools.quantized.decoding import Decode, Like
-from ckpttools.quantized.dequantized_tree import decode_of, unscaled
+from ckpttools.quantized.decoding import GET_AGAIN, Decode, Like, decode_of, unscaled
 from ckpttools.quantized.schemes.base import Scales, Weight
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+# Scales that are looked at together, in 256 KiB of float32.
+_CHECK_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """Scales as they are, where numbers of bfloat16 can be made of them; an op for `elementwise`.
+
+    Attributes:
+        decode: what would make them.
+        then: what is done to the scales behind this; of what comes of it such numbers can be made as well.
+    """
+
+    decode: Decode
+    then: ElementOp | None = None
+
+    def result(self, dtype: DType) -> DType:
+        return dtype
+
+    def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
+        """Copies carriers of scales.
+
+        Raises:
+            DamagedScalesError: of one no finite number can be made.
+        """
+        scales = source.reshape(-1)
+        for at in range(0, scales.size, _CHECK_ELEMENTS):
+            for factors in self.factors([scales[at : at + _CHECK_ELEMENTS]]):
+                self.decode.check(factors)
+        target[...] = source
+
+    def factors(self, scales: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+        """What numbers are multiplied by, of carriers of scales as they are, and as they are going to be."""
+        import numpy as np
+
+        yield self.decode.factors(scales)
+        if self.then is not None:
+            (source,), (dtype,) = scales, self.decode.scales
+            built = np.empty_like(source)
+            self.then.apply(source, built, dtype)
+            yield self.decode.factors([built])
+
+
+def sound_of(scales: LazyArray, codes: DType, name: str, location: str = "") -> Sound:
+    """What looks at scales of a weight in float8, which they multiply.
+
+    Args:
+        scales: as they are stored.
+        codes: the dtype of the weight as it is stored.
+        name, location: of the scales and of their checkpoint, for messages.
+    """
+    return Sound(Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name, location=location))
+
+
+# Scales of which no finite numbers can be made, listed from all that a failed run was to read.
+#
+# Whoever multiplies by scales looks at them, and stops at the first that is damaged. That costs a run which
+# succeeds next to nothing, and says nothing of the others: these are looked for once it has failed.
+#
+# Elements that are read at once, in a few MiB beside the buffers of workers that are still at work.
+_SCAN_ELEMENTS = 1 << 18
+# Weights that are looked at where each takes a request to a store behind a network: for some 30 s.
+_MOST_FAR = 1000
+
+
+def damaged_error(
+    lines: Iterable[str], *, location: str | None = None, got: str | None = None, hint: str = GET_AGAIN
+) -> DamagedScalesError:
+    """The error for damaged scales.
+
+    Args:
+        lines: one for each quantised weight that has some.
+        location: the checkpoint.
+        got: how its weights are quantised.
+        hint: the next step.
+    """
+    return DamagedScalesError(
+        "these quantised weights have scales of which no finite numbers can be made:" + listing(list(lines)),
+        location=location,
+        got=got,
+        hint=hint,
+    )
+
+
+def of_no_numbers(decode: Decode) -> str:
+    """How a line goes on after the value of a damaged scale."""
+    return f"of which no finite {decode.result} can be made"
+
+
+def are_near(scales: Iterable[LazyArray]) -> bool:
+    """Whether reading them takes no request to a store behind a network."""
+    return all(getattr(source, "price", 1) == 1 for scale in scales for source in scale.sources())
+
+
+def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseException:
+    """The error with all damaged scales of some arrays, where it is about one; else as it is.
+
+    Args:
+        error: what reading them has raised.
+        arrays: all that was to be read. Of scales that lie behind a network the first are looked at.
+    """
+    if not isinstance(error, DamagedScalesError):
+        return error
+    # Several may have one name: weights of averaged models, zero points and what they are taken from.
+    scaled = [*_scaled(arrays)]
+    far = dict.fromkeys(sound.decode.where for sound, scales in scaled if not are_near(scales))
+    rest = {*[*far][_MOST_FAR:]} - {error.location}
+    result: dict[Decode, float] = {}
+    try:
+        for sound, scales in scaled:
+            if sound.decode.where not in rest and (wrong := next(_wrong(sound, scales), None)) is not None:
+                result.setdefault(sound.decode, wrong)
+    except CheckpointError:
+        return error
+    if not result:
+        return error
+    unseen = f"; scales of {len(rest):,} more weights were not looked at" if rest else ""
+    built = _error_of(result, GET_AGAIN + unseen)
+    built.__cause__ = error
+    return built
+
+
+def _error_of(result: Mapping[Decode, float], hint: str) -> DamagedScalesError:
+    """The error for damaged scales: of one checkpoint under its place, of several each with its own."""
+    locations = {decode.location for decode in result}
+    named = ((d.name if len(locations) == 1 else d.where, d, value) for d, value in result.items())
+    lines = dict.fromkeys(f"{name}: {value:g}, {of_no_numbers(d)}" for name, d, value in named)
+    return damaged_error(lines, location=locations.pop() or None if len(locations) == 1 else None, hint=hint)
+
+
+def _scaled(arrays: Iterable[LazyArray]) -> Iterator[tuple[Sound, Sequence[LazyArray]]]:
+    """What makes numbers of scales, and these, of all arrays that are made of quantised weights."""
+    for item in distinct(arrays):
+        if isinstance(item, Dequantized) and isinstance(item.decoding, Decode):
+            yield Sound(item.decoding), item.scales[: len(item.decoding.scales)]
+        elif isinstance(item, Elementwise) and isinstance(item.op, Sound):
+            yield item.op, (item.source,)
+
+
+def _wrong(sound: Sound, scales: Sequence[LazyArray]) -> Iterator[float]:
+    """Factors of which no finite numbers can be made."""
+    first, *others = scales
+    # All but the first have one element.
+    ones = [other.read().view(other.dtype.carrier) for other in others]
+    for region in split_to(Region.whole(first.shape), _SCAN_ELEMENTS):
+        some = first.read(region).view(first.dtype.carrier)
+        for factors in sound.factors([some, *ones]):
+            yield from map(float, sound.decode.beyond(factors))
+
 
 # Scales that are looked at together, of many weights or of a part of one. Those of 45,000 weights took 3 s
 # one by one, and 0.9 GB all at once.

@@ -1,0 +1,257 @@
+"""Encoders that quantize weights to FP8 blocks (DeepSeek V3) and to MXFP4 (gpt-oss)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ckpttools.array.blockwise import NotFiniteError
+from ckpttools.array.rounding import as_float32
+from ckpttools.core.dataclass import dataclass
+from ckpttools.core.dtypes import DTYPES, DType
+from ckpttools.quantized.errors import lost
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+_FP8_CODE, _FP8_MAX = "float8_e4m3fn", 448.0
+# Smaller scales would be subnormal, which devices take for zero.
+_FP8_MIN_SCALE = 2.0**-126
+# Elements that are encoded at once: float32 copies of them stay in a core's cache.
+_TILE_ELEMENTS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Blocks:
+    """The encoder of FP8 as DeepSeek V3 publishes it: E4M3 codes with a float32 scale for each block.
+
+    A scale is the largest magnitude of its block divided by 448, the largest E4M3 number. Codes are the
+    values divided by their scale, rounded once to nearest even. Blocks of zeros have the scale 1.
+
+    Attributes:
+        rows, columns: of a block.
+    """
+
+    rows: int = 128
+    columns: int = 128
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return self.rows, self.columns
+
+    @property
+    def packed(self) -> int:
+        return 1
+
+    @property
+    def code(self) -> DType:
+        return DTYPES[_FP8_CODE]
+
+    @property
+    def scale(self) -> DType:
+        return DTYPES["float32"]
+
+    def scales(self, values: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        largest = block_maxima(values, self.block)
+        scales = largest / np.float32(_FP8_MAX)
+        np.maximum(scales, np.float32(_FP8_MIN_SCALE), out=scales)
+        scales[largest == 0] = 1
+        return scales.view("<u4")
+
+    def codes(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        codes = np.empty(values.shape, np.uint8)
+        for rows, columns, scale in self._strips(values.shape, scales.view("<f4")):
+            quotients: np.ndarray = np.divide(as_float32(values[rows, columns]), scale)
+            codes[rows, columns] = rounded_to_few_bits(quotients, _FP8_CODE)
+        return codes
+
+    def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        built = np.empty(codes.shape, np.float32)
+        for rows, columns, scale in self._strips(codes.shape, scales.view("<f4")):
+            np.multiply(numbers(codes[rows, columns], _FP8_CODE), scale, out=built[rows, columns])
+        return built
+
+    def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
+        return lost(values, decoded)
+
+    def _strips(
+        self, shape: tuple[int, ...], scales: np.ndarray
+    ) -> Iterator[tuple[slice, slice, np.ndarray]]:
+        """Slices of rows and of columns within one row of blocks, with the scale of each column."""
+        import numpy as np
+
+        high, wide = self.block
+        across = max(1, _TILE_ELEMENTS // high // wide)
+        for number, strip in enumerate(scales):
+            rows = slice(number * high, min((number + 1) * high, shape[0]))
+            for first in range(0, len(strip), across):
+                columns = slice(first * wide, min((first + across) * wide, shape[1]))
+                scale = np.repeat(strip[first : first + across], wide)[: columns.stop - columns.start]
+                yield rows, columns, scale
+
+
+def block_maxima(values: np.ndarray, block: tuple[int, int]) -> np.ndarray:
+    """The largest magnitude of each block, in float32.
+
+    Args:
+        values: (rows, columns) of a floating-point dtype of at least 16 bits.
+        block: rows and columns of a block; the last ones may be smaller.
+
+    Raises:
+        NotFiniteError: NaN or infinity is among them, also as a float64 that float32 cannot hold.
+    """
+    import numpy as np
+
+    if values.dtype.itemsize == 8:
+        with np.errstate(over="ignore"):
+            values = values.astype(np.float32)
+    # Magnitudes have the order of their patterns, NaN the last: whole numbers are compared at 8 GB/s, where
+    # bfloat16 has no loop of its own.
+    kind = np.dtype(f"u{values.dtype.itemsize}")
+    patterns = values.view(kind) & kind.type((1 << 8 * kind.itemsize - 1) - 1)
+    largest = _maxima(_maxima(patterns, 0, block[0]), 1, block[1]).view(values.dtype).astype(np.float32)
+    if not np.isfinite(largest).all():
+        raise NotFiniteError
+    return largest
+
+
+def _maxima(values: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """The largest of every `size` neighbours on one axis of two, of fewer at the end."""
+    import numpy as np
+
+    length = values.shape[axis]
+    whole = length // size * size
+    head, tail = np.split(values, [whole], axis)
+    split = (*head.shape[:axis], whole // size, size, *head.shape[axis + 1 :])
+    result = head.reshape(split).max(axis + 1, initial=0)
+    return result if whole == length else np.concatenate([result, tail.max(axis, keepdims=True)], axis)
+
+
+def rounded_to_few_bits(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Floats of a few bits, rounded once to nearest, ties to even; what is beyond their range is the largest.
+
+    Args:
+        values: float32, none of them NaN.
+        dtype: such as "float8_e4m3fn".
+
+    Returns:
+        Codes of the shape of `values`, uint8.
+    """
+    import numpy as np
+
+    bits = values.view(np.uint32)
+    # Rounded to odd, the upper half knows of the lower one what rounding again has to know. Looking the code
+    # up takes 1.5 ns an element with that, where ml_dtypes casts in 17.
+    upper = bits & np.uint32(0xFFFF)
+    upper += np.uint32(0xFFFF)
+    upper |= bits
+    upper >>= np.uint32(16)
+    codes: np.ndarray = _codes(dtype)[upper]
+    return codes
+
+
+def numbers(codes: np.ndarray, dtype: str) -> np.ndarray:
+    """What codes stand for, in float32; the arguments as of `rounded_to_few_bits`."""
+    built: np.ndarray = _numbers(dtype).take(codes)
+    return built
+
+
+@cache
+def _codes(dtype: str) -> np.ndarray:
+    """The code of each float32 of which the lower half is zero, by its upper half."""
+    import numpy as np
+
+    values = (np.arange(1 << 16, dtype=np.uint32) << np.uint32(16)).view(np.float32)
+    limit = np.nanmax(np.abs(_numbers(dtype)))
+    kept = np.clip(np.where(np.isnan(values), 0, values), -limit, limit)
+    return kept.astype(DTYPES[dtype].numpy).view(np.uint8)
+
+
+@cache
+def _numbers(dtype: str) -> np.ndarray:
+    import numpy as np
+
+    codes = np.arange(1 << DTYPES[dtype].bits, dtype=np.uint8)
+    return codes.view(DTYPES[dtype].numpy).astype(np.float32)
+
+
+GROUP = 32
+_FP4_CODE, _FP4_MAX = "float4_e2m1fn", 6.0
+# Exponents of scales: from a bias of 127 to the largest with which every code is finite in bfloat16.
+_EXPONENT_BIAS, _MIN_EXPONENT, _MAX_EXPONENT = 127, -127, 125
+
+
+@dataclass(frozen=True, slots=True)
+class Mxfp4Encoder:
+    """The encoder of MXFP4 as in gpt-oss: two E2M1 codes per byte, one exponent for 32 neighbors.
+
+    The scale of a group is the smallest power of two that brings its values within 6, the largest E2M1
+    number. Nothing is clipped, and values that were MXFP4 before are kept. Groups of zeros have the scale 1.
+    """
+
+    @property
+    def block(self) -> tuple[int, int]:
+        return 1, GROUP
+
+    @property
+    def packed(self) -> int:
+        return 2
+
+    @property
+    def code(self) -> DType:
+        return DTYPES["uint8"]
+
+    @property
+    def scale(self) -> DType:
+        return DTYPES["uint8"]
+
+    def scales(self, values: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        largest = block_maxima(values, self.block)
+        # largest = m * 2**e with 0.5 <= m < 1, and 6 = 0.75 * 2**3.
+        digits, exponents = np.frexp(largest)
+        exponents = np.clip(exponents - 3 + (digits > _FP4_MAX / 8), _MIN_EXPONENT, _MAX_EXPONENT)
+        built: np.ndarray = (np.where(largest == 0, 0, exponents) + _EXPONENT_BIAS).astype(np.uint8)
+        return built
+
+    def codes(self, values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        packed = np.empty((values.shape[0], values.shape[1] // 2), np.uint8)
+        for rows in self._strips(values.shape):
+            wide = as_float32(values[rows])
+            # Powers of two, and so exactly.
+            factors = np.ldexp(np.float32(1), _EXPONENT_BIAS - scales[rows].astype(np.int32))
+            scaled = np.multiply(wide.reshape(wide.shape[0], -1, GROUP), factors[..., None])
+            codes = rounded_to_few_bits(scaled.reshape(wide.shape), _FP4_CODE)
+            packed[rows] = codes[:, ::2] | codes[:, 1::2] << 4
+        return packed
+
+    def decoded(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        built = np.empty((codes.shape[0], codes.shape[1] * 2), np.float32)
+        for rows in self._strips(built.shape):
+            built[rows, ::2] = numbers(codes[rows] & 15, _FP4_CODE)
+            built[rows, 1::2] = numbers(codes[rows] >> 4, _FP4_CODE)
+            grouped = built[rows].reshape(built[rows].shape[0], -1, GROUP)
+            grouped *= np.ldexp(np.float32(1), scales[rows].astype(np.int32) - _EXPONENT_BIAS)[..., None]
+        return built
+
+    def _strips(self, shape: tuple[int, ...]) -> Iterator[slice]:
+        """Slices of rows that stay in a core's cache."""
+        step = max(1, _TILE_ELEMENTS // shape[1])
+        for first in range(0, shape[0], step):
+            yield slice(first, first + step)
+
+    def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
+        return lost(values, decoded)
