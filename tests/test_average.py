@@ -293,7 +293,7 @@ REFUSED = [
     (["run", "--steps", "..3000/1000"], 2, "names no steps"),
     (["run", "--steps", "1" * 200], 2, "names no steps"),
     (["run", "--steps", "3000..1000/1000"], 2, "no steps are named"),
-    (["run", "--steps", "1000..2000,2000.."], 2, "next say 1000,2000,3000 instead"),
+    (["run", "--steps", "1000..2000,2000.."], 2, "hint say 1000,2000,3000 instead"),
     (["run", "--steps", "1000,2000", "--last", "2"], 2, "two choices of steps"),
     (["seed-1", "--steps", "1000,2000"], 2, "has no steps"),
     (["run", "--steps", "4000.."], 2, "no finished steps in 4000.."),

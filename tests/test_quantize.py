@@ -234,7 +234,7 @@ def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
     told = " ".join(run(*words, "--exclude", "*.up_proj.weight", code=2).split())
     assert "another conversion: the same command, begun with other options" in told
     assert told.index("--overwrite; to resume it") < told.index(
-        f"ckpt quantize {tmp_path}/hf", told.index("next")
+        f"ckpt quantize {tmp_path}/hf", told.index("hint")
     )
     ckpttools.quantize(
         tmp_path / "hf", tmp_path / "fp8", exclude="model.layers.1.mlp.up_proj.weight", overwrite=True

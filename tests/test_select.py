@@ -109,7 +109,7 @@ class TestPatterns:
             assert near in str(caught.value.hint)
 
     def test_nothing_near(self):
-        with pytest.raises(UsageError, match=r"next +`ckpt inspect tree SRC --flat` shows all names"):
+        with pytest.raises(UsageError, match=r"hint +`ckpt inspect tree SRC --flat` shows all names"):
             Select(["zzzz"])(self.TREE)
 
 

@@ -53,7 +53,7 @@ class Left:
         if ended.code == 0:
             self.case.tidy(self.case.whole(model))
             return _MADE, ended.err
-        if "  next " not in ended.err:
+        if "  hint " not in ended.err:
             raise WrongError(f"{ended}\nwanted: a next step")
         return _REFUSED, ended.err
 

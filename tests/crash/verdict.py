@@ -175,7 +175,7 @@ class Case:
             return ended
         spoken(ended, 2, 3, 4, 5)
         self.whole(result, self.before, marked=True)
-        if "  next " not in ended.err:
+        if "  hint " not in ended.err:
             raise WrongError(f"{ended}\nwanted: a next step")
         if model == MODEL:
             if result != model:
