@@ -20,7 +20,6 @@ from ckpttools.array.nodes import (
     elementwise,
     relayout,
     stack,
-    stacked_axes,
     take,
 )
 from ckpttools.array.scratch import Scratch
@@ -385,16 +384,16 @@ def test_stacked_axes_are_those_of_layers_and_experts():
     experts = stack([leaf] * 3, 0)
     layers = stack([experts] * 2, 1)
     assert layers.shape == (3, 2, 4, 5)
-    assert stacked_axes(leaf) == ()
-    assert stacked_axes(experts) == (0,)
-    assert stacked_axes(layers) == (0, 1)
-    assert stacked_axes(stack([experts] * 2, 0)) == (0, 1)
-    assert stacked_axes(stack([experts] * 2, 3)) == (0, 3)
+    assert leaf.stacked_axes == ()
+    assert experts.stacked_axes == (0,)
+    assert layers.stacked_axes == (0, 1)
+    assert stack([experts] * 2, 0).stacked_axes == (0, 1)
+    assert stack([experts] * 2, 3).stacked_axes == (0, 3)
 
 
 def test_stacked_axes_are_seen_through_a_cast():
     layers = stack([Constant((4, 5), F32, bytes(4))] * 2, 1)
-    assert stacked_axes(elementwise(layers, Cast(BF16))) == (1,)
+    assert elementwise(layers, Cast(BF16)).stacked_axes == (1,)
 
 
 def test_a_file_that_ends_too_early_says_so():

@@ -14,7 +14,6 @@ from ckpttools.api.mesh_gain import MeshGain, mesh_gain
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Opening, Source, opened, part_of, read_options, rest_of
 from ckpttools.api.tree_plan import plan_tree
-from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dataclass import dataclass
@@ -185,7 +184,7 @@ def mesh_grid(applied: AppliedRules, limit: int | None = None, jax_arrays: Colle
         if not is_wide and path not in tree.metadata.key_impls and path not in tree.metadata.scalars:
             shardings[path] = Sharding("NamedSharding", axes, _without_ends(spec))
         if array.size:
-            stacked = stacked_axes(array)
+            stacked = array.stacked_axes
             chunks[path] = mesh_chunk(array.shape, shard, array.dtype.itemsize, stacked, limit)
     return MeshGrid(chunks, shardings)
 

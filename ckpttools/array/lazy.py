@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
     from typing_extensions import Buffer
 
+    from ckpttools.array.permutation import Permutation
     from ckpttools.array.scratch import Scratch
 
 
@@ -110,6 +111,28 @@ class LazyArray(ABC):
     @abstractmethod
     def sources(self) -> Iterator[ByteSource]:
         """The files that reading all of it reads; one may come several times."""
+
+    def permuted(self, permutation: Permutation) -> LazyArray | None:
+        """Return the permuted array, built from permuted sources.
+
+        Returns:
+            None if the array itself has to be read and its elements moved.
+        """
+        return None
+
+    @property
+    def can_read_in_any_order(self) -> bool:
+        """Whether `read_in_any_order` writes elements in the order of `out` in memory."""
+        return False
+
+    def read_in_any_order(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
+        """Read as `read_into` does, in the order of `out` in memory where that is faster."""
+        self.read_into(region, out, scratch)
+
+    @property
+    def stacked_axes(self) -> tuple[int, ...]:
+        """The axes whose coordinates are stored separately, such as those of stacked layers and experts."""
+        return ()
 
     @property
     def ndim(self) -> int:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray, OfAlikeParts, OfParts, ReadCost
+from ckpttools.array.permutation import Permutation
 from ckpttools.array.read_blocks import subview
+from ckpttools.array.relayout import Relayout, relayout, reshape_in_order, swapped
 from ckpttools.array.rounding import round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
@@ -52,8 +54,6 @@ class _FactorRead:
 
     @classmethod
     def of(cls, factor: LazyArray) -> _FactorRead:
-        from ckpttools.array.relayout import Relayout, swapped
-
         if isinstance(factor, Relayout) and factor.is_across:
             return cls(swapped(factor), is_swapped=True)
         return cls(factor, is_swapped=False)
@@ -77,6 +77,34 @@ class LowRank(OfParts):
     """
 
     scale: float
+
+    def permuted(self, permutation: Permutation) -> LazyArray | None:
+        """Permute the factors instead, unless atoms of rows and of columns alternate.
+
+        The product is then computed in the order in which it is needed, and no element is moved.
+        """
+        if self.ndim != 2:
+            return None
+        split, order, merge = permutation
+        row_atoms = len(split[0])
+        is_column = [atom >= row_atoms for atom in order]
+        rows_first = is_column == sorted(is_column)
+        if not rows_first and is_column != sorted(is_column, reverse=True):
+            return None
+        left, right = self.parts
+        rows = [atom for atom in order if atom < row_atoms]
+        columns = [atom - row_atoms for atom in order if atom >= row_atoms]
+        rank = (self.rank,)
+        left = relayout(left, (split[0], rank), (*rows, row_atoms), (row_atoms, 1))
+        right = relayout(right, (rank, split[1]), (0, *(atom + 1 for atom in columns)), (1, len(columns)))
+        if not rows_first:
+            left, right = swapped(right), swapped(left)
+        product = low_rank(left, right, self.scale)
+        atoms = permutation.atoms
+        lengths = [atoms[atom] for atom in order]
+        first = row_atoms if rows_first else len(columns)
+        groups = (tuple(lengths[:first]), tuple(lengths[first:]))
+        return reshape_in_order(product, Permutation(groups, tuple(range(len(atoms))), merge))
 
     @property
     def rank(self) -> int:
@@ -185,12 +213,12 @@ class Plus(OfAlikeParts):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         array, addend = self.parts
-        if self._apart:
+        if self.parts[1].stacked_axes:
             # Of one layer or expert at a time they would be many short reads.
             array.read_into(region, out, scratch)
-        for box in self._boxes(region, self._apart):
+        for box in self._boxes(region, self.parts[1].stacked_axes):
             values = subview(out, box.relative_to(region))
-            if not self._apart:
+            if not self.parts[1].stacked_axes:
                 array.read_into(box, values, scratch)
             with scratch.take(box.shape, self._sums.numpy) as total:
                 self._read_addend(addend, box, total, scratch)
@@ -203,12 +231,6 @@ class Plus(OfAlikeParts):
             return
         for piece in region.pieces(apart[0], 1):
             yield from self._boxes(piece, apart[1:])
-
-    @cached_property
-    def _apart(self) -> tuple[int, ...]:
-        from ckpttools.array.nodes import stacked_axes
-
-        return stacked_axes(self.parts[1])
 
     def _add(self, box: Region, total: np.ndarray, values: np.ndarray, scratch: Scratch) -> None:
         """values += total, block by block."""

@@ -49,6 +49,7 @@ from ckpttools.core.region import Region, Shape, ceil_div, split_to
 if TYPE_CHECKING:
     import numpy as np
 
+    from ckpttools.array.permutation import Permutation
     from ckpttools.array.scratch import Scratch
 
 
@@ -72,6 +73,11 @@ class Stack(OfParts):
         views = np.moveaxis(out, self.axis, 0)
         for k, part in enumerate(self._parts(region)):
             part.read_into(inner, views[k, ...], scratch)
+
+    @property
+    def stacked_axes(self) -> tuple[int, ...]:
+        inner = (axis + (axis >= self.axis) for axis in self.parts[0].stacked_axes)
+        return tuple(sorted((self.axis, *inner)))
 
     def _parts(self, region: Region) -> tuple[LazyArray, ...]:
         return self.parts[region.start[self.axis] : region.stop[self.axis]]
@@ -135,18 +141,6 @@ class Take(Regionwise):
         return ("take", self.axis, self.index, self.source.read_kind)
 
 
-def stacked_axes(array: LazyArray) -> tuple[int, ...]:
-    """The axes of which each coordinate is stored apart, such as those of stacked layers and experts."""
-    if isinstance(array, Elementwise):
-        return stacked_axes(array.source)
-    if isinstance(array, Chunked):
-        return tuple(axis for axis, length in enumerate(array.chunk) if length == 1 < array.shape[axis])
-    if not isinstance(array, Stack):
-        return ()
-    inner = (axis + (axis >= array.axis) for axis in stacked_axes(array.parts[0]))
-    return tuple(sorted((array.axis, *inner)))
-
-
 def take(source: LazyArray, axis: int, index: int) -> Take:
     """`source` at one coordinate of `axis`.
 
@@ -178,6 +172,15 @@ class Elementwise(Regionwise):
     """Another array with a function applied to every element."""
 
     op: ElementOp
+
+    def permuted(self, permutation: Permutation) -> LazyArray | None:
+        # Only the factors of a product are permuted below the function.
+        source = self.source.permuted(permutation) if isinstance(self.source, LowRank) else None
+        return None if source is None else replace(self, shape=source.shape, source=source)
+
+    @property
+    def stacked_axes(self) -> tuple[int, ...]:
+        return self.source.stacked_axes
 
     def _source_region(self, region: Region) -> Region:
         return region

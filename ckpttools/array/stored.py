@@ -233,6 +233,10 @@ class Chunked(LazyArray):
     part_scratch: int | None = None
     gaps: Gaps | None = None
 
+    @property
+    def stacked_axes(self) -> tuple[int, ...]:
+        return tuple(axis for axis, length in enumerate(self.chunk) if length == 1 < self.shape[axis])
+
     def _cells(self, region: Region) -> Iterator[tuple[Region, Region, LazyArray]]:
         """For each chunk that the region meets: the part in the array, the same in the chunk, the chunk."""
         for index in grid_met(self.chunk, region):

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.codecs.base import WritableCodec
@@ -123,7 +122,7 @@ class OrbaxWriter:
                 continue
             itemsize = array.dtype.itemsize
             given = self.chunks.shape(path, array.shape) if self.chunks else None
-            chunk = given or chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
+            chunk = given or chunk_shape(array.shape, itemsize, array.stacked_axes, largest)
             home = self._home(base, path) or files.home(array.shape, chunk, itemsize)
             placements[path] = Placement(array.shape, itemsize, chunk, home, self.compression)
         sizes = {name: size for name, size in files.sizes.items() if size}

@@ -10,7 +10,6 @@ import json
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import stacked_axes
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.codecs.base import WritableCodec
 from ckpttools.codecs.zstd import LARGEST_ENCODED
@@ -66,7 +65,7 @@ class ZarrWriter:
         if given is not None:
             chunk = given
         elif array.size:
-            chunk = chunk_shape(array.shape, itemsize, stacked_axes(array), largest)
+            chunk = chunk_shape(array.shape, itemsize, array.stacked_axes, largest)
         else:
             # A grid has cells of at least one element, also where there is no cell at all.
             chunk = tuple(max(1, length) for length in array.shape)
