@@ -16,8 +16,8 @@ from ckpttools.stores import parse
 from ckpttools.stores.certificates import VARIABLES, added_certificates, bundle_path
 from ckpttools.stores.web import https
 from ckpttools.stores.web.client import Client
+from ckpttools.stores.web.hub_errors import trust_certificates
 from ckpttools.stores.web.hub_repository import Repository
-from ckpttools.stores.web.hub_trust import trust_certificates
 
 SCHEMES = ("s3", "gs", "az", "https", "hf")
 EXTRA = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE")

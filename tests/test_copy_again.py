@@ -284,7 +284,7 @@ def test_copy_detects_any_changed_byte(tmp_path_factory, at, keeps, side, is_old
 
 def test_copy_reports_source_changed_after_publishing(model, tmp_path, monkeypatch):
     """The copy was killed after it was published and before its journal was deleted."""
-    from ckpttools.stores.local.work import LocalWork
+    from ckpttools.stores.local.staging import LocalWork
 
     def stop(self):
         raise StopError

@@ -41,8 +41,8 @@ from ckpttools.core.errors import (
 )
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode
 from ckpttools.stores import parse
-from ckpttools.stores.local.marks import unmark
 from ckpttools.stores.local.staging import LocalStaging
+from ckpttools.stores.local.staging_names import unmark
 from ckpttools.stores.publishing import LockedError
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"

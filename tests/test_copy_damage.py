@@ -22,10 +22,9 @@ from ckpttools.copying import execute, prepared, transfer
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, SourceChangedError, StorageError
 from ckpttools.stores import evidence, parse
 from ckpttools.stores.base import FileKind, Status
-from ckpttools.stores.local.work import LocalWork
+from ckpttools.stores.local.staging import LocalWork
 from ckpttools.stores.objects import store as object_store
-from ckpttools.stores.objects.file import ObjectFile
-from ckpttools.stores.objects.links import is_proven_copy
+from ckpttools.stores.objects.links import ObjectFile, is_proven_copy
 from ckpttools.stores.objects.work import ObjectWork
 
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -15,9 +15,7 @@ import numpy as np
 import pytest
 
 from ckpttools.core.errors import FormatError
-from ckpttools.stores.local.descriptors import Reopened
-from ckpttools.stores.local.file import LocalFile
-from ckpttools.stores.times import iso_time
+from ckpttools.stores.local.file import LocalFile, Reopened, iso_time
 
 SHARDS = 80
 
@@ -113,7 +111,7 @@ def test_the_limit_is_raised_before_a_file_is_closed(tmp_path):
     code = """
 import os, resource, sys
 from ckpttools.stores.local.file import LocalFile
-from ckpttools.stores.times import iso_time
+from ckpttools.stores.local.file import iso_time
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 files = [LocalFile.at(path) for path in sys.argv[1:]]

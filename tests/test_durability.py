@@ -26,7 +26,7 @@ from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.run import journaled
 from ckpttools.run.parts import execute_part
 from ckpttools.stores.local.files import sync_tree
-from ckpttools.stores.local.partial import JOURNAL
+from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.stores.publishing import PLAN_MARK, JobInfo
 from ckpttools.stores.registry import parse
 from ckpttools.stores.shares import PARTS, Share

@@ -125,7 +125,6 @@ MAY = {
         "formats",
         "run.overlap_check",
         "run.bindings",
-        "run.journaled",
         "run.threads",
         "digest.digest",
     },

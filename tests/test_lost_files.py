@@ -28,7 +28,7 @@ from ckpttools.run.bindings import (
 from ckpttools.run.events import Publishing, Started, TaskDone
 from ckpttools.stores import parse
 from ckpttools.stores.local.data_files import LocalDataFiles
-from ckpttools.stores.local.work import LocalWork
+from ckpttools.stores.local.staging import LocalWork
 from ckpttools.stores.local.written import WrittenFiles
 from ckpttools.stores.objects.work import ObjectWork
 from ckpttools.stores.publishing import JobInfo, staging_of

@@ -779,7 +779,7 @@ from ckpttools.formats.references import ReferenceMode, References
 from ckpttools.plan import plan
 from ckpttools.run import journaled
 from ckpttools.run.events import TaskDone
-from ckpttools.stores.local.partial import JOURNAL as NAME
+from ckpttools.stores.local.staging_names import JOURNAL as NAME
 references.FINE, journaled._SYNC_SECONDS = 1, 0.001
 plan.LARGEST_TASK, plan._SMALLEST_TASK = 1 << 12, 1 << 10
 source, out, entries = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]), int(sys.argv[3])
@@ -820,7 +820,7 @@ def test_a_file_of_weights_is_not_shared_for_a_scalar(model, tmp_path):
 
 def test_shared_files_are_no_room_that_comes_back(model, tmp_path):
     """What an unfinished conversion shares is not freed when it is done anew."""
-    from ckpttools.stores.local.overwrite_guard import allocated
+    from ckpttools.stores.local.directory import allocated
 
     (tmp_path / "x").mkdir()
     os.link(model / "model.safetensors", tmp_path / "x" / "linked")

@@ -27,8 +27,8 @@ from ckpttools.plan import plan as planning
 from ckpttools.run import journaled
 from ckpttools.run.events import Publishing, Receipt, Started, TaskDone
 from ckpttools.stores.local.data_files import LocalDataFiles
-from ckpttools.stores.local.partial import JOURNAL
 from ckpttools.stores.local.staging import LocalStaging
+from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 SIZES = LlamaSizes(layers=3, hidden=128, mlp=384, heads=4, kv_heads=2, head_dim=32, vocab=1000)

@@ -32,7 +32,7 @@ def stopping(after):
 
 @pytest.mark.parametrize("rows", [64, 4096])
 def test_what_was_saved_of_another_state_does_not_count(tmp_path, monkeypatch, rows):
-    monkeypatch.setattr("ckpttools.run.journaled._SYNC_SECONDS", 0.001)
+    monkeypatch.setattr("ckpttools.run.threads._SYNC_SECONDS", 0.001)
     state = {f"w{at:02d}": np.full((rows, 128), at, np.float32) for at in range(12)}
     prepared = ckpttools.save.plan(state, tmp_path / "out", "zarr3", jobs=1)
     with pytest.raises(StopError):
@@ -51,7 +51,7 @@ def test_what_was_saved_of_another_state_does_not_count(tmp_path, monkeypatch, r
 
 
 def test_what_is_the_same_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("ckpttools.run.journaled._SYNC_SECONDS", 0.001)
+    monkeypatch.setattr("ckpttools.run.threads._SYNC_SECONDS", 0.001)
     state = {f"w{at:02d}": np.full((64, 128), at, np.float32) for at in range(12)}
     prepared = ckpttools.save.plan(state, tmp_path / "out", "zarr3", jobs=1)
     with pytest.raises(StopError):

@@ -29,8 +29,8 @@ from ckpttools.stores.local import directory, staging
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.local.files import exchange, remove_tree
 from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.local.partial import JOURNAL as NAME
 from ckpttools.stores.local.staging import LocalStaging
+from ckpttools.stores.local.staging_names import JOURNAL as NAME
 from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError
 from ckpttools.testing.models import LlamaSizes, write_llama
 

@@ -13,7 +13,7 @@ from support.tls import Authority, encrypted
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores import parse
-from ckpttools.stores.objects import gs_uploads
+from ckpttools.stores.objects import gs
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIATESTTESTTEST", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "x"}
 PAGE = "<!doctype html>\n<title>404 Not Found</title>\n<h1>Not Found</h1>"
@@ -229,11 +229,11 @@ class TestOtherServers:
         authority = Authority(tmp_path)
         for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE"):
             monkeypatch.delenv(name, raising=False)
-        gs_uploads._pool.cache_clear()
+        gs._pool.cache_clear()
         with encrypted(clouds.server.url.removeprefix("http://"), authority.context()) as front:
             for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"):
                 monkeypatch.setenv(name, f"https://{front}")
             monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.path))
             location = parse(f"{scheme}://{clouds.bucket}/d")
             assert location.store.uploads(location.key) == []
-        gs_uploads._pool.cache_clear()
+        gs._pool.cache_clear()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.stores import FileKind, parse
+from ckpttools.stores.concurrency import in_threads
 from ckpttools.stores.publishing import staging_of
-from ckpttools.stores.thread_map import in_threads
 from ckpttools.testing.stores import StoreTests
 
 NUMBERS = count()

@@ -21,8 +21,8 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, in_natural_order, some
 from ckpttools.quantized.modules import is_linear
+from ckpttools.stores.base import check_unchanged
 from ckpttools.stores.memory import Bytes
-from ckpttools.stores.unchanged import check_unchanged
 
 if TYPE_CHECKING:
     import numpy as np

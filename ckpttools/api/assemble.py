@@ -38,10 +38,9 @@ from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.layout import SCAN_LAYERS, STEPS
 from ckpttools.maxtext.view import view_of
 from ckpttools.run.overlap_check import check_apart
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import at_once, requesting
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.stores.thread_map import at_once
 
 _MOST_NAMED = 4
 

@@ -20,12 +20,11 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import size_of
 from ckpttools.run.overlap_check import check_apart
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import at_once, requesting
 from ckpttools.stores.outside_links import check_outside_links, outside_links
 from ckpttools.stores.publishing import staging_of
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.sharing import RepositoryOptions, shared
-from ckpttools.stores.thread_map import at_once
 
 
 @command(returns="CopyReport")

@@ -23,8 +23,7 @@ from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
 from ckpttools.plan.task import cores
 from ckpttools.run.events import Observer
 from ckpttools.run.parts import PartReceipt, execute_part, finished_tasks
-from ckpttools.run.source_copies import SourceCopy, identify_copy
-from ckpttools.run.source_states import SourceStates, read_source_states
+from ckpttools.run.source_copies import SourceCopy, SourceStates, identify_copy, read_source_states
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.costs import Costs
 from ckpttools.stores.location import Location

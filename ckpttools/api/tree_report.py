@@ -19,8 +19,7 @@ from ckpttools.model_families.registry import families
 from ckpttools.quantized.dequantized_tree import as_numbers, side_by_side
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.location import Location
-from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.stores.traffic import counted
+from ckpttools.stores.registry import LocationLike, counted, parse
 
 
 @checked

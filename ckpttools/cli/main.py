@@ -255,7 +255,7 @@ def main() -> None:
 def telling_traffic() -> Iterator[None]:
     """Says on stderr how many requests were made and how many bytes came, unless an error ends the command
     or nothing was asked."""
-    from ckpttools.stores.traffic import counted
+    from ckpttools.stores.registry import counted
 
     with counted() as traffic:
         try:

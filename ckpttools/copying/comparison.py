@@ -9,11 +9,11 @@ from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES, PIECE_BYTES, FileRange, pieces_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import Status
+from ckpttools.stores.concurrency import in_threads
 from ckpttools.stores.evidence import combine_evidence, get_stamp, load_evidence, save_evidence
 from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import outside_links
 from ckpttools.stores.sharing import is_of_repository
-from ckpttools.stores.thread_map import in_threads
 
 _MIN_THREADS = 2
 

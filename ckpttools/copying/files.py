@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from ckpttools.core.errors import FormatError
 from ckpttools.core.message_terms import again
 from ckpttools.stores.base import DirEntry, FileKind, Status
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK
-from ckpttools.stores.thread_map import at_once
 
 
 def files_below(directory: Location) -> Mapping[str, Status]:

@@ -22,7 +22,7 @@ from ckpttools.stores.fetching import Observe
 from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import check_outside_links
 from ckpttools.stores.publishing import Published
-from ckpttools.stores.traffic import counted
+from ckpttools.stores.registry import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,9 @@ from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_in
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import open_all_steps, open_tree
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import begun_at, unfinished_at
-from ckpttools.stores.thread_map import at_once
 
 # Beside steps lie descriptions of the run. What is larger is copied by itself.
 _LARGEST_BESIDE = 16 << 20

@@ -8,8 +8,8 @@ from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES, FileRange, digest_of
 from ckpttools.core.errors import SourceChangedError
 from ckpttools.core.message_terms import again
+from ckpttools.stores.concurrency import at_once, in_threads
 from ckpttools.stores.evidence import get_stamp_text
-from ckpttools.stores.thread_map import at_once, in_threads
 
 _THREADS = 4
 

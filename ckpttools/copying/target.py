@@ -17,10 +17,10 @@ from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import is_own_file
 from ckpttools.stores.abilities import Puts
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import begun_at
 from ckpttools.stores.sharing import is_of_repository
-from ckpttools.stores.thread_map import at_once
 
 
 @dataclass(frozen=True)

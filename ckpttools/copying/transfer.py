@@ -26,8 +26,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.message_terms import again
 from ckpttools.run.bindings import BindingSink, new_run_id, select_sound_records
-from ckpttools.run.journaled import JournaledThreads
-from ckpttools.run.threads import WorkerThread, start_some
+from ckpttools.run.threads import JournaledThreads, WorkerThread, start_some
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.evidence import get_stamp_text

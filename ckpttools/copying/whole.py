@@ -16,8 +16,8 @@ from ckpttools.formats.orbax.metadata import TREE_FILE, parse_tree
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar import PATTERNS
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 # Other files that repositories keep in Git LFS.
 _LARGE_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.onnx", "*.msgpack", "*.distcp")

@@ -25,8 +25,8 @@ from ckpttools.formats.interrupted import refuse_empty
 from ckpttools.formats.orbax.steps import Step
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.fetching import Observe
+from ckpttools.stores.location import is_unanswered
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.stores.unanswered import is_unanswered
 
 # The check that opens everything: its findings are reported only if no other check says more.
 LAST_RESORT = "opens"

@@ -38,9 +38,8 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.location import Location
+from ckpttools.stores.location import Location, kept_unless_unanswered
 from ckpttools.stores.publishing import unfinished_at
-from ckpttools.stores.unanswered import kept_unless_unanswered
 
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"

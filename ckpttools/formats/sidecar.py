@@ -19,10 +19,9 @@ from ckpttools.core.message_terms import again
 from ckpttools.formats.base import SIDECARS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
-from ckpttools.stores.base import File
+from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
-from ckpttools.stores.unchanged import check_unchanged
 
 CARRIED = "carried"
 # What transformers and tokenizers read beside the weights; not the weights, their index, or pictures.

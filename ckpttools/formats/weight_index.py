@@ -16,8 +16,8 @@ from ckpttools.core.errors import CheckpointError, FormatError, counted_listing,
 from ckpttools.core.text import first_of, plural, some
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.base import is_inside
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 _INDEX_HINT = "fetch the index again, or remove it: the files themselves say which tensors they hold"
 _FETCH_BOTH = "fetch the index and its files again"

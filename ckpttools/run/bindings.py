@@ -23,6 +23,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.stores.abilities import FindsHoles
 from ckpttools.stores.base import File, FileKind, Status
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import (
     FindsChangedFiles,
@@ -32,7 +33,6 @@ from ckpttools.stores.publishing import (
     Sink,
     file_identity,
 )
-from ckpttools.stores.thread_map import at_once
 
 _VOID = -1
 """Replaces the task index in a record that voids other records, and in an entry that voids all of a run."""

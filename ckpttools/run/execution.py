@@ -18,13 +18,11 @@ from ckpttools.quantized.scale_checks import naming_all
 from ckpttools.run.bindings import new_run_id
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
-from ckpttools.run.journaled import Enters, JournaledThreads
 from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy
 from ckpttools.run.task_runner import DoesTasks, InThread, see_nothing
-from ckpttools.run.threads import WorkerThread, is_ending, start_some
-from ckpttools.stores.base import File
+from ckpttools.run.threads import Enters, JournaledThreads, WorkerThread, is_ending, start_some
+from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.publishing import Sink
-from ckpttools.stores.unchanged import check_unchanged
 
 # Files that are looked at each time, in 4 ms; whether more have changed is asked at the end.
 _MOST_LOOKED_AT = 1000

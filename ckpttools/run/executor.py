@@ -12,7 +12,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.resident import peak_bytes
-from ckpttools.formats.base import Extents, Writer
+from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import errors_of, without_errors
@@ -21,17 +21,21 @@ from ckpttools.run.entries import FinishedTask, kept, left_of, unfinished
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution
 from ckpttools.run.fingerprint import fingerprint, source_of
-from ckpttools.run.linking import link_files
 from ckpttools.run.overlap_check import check_apart, check_unread
-from ckpttools.run.source_copies import SourceCopy, check_same_model, identify_plan_copy, select_comparable
-from ckpttools.run.source_states import (
+from ckpttools.run.source_copies import (
+    SourceCopy,
+    check_same_model,
+    identify_plan_copy,
     is_written_from,
     read_plan_states,
     repeat_if_touched,
+    select_comparable,
     source_state_record,
 )
 from ckpttools.run.task_runner import DoesTasks, see_nothing
 from ckpttools.run.worker_processes import worker_processes
+from ckpttools.stores.abilities import Links
+from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import (
     DataFiles,
@@ -43,9 +47,7 @@ from ckpttools.stores.publishing import (
     Work,
     staging_of,
 )
-from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.stores.traffic import counted
-from ckpttools.stores.unchanged import check_unchanged
+from ckpttools.stores.registry import LocationLike, counted, parse
 
 
 def execute(
@@ -277,3 +279,28 @@ def _run_tasks(
 
     # What is watched must not be seen twice.
     return repeat_if_touched(attempt, partial(read_plan_states, plan), can_repeat=watch is see_nothing)
+
+
+def link_files(layout: Layout, content: Location) -> int:
+    """Links every file of a layout below a place; does nothing where an earlier run did.
+
+    Where the store refuses although a trial went well, or none was made, the parts that are needed are copied
+    to the same places of a file with holes: the index that was planned is right for both.
+
+    Returns:
+        Bytes that were copied instead.
+
+    Raises:
+        FormatError: a file is not what it was when the plan was made.
+        StorageError, NoSpaceError: the store reports an error.
+    """
+    copied = 0
+    store = content.store
+    for name, source in layout.links.items():
+        if not (isinstance(source, File) and isinstance(store, Links)):
+            raise TypeError(f"{source!r} is not a file that can be linked into {content}")
+        target, parts = (content / name).key, layout.used[name]
+        if not store.link(source, target):
+            store.copy_parts(source, target, parts)
+            copied += sum(stop - start for start, stop in parts)
+    return copied

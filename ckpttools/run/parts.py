@@ -16,16 +16,21 @@ from ckpttools.run.bindings import drop_voided_records, new_run_id, select_sound
 from ckpttools.run.entries import FinishedTask, kept, left_of
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution
-from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy, select_comparable
-from ckpttools.run.source_states import SourceStates, repeat_if_touched
+from ckpttools.run.source_copies import (
+    NO_SOURCE_COPY,
+    SourceCopy,
+    SourceStates,
+    repeat_if_touched,
+    select_comparable,
+)
 from ckpttools.run.task_runner import DoesTasks
 from ckpttools.run.worker_processes import worker_processes
+from ckpttools.stores.base import check_unchanged
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import DataFiles, IdentifiesFiles, JobInfo, Record, Sink, staging_of
+from ckpttools.stores.registry import counted
 from ckpttools.stores.shares import PartWork, Share, shared_staging
-from ckpttools.stores.traffic import counted
-from ckpttools.stores.unchanged import check_unchanged
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -88,7 +93,7 @@ def execute_part(
         overwrite: whether what is at the destination may be replaced when all is published.
         sources: the files that were read.
         identify: identifies the copy of the source that this process reads.
-        states: reads the states of the source files; see `ckpttools.run.source_states`.
+        states: reads the states of the source files; see `ckpttools.run.source_copies`.
         check_replaced: as of `ckpttools.stores.publishing.staging_of`.
         observe: called with every event, from several threads but never at once.
 

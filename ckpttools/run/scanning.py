@@ -23,7 +23,7 @@ from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted_pieces
 from ckpttools.quantized.scale_checks import naming_all
 from ckpttools.run.threads import WorkerThread, join_all, start_some
-from ckpttools.stores.unchanged import check_unchanged
+from ckpttools.stores.base import check_unchanged
 
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")

@@ -36,8 +36,8 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
 from ckpttools.runs.metrics import METRICS, metrics_of
 from ckpttools.runs.usage import usage_of
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 _T = TypeVar("_T")
 # So often at most a run is looked at anew that changes meanwhile.

@@ -24,8 +24,8 @@ from ckpttools.runs.listing import RunListing, StepListing, listed
 from ckpttools.runs.policy import Keep
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.base import DirEntry
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 Fate = Literal["kept", "stripped", "deleted", "left alone"]
 _OF_A_STEP = frozenset((CHECKPOINT_FILE, COMMIT_FILE, RECORD, V1_FILE))

@@ -17,8 +17,8 @@ from ckpttools.formats.torch.latest import LATEST, text_in
 from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_run
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing, tree_listing
 from ckpttools.runs.usage import usage_of
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 _STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
 # Steps of Orbax before `_METADATA`.

@@ -17,9 +17,9 @@ from ckpttools.core.resident import available_bytes
 from ckpttools.core.text import printable_text
 from ckpttools.run.events import Receipt
 from ckpttools.sharding.save_shards import Abstract, ShardHolder
+from ckpttools.stores.concurrency import in_threads
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
-from ckpttools.stores.thread_map import in_threads
 
 # Copies from devices that are under way at once: one waits for its device while another is put in its place.
 _COPIES = 4

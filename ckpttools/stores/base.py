@@ -20,6 +20,7 @@ from ckpttools.stores.costs import Costs, Streams, Traffic
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+
 # Configurations take kilobytes, tokenizers megabytes.
 LARGEST_WHOLE = 512 << 20
 
@@ -295,3 +296,17 @@ def too_large(location: object, size: int, limit: int) -> FormatError:
     return FormatError(
         "too large for what it should be", location=location, got=f"{size} bytes", expected=expected
     )
+
+
+def check_unchanged(sources: Iterable[object]) -> None:
+    """Compares files with what they were when they were first looked at.
+
+    Args:
+        sources: what was read; what is not a file of a store cannot change.
+
+    Raises:
+        SourceChangedError, FormatError, StorageError: as `File.check_unchanged`.
+    """
+    for source in sources:
+        if isinstance(source, File):
+            source.check_unchanged()

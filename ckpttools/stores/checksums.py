@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.stores.base import File
+from ckpttools.stores.concurrency import in_threads
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.thread_map import in_threads
 
 _BLOCK = 4 << 20
 _MOST_THREADS = 8

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
-from ckpttools.core.errors import StorageError, UsageError
+from ckpttools.core.errors import CheckpointError, StorageError, UsageError
 from ckpttools.stores.abilities import Puts, Renames, Walks, Writes
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 
@@ -327,3 +328,28 @@ class Location:
 def _plain(path: PurePosixPath) -> str:
     text = str(path)
     return "" if text == "." else text
+
+
+def is_unanswered(error: Exception, location: Location) -> bool:
+    """Whether an error tells of a store behind a network, and nothing of the file that is there."""
+    return isinstance(error, StorageError) and location.store.scheme != "file" and location.exists()
+
+
+def kept_unless_unanswered(error: CheckpointError, location: Location) -> CheckpointError:
+    """The error, if it says something of the file at a place; raises it if the store did not answer."""
+    if is_unanswered(error, location):
+        raise error
+    return error
+
+
+@contextmanager
+def faults_told_elsewhere(location: Location) -> Iterator[None]:
+    """Ends what is done in it at an error that says something of the files at a place, which others tell.
+
+    Raises:
+        StorageError: the store did not answer.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        kept_unless_unanswered(error, location)

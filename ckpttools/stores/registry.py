@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import PurePosixPath
@@ -12,6 +14,7 @@ from typing import TypeAlias
 from ckpttools.core.errors import UsageError
 from ckpttools.core.plugins import load_group
 from ckpttools.stores.base import Store
+from ckpttools.stores.costs import Traffic
 from ckpttools.stores.local.store import STORE as LOCAL
 from ckpttools.stores.location import Location
 
@@ -113,3 +116,22 @@ def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
         expected="a local path, or a package that brings such a store (entry point `ckpttools.stores`)",
         hint=f"here that is {own}://" if own else hint,
     )
+
+
+@contextmanager
+def counted() -> Iterator[Callable[[], Mapping[str, Traffic]]]:
+    """Gives what tells how much stores were asked since the `with` began, by any thread of the process.
+
+    By address, such as "gs://", in the order of the alphabet; local files and memory are not among them.
+    """
+    before = {id(store): store.traffic or Traffic() for store in in_use()}
+
+    def since() -> Mapping[str, Traffic]:
+        result = {
+            f"{store.scheme}://": store.traffic - before.get(id(store), Traffic())
+            for store in in_use()
+            if store.traffic is not None
+        }
+        return {address: result[address] for address in sorted(result) if result[address].requests}
+
+    yield since

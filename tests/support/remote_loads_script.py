@@ -20,7 +20,7 @@ import numpy as np
 
 import ckpttools
 from ckpttools.stores import blocks, parse
-from ckpttools.stores.traffic import counted
+from ckpttools.stores.registry import counted
 
 
 def bits(array: Any) -> Any:

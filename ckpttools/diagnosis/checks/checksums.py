@@ -15,8 +15,7 @@ from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import SupportsChecksums
 from ckpttools.formats.registry import formats
 from ckpttools.stores.checksums import Checksummed, Damaged, damage_in
-from ckpttools.stores.location import Location
-from ckpttools.stores.unanswered import faults_told_elsewhere, kept_unless_unanswered
+from ckpttools.stores.location import Location, faults_told_elsewhere, kept_unless_unanswered
 
 _MOST_NAMED = 3
 _WHY = (

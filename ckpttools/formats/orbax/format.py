@@ -30,9 +30,9 @@ from ckpttools.formats.orbax.several_items import one_item, open_items, several_
 from ckpttools.formats.orbax.steps import FLAX_PREFIX, OrbaxItem, OrbaxRun, is_item, orbax_at
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import occurrences
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
-from ckpttools.stores.thread_map import at_once
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.ocdbt import Entry, length_of
 from ckpttools.formats.orbax.saves import Save, has_numbers
-from ckpttools.stores.thread_map import in_threads
+from ckpttools.stores.concurrency import in_threads
 
 _AT_ONCE = 4 << 20
 _ENDS = 64 << 10

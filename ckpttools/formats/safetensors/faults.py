@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.safetensors.header import SafetensorsHeader, parse_header
 from ckpttools.formats.sidecar_files import is_file
-from ckpttools.stores.location import Location
-from ckpttools.stores.unanswered import kept_unless_unanswered
+from ckpttools.stores.location import Location, kept_unless_unanswered
 
 
 def faults(path: Location) -> Iterator[CheckpointError]:

@@ -38,8 +38,8 @@ from ckpttools.formats.sidecar_files import (
 from ckpttools.formats.weight_files import WeightNames
 from ckpttools.formats.weight_index import WeightsLocation
 from ckpttools.stores.base import occurrences
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 NAMES = WeightNames(".safetensors", "model.safetensors")
 # What lies beside weights of a model and is none of them.

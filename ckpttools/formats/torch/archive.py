@@ -17,8 +17,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.stores.base import File
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.location import Location
-from ckpttools.stores.unanswered import faults_told_elsewhere
+from ckpttools.stores.location import Location, faults_told_elsewhere
 
 MAGIC = b"PK\x03\x04"
 # Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.

@@ -37,8 +37,7 @@ from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, torch_leng
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.location import Location
-from ckpttools.stores.unanswered import faults_told_elsewhere
+from ckpttools.stores.location import Location, faults_told_elsewhere
 
 METADATA, SUFFIX = ".metadata", ".distcp"
 # Objects of Python that are no tensors are read when the checkpoint is opened.

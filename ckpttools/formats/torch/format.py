@@ -21,8 +21,7 @@ from ckpttools.formats.torch.saved import saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.weight_files import WeightNames, reason
 from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.location import Location
-from ckpttools.stores.unanswered import kept_unless_unanswered
+from ckpttools.stores.location import Location, kept_unless_unanswered
 
 # `optimizer.bin`, `training_args.bin` and others lie beside weights; named by themselves they are read, too.
 _NAMES = WeightNames(".bin", "pytorch_model.bin", "*model*.bin", (".pt", ".pth", ".ckpt"))

@@ -29,9 +29,9 @@ from ckpttools.formats.torch.saved import COPY_ALL, MOST_RANKS, SavedFile, saved
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
 from ckpttools.stores.checksums import Checksummed
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
-from ckpttools.stores.thread_map import at_once
 
 _RANK = re.compile(r"model_world_size_(?P<count>\d+)_rank_(?P<rank>\d+)\.pt", re.DOTALL)
 # Where verl keeps configuration and tokenizer.

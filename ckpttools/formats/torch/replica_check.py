@@ -14,8 +14,8 @@ from ckpttools.array.nodes import window
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 # Elements at either end: opening a checkpoint of 400 tensors in 8 copies reads some 50 MB for that.
 _ENDS = 4096

@@ -14,8 +14,8 @@ from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import StorageRange, lazy_tensor
 from ckpttools.formats.torch.unpickling import unpickled
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 # Of what a pickle says a Python object is made that takes about so many times its bytes.
 _OBJECTS = 12

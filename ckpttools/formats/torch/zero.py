@@ -39,8 +39,8 @@ from ckpttools.formats.torch.zero_moments import (
 )
 from ckpttools.formats.torch.zero_shards import Vector, names_of_ranks, of_groups, of_ranks
 from ckpttools.stores.checksums import Checksummed
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 _OPTIM = re.compile(
     r"(?:bf16_)?zero_pp_rank_(?P<rank>\d+)_mp_rank_(?P<model>\d+)_optim_states\.pt", re.DOTALL

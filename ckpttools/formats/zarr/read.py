@@ -22,8 +22,8 @@ from ckpttools.formats.zarr.given_chunks import CHUNKS
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,8 @@ from ckpttools.formats.zarr.chunks import DOCUMENTS, has_array
 from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, has_state, legacy_run
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.stores.base import DirEntry
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
-from ckpttools.stores.thread_map import at_once
 
 _METADATA = "metadata.json"
 # What lies in an item of Orbax beside the metadata of its tree, which are then what is missing.

@@ -24,9 +24,9 @@ from ckpttools.formats.orbax.steps import (
 )
 from ckpttools.maxtext.loading.report import Problem
 from ckpttools.maxtext.versions import Version
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
-from ckpttools.stores.thread_map import at_once
 
 # Stores that MaxText reads itself; memory is for tests of those who call this from Python.
 _READ = ("file", "gs", "memory")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import ClassVar
 
-from ckpttools.stores.local.descriptors import Reopened
+from ckpttools.stores.local.file import Reopened
 from ckpttools.stores.local.files import MOST_SINGLE_SYNCS, sync_directory, write_all_at, write_error
 from ckpttools.stores.local.written import WrittenFiles
 from ckpttools.stores.publishing import Series

@@ -16,25 +16,130 @@ of this name without a journal of ours is somebody else's, and left alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.message_terms import again
+from ckpttools.stores.local.file import iso_time, storage_error
 from ckpttools.stores.local.files import (
     check_no_mount,
     exchange,
     remove_tree,
     sync_directory,
 )
-from ckpttools.stores.local.inventory import check_inventory
 from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.local.marks import mark_of, unmark
-from ckpttools.stores.local.overwrite_guard import is_free
-from ckpttools.stores.local.partial import CONTENT, REMOVED, REPLACED, is_staging
+from ckpttools.stores.local.mounts import first_mount
+from ckpttools.stores.local.staging_names import CONTENT, REMOVED, REPLACED, is_staging, mark_of, unmark
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
+
+
+def is_free(path: Path) -> bool:
+    """Whether a directory can be renamed to this name without anything being lost."""
+    if not os.path.lexists(path):
+        return True
+    if path.is_symlink() or not path.is_dir():
+        return False
+    try:
+        return next(path.iterdir(), None) is None and first_mount(path) is None
+    except OSError as error:
+        raise storage_error("cannot list", path, error) from error
+
+
+def check_directory(destination: Path) -> None:
+    """Raises DestinationExistsError if something is there that no checkpoint can replace."""
+    what = None
+    hint = "choose another destination"
+    mount = first_mount(destination)
+    if destination.is_symlink():
+        what = f"is a symbolic link to {destination.readlink()}"
+    elif not destination.is_dir():
+        what = "is a file"
+    elif mount == destination.resolve():
+        what = "is where a file system is mounted, and a mount point cannot be replaced"
+    elif mount is not None:
+        what = f"holds what is mounted at {mount}, and would be deleted with what is replaced"
+        hint = f"{hint}, or umount {mount}"
+    if what:
+        raise DestinationExistsError(
+            f"{destination} {what}",
+            expected="a new name, or an empty directory",
+            hint=hint,
+        )
+
+
+def allocated(path: Path) -> int:
+    """Bytes on disk of all files below `path` that are not shared with another checkpoint."""
+    result = 0
+    # Another process may be giving it its name, or removing it, meanwhile.
+    for directory, _, names in os.walk(path):
+        for name in names:
+            with suppress(OSError):
+                each = Path(directory, name).lstat()
+                result += each.st_blocks * 512 * (each.st_nlink == 1)
+    return result
+
+
+def inventory(directory: Path) -> Iterator[str]:
+    """A line for each file at and below a directory: its length in bytes, when it was changed in nanoseconds,
+    and its name. The mark of the plan is left out: it goes when all is done.
+
+    Raises:
+        OSError: the system reports an error.
+    """
+    waiting = [directory]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(Path(entry.path))
+                elif Path(entry.path) != directory / PLAN_MARK:
+                    yield _line(Path(entry.path), directory)
+
+
+def check_inventory(directory: Path, lines: Iterable[str], hint: str) -> None:
+    """Compares the files of a checkpoint with its inventory; what was added since does not matter.
+
+    Args:
+        directory: the checkpoint.
+        lines: its inventory.
+        hint: the next step where it is not what it was.
+
+    Raises:
+        DestinationExistsError: a file was changed, or is not there any more.
+        OSError: the system reports an error.
+    """
+    for line in lines:
+        name = line.split(" ", 2)[2]
+        try:
+            now = _line(directory / name, directory)
+        except (FileNotFoundError, NotADirectoryError):
+            now = None
+        if now != line:
+            raise DestinationExistsError(
+                f"{directory} was changed since a conversion put it there that was stopped before it could "
+                "say so",
+                location=directory / name,
+                got=_described(now),
+                expected=_described(line),
+                hint=hint,
+            )
+
+
+def _line(path: Path, directory: Path) -> str:
+    status = path.lstat()
+    return f"{status.st_size} {status.st_mtime_ns} {path.relative_to(directory).as_posix()}"
+
+
+def _described(line: str | None) -> str:
+    if line is None:
+        return "no such file"
+    size, time, _ = line.split(" ", 2)
+    return f"{size} bytes, changed at {iso_time(int(time))}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 from ckpttools.core.errors import CheckpointError, NoSpaceError, StorageError
 from ckpttools.core.message_terms import again
+from ckpttools.stores.concurrency import in_threads
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.mounts import first_mount
-from ckpttools.stores.thread_map import in_threads
 
 # A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first,
 # which is quicker but silent about errors. Each file's own then only asks for them.

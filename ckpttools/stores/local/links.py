@@ -10,12 +10,11 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 
-from ckpttools.stores.base import File
+from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.local.file import LocalFile
 from ckpttools.stores.local.files import write_all_at
-from ckpttools.stores.local.partial import CONTENT
+from ckpttools.stores.local.staging_names import CONTENT
 from ckpttools.stores.publishing import SUFFIX
-from ckpttools.stores.unchanged import check_unchanged
 
 # What a file system or the kernel answers where it does not link: another file system, a file of somebody
 # else's (`fs.protected_hardlinks`), too many names, no links at all.

@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
-from ckpttools.stores.local.another import conversion_words
+from ckpttools.stores.local.conversion_conflicts import conversion_words
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.files import errors_of
 from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.local.marks import mark_of
 from ckpttools.stores.local.parts import PartJournal, members
 from ckpttools.stores.local.staging import LocalStaging
+from ckpttools.stores.local.staging_names import mark_of
 from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, Record

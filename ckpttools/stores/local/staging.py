@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import chain
 from pathlib import Path
@@ -13,8 +13,16 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.message_terms import again, option
-from ckpttools.stores.local.another import held_by_another
-from ckpttools.stores.local.directory import StagingDirectory
+from ckpttools.stores.local.conversion_conflicts import held_by_another
+from ckpttools.stores.local.data_files import LocalDataFiles
+from ckpttools.stores.local.directory import (
+    StagingDirectory,
+    allocated,
+    check_directory,
+    check_inventory,
+    inventory,
+    is_free,
+)
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.files import (
     check_can_rename,
@@ -25,17 +33,74 @@ from ckpttools.stores.local.files import (
     sync_tree,
     write_synced,
 )
-from ckpttools.stores.local.inventory import check_inventory, inventory
 from ckpttools.stores.local.journal import Journal
-from ckpttools.stores.local.marks import mark_of, unmark
 from ckpttools.stores.local.mounts import first_mount
-from ckpttools.stores.local.overwrite_guard import allocated, check_directory, is_free
-from ckpttools.stores.local.partial import JOURNAL
 from ckpttools.stores.local.parts import members, remove_parts
-from ckpttools.stores.local.work import LocalWork
+from ckpttools.stores.local.staging_names import JOURNAL, mark_of, unmark
+from ckpttools.stores.local.store import STORE
 from ckpttools.stores.local.written import StagingFiles
-from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError, check_name
+from ckpttools.stores.location import Location
+from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError, Record, check_name
 from ckpttools.stores.shares import at_work, claimed_error, who_does_what
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """A staging directory that is this process's; see `publishing.Work`.
+
+    Attributes:
+        staging: the directory.
+        journal: open and locked.
+        plan: fingerprint of what is to be done.
+        files: the files that are written in the directory; None if everything is published already.
+    """
+
+    staging: LocalStaging
+    journal: Journal
+    plan: str
+    files: StagingFiles | None
+
+    @property
+    def content(self) -> Location:
+        store = STORE if self.files is None else self.files.store
+        return Location(store, str(self.staging.content))
+
+    @property
+    def is_complete(self) -> bool:
+        return self.staging.is_complete(self.journal, self.plan)
+
+    @property
+    def records(self) -> Sequence[Record]:
+        with errors_of(self.staging.directory):
+            parts = members(self.staging.directory, self.plan)
+        return [*self.journal.records, *(record for part in parts for record in part.records)]
+
+    def keep_files(self, names: Iterable[str], series: Iterable[str] = ()) -> None:
+        if self.files is not None:
+            self.files.written.keep(names, series)
+
+    def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> LocalDataFiles:
+        written = None if self.files is None else self.files.written
+        return LocalDataFiles(self.staging.content, sizes, heads, written=written)
+
+    def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
+        return LocalDataFiles(self.staging.content, sizes, {})
+
+    def enter(self, records: Iterable[Record]) -> None:
+        self.journal.enter(records)
+
+    def discard(self) -> None:
+        self.staging.discard(self.journal)
+
+    def publish(self) -> None:
+        self.publish_checked(lambda: None)
+
+    def publish_checked(self, check: Callable[[], None]) -> None:
+        self.staging.publish(self.journal, self.files, check)
+
+    def conclude(self) -> None:
+        self.staging.conclude(self.journal)
+
 
 _ATTEMPTS = 100
 _PROBE = "probe"

@@ -151,7 +151,7 @@ class LocalStore(Store):
         """See `Removes`; the directory itself is locked, so that nothing is left of it."""
         import fcntl
 
-        from ckpttools.stores.local.lock_holders import locked_error
+        from ckpttools.stores.local.journal import locked_error
 
         with _writing(key):
             descriptor = os.open(key or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -231,7 +231,7 @@ class LocalStore(Store):
 
     def unfinished(self, key: str) -> Unfinished | None:
         from ckpttools.stores.local.journal import purpose_at
-        from ckpttools.stores.local.partial import JOURNAL, REPLACED
+        from ckpttools.stores.local.staging_names import JOURNAL, REPLACED
         from ckpttools.stores.publishing import SUFFIX
 
         journal = self.stat(_below(key, JOURNAL)) if key.endswith(SUFFIX) else None

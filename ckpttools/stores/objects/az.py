@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.objects.client import Access
+from ckpttools.stores.objects.client import Access, metadata_headers
 from ckpttools.stores.objects.errors import MessageTerms, elsewhere
-from ckpttools.stores.objects.machine import metadata_headers
 from ckpttools.stores.objects.store import ObjectStore
 
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 import shlex
 import time
@@ -17,7 +18,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError, UsageError
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.certificates import added_certificates
-from ckpttools.stores.meter import Meter
+from ckpttools.stores.costs import Meter
 from ckpttools.stores.objects.errors import (
     BucketRequest,
     MessageTerms,
@@ -472,3 +473,21 @@ def _without_markers(objects: list[Object]) -> list[Object]:
     names = (name for name, _ in objects)
     directories = {name[:at] for name in names for at, letter in enumerate(name) if letter == "/"}
     return [(name, result) for name, result in objects if result.size or name not in directories]
+
+
+# The same address in every cloud; each answers in its own way.
+_ADDRESS = "169.254.169.254"
+_SECONDS = 1.0
+
+
+def metadata_headers(path: str, headers: Mapping[str, str]) -> Mapping[str, str] | None:
+    """The headers of a good answer of the metadata server; None without one, after a second at most."""
+    connection = http.client.HTTPConnection(_ADDRESS, timeout=_SECONDS)
+    try:
+        connection.request("GET", path, headers=dict(headers))
+        answer = connection.getresponse()
+        return dict(answer.headers.items()) if answer.status == 200 else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()

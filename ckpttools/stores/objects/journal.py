@@ -17,10 +17,10 @@ from dataclasses import replace as dataclass_replace
 from typing import Any, TypeAlias
 
 from ckpttools.core.dataclass import dataclass
+from ckpttools.stores.concurrency import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import delete, put, read
 from ckpttools.stores.publishing import JobInfo, Record
-from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 PLAN, PUBLISHING, PUBLISHED = "plan", "publishing", "published"
 _DONE, _LINKED = "done-", "linked-"

@@ -16,12 +16,12 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import first_line
 from ckpttools.stores.base import Status
+from ckpttools.stores.concurrency import in_threads, writes_at_once
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.lock import Lock, is_live, process_of
 from ckpttools.stores.objects.writing import TakenError, put, read
 from ckpttools.stores.publishing import Record
 from ckpttools.stores.shares import DONE, PARTS, Member, Share, share_of
-from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 
 @dataclass(frozen=True, slots=True)

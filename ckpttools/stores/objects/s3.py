@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from shlex import quote
 from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import PendingUpload
-from ckpttools.stores.objects import s3_uploads
+from ckpttools.stores.certificates import bundle_path
 from ckpttools.stores.objects.client import Access
 from ckpttools.stores.objects.errors import MessageTerms, elsewhere
 from ckpttools.stores.objects.store import ObjectStore
@@ -57,12 +58,12 @@ class AmazonStore(ObjectStore):
     def uploads(self, key: str) -> Sequence[PendingUpload]:
         """See `KeepsUploads`."""
         bucket, _, rest = key.partition("/")
-        return list(s3_uploads.listed(self.access(bucket), bucket, f"{rest}/" if rest else ""))
+        return list(_list_uploads(self.access(bucket), bucket, f"{rest}/" if rest else ""))
 
     def abort(self, uploads: Iterable[PendingUpload]) -> None:
         """See `KeepsUploads`."""
         for upload in uploads:
-            s3_uploads.abort(self.access(upload.key.partition("/")[0]), upload)
+            _abort_upload(self.access(upload.key.partition("/")[0]), upload)
 
     def upload_rule(self, key: str) -> str:
         """See `KeepsUploads`."""
@@ -118,6 +119,59 @@ def _by_boto3(session: Any) -> tuple[dict[str, Any], str]:
 def _short(key: str) -> str:
     """Enough of an access key to tell whose it is."""
     return f"{key[:4]}…{key[-4:]}"
+
+
+def _list_uploads(access: Any, bucket: str, prefix: str) -> Iterator[PendingUpload]:
+    """Uploads to keys that begin so.
+
+    Args:
+        access: what obstore's client is made with: region, endpoint, whether anything is signed.
+        bucket: name of the bucket.
+        prefix: what keys begin with.
+
+    Raises:
+        StorageError: they cannot be _list_uploads.
+    """
+    with _upload_client(access, bucket) as client:
+        for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
+            for item in page.get("Uploads", ()):
+                begun = item["Initiated"].timestamp()
+                yield PendingUpload(f"{bucket}/{item['Key']}", item["UploadId"], begun)
+
+
+def _abort_upload(access: Any, upload: PendingUpload) -> None:
+    """Gives one up; none is there afterwards. Raises StorageError where that fails."""
+    bucket, _, key = upload.key.partition("/")
+    with _upload_client(access, bucket) as client:
+        try:
+            client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload.upload)
+        except client.exceptions.NoSuchUpload:
+            return
+
+
+@contextmanager
+def _upload_client(access: Any, bucket: str) -> Iterator[Any]:
+    what, location = "unfinished uploads cannot be looked for", f"s3://{bucket}"
+    try:
+        import boto3
+        from botocore import UNSIGNED
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError as error:
+        hint = "pip install 'ckpttools[cloud]'"
+        raise StorageError(what, location=location, got="boto3 is not installed", hint=hint) from error
+    signed = Config(signature_version=UNSIGNED) if access.config.get("skip_signature") else None
+    try:
+        yield boto3.Session().client(
+            "s3",
+            endpoint_url=access.endpoint or None,
+            region_name=access.config.get("region"),
+            config=signed,
+            verify=bundle_path(),
+        )
+    except (BotoCoreError, ClientError) as error:
+        expected = "s3:ListBucketMultipartUploads and s3:AbortMultipartUpload"
+        raise StorageError(what, location=location, got=error, expected=expected) from error
 
 
 STORE = AmazonStore()

@@ -13,6 +13,7 @@ from ckpttools.core.errors import DestinationExistsError, StorageError, UsageErr
 from ckpttools.core.message_terms import option, step
 from ckpttools.stores.abilities import KeepsUploads
 from ckpttools.stores.base import FileKind
+from ckpttools.stores.concurrency import in_threads, writes_at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
 from ckpttools.stores.objects.conditions import honored
@@ -31,7 +32,6 @@ from ckpttools.stores.publishing import (
     check_name,
 )
 from ckpttools.stores.shares import PARTS, at_work, claimed_error, who_does_what
-from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore

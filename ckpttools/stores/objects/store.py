@@ -12,13 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.stores import blocks
+from ckpttools.stores import block_cache as blocks
 from ckpttools.stores.abilities import LinkTrials, StoredLock
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
-from ckpttools.stores.concurrency import USUAL, asked_for
-from ckpttools.stores.costs import Costs, Streams, Traffic
+from ckpttools.stores.concurrency import USUAL, asked_for, in_threads, writes_at_once
+from ckpttools.stores.costs import Costs, Meter, Streams, Traffic
 from ckpttools.stores.location import Location
-from ckpttools.stores.meter import Meter
 from ckpttools.stores.objects.client import (
     Access,
     Bucket,
@@ -28,9 +27,8 @@ from ckpttools.stores.objects.client import (
     require_obstore,
 )
 from ckpttools.stores.objects.errors import MessageTerms
-from ckpttools.stores.objects.file import ObjectFile
 from ckpttools.stores.objects.journal import PLAN, PUBLISHED, ObjectJournal
-from ckpttools.stores.objects.links import CopyTrials, is_proven_copy
+from ckpttools.stores.objects.links import CopyTrials, ObjectFile, is_proven_copy
 from ckpttools.stores.objects.listing_cache import KnownObjects
 from ckpttools.stores.objects.lock import PROBE, Lock, stored_lock
 from ckpttools.stores.objects.parts import members
@@ -47,7 +45,6 @@ from ckpttools.stores.objects.writing import (
 from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, JobInfo, Unfinished
 from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.shares import PARTS, at_work
-from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.shared_staging import SharedObjectStaging

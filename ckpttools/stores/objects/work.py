@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.core.message_terms import again
+from ckpttools.stores.concurrency import in_threads, writes_at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import Bucket, Object
 from ckpttools.stores.objects.data_files import ObjectDataFiles, find_changed_objects, recorded_versions
@@ -18,7 +19,6 @@ from ckpttools.stores.objects.lock import Lock
 from ckpttools.stores.objects.write_buffer import PendingFiles
 from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken_error
 from ckpttools.stores.publishing import SUFFIX, JobInfo, Record
-from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.staging import ObjectStaging

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.stores.abilities import Links, LinkTrials
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
+from ckpttools.stores.concurrency import in_threads, writes_at_once
 from ckpttools.stores.memory import Bytes
-from ckpttools.stores.thread_map import in_threads, writes_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from urllib3.response import BaseHTTPResponse
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.certificates import distrust, tls_context
 from ckpttools.stores.concurrency import MOST
-from ckpttools.stores.meter import Meter
+from ckpttools.stores.costs import Meter
 from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
 

@@ -13,11 +13,10 @@ from urllib3.response import BaseHTTPResponse
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
 from ckpttools.core.message_terms import again
 from ckpttools.stores.base import File, Store
-from ckpttools.stores.blocks import BlockCache
+from ckpttools.stores.block_cache import BlockCache, ByteCache, is_document
 from ckpttools.stores.concurrency import MOST, USUAL, asked_for
 from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.costs import FAR, Costs, Traffic
-from ckpttools.stores.lru import ByteCache, is_document
 from ckpttools.stores.web.attempts import Attempts
 from ckpttools.stores.web.client import Client, closing, discard, failure_words, status_text
 

@@ -19,7 +19,7 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.stores.base import DirEntry, FileKind, Status, is_inside
-from ckpttools.stores.thread_map import at_once
+from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.web.client import Logins, discard, status_text
 from ckpttools.stores.web.file import HEAD, Validator, WebFile, WebStore, length_in
 from ckpttools.stores.web.listing import names_in

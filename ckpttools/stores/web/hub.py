@@ -25,14 +25,20 @@ from ckpttools.stores.fetching import Observe
 from ckpttools.stores.sharing import RepositoryOptions
 from ckpttools.stores.web.client import redirected
 from ckpttools.stores.web.file import WebFile, WebStore
-from ckpttools.stores.web.hub_cache import CachedFile, cached_file, cached_snapshot, note_revision
+from ckpttools.stores.web.hub_cache import (
+    CachedFile,
+    Entry,
+    Snapshot,
+    cached_file,
+    cached_snapshot,
+    note_revision,
+)
 from ckpttools.stores.web.hub_data_files import MEMORY
 from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, refused
 from ckpttools.stores.web.hub_fetch import ExpectedFile, fetch
 from ckpttools.stores.web.hub_name import COMMIT, HubName
 from ckpttools.stores.web.hub_repository import Repository
 from ckpttools.stores.web.listing import is_plain, is_text
-from ckpttools.stores.web.snapshot import Entry, Snapshot
 
 if TYPE_CHECKING:
     from types import ModuleType

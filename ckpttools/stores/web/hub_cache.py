@@ -3,16 +3,65 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
-from ckpttools.stores.base import File
+from ckpttools.stores.base import File, FileKind, Status
 from ckpttools.stores.local.file import LocalFile
-from ckpttools.stores.web.snapshot import Entry, Snapshot
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+
+class Entry(NamedTuple):
+    """A file.
+
+    Attributes:
+        size: bytes.
+        version: its SHA-256, or what git calls it.
+    """
+
+    size: int
+    version: str
+
+    @property
+    def status(self) -> Status:
+        return Status(FileKind.FILE, self.size, self.version)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a repository had at a commit, which never changes.
+
+    Attributes:
+        commit: its 40 hexadecimal digits.
+        files: by path.
+    """
+
+    commit: str
+    files: Mapping[str, Entry]
+
+    @cached_property
+    def names(self) -> Mapping[str, Mapping[str, FileKind]]:
+        """For each directory, "" for the whole, what is directly in it."""
+        result: dict[str, dict[str, FileKind]] = {"": {}}
+        for path in self.files:
+            kind = FileKind.FILE
+            while path:
+                path, _, name = path.rpartition("/")
+                result.setdefault(path, {})[name] = kind
+                kind = FileKind.DIRECTORY
+        return result
+
+    def status(self, path: str) -> Status | None:
+        """What is at a path; None if nothing is."""
+        if path in self.files:
+            return self.files[path].status
+        return Status(FileKind.DIRECTORY) if path in self.names else None
 
 
 class CachedFile(File):

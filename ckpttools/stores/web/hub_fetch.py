@@ -24,8 +24,7 @@ from ckpttools.core.errors import (
 from ckpttools.core.message_terms import again, option
 from ckpttools.stores.contents import Content
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.web.hub_errors import Answer
-from ckpttools.stores.web.hub_trust import refuse_untrusted, trust_certificates
+from ckpttools.stores.web.hub_errors import Answer, refuse_untrusted, trust_certificates
 
 # As many as `hf download` takes.
 _AT_ONCE = 8

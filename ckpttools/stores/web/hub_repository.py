@@ -19,8 +19,15 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
 from ckpttools.core.message_terms import again
 from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, failure_words
-from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, not_taken, refused
-from ckpttools.stores.web.hub_trust import refuse_untrusted, trust_certificates
+from ckpttools.stores.web.hub_errors import (
+    AbsentError,
+    Answer,
+    HubRequest,
+    not_taken,
+    refuse_untrusted,
+    refused,
+    trust_certificates,
+)
 
 _LARGEST_ANSWER = 64 << 20
 SAMPLE_BYTES = 512

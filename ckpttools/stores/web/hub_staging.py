@@ -12,7 +12,7 @@ command which was stopped right after it finds that nothing is left to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -25,7 +25,6 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.objects.write_buffer import PendingFiles
 from ckpttools.stores.publishing import JobInfo, Published, Record
 from ckpttools.stores.sharing import RepositoryOptions
-from ckpttools.stores.web.hub_card import CARD, model_card
 from ckpttools.stores.web.hub_data_files import HubDataFiles
 from ckpttools.stores.web.hub_name import COMMIT, HubName
 from ckpttools.stores.web.hub_repository import Blob, Repository, RepositoryHead
@@ -242,3 +241,30 @@ class HubWork:
 
 def _of(source: str) -> str:
     return f" of {source}" if source.startswith("hf://") else ""
+
+
+CARD = "README.md"
+
+
+def model_card(repo: str, source: str, files: Container[str], base: str = "") -> bytes:
+    """What the page says.
+
+    Args:
+        repo: org/name.
+        source: what was converted; told only if it is a model of the hub.
+        files: names of files beside the weights.
+        base: the model that the user says it came from; told only if it is one of the hub.
+    """
+    named = next((item for item in (base, source) if item.startswith("hf://")), "")
+    model = "/".join(named.removeprefix("hf://").partition("@")[0].split("/")[:2])
+    facts = [
+        *(["library_name: transformers"] if "config.json" in files else []),
+        *([f"base_model: {model}"] if model else []),
+    ]
+    head = "\n".join(["---", *facts, "---", ""]) if facts else ""
+    built = (
+        f"Converted by ckpttools from `{source}`."
+        if source.startswith("hf://")
+        else "Converted by ckpttools."
+    )
+    return f"{head}\n# {repo.partition('/')[2]}\n\n{built}\n".lstrip("\n").encode()

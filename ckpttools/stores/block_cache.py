@@ -3,10 +3,47 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from ckpttools.stores.lru import ByteCache, is_document
+_Key = TypeVar("_Key", bound=Hashable)
+# Whoever looks into a document reads all of it, some several times. The index of 91,000 tensors has 9 MB.
+_DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
+
+
+def is_document(key: str, size: int) -> bool:
+    """Whether all of a file is worth keeping once any of it is read."""
+    return key.endswith(_DOCUMENT) and size <= _LARGEST_DOCUMENT
+
+
+class ByteCache(Generic[_Key]):
+    """Bytes by name, those that were used last; for many threads at once.
+
+    Args:
+        limit: bytes that are kept at most.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._contents: OrderedDict[_Key, bytes] = OrderedDict()
+        self._nbytes = 0
+
+    def get(self, name: _Key) -> bytes:
+        """What has this name; empty if nothing is kept of it."""
+        with self._lock:
+            if name in self._contents:
+                self._contents.move_to_end(name)
+            return self._contents.get(name, b"")
+
+    def put(self, name: _Key, content: bytes) -> None:
+        with self._lock:
+            self._nbytes += len(content) - len(self._contents.pop(name, b""))
+            self._contents[name] = content
+            while self._nbytes > self._limit:
+                self._nbytes -= len(self._contents.popitem(last=False)[1])
+
 
 SIZE = 256 << 10
 """Bytes of a block. The header of a shard with 1,500 tensors fits into one."""

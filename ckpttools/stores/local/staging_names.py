@@ -8,7 +8,16 @@ from pathlib import Path
 
 from ckpttools.stores.local.file import read_whole, storage_error
 from ckpttools.stores.local.files import sync_directory
-from ckpttools.stores.publishing import PLAN_MARK
+from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
+
+JOURNAL = "journal.ckpttools"
+CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
+
+
+def is_staging(path: Path) -> bool:
+    """Whether a directory is one in which a conversion grows, or grew until it was interrupted."""
+    return path.name.endswith(SUFFIX) and (path / JOURNAL).is_file()
+
 
 _LONGEST_MARK = 1 << 10
 
