@@ -91,7 +91,7 @@ def restore(directory: Path, layout: str, mesh: str, api: str, store: str) -> di
     import jax
 
     import ckpttools
-    from ckpttools.core.resident import current_bytes, peak_bytes
+    from ckpttools.core.process_memory import current_bytes, peak_bytes
 
     source = stored_item(directory, layout, store)
     request = ckpttools.load.plan(

@@ -188,7 +188,7 @@ def measured(name: str, directory: Path) -> dict[str, float]:
     import jax
 
     import ckpttools
-    from ckpttools.core.resident import current_bytes, peak_bytes
+    from ckpttools.core.process_memory import current_bytes, peak_bytes
 
     jax.block_until_ready(jax.device_put([1.0] * 8, jax.devices()))
     ckpttools.open(directory / "hf")

@@ -24,56 +24,56 @@ if TYPE_CHECKING:
     from ckpttools.api.assemble import assemble as assemble
     from ckpttools.api.assemble import list_saves as list_saves
     from ckpttools.api.average import average as average
-    from ckpttools.api.changes import cast as cast
-    from ckpttools.api.changes import remap as remap
-    from ckpttools.api.changes import select as select
-    from ckpttools.api.changes import stack as stack
-    from ckpttools.api.changes import strip_optimizer as strip_optimizer
-    from ckpttools.api.changes import transform as transform
-    from ckpttools.api.changes import unstack as unstack
-    from ckpttools.api.chunks_report import chunks as chunks
+    from ckpttools.api.chunks import chunks as chunks
     from ckpttools.api.conversion import Conversion as Conversion
     from ckpttools.api.conversion import Resources as Resources
     from ckpttools.api.conversion import open as open
     from ckpttools.api.conversion_fn import conversion_fn as conversion_fn
     from ckpttools.api.conversion_fn import family_conversion_fn as family_conversion_fn
+    from ckpttools.api.conversion_fn import use_in_maxtext as use_in_maxtext
     from ckpttools.api.convert import convert as convert
     from ckpttools.api.copy import copy as copy
-    from ckpttools.api.diagnosis import doctor as doctor
-    from ckpttools.api.differing import diff as diff
-    from ckpttools.api.digests import hash as hash
-    from ckpttools.api.family_list import check_family as check_family
-    from ckpttools.api.family_list import families as families
-    from ckpttools.api.file_verification import verify_files as verify_files
+    from ckpttools.api.diff import diff as diff
+    from ckpttools.api.doctor import doctor as doctor
+    from ckpttools.api.families import check_family as check_family
+    from ckpttools.api.families import families as families
+    from ckpttools.api.hash import hash as hash
     from ckpttools.api.hf_to_maxtext import hf_to_maxtext as hf_to_maxtext
     from ckpttools.api.hf_to_maxtext import plan_to_maxtext as plan_to_maxtext
+    from ckpttools.api.inspect import inspect as inspect
     from ckpttools.api.load import load as load
+    from ckpttools.api.ls import ls as ls
     from ckpttools.api.maxtext_config import maxtext_config as maxtext_config
-    from ckpttools.api.maxtext_loading import use_in_maxtext as use_in_maxtext
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf as maxtext_to_hf
     from ckpttools.api.maxtext_to_hf import plan_to_huggingface as plan_to_huggingface
-    from ckpttools.api.page import report as report
-    from ckpttools.api.parts import run_part as run_part
     from ckpttools.api.plan_status import plan_status as plan_status
     from ckpttools.api.plan_training import plan_training as plan_training
     from ckpttools.api.plans import write_plan as write_plan
     from ckpttools.api.prepared import Prepared as Prepared
     from ckpttools.api.prune import prune as prune
-    from ckpttools.api.publishing import publish_plan as publish_plan
+    from ckpttools.api.publish_plan import publish_plan as publish_plan
     from ckpttools.api.quantize import quantize as quantize
+    from ckpttools.api.report import report as report
     from ckpttools.api.reshard import reshard as reshard
     from ckpttools.api.resolve import resolve as resolve
-    from ckpttools.api.run_listing import ls as ls
+    from ckpttools.api.run_part import run_part as run_part
     from ckpttools.api.save import plan_save as plan_save
     from ckpttools.api.save import save as save
     from ckpttools.api.save import save_async as save_async
     from ckpttools.api.shrink import shrink as shrink
-    from ckpttools.api.stats_report import stats as stats
+    from ckpttools.api.stats import stats as stats
     from ckpttools.api.summary import summary as summary
     from ckpttools.api.synth import stitch as stitch
     from ckpttools.api.synth import synth as synth
-    from ckpttools.api.tree_report import inspect as inspect
-    from ckpttools.api.verification import verify as verify
+    from ckpttools.api.transforms import cast as cast
+    from ckpttools.api.transforms import remap as remap
+    from ckpttools.api.transforms import select as select
+    from ckpttools.api.transforms import stack as stack
+    from ckpttools.api.transforms import strip_optimizer as strip_optimizer
+    from ckpttools.api.transforms import transform as transform
+    from ckpttools.api.transforms import unstack as unstack
+    from ckpttools.api.verify import verify as verify
+    from ckpttools.api.verify import verify_files as verify_files
     from ckpttools.array.lazy import LazyArray as LazyArray
     from ckpttools.array.tree import Tree as Tree
     from ckpttools.copying.prepared import PreparedCopy as PreparedCopy
@@ -101,41 +101,39 @@ _MODULES = {
     "api.adapters": "adapter_to_maxtext adapter_to_peft extract_adapter merge_adapter",
     "api.average": "average",
     "api.assemble": "assemble list_saves",
-    "api.changes": "cast remap select stack strip_optimizer transform unstack",
-    "api.chunks_report": "chunks",
+    "api.transforms": "cast remap select stack strip_optimizer transform unstack",
+    "api.chunks": "chunks",
     "api.conversion": "Conversion Resources open",
-    "api.conversion_fn": "conversion_fn family_conversion_fn",
+    "api.conversion_fn": "conversion_fn family_conversion_fn use_in_maxtext",
     "api.convert": "convert",
     "api.copy": "copy",
-    "api.diagnosis": "doctor",
-    "api.differing": "diff",
-    "api.digests": "hash",
-    "api.family_list": "check_family families",
-    "api.file_verification": "verify_files",
+    "api.doctor": "doctor",
+    "api.diff": "diff",
+    "api.hash": "hash",
+    "api.families": "check_family families",
     "api.hf_to_maxtext": "hf_to_maxtext plan_to_maxtext",
     "api.load": "load",
     "api.maxtext_config": "maxtext_config",
     "api.maxtext_to_hf": "maxtext_to_hf plan_to_huggingface",
-    "api.maxtext_loading": "use_in_maxtext",
-    "api.page": "report",
-    "api.parts": "run_part",
+    "api.report": "report",
+    "api.run_part": "run_part",
     "api.plan_training": "plan_training",
     "api.plans": "write_plan",
     "api.prepared": "Prepared",
     "api.prune": "prune",
-    "api.publishing": "publish_plan",
+    "api.publish_plan": "publish_plan",
     "api.quantize": "quantize",
     "api.reshard": "reshard",
     "api.resolve": "resolve",
-    "api.run_listing": "ls",
+    "api.ls": "ls",
     "api.save": "plan_save save save_async",
     "api.shrink": "shrink",
     "api.plan_status": "plan_status",
-    "api.stats_report": "stats",
+    "api.stats": "stats",
     "api.summary": "summary",
     "api.synth": "stitch synth",
-    "api.tree_report": "inspect",
-    "api.verification": "verify",
+    "api.inspect": "inspect",
+    "api.verify": "verify verify_files",
     "array.lazy": "LazyArray",
     "array.tree": "Tree",
     "copying.prepared": "PreparedCopy",

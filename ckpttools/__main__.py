@@ -16,10 +16,10 @@ def main() -> None:
     # arrays that are inspected 0.6 of 5.4 s, and 0.1 so.
     gc.set_threshold(1_000_000)
     try:
-        from ckpttools.cli import stopping
-        from ckpttools.cli.leaving import leave
+        from ckpttools.cli import signals
+        from ckpttools.cli.process_exit import exit_process
 
-        stopping.handle_at_once()
+        signals.install_early_handlers()
         from ckpttools.cli.main import main as command
 
         command(prog_name="ckpt")
@@ -29,11 +29,11 @@ def main() -> None:
     except SystemExit as end:
         if isinstance(end.code, int) and end.code > 128:
             os._exit(end.code)  # waits for no thread that was left
-        stopping.ignore()
+        signals.ignore()
         code = end.code or 0
         if not isinstance(code, int):
             raise  # a message, which the interpreter shows
-        leave(code)
+        exit_process(code)
 
 
 if __name__ == "__main__":

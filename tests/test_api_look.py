@@ -12,7 +12,7 @@ from support.trees import tree_of
 import ckpttools
 from ckpttools import ToMaxText, plan_to_maxtext
 from ckpttools.array.storage import Sharding
-from ckpttools.cli.diff import _plain
+from ckpttools.cli.diff import _to_plain
 from ckpttools.cli.output import print_json
 from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.formats import registry
@@ -39,7 +39,7 @@ def printed(*arguments, code=0):
 
 def as_json(report, capsys):
     capsys.readouterr()
-    print_json(_plain(report))
+    print_json(_to_plain(report))
     return json.loads(capsys.readouterr().out)
 
 

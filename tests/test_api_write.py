@@ -22,7 +22,7 @@ from support.stored_trees import contents
 import ckpttools
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, MemoryBudgetError, UsageError
-from ckpttools.core.message_terms import as_flags, flag, option, quoted, several
+from ckpttools.core.message_terms import as_flags, flag, option, quoted_option, repeated_option
 from ckpttools.run.events import Started, TaskDone
 from ckpttools.stores import parse
 
@@ -233,18 +233,21 @@ def test_an_option_is_spelled_as_whoever_reads_it_writes_it():
     assert [option(name, value) for name, value, _, _ in cases] == [python for _, _, python, _ in cases]
     with as_flags():
         assert [option(name, value) for name, value, _, _ in cases] == [flag for *_, flag in cases]
-        assert quoted("keep", "*.bias") == "--keep '*.bias'"
+        assert quoted_option("keep", "*.bias") == "--keep '*.bias'"
         assert option("rank", "N") == "--rank N"
-        assert several("drop", ["a.*", "b"]) == "--drop 'a.*' --drop 'b'"
+        assert repeated_option("drop", ["a.*", "b"]) == "--drop 'a.*' --drop 'b'"
         hostile = "it's $(touch x)"
-        assert shlex.split(quoted("keep", hostile)) == ["--keep", hostile]
-    assert quoted("keep", "*.bias") == 'keep="*.bias"'
+        assert shlex.split(quoted_option("keep", hostile)) == ["--keep", hostile]
+    assert quoted_option("keep", "*.bias") == 'keep="*.bias"'
     assert (option("rank", "N"), option("error", "X"), option("memory", "SIZE")) == (
         "rank=N",
         "error=X",
         'memory="SIZE"',
     )
-    assert several("drop", ["a.*", "b"]) == 'drop=["a.*", "b"]' and several("drop", ["b"]) == 'drop="b"'
+    assert (
+        repeated_option("drop", ["a.*", "b"]) == 'drop=["a.*", "b"]'
+        and repeated_option("drop", ["b"]) == 'drop="b"'
+    )
 
 
 @pytest.mark.parametrize("call", ["convert", "transform"])

@@ -496,7 +496,7 @@ def test_ten_thousand_arrays_fold_into_one_line_quickly():
         replace(one, path=f"layers_{k}/w_{n}") for k, n in itertools.product(range(100), range(100))
     )
     report = inspect_chunks(Tree({}, Metadata(location="/x")), Storage("/x", (), (), arrays))
-    from ckpttools.cli.chunks import _alike, _array_cells
+    from ckpttools.cli.chunks import _array_cells, _group_arrays
 
-    groups = _alike(report.arrays)
+    groups = _group_arrays(report.arrays)
     assert [_array_cells(group)[0] for group in groups] == ["layers_{0..99}/w_{0..99}"]

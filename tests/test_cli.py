@@ -481,23 +481,23 @@ class TestUnits:
         ],
     )
     def test_disk(self, nbytes: int, text: str):
-        assert units.disk(nbytes) == text
+        assert units.format_disk(nbytes) == text
 
     @pytest.mark.parametrize(
         ("nbytes", "text"), [(12, "12 B"), (1 << 30, "1.00 GiB"), (100 << 20, "100 MiB"), (2048, "2.00 KiB")]
     )
     def test_memory(self, nbytes: int, text: str):
-        assert units.memory(nbytes) == text
+        assert units.format_memory(nbytes) == text
 
     @pytest.mark.parametrize(
         ("number", "text"), [(12, "12"), (1_235_814_400, "1.24 B"), (671_000_000_000, "671 B")]
     )
     def test_counts(self, number: int, text: str):
-        assert units.count(number) == text
+        assert units.format_count(number) == text
 
     def test_durations(self):
-        assert units.duration(0.4) == "0:00:00"
-        assert units.duration(3725) == "1:02:05"
+        assert units.format_duration(0.4) == "0:00:00"
+        assert units.format_duration(3725) == "1:02:05"
 
 
 class TestLines:

@@ -436,7 +436,7 @@ from ckpttools.compare.align import align
 import ckpttools
 from ckpttools.compare.diff import diff
 from ckpttools.compare.explain import explain
-from ckpttools.core.resident import peak_bytes
+from ckpttools.core.process_memory import peak_bytes
 both = align(*(ckpttools.open(path) for path in sys.argv[2:]))
 limits = {"memory": int(sys.argv[1]), "jobs": 2}
 found = explain(diff(both, **limits), both, **limits)

@@ -149,24 +149,24 @@ class TestLinesOfAnError:
     )
 
     def test_in_a_terminal(self):
-        lines = border._lines(self.ERROR, 50)
+        lines = border._error_lines(self.ERROR, 50)
         whole = [line for line in lines if len(line) > 50]
         assert [line.split()[0] for line in whole] == ["x" * 60, "at", "`ckpt"]
         assert " ".join(" ".join(lines).split()) == " ".join(f"Error: {self.ERROR}".split())
 
     def test_a_command_without_backticks_stays_whole(self):
         hint = "ckpt convert maxtext-to-hf '/some where' DST makes a Hugging Face checkpoint of it"
-        lines = border._lines(FormatError("no", hint=hint + "\n         mkdir NEW && cp -r a b"), 40)
+        lines = border._error_lines(FormatError("no", hint=hint + "\n         mkdir NEW && cp -r a b"), 40)
         assert lines[1:] == [f"  hint     {hint}", "         mkdir NEW && cp -r a b"]
 
     def test_in_a_pipe(self):
-        assert "\n".join(border._lines(self.ERROR, None)) == f"Error: {self.ERROR}"
+        assert "\n".join(border._error_lines(self.ERROR, None)) == f"Error: {self.ERROR}"
 
 
 def test_a_package_that_is_not_there_is_no_defect():
     with pytest.raises(ModuleNotFoundError) as caught:
         import_module("a_package_that_nobody_has")
-    error = border._in_our_words(caught.value)
+    error = border._translate_click(caught.value)
     assert error is not None and error.exit_code == 2
     assert error.message == "the Python package a_package_that_nobody_has is not installed"
 

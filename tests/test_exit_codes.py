@@ -20,7 +20,7 @@ from support.hf_models import write_llama
 from support.locations import ORBAX
 
 from ckpttools.cli.main import main
-from ckpttools.core.plugins import announced
+from ckpttools.core.plugins import entry_points_of
 
 RUN = ORBAX / "maxtext_run"
 # SRC is what a cause makes bad, OUT a name that is free; the others are whole checkpoints.
@@ -262,7 +262,7 @@ class TestPaths:
         locked.chmod(0)
         request.getfixturevalue("nobody")
         monkeypatch.setattr(sys, "path", [str(locked), str(locked / "below")])
-        assert announced("ckpttools.stores") == []
+        assert entry_points_of("ckpttools.stores") == []
 
 
 class TestOptions:
@@ -366,7 +366,7 @@ class TestDestinations:
 
 class TestDemo:
     def test_a_step_that_fails_is_the_end(self, location, monkeypatch):
-        monkeypatch.setattr("ckpttools.cli.demo._make", write_llama)
+        monkeypatch.setattr("ckpttools.cli.demo._make_model", write_llama)
         monkeypatch.setattr("ckpttools.cli.demo._load", lambda *_: click.get_current_context().exit(3))
         result = ckpt("demo", location.directory / "demo")
         assert result.exit_code == 3

@@ -474,7 +474,7 @@ HASH = """
 import json, sys
 import ckpttools
 from ckpttools.digest.hashing import hash_tree
-from ckpttools.core.resident import peak_bytes
+from ckpttools.core.process_memory import peak_bytes
 manifest = hash_tree(ckpttools.open(sys.argv[1]), memory=int(sys.argv[2]), jobs=2)
 print(json.dumps({"peak": peak_bytes(), "digest": manifest.digest}))
 """

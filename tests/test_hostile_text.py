@@ -290,7 +290,7 @@ def test_only_one_module_prints():
         "cli/output.py",
         "cli/report.py",
         "cli/families.py",
-        "cli/stopping.py",
+        "cli/signals.py",
         "cli/error_boundary.py",
     }
     allowed.add("cli/completion.py")  # a script, which has no text from data

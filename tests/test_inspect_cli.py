@@ -18,7 +18,7 @@ from support.hf_models import write_llama
 from support.locations import GOLDEN, ORBAX
 
 from ckpttools.array.tree import keystr
-from ckpttools.cli.inspect_tree import COLUMNS, amounts, shortened
+from ckpttools.cli.inspect_tree import COLUMNS, format_amounts, shorten
 from ckpttools.cli.output import print_json
 from ckpttools.cli.table import TreeRow, draw_tree
 from ckpttools.core.text import printable
@@ -334,13 +334,13 @@ class TestTree:
 
     def test_a_name_with_many_ranges_is_shortened(self):
         numbers = ",".join(f"{k}..{k + 4}" for k in range(0, 60, 6))
-        assert shortened(f"layers_{{{numbers}}}/a_{{0..3}}") == "layers_{0..4,6..10,12..16,…,54..58}/a_{0..3}"
-        assert shortened("layers_{0..3,5}") == "layers_{0..3,5}"
-        assert shortened("no{brace") == "no{brace"
+        assert shorten(f"layers_{{{numbers}}}/a_{{0..3}}") == "layers_{0..4,6..10,12..16,…,54..58}/a_{0..3}"
+        assert shorten("layers_{0..3,5}") == "layers_{0..3,5}"
+        assert shorten("no{brace") == "no{brace"
 
 
 def row(way, name, dtype, times, nbytes=2000):
-    return TreeRow((name, dtype, times, *amounts(1000, nbytes, 0.5)), way)
+    return TreeRow((name, dtype, times, *format_amounts(1000, nbytes, 0.5)), way)
 
 
 ROWS = st.builds(

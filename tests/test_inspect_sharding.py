@@ -15,7 +15,7 @@ from support.locations import ORBAX
 from ckpttools.array.nodes import Constant
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Metadata, Tree, keystr
-from ckpttools.cli.inspect_tree import array_type
+from ckpttools.cli.inspect_tree import format_array_type
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.orbax.metadata import sharding_document
@@ -107,4 +107,4 @@ def test_it_is_written_as_jax_writes_it():
     ):
         shardings = {("a",): sharding} if sharding else {}
         (array,) = inspect_tree(tree, shardings=shardings).arrays
-        assert array_type(array) == text
+        assert format_array_type(array) == text

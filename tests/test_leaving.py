@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from ckpttools.cli.leaving import leave
+from ckpttools.cli.process_exit import exit_process
 
 ENDS = """
 import sys
-from ckpttools.cli.leaving import leave
+from ckpttools.cli.process_exit import exit_process
 {}
-leave(int(sys.argv[1]))
+exit_process(int(sys.argv[1]))
 print("not reached")
 """
 
@@ -45,7 +45,7 @@ def test_streams_that_are_closed_or_not_there():
 
 
 def test_a_worker_process_ends_the_same_way():
-    end = "from ckpttools.core.ending import end_process"
+    end = "from ckpttools.core.process_exit import end_process"
     lines = [end, 'print("out", end="")', "sys.stderr = None", 'atexit.register(print, "last")']
     done = ended(3, "import atexit", *lines, "end_process(4)")
     assert (done.returncode, done.stdout) == (4, "out")
@@ -106,5 +106,5 @@ except SystemExit as end:
 def test_within_this_process_that_a_debugger_may_watch(monkeypatch):
     monkeypatch.setattr(sys, "gettrace", lambda: print)
     with pytest.raises(SystemExit) as end:
-        leave(3)
+        exit_process(3)
     assert end.value.code == 3

@@ -17,9 +17,8 @@ from support.locations import FIXTURES, HF, ORBAX, TRAINED
 from support.object_stores import files_in
 
 import ckpttools
-from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError
-from ckpttools.core.step_warnings import unwarned
-from ckpttools.core.text import age
+from ckpttools.core.errors import ChosenItemWarning, FormatError, StorageError, suppress_step_warnings
+from ckpttools.core.text import format_age
 from ckpttools.formats.torch.zero import FORMAT
 from ckpttools.runs.listing import listed, looked_at, run_at
 from ckpttools.runs.usage import usage_of
@@ -302,7 +301,7 @@ class TestSeveralItems:
         inside, done = Event(), Event()
 
         def look() -> None:
-            with unwarned():
+            with suppress_step_warnings():
                 inside.set()
                 done.wait(60)
                 ckpttools.open(step)
@@ -325,7 +324,7 @@ class TestSeveralItems:
     ("seconds", "declared"), [(0.9, "0 seconds"), (1, "1 second"), (119, "119 seconds"), (7300, "2 hours")]
 )
 def test_ages(seconds, declared):
-    assert age(seconds) == declared
+    assert format_age(seconds) == declared
 
 
 # ---- runs of trainers of PyTorch

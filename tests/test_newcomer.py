@@ -20,7 +20,7 @@ from support.orbax_items import change_index
 from support.torch_files import save, whole
 
 from ckpttools.cli.main import main
-from ckpttools.cli.output import labelled, wrapped
+from ckpttools.cli.output import labelled_lines, wrap
 from ckpttools.formats.orbax.runs import why_not
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.tree import inspect_tree
@@ -401,24 +401,26 @@ class TestLines:
 
     def test_a_path_is_broken_behind_its_keys_only(self):
         text = "arrays such as params/params/decoder/layers_with_a_long_name/self_attention/kernel are"
-        lines = wrapped(text, 30)
+        lines = wrap(text, 30)
         assert "".join(lines).replace(" ", "") == text.replace(" ", "")
         assert all(len(line) <= 30 for line in lines)
         assert all(line[-1] in "/." or line.split()[-1] in text.split() for line in lines)
-        assert wrapped("x" * 50, 30) == ["x" * 50]
-        assert wrapped("", 30) == [""]
+        assert wrap("x" * 50, 30) == ["x" * 50]
+        assert wrap("", 30) == [""]
 
     def test_a_command_in_a_sentence_stays_whole(self):
         command = "`ckpt doctor '/some where/else' --fix merge`"
-        assert wrapped(f"it is so: {command}, says more", 30) == ["it is so:", f"{command},", "says more"]
+        assert wrap(f"it is so: {command}, says more", 30) == ["it is so:", f"{command},", "says more"]
 
     def test_a_command_has_a_line_of_its_own(self):
         command = "ckpt doctor '/some where/else' --fix merge"
         text = f"mend it: {command}; that is all there is to say of it, and enough"
-        lines = labelled("  next", text, 8, 60, command=command)
+        lines = labelled_lines("  next", text, 8, 60, command=command)
         assert [line[8:] for line in lines][:2] == ["mend it:", command]
         assert all(len(line) <= 60 for line in lines)
-        assert labelled("  next", f"run {command}", 8, None, command=command) == [f"  next  run {command}"]
+        assert labelled_lines("  next", f"run {command}", 8, None, command=command) == [
+            f"  next  run {command}"
+        ]
 
     @pytest.mark.parametrize("flags", [("--flat",), ("--sharding",), ("--flat", "--sharding"), ()])
     def test_rows_of_a_tree(self, flags):

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 import ckpttools
 from ckpttools.api.arguments import Patterns, Size
 from ckpttools.array.tree import Tree
-from ckpttools.cli.declared import built, declared
+from ckpttools.cli.generated_options import generated_options, make_command
+from ckpttools.core.argument_checks import argument_types, validate_arguments
 from ckpttools.core.budget import parse_size
-from ckpttools.core.checked import checked, kinds_of
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError, MappingError, UsageError
-from ckpttools.core.options import Option, parsed
-from ckpttools.core.plugins import announced, load_group
+from ckpttools.core.options import Option, parse_options
+from ckpttools.core.plugins import entry_points_of, load_group
 from ckpttools.formats.base import Writable
 from ckpttools.formats.registry import faults_in, formats, writable, writer_options
 from ckpttools.formats.zarr.given_chunks import CHUNKS, parse_chunks
@@ -41,9 +41,9 @@ ALL = (SIZE, SWITCH, CHOICE, NUMBER, TEXT, POSITIVE)
 
 def test_values_are_what_is_meant_or_refused():
     declared = {"most_bytes": "1MiB", "fast": False, "kind": "b", "count": 0, "label": "x", "every": 3}
-    assert parsed(ALL, declared, tuple, "") == {**declared, "most_bytes": 1 << 20}
+    assert parse_options(ALL, declared, tuple, "") == {**declared, "most_bytes": 1 << 20}
     defaults = {"most_bytes": 2048, "fast": True, "kind": "a", "count": None, "label": None, "every": 2}
-    assert parsed(ALL, {}, tuple, "") == defaults
+    assert parse_options(ALL, {}, tuple, "") == defaults
     assert SIZE.parsed(3) == 3
     assert SIZE.parsed(np.int64(3)) == NUMBER.parsed(np.int64(3)) == 3
     wrong = [(SIZE, "lots"), (SIZE, 0), (SWITCH, 1), (CHOICE, "c"), (NUMBER, -1), (NUMBER, True), (TEXT, "")]
@@ -66,7 +66,7 @@ CALLS = [
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_what_an_option_of_a_call_cannot_be_is_refused_with_its_name(call):
-    for name, kind in kinds_of(call).items():
+    for name, kind in argument_types(call).items():
         # That of `resolve` has no name for whoever calls it.
         if name != "command" and Any not in (kind, *get_args(kind)):
             with pytest.raises(UsageError, match=rf"^`{name}` cannot be this") as refused:
@@ -74,7 +74,7 @@ def test_what_an_option_of_a_call_cannot_be_is_refused_with_its_name(call):
             assert refused.value.expected
 
 
-@checked
+@validate_arguments
 def called(
     path: LocationLike = "",
     *,
@@ -168,10 +168,10 @@ def test_chunks_are_text_or_shapes_by_pattern():
 
 
 def test_an_option_of_another_may_be_said_as_long_as_it_asks_for_nothing():
-    assert parsed([SIZE], {"fast": True, "count": None}, lambda: ALL, "")["most_bytes"] == 2048
+    assert parse_options([SIZE], {"fast": True, "count": None}, lambda: ALL, "")["most_bytes"] == 2048
     for options in ({"fast": False}, {"kind": "b"}, {"nobodys": None}):
         with pytest.raises(UsageError, match="it is not so") as caught:
-            parsed([SIZE], options, lambda: ALL, "it is not so")
+            parse_options([SIZE], options, lambda: ALL, "it is not so")
         assert caught.value.expected == "none but most_bytes"
 
 
@@ -181,7 +181,7 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     def body(**own):
         seen.append(own)
 
-    command = built("x", "Does it.", body, declared(ALL))
+    command = make_command("x", "Does it.", body, generated_options(ALL))
     assert CliRunner().invoke(command, ["--most-bytes", "1MiB", "--fast", "--count", "3"]).exit_code == 0
     assert seen == [{"most_bytes": "1MiB", "fast": True, "count": 3}]
     wrong = ("--most-bytes=lots", "--kind=c", "--count=-1", "--every=0", "--label=")
@@ -198,7 +198,7 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     ):
         assert text in help
     with pytest.raises(UsageError, match="declares options that all commands have") as caught:
-        built("x", "Does it.", body, declared(ALL), click.option("--fast"))
+        make_command("x", "Does it.", body, generated_options(ALL), click.option("--fast"))
     assert caught.value.got == "--fast"
 
 
@@ -255,7 +255,7 @@ def test_what_a_format_raises_while_it_looks_for_faults_is_one_of_them():
 
 
 def test_nobody_is_asked_where_no_package_announces_anything(tmp_path, monkeypatch):
-    assert announced("ckpttools.nothing") == []
+    assert entry_points_of("ckpttools.nothing") == []
     info = tmp_path / "mine-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
@@ -263,4 +263,4 @@ def test_nobody_is_asked_where_no_package_announces_anything(tmp_path, monkeypat
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert load_group("ckpttools.nothing") == {"parser": parse_size}
     monkeypatch.setattr(sys, "path", [str(tmp_path / "nowhere")])
-    assert announced("ckpttools.nothing") == []
+    assert entry_points_of("ckpttools.nothing") == []

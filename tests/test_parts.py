@@ -18,7 +18,7 @@ from support.command_line import ckpt, run
 from support.locations import GOLDEN, HF, TESTS, TRAINED
 from support.object_stores import files_in
 
-from ckpttools.api import publishing
+from ckpttools.api import publish_plan as publishing
 from ckpttools.stores import parse
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.publishing import JobInfo, LockedError, staging_of
@@ -403,7 +403,7 @@ class TestAfterPublishing:
         assert files_of(parse(destination)) == before
 
     def test_a_part_that_waited_while_another_published_begins_nothing(self, plan, destination):
-        from ckpttools.api import parts
+        from ckpttools.api import run_part as parts
         from ckpttools.plan.parts import Part
         from ckpttools.plan.plan_encoding import read_plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpttools.api.plan_status import PartStatus, PlanStatus, _count, _stragglers
-from ckpttools.cli.parts_text import part_line, status_lines, waiting_line
+from ckpttools.cli.plan_status_text import part_line, status_lines, waiting_line
 from ckpttools.run.parts import PartReceipt
 from ckpttools.stores import parse
 from ckpttools.stores.shares import Member, Share

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from ckpttools.core import patterns
-from ckpttools.core.patterns import PatternError, is_match
+from ckpttools.core import bounded_regex as patterns
+from ckpttools.core.bounded_regex import PatternError, is_match
 
 ENDLESS = "([a-z]+)+!"
 

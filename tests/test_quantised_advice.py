@@ -12,7 +12,7 @@ from support.quantised_kinds import write
 
 import ckpttools
 from ckpttools.array.tree import Tree
-from ckpttools.cli.output import labelled
+from ckpttools.cli.output import labelled_lines
 from ckpttools.cli.plan_text import _note_lines
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.notes import Note
@@ -173,7 +173,7 @@ def test_what_quantising_has_rounded_is_told_of_the_side_that_is_quantised(tmp_p
 
 def test_a_command_that_stands_alone_has_no_quotes():
     command = "ckpt cast some/where/far/away DST --dtype bfloat16"
-    assert labelled("next", f"`{command}` makes plain weights", 6, 60, command=command) == [
+    assert labelled_lines("next", f"`{command}` makes plain weights", 6, 60, command=command) == [
         f"next  {command}",
         "      makes plain weights",
     ]

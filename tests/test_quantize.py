@@ -19,7 +19,7 @@ from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, FormatError, UnknownNameError, UsageError
-from ckpttools.core.message_terms import several
+from ckpttools.core.message_terms import repeated_option
 from ckpttools.maxtext.recognition import strangers_in
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.modules import is_linear, left_modules
@@ -265,7 +265,7 @@ def test_what_vllm_puts_together_is_told_where_a_part_is_left_out(exclude, rest)
     tree = Tree({(name,): shaped(128, 128) for name in names}).with_metadata(config={"model_type": "llama"})
     told = [remark for remark in Quantize(exclude=[exclude])(tree).notes.remarks if "vLLM" in remark]
     assert len(told) == bool(rest)
-    assert all(f"add {several('exclude', rest)} to leave out all of these" in item for item in told)
+    assert all(f"add {repeated_option('exclude', rest)} to leave out all of these" in item for item in told)
     if rest:
         assert not Quantize(exclude=[exclude, *rest])(tree).notes.remarks
 

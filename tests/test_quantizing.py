@@ -14,7 +14,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, ShapeError
 from ckpttools.core.region import ceil_div
-from ckpttools.core.tally import add
+from ckpttools.core.tally import add_counts
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder, numbers, rounded_to_few_bits
 from ckpttools.quantized.errors import errors_of, lost, total, without_errors
@@ -113,7 +113,7 @@ def test_what_is_lost_is_told_once_however_it_is_cut(truth, data):
     for region in data.draw(tilings(codes.shape)):
         scratch = Scratch(codes.scratch_bytes)
         codes.read_into(region, np.empty(region.shape, np.uint8), scratch)
-        add(counts, scratch.take_counts())
+        add_counts(counts, scratch.take_counts())
     many = np.repeat(np.repeat(scales.read(), 4, -2), 8, -1)[..., : truth.shape[-2], : truth.shape[-1]]
     exact = truth.astype(np.float64)
     apart = exact - (codes.read().astype(np.float32) * many).astype(np.float64)

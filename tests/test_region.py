@@ -12,9 +12,9 @@ from ckpttools.core.region import (
     count_runs,
     grid_cell,
     grid_indices,
-    grid_met,
     grid_shape,
-    split_to,
+    intersecting_cells,
+    split_evenly,
 )
 from ckpttools.testing.strategies import chunk_shapes, regions, shapes
 
@@ -111,7 +111,7 @@ def test_runs_are_the_flat_indices_in_order_and_maximal(case):
 def test_split_tiles_in_order_in_slabs_of_at_most_the_limit(case, limit):
     shape, region = case
     array = numbered(shape)
-    parts = list(split_to(region, limit))
+    parts = list(split_evenly(region, limit))
     flat = [i for part in parts for i in array[part.slices].reshape(-1).tolist()]
     assert flat == array[region.slices].reshape(-1).tolist()
     for part in parts:
@@ -127,12 +127,12 @@ def is_slab(part, region):
 @given(shaped_regions())
 def test_split_makes_no_more_parts_than_it_must_when_one_will_do(case):
     _, region = case
-    assert list(split_to(region, region.size)) == [region]
+    assert list(split_evenly(region, region.size)) == [region]
 
 
 @pytest.mark.parametrize(("limit", "count"), [(70, 1), (69, 2), (20, 4), (10, 7), (9, 14), (3, 28), (1, 70)])
 def test_split_makes_as_few_parts_as_slabs_allow(limit, count):
-    assert len(list(split_to(Region.whole((7, 10)), limit))) == count
+    assert len(list(split_evenly(Region.whole((7, 10)), limit))) == count
 
 
 @given(st.data())
@@ -155,7 +155,7 @@ def test_rank_zero_holds_one_element():
     whole = Region.whole(())
     assert (whole.size, whole.shape, str(whole)) == (1, (), "[]")
     assert list(contiguous_runs((), whole)) == [(0, 1)]
-    assert list(split_to(whole, 1)) == [whole]
+    assert list(split_evenly(whole, 1)) == [whole]
     assert list(grid_indices((), ())) == [()]
 
 
@@ -170,4 +170,4 @@ def test_the_cells_that_a_box_meets_are_those_that_share_something_with_it(case,
     meeting = [
         index for index in grid_indices(shape, chunk) if grid_cell(shape, chunk, index).intersect(region)
     ]
-    assert list(grid_met(chunk, region)) == meeting
+    assert list(intersecting_cells(chunk, region)) == meeting

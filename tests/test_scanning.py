@@ -261,7 +261,7 @@ import numpy as np
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.array.nodes import Stored, relayout
 from ckpttools.plan.pieces import fitted_pieces
-from ckpttools.core.resident import peak_bytes
+from ckpttools.core.process_memory import peak_bytes
 from ckpttools.run.scanning import scan
 from ckpttools.stores.local.file import LocalFile
 path, memory, jobs, transposed = sys.argv[1:]

@@ -7,7 +7,7 @@ import json
 import pytest
 from support.locations import GOLDEN, HF
 
-from ckpttools.api.chunks_report import chunks
+from ckpttools.api.chunks import chunks
 from ckpttools.array.tree import keystr
 from ckpttools.core.errors import FormatError, MappingError, ShapeError, UsageError
 from ckpttools.formats.registry import open_tree

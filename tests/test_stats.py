@@ -474,7 +474,7 @@ STATS = """
 import json, sys
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.stats import inspect_stats
-from ckpttools.core.resident import peak_bytes
+from ckpttools.core.process_memory import peak_bytes
 from pathlib import Path
 report = inspect_stats(open_tree(Path(sys.argv[1])), memory=int(sys.argv[2]), jobs=2, histograms=True)
 print(json.dumps({"peak": peak_bytes(), "zeros": sum(each.statistics.zeros for each in report.arrays)}))

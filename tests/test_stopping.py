@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from ckpttools.cli import stopping
+from ckpttools.cli import signals
 from ckpttools.cli.error_boundary import exit_code_of
-from ckpttools.cli.stopping import GOES_ON, IS_DONE, MESSAGE, Stopped
+from ckpttools.cli.signals import IS_DONE, MESSAGE, RESUMES, Stopped
 
 CKPT = (sys.executable, "-m", "ckpttools")
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -48,10 +48,10 @@ for left in range(2, 1000, 13):
 """
 SLOW_TO_END = """
 import time
-from ckpttools.cli import stopping
+from ckpttools.cli import signals
 
-stopping.handle_at_once()
-with stopping.raised():
+signals.install_early_handlers()
+with signals.raise_on_signal():
     try:
         print("begun", flush=True)
         time.sleep(30)
@@ -73,7 +73,7 @@ main()
 """
 IN_A_FINALIZER = """
 import os, signal, time
-from ckpttools.cli import stopping
+from ckpttools.cli import signals
 
 class Closing:
     def __del__(self):
@@ -81,10 +81,10 @@ class Closing:
         time.sleep(0)  # an instant at which the handler can run
 
 try:
-    with stopping.raised():
+    with signals.raise_on_signal():
         Closing()
         time.sleep(30)
-except stopping.Stopped as end:
+except signals.Stopped as end:
     raise SystemExit(end.exit_code)
 """
 
@@ -162,7 +162,7 @@ class TestConversions:
         process = start(*words)
         wait_for(lambda: finished_tasks(tmp_path / "out.partial"))
         process.send_signal(number)
-        assert ends(process, 60) == (128 + number, "", f"{MESSAGE} {GOES_ON}\n")
+        assert ends(process, 60) == (128 + number, "", f"{MESSAGE} {RESUMES}\n")
         assert not (tmp_path / "out").exists()
         if number == signal.SIGTERM:
             code, receipt, _ = ends(start(*words), 60)
@@ -246,7 +246,7 @@ class TestHandlers:
 
     def test_they_are_as_before_afterwards(self):
         before = [signal.getsignal(number) for number in SIGNALS], sys.unraisablehook
-        with pytest.raises(Stopped), stopping.raised():
+        with pytest.raises(Stopped), signals.raise_on_signal():
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
         assert ([signal.getsignal(number) for number in SIGNALS], sys.unraisablehook) == before

@@ -455,7 +455,7 @@ import ckpttools
 from ckpttools.digest.canonical import per_layer
 from ckpttools.digest.pairing import Pairing
 from ckpttools.compare.verify import compare
-from ckpttools.core.resident import peak_bytes
+from ckpttools.core.process_memory import peak_bytes
 sides = [per_layer(ckpttools.open(path)) for path in sys.argv[2:]]
 found = compare(Pairing(*sides), memory=int(sys.argv[1]), jobs=2)
 print(len(found), peak_bytes())

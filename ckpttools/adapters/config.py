@@ -9,9 +9,9 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
+from ckpttools.core.bounded_regex import PatternError, is_match, match_start
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError, listing
-from ckpttools.core.patterns import PatternError, is_match, match_start
 from ckpttools.formats.adapters import MERGE_WITH_PEFT
 
 WITH_PEFT = f"merge it with PEFT, {MERGE_WITH_PEFT}"

@@ -13,13 +13,13 @@ from ckpttools.adapters.truncated_svd import Spectrum, ranked_spectrum, spectrum
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Stored
-from ckpttools.core.budget import size_text
+from ckpttools.core.budget import format_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count, in_natural_order, some
+from ckpttools.core.text import array_count, sample_names, sort_naturally
 from ckpttools.quantized.modules import is_linear
 from ckpttools.stores.base import check_unchanged
 from ckpttools.stores.memory import Bytes
@@ -97,7 +97,7 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
     errors: dict[str, float] = {}
     others: list[str] = []
     nbytes = 0
-    for name in in_natural_order(base.weights):
+    for name in sort_naturally(base.weights):
         pair = tuned.in_float32[name], base.in_float32[name]
         if not is_linear(name, base.weights[name]):
             others += [name] if squares_of(*pair) != 0 else []
@@ -159,7 +159,7 @@ def _require_room(nbytes: int, memory: int) -> None:
     if nbytes > memory:
         raise MemoryBudgetError(
             "the factors do not fit into the memory",
-            got=f"more than {size_text(memory)} of factors, half of what is allowed",
+            got=f"more than {format_size(memory)} of factors, half of what is allowed",
             hint=f"allow more with {option('memory', 'SIZE')}, or keep less: a lower {option('rank', 'N')}, "
             f"or {option('dtype', 'bfloat16')}",
         )
@@ -176,5 +176,5 @@ def _notes(factors: list[FactorPair], errors: Mapping[str, float], others: list[
 
 def _left_out(others: list[str]) -> Iterator[str]:
     if others:
-        shown = some(others, _MOST_LISTED)
+        shown = sample_names(others, _MOST_LISTED)
         yield f"left out, as they differ and are no matrices of layers: {array_count(others)} ({shown})"

@@ -14,7 +14,7 @@ from ckpttools.array.nodes import low_rank, relayout, renormed, swapped
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
-from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.region import Region, Shape, split_evenly
 
 Kind = Literal["linear", "embedding", "experts"]
 
@@ -166,7 +166,7 @@ def require_finite(adapter: Adapter) -> None:
 def _is_finite(array: LazyArray) -> bool:
     import numpy as np
 
-    pieces = split_to(Region.whole(array.shape), read_blocks.elements(4))
+    pieces = split_evenly(Region.whole(array.shape), read_blocks.elements(4))
     return all(bool(np.isfinite(array.read(piece).astype(np.float32)).all()) for piece in pieces)
 
 
@@ -174,7 +174,7 @@ def same_bits(one: LazyArray, other: LazyArray) -> bool:
     """Whether two arrays are alike; reads them where shape and dtype are."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
-    pieces = split_to(Region.whole(one.shape), read_blocks.elements(one.dtype.itemsize))
+    pieces = split_evenly(Region.whole(one.shape), read_blocks.elements(one.dtype.itemsize))
     return all(one.read(piece).tobytes() == other.read(piece).tobytes() for piece in pieces)
 
 

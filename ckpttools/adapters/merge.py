@@ -18,7 +18,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count, folded, some
+from ckpttools.core.text import array_count, fold_lines, sample_names
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transformed
@@ -95,7 +95,7 @@ def _said(adapter: Adapter, scale: float) -> str:
 def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     yield from said_of_another(base, adapter, "merged into")
     if unknown := unknown_settings(adapter.config):
-        yield f"{ADAPTER} says {some(unknown)}, which is not known here: it is taken to change nothing"
+        yield f"{ADAPTER} has unknown settings, assumed to have no effect: {sample_names(unknown)}"
     yield from skip_remarks(adapter)
     if adapter.replaced:
         yield f"taken from the adapter as a whole: {array_count(adapter.replaced)}"
@@ -108,7 +108,7 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
     if base.rows is not None and view_of(base.tree).optimizer is not None:
         yield "the state of the optimizer stays that of the base"
     if left := _left_alone(base, adapter):
-        listed = ", ".join(folded(left))
+        listed = ", ".join(fold_lines(left))
         yield (
             f"the adapter has no factors for {array_count(left)}, although it has them for the same modules "
             f"of other layers: {listed}"

@@ -17,7 +17,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import some
+from ckpttools.core.text import sample_names
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.maxtext.layout import LORA_KEY, MODULE_PATH
 from ckpttools.transforms.base import Transformed
@@ -63,7 +63,7 @@ def part_config(
     left, lost = modules_of(kept), modules_of(gone)
     whole, whole_lost = (_saved(config, names) for names in (kept, gone))
     if halves := [item for item in (*left, *whole) if item in {*lost, *whole_lost}]:
-        return _no_adapter(f"it has only parts of {some(halves)}")
+        return _no_adapter(f"it has only parts of {sample_names(halves)}")
     if not left:
         return _no_adapter("it has no factors")
     narrowed = {

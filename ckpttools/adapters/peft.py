@@ -21,7 +21,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, listing
-from ckpttools.core.text import array_count, folded
+from ckpttools.core.text import array_count, fold_lines
 from ckpttools.formats.adapters import ADAPTER, PREFIX, WEIGHTS_STEM
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
@@ -214,7 +214,7 @@ def skip_remarks(adapter: Adapter) -> Iterator[str]:
     """Describe the stored arrays that PEFT ignores, in one sentence for each config field."""
     for field in dict.fromkeys(adapter.skipped.values()):
         names = [name for name, reason in adapter.skipped.items() if reason == field]
-        modules = folded([*modules_of(names), *saved_names(names)])
+        modules = fold_lines([*modules_of(names), *saved_names(names)])
         listed = ", ".join(modules[:_MAX_LISTED]) + (", …" if len(modules) > _MAX_LISTED else "")
         yield (
             f"{field} in {ADAPTER} leaves out {array_count(names)} of the adapter, which PEFT ignores: "

@@ -31,7 +31,7 @@ from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.message_terms import step
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.region import Shape
-from ckpttools.core.text import plural, some
+from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.adapters import BASE_NAME
 from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.row import Row
@@ -267,6 +267,7 @@ def _filled_remarks(
     lacking = [name.removesuffix(WEIGHT) for name in names if name not in changed]
     if lacking:
         yield (
-            f"{plural(len(lacking), 'module')} without factors: {some(lacking)}; MaxText has factors in all "
+            f"{plural(len(lacking), 'module')} without factors: {sample_names(lacking)}; MaxText has "
+            "factors in all "
             "layers, so theirs are zeros, which changes nothing"
         )

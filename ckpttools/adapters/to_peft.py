@@ -13,7 +13,7 @@ from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import sort_naturally
 from ckpttools.formats.adapters import BASE_NAME, PREFIX
 from ckpttools.mapping.keys import Key
 
@@ -54,7 +54,7 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
         module = f"{PREFIX}{names[factor.name]}"
         leaves[f"{module}.lora_A.weight",] = factor.a
         leaves[f"{module}.lora_B.weight",] = factor.b
-    ordered = in_natural_order([str(path[0]) for path in leaves])
+    ordered = sort_naturally([str(path[0]) for path in leaves])
     tree = Tree({(name,): leaves[name,] for name in ordered}, Metadata(location=adapter.location))
     others = [_module(base, name) for name in base.weights if name.endswith(WEIGHT)]
     called = base_name(base, adapter, name)

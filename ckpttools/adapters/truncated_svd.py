@@ -13,7 +13,7 @@ from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Region, split_to
+from ckpttools.core.region import Region, split_evenly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -128,7 +128,7 @@ def _rows(first: LazyArray, second: LazyArray) -> Iterator[tuple[Region, np.ndar
 
 
 def _read_blocks(first: LazyArray, second: LazyArray) -> Iterator[tuple[Region, np.ndarray]]:
-    for region in split_to(Region.whole(first.shape), read_blocks.elements(8)):
+    for region in split_evenly(Region.whole(first.shape), read_blocks.elements(8)):
         yield region, _difference(first, second, region)
 
 

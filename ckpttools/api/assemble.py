@@ -12,11 +12,11 @@ from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Opening, part_of, read_options
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import natural_key, plural, some
+from ckpttools.core.text import natural_key, plural, sample_names
 from ckpttools.formats.orbax.columns import ExpectedHost, expected_hosts
 from ckpttools.formats.orbax.format import joined_tree
 from ckpttools.formats.orbax.iterators import ITEM, iterators_of
@@ -106,7 +106,7 @@ def host_text(host: Location, processes: Sequence[int]) -> str:
     return f"{host} ({'process' if len(processes) == 1 else 'processes'} {', '.join(map(str, processes))})"
 
 
-@checked
+@validate_arguments
 def list_saves(
     hosts: LocationLike | Sequence[LocationLike],
     *,
@@ -262,7 +262,7 @@ def _lacking(save: Save) -> str:
     if expected:
         ways = ", and ".join(" or ".join(map(str, item.processes)) for item in expected)
         more = f"; {plural(len(expected), 'more host')} would do: process {ways}"
-    arrays = some([str(item) for item in save.missing])
+    arrays = sample_names([str(item) for item in save.missing])
     lost, hosts = plural(missing, "chunk"), plural(len(save.shares), "host")
     return f"step {save.step}, of {hosts}: {lost} ({arrays}){more}"
 

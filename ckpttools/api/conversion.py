@@ -11,7 +11,7 @@ from ckpttools.api.output_checks import check_output
 from ckpttools.api.sources import PathReading, opened, read_options
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked, checked_options
+from ckpttools.core.argument_checks import validate_arguments, validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.notes import Notes
@@ -28,7 +28,7 @@ from ckpttools.stores.registry import LocationLike, parse
 DEFAULT_MEMORY = 1 << 30
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What a conversion may use.
@@ -106,7 +106,7 @@ def _hashing_bytes(tree: Tree) -> int:
     return hashing_bytes(tree)
 
 
-@checked
+@validate_arguments
 def open(path: LocationLike, step: int | None = None, **reading: Unpack[PathReading]) -> Tree:
     """The checkpoint at `path`, whatever its format. Reads headers and indexes, no array.
 

@@ -15,10 +15,10 @@ from ckpttools.copying.prepared import Effort, PreparedCopy
 from ckpttools.copying.selection import selected
 from ckpttools.copying.target import CopyTarget
 from ckpttools.copying.whole import check_whole
-from ckpttools.core.budget import allowing
+from ckpttools.core.budget import limit_memory
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import size_of
+from ckpttools.core.options import parse_size_option
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.concurrency import at_once, requesting
 from ckpttools.stores.outside_links import check_outside_links, outside_links
@@ -76,8 +76,8 @@ def copy(
     check_apart(read, written)
     if latest is not None and latest < 1:
         raise UsageError(f"{option('latest', latest)} means no step", expected="1 or more")
-    resources = Resources(size_of("memory", memory), jobs, destination=written, requests=requests)
-    with allowing(resources.memory), requesting(requests):
+    resources = Resources(parse_size_option("memory", memory), jobs, destination=written, requests=requests)
+    with limit_memory(resources.memory), requesting(requests):
         selection, target = selected(read, tuple(steps), latest), CopyTarget(written, overwrite, optimizer_in)
         there = target.result(selection, verify=verify)
         effort = Effort(resources.memory, jobs, resources.workers, requests)

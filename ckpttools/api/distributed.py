@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from ckpttools.api.calls import code_in, user_code
-from ckpttools.api.parts import part_done
 from ckpttools.api.plan_status import PartStatus, PlanStatus, plan_status
 from ckpttools.api.plans import content_of
 from ckpttools.api.prepared import Prepared
-from ckpttools.core.budget import further_resident
+from ckpttools.api.run_part import part_done
+from ckpttools.core.budget import extra_resident
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, first_line
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.plan.parts import Part
 from ckpttools.plan.plan_encoding import decoded
 from ckpttools.plan.plan_file import PlanFile
@@ -70,7 +70,7 @@ def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks
         CheckpointError: as `Prepared.run`.
     """
     try:
-        with further_resident(JOB_BYTES):
+        with extra_resident(JOB_BYTES):
             if job.number == 0:
                 return _first(job, plan, told)
             _other(job, plan, told)
@@ -237,5 +237,5 @@ def _gone(each: PartStatus, number: int, count: int) -> OtherProcessError:
     return OtherProcessError(
         f"process {number} of {count} is gone",
         got=f"{each.process}, last seen {each.seen:.0f} s ago, {done}{ended}",
-        hint=f"{again()}: what is done is not done again",
+        hint=f"{retry_term()}: what is done is not done again",
     )

@@ -12,7 +12,7 @@ from ckpttools.api.output_checks import check_source
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, part_of, read_options
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError
 from ckpttools.formats.base import RECORD, SIDECARS, SupportsSidecars, Writer
@@ -113,7 +113,7 @@ def hf_to_maxtext(
     )
 
 
-@checked
+@validate_arguments
 def plan_to_maxtext(
     source: Source,
     options: ToMaxText | None = None,

@@ -11,12 +11,12 @@ from ckpttools.api.load_conversion import Converting, converted, next_step
 from ckpttools.api.prepared import command
 from ckpttools.api.sources import DEFAULT_MEMORY, Observe, Opening, Source, opened, part_of, read_options
 from ckpttools.array.fingerprint import sources
-from ckpttools.core.budget import allowing
+from ckpttools.core.budget import limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import size_of
+from ckpttools.core.options import parse_size_option
 from ckpttools.quantized.dequantized_tree import as_numbers
 from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
@@ -178,13 +178,13 @@ def load(
     values = (rope_layout, tied, padding_rows)
     declared = Converting(scan, scan_axis, pad_vocab, text_of(family), model, *values, text_only or None)
     declared.check(to)
-    memory = size_of("memory", loading.get("memory", DEFAULT_MEMORY))
+    memory = parse_size_option("memory", loading.get("memory", DEFAULT_MEMORY))
     expected = _tree_of(shardings) if like is None else like
     template = None if expected is None else template_of(expected)
     leaves = () if template is None else template.leaves
     is_cut = any(leaf.axes or is_abstract(leaf.sharding) for leaf in leaves)
     where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
-    with allowing(memory), requesting(loading.get("requests")):
+    with limit_memory(memory), requesting(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
         plain = tree if dtype is None else _numbers(tree, None if dtype == "like" else dtype_of(dtype))
         built, notes = converted(plain, to, template, declared, memory)

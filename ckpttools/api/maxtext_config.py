@@ -8,7 +8,7 @@ from typing import Unpack
 from ckpttools.api.arguments import text_of
 from ckpttools.api.sources import Opening, Source, config_alone, opened, read_options
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
@@ -34,7 +34,7 @@ from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.registry import LocationLike
 
 
-@checked
+@validate_arguments
 def maxtext_config(
     source: Source,
     *,

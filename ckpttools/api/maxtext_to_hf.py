@@ -11,7 +11,7 @@ from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import Source, opened, read_options
 from ckpttools.array.tree import Tree, by_name
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dtypes import DType
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import Writer
@@ -107,7 +107,7 @@ def maxtext_to_hf(
     )
 
 
-@checked
+@validate_arguments
 def plan_to_huggingface(
     source: Source,
     options: ToHuggingFace | None = None,

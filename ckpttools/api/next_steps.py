@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from shlex import join, quote
 
-from ckpttools.api.adapter_steps import elsewhere, loading_steps
+from ckpttools.api.adapter_hints import elsewhere, loading_steps
 from ckpttools.api.maxtext_config import maxtext_config
 from ckpttools.api.sources import opened
 from ckpttools.array.lazy import LazyArray

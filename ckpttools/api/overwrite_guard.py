@@ -13,10 +13,10 @@ from ckpttools.core.errors import (
     DestinationExistsError,
     StorageError,
     listing,
+    suppress_step_warnings,
 )
 from ckpttools.core.message_terms import option
-from ckpttools.core.step_warnings import unwarned
-from ckpttools.core.text import first_of, in_natural_order
+from ckpttools.core.text import first_names, sort_naturally
 from ckpttools.formats.base import Writer, WritesSteps
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun, orbax_at
@@ -55,7 +55,7 @@ def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None
     if unowned_files:
         raise _refused(
             destination,
-            f"holds files that are not part of the checkpoint: {first_of(unowned_files, _SHOWN)}",
+            f"holds files that are not part of the checkpoint: {first_names(unowned_files, _SHOWN)}",
             "one checkpoint, laid out as this command writes it, and nothing else",
         )
     optimizer = view_of(old).optimizer
@@ -95,7 +95,7 @@ def _check_steps(destination: Location, writer: Writer) -> None:
 def optimizer_in(location: Location) -> str | None:
     """The name of the optimizer whose state a checkpoint has; None for none, and where it cannot be read."""
     try:
-        with unwarned():
+        with suppress_step_warnings():
             optimizer = view_of(open_tree(location)).optimizer
     except StorageError:
         raise
@@ -106,12 +106,12 @@ def optimizer_in(location: Location) -> str | None:
 
 def _opened(destination: Location) -> Tree:
     try:
-        with unwarned():
+        with suppress_step_warnings():
             return open_tree(destination)
     except StorageError:
         raise
     except CheckpointError as error:
-        names = in_natural_order(entry.name for entry in destination.entries())
+        names = sort_naturally(entry.name for entry in destination.entries())
         left = begun_in(destination)
         raise _refused(
             destination,

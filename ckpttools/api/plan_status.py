@@ -10,10 +10,10 @@ from functools import partial
 from itertools import pairwise
 from statistics import median
 
-from ckpttools.api.parts import standing_of
 from ckpttools.api.plans import Planned, destination_of, opened_plan, relocation_of
-from ckpttools.api.published import PublishedPlan, is_new, published_at
-from ckpttools.core.checked import checked
+from ckpttools.api.publication_marks import PublishedPlan, is_new, published_at
+from ckpttools.api.run_part import standing_of
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural
@@ -108,7 +108,7 @@ class PlanStatus(TaskProgress):
         return f"<PlanStatus of {self.destination}: {self.state}, {done}{parts}>"
 
 
-@checked
+@validate_arguments
 def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
     """How far a plan has come, who is at work, and who is waited for. Takes no lock, and changes nothing.
 

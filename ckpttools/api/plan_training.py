@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from typing import NamedTuple, Unpack
 
 from ckpttools.api.arguments import Size
@@ -10,11 +11,10 @@ from ckpttools.api.output_file import check_output_file
 from ckpttools.api.sources import Opening, Source, config_alone, location_of, opened, read_options
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
-from ckpttools.core.checked import checked
-from ckpttools.core.duration import parse_duration
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import size_of
+from ckpttools.core.options import parse_size_option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.inspection.lost_time import FONTS, lost_time_svg
@@ -60,7 +60,7 @@ class _SaveSettings(NamedTuple):
     kept: int | None
 
 
-@checked
+@validate_arguments
 def plan_training(
     source: Source,
     *,
@@ -186,7 +186,7 @@ def _bandwidth(name: str, declared: int | str) -> int:
     Raises:
         UsageError: it is no size, or so small that a unit was meant.
     """
-    rate = size_of(name, declared)
+    rate = parse_size_option(name, declared)
     if rate < _LEAST_BANDWIDTH:
         raise UsageError(
             f"{option(name)} is in bytes a second, and no host is so slow",
@@ -407,3 +407,27 @@ def _held(tree: Tree, stored: Mapping[Path, Sharding], mesh: MeshShape, processe
     arrays = {keystr(path): array for path, array in tree.arrays.items()}
     specs = {keystr(path): item.spec for path, item in stored.items()}
     return process_loading(arrays, specs, mesh, processes).needed
+
+
+_UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def parse_duration(declared: float | str, name: str = "a duration") -> float:
+    """Seconds: a number, or text with a unit.
+
+    Args:
+        declared: such as 90, "90", "1.5h".
+        name: of what it is, for messages.
+
+    Raises:
+        UsageError: it is no length of time, or none above zero.
+    """
+    text = str(declared).strip()
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    try:
+        seconds = float(digits) * _UNITS[text[len(digits) :].strip() or "s"]
+    except (ValueError, KeyError):
+        seconds = 0.0
+    if not (isfinite(seconds) and seconds > 0):
+        raise UsageError(f"{name} is no length of time", got=text, expected="such as 90, 4s, 30min, 6h or 7d")
+    return seconds

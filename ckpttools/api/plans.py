@@ -9,12 +9,12 @@ from itertools import chain
 
 from ckpttools.api.output_file import check_output_file
 from ckpttools.api.prepared import Prepared
-from ckpttools.api.published import marks_of
-from ckpttools.core.checked import checked
+from ckpttools.api.publication_marks import marks_of
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, FormatError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import first_of, plural
+from ckpttools.core.text import first_names, plural
 from ckpttools.core.version import __version__
 from ckpttools.formats.sidecar import sidecar_versions
 from ckpttools.plan.plan_encoding import decoded, encoded, read_plan
@@ -66,7 +66,7 @@ class PlanWritten:
         )
 
 
-@checked
+@validate_arguments
 def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
     """Writes what has been decided to a file, from which many processes carry it out.
 
@@ -197,7 +197,8 @@ def relocation_of(file: PlanFile, root: Roots) -> Relocation:
             raise UsageError(
                 f"no path of the plan begins with {old}",
                 got=option("root", f"{old}={new}"),
-                expected="the beginning of one of: " + first_of([root for root in roots if root], _MAX_ROOTS),
+                expected="the beginning of one of: "
+                + first_names([root for root in roots if root], _MAX_ROOTS),
                 hint="correct or remove this root",
             )
     return relocation

@@ -21,12 +21,12 @@ from ckpttools.api.arguments import Size
 from ckpttools.api.calls import Call
 from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
 from ckpttools.api.sources import Source, location_of
-from ckpttools.core.budget import allowing, size_text
-from ckpttools.core.checked import Named, checked
+from ckpttools.core.argument_checks import Named, validate_arguments
+from ckpttools.core.budget import format_size, limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import size_of
+from ckpttools.core.options import parse_size_option
 from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.plan.plan import Plan
@@ -143,7 +143,7 @@ class Prepared:
         plan = self.plan
         return (
             f"Prepared({str(self.destination)!r}: {array_count(plan.tree.arrays)}, {plan.bytes_out:,} bytes, "
-            f"{size_text(plan.projected_peak)} of memory at most)"
+            f"{format_size(plan.projected_peak)} of memory at most)"
         )
 
 
@@ -198,8 +198,8 @@ def prepare(
         check_manifest(written, read or "", location, overwrite=overwrite)
     base = str(parse(like)) if like is not None and model_card else ""
     location = shared(location, RepositoryOptions(public, model_card, base))
-    resources = Resources(size_of("memory", memory), jobs, written is not None, location, requests)
-    with allowing(resources.memory), requesting(requests):
+    resources = Resources(parse_size_option("memory", memory), jobs, written is not None, location, requests)
+    with limit_memory(resources.memory), requesting(requests):
         conversion = plan(resources)
     links: dict[str, str] = {}
     for root in (read, None if like is None else parse(like)):
@@ -278,7 +278,7 @@ def command(
     """
 
     def make(plan: Callable[P, Made]) -> Command[P, Made]:
-        own, plan = signature(plan), checked(plan, *groups, more=more)
+        own, plan = signature(plan), validate_arguments(plan, *groups, more=more)
 
         @wraps(plan)
         def planned(*args: P.args, **options: P.kwargs) -> Made:

@@ -17,7 +17,7 @@ from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.message_terms import option, several
+from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
@@ -161,7 +161,7 @@ def _refuse_strangers(tree: Tree) -> None:
     if result.prefixes:
         hint = below(result.prefixes, tree)
     elif len(result.names) <= _FEW:
-        leave = several("drop", result.names)
+        leave = repeated_option("drop", result.names)
         hint = f"{select} {leave} leaves them out, where the model computes without them"
     else:
         hint = "check that config.json belongs to these weights, or rename them by rules with `ckpt remap`"

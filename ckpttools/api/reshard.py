@@ -20,7 +20,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.options import size_of
+from ckpttools.core.options import parse_size_option
 from ckpttools.core.region import Shape
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.orbax.write import OrbaxWriter
@@ -105,7 +105,7 @@ def reshard(
     how = rest_of(common, Opening, Writing)
     _check(how)
     devices, built = parse_mesh(mesh), rules_of(rules)
-    limit = None if subchunks is None else size_of("subchunks", subchunks)
+    limit = None if subchunks is None else parse_size_option("subchunks", subchunks)
     reading = read_options(opening)
     asked: list[AppliedRules] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.maxtext.loading.command import ParsedCommand, merged, parsed
 from ckpttools.maxtext.loading.configuration import settings_of
 from ckpttools.maxtext.loading.report import Resolution
@@ -19,7 +19,7 @@ from ckpttools.stores.registry import LocationLike
 _TRAINERS = ("pre_train.train", "train.py")
 
 
-@checked
+@validate_arguments
 def resolve(
     *command: LocationLike, maxtext: str = NEWEST, requests: int | None = None, **settings: Any
 ) -> Resolution:

@@ -13,11 +13,11 @@ from ckpttools.api.prepared import Prepared, Writing, command, prepare
 from ckpttools.api.sources import part_of, rest_of
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.options import size_of
+from ckpttools.core.options import parse_size_option
 from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.plan.plan import Plan
@@ -31,7 +31,7 @@ from ckpttools.sharding.save_shards import ShardHolder
 from ckpttools.stores.registry import LocationLike, parse
 
 
-@checked
+@validate_arguments
 def plan_save(
     tree: Tree | Any,
     format: str | None = None,
@@ -136,7 +136,7 @@ def save(
     return PreparedSave.of(prepare(plan, built, destination, **writing))
 
 
-@checked
+@validate_arguments
 def save_async(
     tree: Tree | Any,
     destination: LocationLike,
@@ -168,7 +168,7 @@ def save_async(
     def plan() -> tuple[PreparedSave, int | None]:
         prepared = save.plan(tree, destination, format, **options)
         prepared.check_for(processes)
-        return prepared, None if host_memory is None else size_of("host_memory", host_memory)
+        return prepared, None if host_memory is None else parse_size_option("host_memory", host_memory)
 
     prepared, allowed = plan() if processes is None else processes.done("planned", plan)
     together = None if processes is None else prepared.together(processes)

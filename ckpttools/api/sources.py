@@ -8,10 +8,10 @@ from typing import Any, TypedDict
 
 from ckpttools.array.fingerprint import sources
 from ckpttools.array.tree import Tree
-from ckpttools.core.budget import allowing
+from ckpttools.core.budget import limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.options import size_of
+from ckpttools.core.options import parse_size_option
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, require_ranks, require_step
 from ckpttools.formats.several import has_weights
@@ -84,7 +84,7 @@ def read_options(declared: Mapping[str, Any]) -> ReadOptions:
     Raises:
         UsageError: a text is not a size.
     """
-    sizes = {name: size_of(name, declared[name]) for name in _SIZES if name in declared}
+    sizes = {name: parse_size_option(name, declared[name]) for name in _SIZES if name in declared}
     return ReadOptions(**{**declared, **sizes})
 
 
@@ -213,10 +213,10 @@ def scanning(declared: Scanning) -> Iterator[ScanSettings]:
     """
     opening = {name: value for name, value in declared.items() if name not in _RESOURCES}
     memory, download = (
-        size_of("memory", declared.get("memory", DEFAULT_MEMORY)),
+        parse_size_option("memory", declared.get("memory", DEFAULT_MEMORY)),
         declared.get("download", False),
     )
-    with allowing(memory), requesting(declared.get("requests")):
+    with limit_memory(memory), requesting(declared.get("requests")):
         yield ScanSettings(
             memory, declared.get("jobs"), declared.get("observe"), read_options(opening), download
         )

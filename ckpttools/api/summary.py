@@ -8,16 +8,15 @@ from itertools import islice
 from shlex import quote
 
 from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, names_of_jax
-from ckpttools.api.adapter_steps import commands
+from ckpttools.api.adapter_hints import commands
+from ckpttools.api.inspect import inspect
 from ckpttools.api.sources import opened
-from ckpttools.api.trainer_steps import commands as commands_of_trainers
-from ckpttools.api.trainer_steps import commands_of_model
-from ckpttools.api.tree_report import inspect
+from ckpttools.api.trainer_hints import commands as commands_of_trainers
+from ckpttools.api.trainer_hints import commands_of_model
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError
-from ckpttools.core.step_warnings import unwarned
+from ckpttools.core.errors import CheckpointError, ChosenItemWarning, FormatError, suppress_step_warnings
 from ckpttools.core.text import plural
 from ckpttools.formats.adapters import ADAPTER, adapter_in, has_adapter
 from ckpttools.formats.interrupted import absent, refuse_interrupted
@@ -60,7 +59,7 @@ class Summary:
         return f"<Summary of {self.path}: {self.what}>"
 
 
-@checked
+@validate_arguments
 def summary(path: LocationLike, *, requests: int | None = None) -> Summary:
     """What is at a path: a run, a step, a model, an adapter, a file. Reads headers and indexes, no array.
 
@@ -156,7 +155,7 @@ def _next_of_damaged(path: str, run: OrbaxRun, listing: RunListing) -> tuple[str
 
 
 def _opened(location: Location) -> Tree | None:
-    with unwarned(ChosenItemWarning):
+    with suppress_step_warnings(ChosenItemWarning):
         try:
             return opened(location)
         except CheckpointError:
@@ -191,7 +190,7 @@ def _of_step(location: Location, step: Step) -> Summary:
 
 
 def _of_tree(location: Location, result: OrbaxItem | Step | OrbaxRun | None) -> Summary:
-    with unwarned(ChosenItemWarning):
+    with suppress_step_warnings(ChosenItemWarning):
         source = opened(location)
         tree = inspect(source)
     folder = location if result is not None else location.parent

@@ -13,7 +13,7 @@ from ckpttools.array.permutation import Permutation
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.relayout import Relayout, split_axes
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.region import Region, Shape, ceil_div, split_to
+from ckpttools.core.region import Region, Shape, ceil_div, split_evenly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,7 +145,7 @@ class Dequantized(LazyArray):
         self._read_boxes(region, out, scratch, sorted(range(out.ndim), key=lambda axis: -out.strides[axis]))
 
     def _read_boxes(self, region: Region, out: np.ndarray, scratch: Scratch, order: Sequence[int]) -> None:
-        for box in split_to(region, read_blocks.elements(1)):
+        for box in split_evenly(region, read_blocks.elements(1)):
             for piece in self._pieces(self._piece(box)):
                 self._read(piece, subview(out, piece.region.relative_to(region)), scratch, order)
 
@@ -154,7 +154,7 @@ class Dequantized(LazyArray):
         if self._fits(piece) or piece.region.size == 1:
             yield piece
             return
-        for half in split_to(piece.region, ceil_div(piece.region.size, 2)):
+        for half in split_evenly(piece.region, ceil_div(piece.region.size, 2)):
             yield from self._pieces(piece.part(half))
 
     def _fits(self, piece: DequantizedPiece) -> bool:

@@ -22,7 +22,7 @@ from ckpttools.array.rounding import round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
-from ckpttools.core.region import Region, split_to
+from ckpttools.core.region import Region, split_evenly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -227,7 +227,7 @@ class Plus(OfAlikeParts):
     def _boxes(self, region: Region, apart: Sequence[int]) -> Iterator[Region]:
         """Parts of a region, each of one layer or expert: so products are wide in both directions."""
         if not apart:
-            yield from split_to(region, read_blocks.elements(self._widest))
+            yield from split_evenly(region, read_blocks.elements(self._widest))
             return
         for piece in region.pieces(apart[0], 1):
             yield from self._boxes(piece, apart[1:])
@@ -242,7 +242,7 @@ class Plus(OfAlikeParts):
             scratch.take((block,), values.dtype) as built,
             np.errstate(over="ignore", invalid="ignore", under="ignore"),
         ):
-            for piece in split_to(box, block):
+            for piece in split_evenly(box, block):
                 location, shape, size = piece.relative_to(box), piece.shape, piece.size
                 sums, some = subview(total, location), subview(values, location)
                 self._add_block(sums, some, spare[:size].reshape(shape), built[:size].reshape(shape), scratch)

@@ -13,7 +13,7 @@ from ckpttools.array.rounding import widen
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
-from ckpttools.core.region import Region, split_to
+from ckpttools.core.region import Region, split_evenly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ class Mean(OfAlikeParts):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         # A quarter of a million elements at once: workers take the interpreter's lock for each call of numpy.
-        for block in split_to(region, read_blocks.elements(_WIDE.itemsize)):
+        for block in split_evenly(region, read_blocks.elements(_WIDE.itemsize)):
             target = subview(out, block.relative_to(region))
             if target.flags.c_contiguous:
                 self._make(block, target.view(self.dtype.numpy), scratch)

@@ -44,7 +44,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ShapeError
 from ckpttools.core.message_terms import option
-from ckpttools.core.region import Region, Shape, ceil_div, split_to
+from ckpttools.core.region import Region, Shape, ceil_div, split_evenly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -191,7 +191,7 @@ class Elementwise(Regionwise):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         dtype = self.source.dtype
-        for block in split_to(region, read_blocks.elements(dtype.itemsize)):
+        for block in split_evenly(region, read_blocks.elements(dtype.itemsize)):
             with scratch.take(block.shape, dtype.carrier) as buffer:
                 self.source.read_into(block, buffer, scratch)
                 told = self.op.apply(buffer, subview(out, block.relative_to(region)), dtype)
@@ -345,7 +345,7 @@ class Repeated(Regionwise):
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         import numpy as np
 
-        for block in split_to(region, read_blocks.elements(self.dtype.itemsize)):
+        for block in split_evenly(region, read_blocks.elements(self.dtype.itemsize)):
             inner = self._source_region(block)
             with scratch.take(inner.shape, self.dtype.carrier) as buffer:
                 self.source.read_into(inner, buffer, scratch)
@@ -525,7 +525,7 @@ class Seeded(Unstored):
     scale: float
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        for piece in split_to(region, _BLOCK):
+        for piece in split_evenly(region, _BLOCK):
             subview(out, piece.relative_to(region))[...] = self._made(piece).view(_F32.carrier)
 
     def _made(self, region: Region) -> np.ndarray:

@@ -16,7 +16,7 @@ from ckpttools.array.read_blocks import subview
 from ckpttools.array.stored import Stored
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
-from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.region import Region, Shape, split_evenly
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,7 +90,9 @@ class Relayout(Derived):
             return
         carrier = self.dtype.carrier
         count = read_blocks.elements(carrier.itemsize)
-        for read in itertools.chain.from_iterable(split_to(cover, count) for cover in self._covers(atoms)):
+        for read in itertools.chain.from_iterable(
+            split_evenly(cover, count) for cover in self._covers(atoms)
+        ):
             expected = read.intersect(atoms)
             if expected is None:
                 continue

@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from ckpttools.core.tally import add
+from ckpttools.core.tally import add_counts
 
 ALIGNMENT = 4096
 
@@ -40,7 +40,7 @@ class Scratch:
 
     def tally(self, told: Mapping[str, float]) -> None:
         """Adds to the counts, as `ckpttools.core.tally` does."""
-        add(self.counts, told)
+        add_counts(self.counts, told)
 
     def take_counts(self) -> Mapping[str, float]:
         """What was counted since the last call; counting begins anew."""

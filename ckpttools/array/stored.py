@@ -21,8 +21,8 @@ from ckpttools.core.region import (
     count_runs,
     grid_cell,
     grid_indices,
-    grid_met,
-    split_to,
+    intersecting_cells,
+    split_evenly,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Stored(LazyArray):
         if fetched == region and out.flags.c_contiguous:
             self._read_contiguous(region, out)
             return
-        for block in split_to(fetched, read_blocks.elements(self.dtype.itemsize)):
+        for block in split_evenly(fetched, read_blocks.elements(self.dtype.itemsize)):
             expected = block.intersect(region)
             if expected is not None:
                 with scratch.take(block.shape, self.dtype.carrier) as buffer:
@@ -93,7 +93,7 @@ class Stored(LazyArray):
 
     def _read_packed(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         """Unpacks elements of less than a byte: little-endian bit order, as safetensors packs them."""
-        for block in split_to(region, _PACKED_BLOCK):
+        for block in split_evenly(region, _PACKED_BLOCK):
             with scratch.take((block.size,), self.dtype.carrier) as part:
                 done = 0
                 for start, length in contiguous_runs(self.shape, block):
@@ -239,7 +239,7 @@ class Chunked(LazyArray):
 
     def _cells(self, region: Region) -> Iterator[tuple[Region, Region, LazyArray]]:
         """For each chunk that the region meets: the part in the array, the same in the chunk, the chunk."""
-        for index in grid_met(self.chunk, region):
+        for index in intersecting_cells(self.chunk, region):
             part = region.intersect(grid_cell(self.shape, self.chunk, index))
             if part is not None:
                 origin = [-i * c for i, c in zip(index, self.chunk, strict=True)]

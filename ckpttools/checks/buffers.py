@@ -7,7 +7,7 @@ from shlex import quote
 
 from ckpttools.array.tree import dotted
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
-from ckpttools.core.text import plural, some
+from ckpttools.core.text import plural, sample_names
 from ckpttools.transforms.strip_wrappers import find_buffers
 
 
@@ -22,7 +22,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         "info",
         CHECK.name,
         model.location,
-        f"{plural(len(buffers), 'buffer')} among the weights: {some(buffers)}",
+        f"{plural(len(buffers), 'buffer')} among the weights: {sample_names(buffers)}",
         "models compute these themselves, and loaders such as vLLM refuse unknown names",
         f"leave them out: {command}",
         command=command,

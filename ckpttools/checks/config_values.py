@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import some
+from ckpttools.core.text import sample_names
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.model_config import config_parts
 from ckpttools.maxtext.recognition import families_with_names_of, is_known
@@ -80,11 +80,12 @@ def _layer_types(model: ModelDirectory) -> Iterator[ModelFinding]:
                     "warning",
                     CHECK.name,
                     model.path(CONFIG),
-                    f"{prefix}{name} has entries that transformers does not know: {some(sorted(unknown))}",
+                    f"{prefix}{name} has entries that transformers does not know: "
+                    f"{sample_names(sorted(unknown))}",
                     "transformers refuses the configuration, unless a later version knows them",
                     f"correct {prefix}{name} in {CONFIG}",
-                    expected=some(sorted(known), len(known)),
-                    got=some(sorted(unknown)),
+                    expected=sample_names(sorted(known), len(known)),
+                    got=sample_names(sorted(unknown)),
                 )
 
 

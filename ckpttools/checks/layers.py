@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from shlex import quote
 
 from ckpttools.checks.base import DECODERS, ModelCheck, ModelDirectory, ModelFinding
-from ckpttools.core.text import ranges
+from ckpttools.core.text import format_ranges
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.mtp import prediction_layers
 
@@ -61,7 +61,9 @@ def _missing(
 
 
 def _listed(layers: Collection[int]) -> str:
-    return f"{'layer' if len(layers) == 1 else 'layers'} {ranges(sorted(layers))} (the first layer is 0)"
+    return (
+        f"{'layer' if len(layers) == 1 else 'layers'} {format_ranges(sorted(layers))} (the first layer is 0)"
+    )
 
 
 CHECK = ModelCheck("layers", f"weights for other layers than {CONFIG} declares", _check, is_for_outputs=True)

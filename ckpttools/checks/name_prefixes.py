@@ -7,7 +7,7 @@ from shlex import quote
 
 from ckpttools.array.tree import dotted
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
-from ckpttools.core.text import plural, some
+from ckpttools.core.text import plural, sample_names
 from ckpttools.maxtext.hub_names import with_family_names
 
 # transformers adds or removes this prefix, for example between AutoModel and AutoModelForCausalLM.
@@ -27,7 +27,8 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
         "warning",
         CHECK.name,
         model.location,
-        f"{plural(len(unknown), 'array')} with a prefix that the model does not have: {some(unknown)}",
+        f"{plural(len(unknown), 'array')} with a prefix that the model does not have: "
+        f"{sample_names(unknown)}",
         "conversions to MaxText recognize them; transformers initializes the missing arrays randomly",
         f"convert the model, which corrects the names: {command}",
         command=command,

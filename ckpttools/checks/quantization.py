@@ -10,7 +10,7 @@ from typing import Any
 from ckpttools.array.tree import Tree
 from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.text import agreeing
+from ckpttools.core.text import plural_with_verb
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.dequantizable import shaped_weights_in, weights_in, weights_of
@@ -113,7 +113,8 @@ def _undeclared(model: ModelDirectory, result: list[Quantized]) -> ModelFinding:
         "error" if scales else "warning",
         CHECK.name,
         model.path(CONFIG),
-        f"there {agreeing(len(result), 'quantized weight')}, {scales} with scales, such as {result[0]}, "
+        f"there {plural_with_verb(len(result), 'quantized weight')}, {scales} with scales, such as "
+        f"{result[0]}, "
         f"and {CONFIG} has no {FIELD}",
         "transformers and others use the stored numbers as the weights themselves",
         f"fetch {CONFIG} again, which declares the scheme",

@@ -8,21 +8,21 @@ import click
 
 from ckpttools.adapters.to_maxtext import LORA_LAYOUTS
 from ckpttools.cli.lazy import LazyGroup
-from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.models import family_option, rope_layout_option
 from ckpttools.cli.options import (
     ANY_PATH,
     DTYPE,
     MODEL,
+    combine_options,
     count_option,
+    like_option,
     max_index_option,
+    maxtext_option,
     output_options,
     resource_options,
     step_option,
-    together,
 )
-from ckpttools.cli.storage import storage_options
-from ckpttools.cli.transforming import common_options, target_options
+from ckpttools.cli.transform_options import common_options, storage_options, target_options
 from ckpttools.cli.write import write
 
 _like_option = like_option(
@@ -48,7 +48,7 @@ _base_name_option = click.option(
     help="What the configuration calls the base; by default its name on the hub if that is known, "
     "or else its path.",
 )
-_base_options = together(
+_base_options = combine_options(
     click.option(
         "--base", type=MODEL, required=True, metavar="BASE", help="The model that the adapter belongs to."
     ),

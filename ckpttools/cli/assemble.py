@@ -17,11 +17,11 @@ from ckpttools.cli.options import (
     resource_options,
     with_optimizer_option,
 )
-from ckpttools.cli.output import labelled, print_report, width
+from ckpttools.cli.output import labelled_lines, print_report, width
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.transforming import target_options
+from ckpttools.cli.transform_options import target_options
 from ckpttools.cli.write import write
-from ckpttools.core.text import age, plural, printable, some
+from ckpttools.core.text import format_age, plural, printable, sample_names
 from ckpttools.stores.location import Location
 
 
@@ -70,7 +70,7 @@ def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) 
     from ckpttools.api.calls import absolute
 
     if is_listing:
-        _list(locations, options)
+        _list_saves(locations, options)
         return
     *hosts, destination = map(absolute, locations)
     if not hosts:
@@ -82,11 +82,11 @@ def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) 
     write(call, source=hosts[0], destination=destination, **options)
 
 
-def _list(locations: tuple[Location, ...], options: dict[str, Any]) -> None:
+def _list_saves(locations: tuple[Location, ...], options: dict[str, Any]) -> None:
     from ckpttools.api.assemble import list_saves
 
     listing = list_saves(locations, requests=options["requests"], max_index_bytes=options["max_index_bytes"])
-    print_report(listing, lines_of(listing), as_json=options["as_json"])
+    print_report(listing, format_lines(listing), as_json=options["as_json"])
 
 
 _COLUMNS = (
@@ -99,28 +99,28 @@ _COLUMNS = (
     Column(""),
 )
 _LABEL = 12
-_MOST = 8
+_MAX_LISTED = 8
 
 
-def lines_of(listing: HostsListing) -> Iterator[str]:
+def format_lines(listing: HostsListing) -> Iterator[str]:
     """The saves, what the incomplete ones lack, and what cannot be used."""
     newest, now = listing.newest, time.time()
-    yield from draw_table(_COLUMNS, [_cells(item, newest, now) for item in listing.saves], width())
+    yield from draw_table(_COLUMNS, [_row_cells(item, newest, now) for item in listing.saves], width())
     for save in listing.saves:
-        for label, text in _lacking(save):
-            yield from labelled(f"  {label}", printable(text), _LABEL, width())
+        for label, text in _missing_text(save):
+            yield from labelled_lines(f"  {label}", printable(text), _LABEL, width())
     for name, why in listing.unusable.items():
-        yield from labelled("  unusable", printable(f"{name}: {why}"), _LABEL, width())
-    for text in listing.lost[:_MOST]:
-        yield from labelled("  lost", printable(text), _LABEL, width())
+        yield from labelled_lines("  unusable", printable(f"{name}: {why}"), _LABEL, width())
+    for text in listing.lost[:_MAX_LISTED]:
+        yield from labelled_lines("  lost", printable(text), _LABEL, width())
 
 
-def _cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[str]:
+def _row_cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[str]:
     missing = sum(item.count for item in save.missing)
     verdict = "complete" if save.is_complete else "not complete"
     return [
         str(save.step),
-        "" if save.began is None else f"{age(now - save.began)} ago",
+        "" if save.began is None else f"{format_age(now - save.began)} ago",
         f"{len(save.hosts):,}",
         f"{save.chunks:,}",
         f"{save.twins:,}",
@@ -129,16 +129,16 @@ def _cells(save: SaveListing, newest: SaveListing | None, now: float) -> list[st
     ]
 
 
-def _lacking(save: SaveListing) -> Iterator[tuple[str, str]]:
+def _missing_text(save: SaveListing) -> Iterator[tuple[str, str]]:
     hosts = list(map(host_text, save.hosts, save.processes))
-    yield from zip((f"{save.step} of", *[""] * _MOST), hosts[:_MOST], strict=False)
-    if len(hosts) > _MOST:
-        yield "", f"and {len(hosts) - _MOST:,} more"
-    for item in save.missing[:_MOST]:
-        cells = some(["/".join(map(str, cell)) for cell in item.cells], _MOST)
+    yield from zip((f"{save.step} of", *[""] * _MAX_LISTED), hosts[:_MAX_LISTED], strict=False)
+    if len(hosts) > _MAX_LISTED:
+        yield "", f"and {len(hosts) - _MAX_LISTED:,} more"
+    for item in save.missing[:_MAX_LISTED]:
+        cells = sample_names(["/".join(map(str, cell)) for cell in item.cells], _MAX_LISTED)
         yield "lacks", f"{item}{f' ({cells})' if any(item.cells) else ''}"
-    if len(save.missing) > _MOST:
-        yield "", f"and {len(save.missing) - _MOST:,} more arrays"
+    if len(save.missing) > _MAX_LISTED:
+        yield "", f"and {len(save.missing) - _MAX_LISTED:,} more arrays"
     for expected in save.expected or ():
         processes = " or ".join(map(str, expected.processes))
         yield "expected", f"the host of process {processes}, for {plural(expected.chunks, 'chunk')}"

@@ -9,15 +9,15 @@ import click
 
 from ckpttools.cli.options import (
     ANY_PATH,
+    combine_options,
     count_option,
     max_header_option,
     max_index_option,
     output_options,
     prefer_rank_option,
     resource_options,
-    together,
 )
-from ckpttools.cli.transforming import dtype_option, target_options
+from ckpttools.cli.transform_options import dtype_option, target_options
 from ckpttools.cli.write import write
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import flag
@@ -25,7 +25,7 @@ from ckpttools.stores.location import Location
 from ckpttools.transforms.mean_weights import DECAYS
 
 _NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(e[-+]?[0-9]+)?", re.IGNORECASE)
-_choice = together(
+_choice_options = combine_options(
     click.option(
         "--steps",
         metavar="STEPS",
@@ -36,7 +36,7 @@ _choice = together(
     click.option(
         "--weights",
         metavar="W,W,…",
-        callback=lambda context, option, value: _numbers(value),
+        callback=lambda context, option, value: _parse_numbers(value),
         help="A number for each checkpoint, in their order; by default all count alike.",
     ),
     click.option(
@@ -68,14 +68,14 @@ _choice = together(
 )
 
 
-def _numbers(value: str | None) -> list[float] | None:
+def _parse_numbers(value: str | None) -> list[float] | None:
     try:
         return None if value is None else [float(item) for item in value.split(",")]
     except ValueError as error:
         raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,0.5,-0.5.") from error
 
 
-def _refuse_blanks(weights: list[float] | None, locations: list[Location]) -> None:
+def _reject_blanks(weights: list[float] | None, locations: list[Location]) -> None:
     """Refuses weights with blanks between, of which all but the first are taken for checkpoints."""
     numbers = [
         str(location) for location in locations if _NUMBER.fullmatch(str(location)) and not location.exists()
@@ -92,7 +92,7 @@ def _refuse_blanks(weights: list[float] | None, locations: list[Location]) -> No
 @click.argument("source", metavar="SRC", type=ANY_PATH)
 @click.argument("others", metavar="[SRC]...", type=ANY_PATH, nargs=-1)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
-@_choice
+@_choice_options
 @dtype_option
 @target_options
 @max_header_option
@@ -117,5 +117,5 @@ def average(others: tuple[Location, ...], **options: Any) -> None:
     """
     from ckpttools.api.average import average
 
-    _refuse_blanks(options["weights"], [*others, options["destination"]])
+    _reject_blanks(options["weights"], [*others, options["destination"]])
     write(average.plan, others=others, **options)

@@ -12,11 +12,11 @@ from typing import Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options
-from ckpttools.cli.output import fields_of, print_json, show, styled, width, wrapped
+from ckpttools.cli.output import print_json, print_lines, report_fields, styled, width, wrap
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.units import count, disk
+from ckpttools.cli.units import format_count, format_disk
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.text import folded, plural, printable, type_text
+from ckpttools.core.text import fold_lines, format_type, plural, printable
 from ckpttools.inspection.chunks import Advice, ArrayChunks, ChunksReport, FileChunks
 from ckpttools.sharding.load_prediction import ProcessLoading
 from ckpttools.stores.location import Location
@@ -62,11 +62,11 @@ def chunks(
       ckpt inspect chunks ~/maxtext/llama3.1-8b --mesh fsdp=8 --spec "P('fsdp')"
       ckpt inspect chunks ~/llama --mesh fsdp=4,tensor=2 --processes 2
     """
-    from ckpttools.api.chunks_report import chunks as look
+    from ckpttools.api.chunks import chunks as look
 
     report = look(path, mesh=mesh, spec=spec, rules=rules, **options)
     if as_json:
-        result = fields_of(report)
+        result = report_fields(report)
         advice = result.pop("advice")
         print_json({"report": result, "advice": advice})
         return
@@ -74,8 +74,8 @@ def chunks(
     print_chunks(report, report.advice)
 
 
-_MOST_FILES = 12
-_MOST_PATHS = 3
+_MAX_FILES = 12
+_MAX_PATHS = 3
 # What stands before a path.
 _INDENT = 8
 _KINDS = ("missing", "data", "unused", "index", "other")
@@ -85,33 +85,33 @@ _LAYOUT = attrgetter("shape", "dtype", "chunk_shape", "piece_shape", "codecs", "
 
 
 def print_chunks(report: ChunksReport, advice: Sequence[Advice]) -> None:
-    show(_view(report, advice))
+    print_lines(_to_view(report, advice))
 
 
-def _view(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
+def _to_view(report: ChunksReport, advice: Sequence[Advice]) -> Iterator[str]:
     yield styled(printable(report.path), bold=True)
-    yield ", ".join(filter(None, [report.format, _indexes(report.indexes)]))
+    yield ", ".join(filter(None, [report.format, _index_lines(report.indexes)]))
     yield ""
-    yield from _files(report.files)
+    yield from _file_lines(report.files)
     if report.arrays:
         yield ""
-        yield from _arrays(report.arrays)
+        yield from _array_lines(report.arrays)
     yield ""
-    for line in _totals(report):
-        yield from wrapped(line, width())
+    for line in _total_lines(report):
+        yield from wrap(line, width())
     for item in advice:
         yield ""
-        yield from _advised(item)
+        yield from _advice_lines(item)
 
 
-def _indexes(names: Sequence[str]) -> str:
+def _index_lines(names: Sequence[str]) -> str:
     if not names:
         return ""
     return f"OCDBT, {names[0]}" if len(names) == 1 else f"OCDBT, {len(names)} unmerged indexes"
 
 
 @dataclass
-class _FoldedFiles:
+class _FileLine:
     """Files shown as one line.
 
     Attributes:
@@ -134,16 +134,16 @@ class _FoldedFiles:
     def remark(self) -> str:
         """What is lost, or with how many names the files are shared."""
         if lost := self.total("lost"):
-            return f"{disk(lost)} lost"
+            return f"{format_disk(lost)} lost"
         links = max(file.links for file in self.files)
         return f"× {links} links" if links > 1 else ""
 
 
-def _files(files: Sequence[FileChunks]) -> Iterator[str]:
-    groups = sorted(_grouped(files), key=lambda group: (_KINDS.index(group.kind), -group.total("nbytes")))
-    shown, rest = groups[:_MOST_FILES], [file for group in groups[_MOST_FILES:] for file in group.files]
+def _file_lines(files: Sequence[FileChunks]) -> Iterator[str]:
+    groups = sorted(_group_files(files), key=lambda group: (_KINDS.index(group.kind), -group.total("nbytes")))
+    shown, rest = groups[:_MAX_FILES], [file for group in groups[_MAX_FILES:] for file in group.files]
     if rest:
-        shown.append(_FoldedFiles(f"… and {plural(len(rest), 'more file')}", rest))
+        shown.append(_FileLine(f"… and {plural(len(rest), 'more file')}", rest))
     columns = [
         Column("file"),
         Column("kind"),
@@ -153,25 +153,32 @@ def _files(files: Sequence[FileChunks]) -> Iterator[str]:
     yield from draw_table(columns, [_file_cells(group) for group in shown], width())
 
 
-def _file_cells(group: _FoldedFiles) -> list[str]:
+def _file_cells(group: _FileLine) -> list[str]:
     live, index, dead = (group.total(field) for field in ("live", "index", "dead"))
-    sizes = [disk(n) if n else "" for n in (live, index, dead)]
-    arrays = count(group.total("arrays")) if group.total("arrays") else ""
-    return [printable(group.name), group.kind, disk(group.total("nbytes")), arrays, *sizes, group.remark]
+    sizes = [format_disk(n) if n else "" for n in (live, index, dead)]
+    arrays = format_count(group.total("arrays")) if group.total("arrays") else ""
+    return [
+        printable(group.name),
+        group.kind,
+        format_disk(group.total("nbytes")),
+        arrays,
+        *sizes,
+        group.remark,
+    ]
 
 
-def _grouped(files: Sequence[FileChunks]) -> Iterator[_FoldedFiles]:
+def _group_files(files: Sequence[FileChunks]) -> Iterator[_FileLine]:
     """Data files by themselves where they are few; others of one place and kind together."""
-    few = sum(file.kind == "data" for file in files) <= _MOST_FILES
+    few = sum(file.kind == "data" for file in files) <= _MAX_FILES
     groups: dict[tuple[str, str], list[FileChunks]] = defaultdict(list)
     for file in files:
-        groups[_location(file, few), file.kind].append(file)
+        groups[_file_location(file, few), file.kind].append(file)
     for (location, _), members in groups.items():
         name = members[0].name if len(members) == 1 else f"{location} ({len(members):,} files)"
-        yield _FoldedFiles(name, members)
+        yield _FileLine(name, members)
 
 
-def _location(file: FileChunks, few: bool) -> str:
+def _file_location(file: FileChunks, few: bool) -> str:
     """What a file is shown under together with its like."""
     if file.kind == "other":
         return "metadata"
@@ -187,7 +194,7 @@ def _directory(name: str) -> str:
     return f"{first}{slash}"
 
 
-def _arrays(arrays: Sequence[ArrayChunks]) -> Iterator[str]:
+def _array_lines(arrays: Sequence[ArrayChunks]) -> Iterator[str]:
     predicted = arrays[0].reads is not None
     columns = [
         Column("array"),
@@ -201,10 +208,10 @@ def _arrays(arrays: Sequence[ArrayChunks]) -> Iterator[str]:
     ]
     if predicted:
         columns += [Column("reads", right=True), Column("over-read", right=True), Column("", spare=5)]
-    yield from draw_table(columns, [_array_cells(group) for group in _alike(arrays)], width())
+    yield from draw_table(columns, [_array_cells(group) for group in _group_arrays(arrays)], width())
 
 
-def _alike(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
+def _group_arrays(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
     """Arrays that differ in the numbers in their names only, and are stored alike."""
     groups: dict[object, list[ArrayChunks]] = {}
     for array in arrays:
@@ -215,7 +222,7 @@ def _alike(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
 
 def _array_cells(group: Sequence[ArrayChunks]) -> list[str]:
     first = group[0]
-    names = folded(item.path for item in group)
+    names = fold_lines(item.path for item in group)
     name = names[0] if len(names) == 1 else f"{names[0]} and {plural(len(group) - 1, 'other')}"
     stored = sum(item.stored_nbytes for item in group)
     nbytes = sum(item.nbytes for item in group)
@@ -224,15 +231,15 @@ def _array_cells(group: Sequence[ArrayChunks]) -> list[str]:
         chunks += f" ({sum(item.missing_chunks for item in group):,} missing)"
     ratio = f"{nbytes / stored:.2f}" if stored and stored != nbytes else ""
     piece = first.shape if first.piece_shape is None else first.piece_shape
-    chunk = "any range" if first.piece_shape is None else type_text("", piece)
+    chunk = "any range" if first.piece_shape is None else format_type("", piece)
     cells = [
         printable(name),
-        type_text(first.dtype, first.shape),
+        format_type(first.dtype, first.shape),
         "whole" if piece == first.shape and first.piece_shape is not None else chunk,
-        disk(first.piece_nbytes),
+        format_disk(first.piece_nbytes),
         " ".join(first.codecs) or "raw",
         chunks,
-        disk(stored),
+        format_disk(stored),
         ratio,
     ]
     return cells + _read_cells(group)
@@ -247,56 +254,58 @@ def _read_cells(group: Sequence[ArrayChunks]) -> list[str]:
     return [f"{sum(item.reads.reads for item in group if item.reads):,}", over, note]
 
 
-def _totals(report: ChunksReport) -> Iterator[str]:
+def _total_lines(report: ChunksReport) -> Iterator[str]:
     missing = f", {report.missing_chunks:,} missing" if report.missing_chunks else ""
     yield (
         f"{plural(report.num_arrays, 'array')} in {plural(report.num_chunks, 'chunk')}{missing}: "
-        f"{disk(report.nbytes)}, stored in {disk(report.stored_nbytes)}; "
-        f"{disk(report.dead_nbytes)} dead in all files"
+        f"{format_disk(report.nbytes)}, stored in {format_disk(report.stored_nbytes)}; "
+        f"{format_disk(report.dead_nbytes)} dead in all files"
     )
     loading = report.loading
     if loading:
         mesh = ", ".join(f"{name}={size}" for name, size in loading.mesh.items())
         devices = prod(loading.mesh.values())
         yield (
-            f"mesh {mesh}, {loading.spec}: a device needs {disk(loading.needed)} and fetches "
-            f"{disk(loading.fetched)} in {plural(loading.reads, 'read')}"
+            f"mesh {mesh}, {loading.spec}: a device needs {format_disk(loading.needed)} and fetches "
+            f"{format_disk(loading.fetched)} in {plural(loading.reads, 'read')}"
         )
         yield (
-            f"{plural(devices, 'device')} together: {disk(loading.total_needed)} needed, "
-            f"{disk(loading.total_fetched)} decoded, over-read {loading.over_read:.2f}"
+            f"{plural(devices, 'device')} together: {format_disk(loading.total_needed)} needed, "
+            f"{format_disk(loading.total_fetched)} decoded, over-read {loading.over_read:.2f}"
         )
     if report.processes:
-        yield from _process_totals(report.processes)
+        yield from _process_lines(report.processes)
 
 
-def _process_totals(loading: ProcessLoading) -> Iterator[str]:
+def _process_lines(loading: ProcessLoading) -> Iterator[str]:
     processes = f"{loading.processes:,} process{'es' * (loading.processes != 1)}"
     yield (
-        f"{processes} with {plural(loading.devices, 'device')} each: one needs {disk(loading.needed)} and by "
-        f"ckpttools.load fetches {disk(loading.fetched)}, over-read {loading.over_read:.2f}"
+        f"{processes} with {plural(loading.devices, 'device')} each: one needs "
+        f"{format_disk(loading.needed)} and by "
+        f"ckpttools.load fetches {format_disk(loading.fetched)}, over-read {loading.over_read:.2f}"
     )
     if loading.exchanged:
         yield (
-            f"it fetches {disk(loading.fetched_exchanging)} where processes exchange what they have read, of "
+            f"it fetches {format_disk(loading.fetched_exchanging)} where processes exchange what they "
+            "have read, of "
             f"{plural(loading.exchanged, 'array')}"
         )
     if loading.broadcast:
         yield (
-            f"with single_replica=True one fetches {disk(loading.fetched_single_replica)}, and reads "
+            f"with single_replica=True one fetches {format_disk(loading.fetched_single_replica)}, and reads "
             f"{plural(loading.broadcast, 'array')} for all that need the same"
         )
 
 
-def _advised(advice: Advice) -> Iterator[str]:
-    names, room = folded(advice.paths), width()
+def _advice_lines(advice: Advice) -> Iterator[str]:
+    names, room = fold_lines(advice.paths), width()
     subject = f"{advice.subject}:"
-    first, *rest = wrapped(f"{subject} {advice.text}", room)
+    first, *rest = wrap(f"{subject} {advice.text}", room)
     yield styled(subject, fg="yellow") + first[len(subject) :]
     yield from rest
-    shown = [printable(name) for name in names[:_MOST_PATHS]]
-    if len(names) > _MOST_PATHS:
-        last, more = shown.pop(), f"and {len(names) - _MOST_PATHS} more"
+    shown = [printable(name) for name in names[:_MAX_PATHS]]
+    if len(names) > _MAX_PATHS:
+        last, more = shown.pop(), f"and {len(names) - _MAX_PATHS} more"
         fits = room is None or _INDENT + len(last) + 1 + len(more) <= room
         shown += [f"{last} {more}"] if fits else [last, more]
     for k, name in enumerate(shown):

@@ -7,15 +7,15 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.declared import built, declared
-from ckpttools.cli.lazy import Deferred, LazyGroup, in_module
-from ckpttools.cli.transforming import common_options, model_locations, transform_options
+from ckpttools.cli.generated_options import generated_options, make_command
+from ckpttools.cli.lazy import Deferred, LazyGroup, lazy_command
+from ckpttools.cli.transform_options import common_options, model_source_and_destination, transform_options
 from ckpttools.cli.write import write
 
 # Commands in files of their own, imported when they are run.
 _COMMANDS = {
-    "hf-to-maxtext": in_module("models", "hf_to_maxtext", "Hugging Face to MaxText's Orbax."),
-    "maxtext-to-hf": in_module("models", "maxtext_to_hf", "MaxText's Orbax to Hugging Face."),
+    "hf-to-maxtext": lazy_command("models", "hf_to_maxtext", "Hugging Face to MaxText's Orbax."),
+    "maxtext-to-hf": lazy_command("models", "maxtext_to_hf", "MaxText's Orbax to Hugging Face."),
 }
 
 
@@ -45,5 +45,10 @@ def to_format(name: str) -> click.Command:
         write(convert.plan, format=name, **options)
 
     format = writable()[name]
-    options = (model_locations, declared(format.options), transform_options, common_options)
-    return built(f"convert to-{name}", format.help, command, *options)
+    options = (
+        model_source_and_destination,
+        generated_options(format.options),
+        transform_options,
+        common_options,
+    )
+    return make_command(f"convert to-{name}", format.help, command, *options)

@@ -15,10 +15,10 @@ from ckpttools.cli.options import (
     public_option,
     unprotected_option,
 )
-from ckpttools.cli.output import labelled, print_report, prose_width, say
-from ckpttools.cli.progress import progress_option, watching
-from ckpttools.cli.transforming import locations
-from ckpttools.cli.units import disk, memory
+from ckpttools.cli.output import labelled_lines, print_report, print_stderr, prose_width
+from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.transform_options import source_and_destination
+from ckpttools.cli.units import format_disk, format_memory
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="A checkpoint to another place or store, byte for byte.")
-@locations
+@source_and_destination
 @click.option(
     "--step",
     "steps",
@@ -73,64 +73,65 @@ def copy(
 
     prepared = copy_checkpoint.plan(source, destination, command=command_line(), **options)
     if dry_run:
-        lines = [*_lines(prepared.report), "", "Dry run: nothing was written."]
+        lines = [*_plan_lines(prepared.report), "", "Dry run: nothing was written."]
         print_report(prepared.report, lines, as_json=as_json)
         prepared.check()
         return
     prepared.check()
-    for line in _notes(prepared.report):
-        say(line)
-    with watching(progress) as observe:
+    for line in _note_lines(prepared.report):
+        print_stderr(line)
+    with progress_events(progress) as observe:
         report = prepared.run(observe)
-    print_report(report, [*_lines(report), _closing(report)], as_json=as_json)
+    print_report(report, [*_plan_lines(report), _closing_line(report)], as_json=as_json)
 
 
-def _notes(report: CopyReport) -> Iterator[str]:
+def _note_lines(report: CopyReport) -> Iterator[str]:
     """What the user should know, on stderr."""
     for name, reason in report.left_out.items():
-        yield from labelled("left out", f"{name}: {reason}", 9, prose_width())
+        yield from labelled_lines("left out", f"{name}: {reason}", 9, prose_width())
     for text in report.remarks:
-        yield from labelled("note", text, 9, prose_width())
+        yield from labelled_lines("note", text, 9, prose_width())
 
 
-def _lines(report: CopyReport) -> Iterator[str]:
+def _plan_lines(report: CopyReport) -> Iterator[str]:
     """A line for each part, and what is left out where nothing was done yet."""
     for part in report.parts:
         name, files = part.name or report.destination, plural(part.files, "file")
-        yield f"{name}: {part.outcome}, {files}, {disk(part.bytes)}{_more(part)}"
+        yield f"{name}: {part.outcome}, {files}, {format_disk(part.bytes)}{_more_text(part)}"
     if any(part.outcome == "to be copied" for part in report.parts):
-        yield from _notes(report)
+        yield from _note_lines(report)
 
 
-def _more(part: CopiedPart) -> str:
+def _more_text(part: CopiedPart) -> str:
     parts = []
     if part.bytes_resumed:
-        parts.append(f"{disk(part.bytes_resumed)} by an earlier run")
+        parts.append(f"{format_disk(part.bytes_resumed)} by an earlier run")
     if part.bytes_by_store:
-        parts.append(f"{disk(part.bytes_by_store)} by the store itself")
+        parts.append(f"{format_disk(part.bytes_by_store)} by the store itself")
     if part.files_unchanged:
         files = plural(part.files_unchanged, "file")
         parts.append(f"{files} unchanged since the last copy (same inode and times, or same ETag)")
     if part.files_compared:
         parts.append(
-            f"{plural(part.files_compared, 'file')}, {disk(part.bytes_verified)}, compared byte by byte"
+            f"{plural(part.files_compared, 'file')}, {format_disk(part.bytes_verified)}, compared "
+            "byte by byte"
         )
     elif part.bytes_verified:
-        parts.append(f"{disk(part.bytes_verified)} read again")
+        parts.append(f"{format_disk(part.bytes_verified)} read again")
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _closing(report: CopyReport) -> str:
+def _closing_line(report: CopyReport) -> str:
     """What a copy did, in one line, and where others find it."""
     from ckpttools.cli.plan_text import published_text
 
     resumed = sum(part.bytes_resumed for part in report.parts)
     rate = (report.bytes - resumed) / max(report.seconds, 1e-9)
-    speed = f" ({disk(rate)}/s)" if rate else ""
-    parts = [plural(report.files, "file"), f"{disk(report.bytes)} in {report.seconds:.2f} s{speed}"]
+    speed = f" ({format_disk(rate)}/s)" if rate else ""
+    parts = [plural(report.files, "file"), f"{format_disk(report.bytes)} in {report.seconds:.2f} s{speed}"]
     there = sum(part.outcome == "there already" for part in report.parts)
     if there:
         parts.append(f"{there} of {len(report.parts)} were there already")
     if report.peak_bytes is not None:
-        parts.append(f"peak memory {memory(report.peak_bytes)}")
+        parts.append(f"peak memory {format_memory(report.peak_bytes)}")
     return f"{report.destination}: {', '.join(parts)}{published_text(report.published)}"

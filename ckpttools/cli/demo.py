@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from ckpttools.cli.output import show
+from ckpttools.cli.output import print_lines
 from ckpttools.core.errors import DestinationExistsError
 
 
@@ -24,18 +24,18 @@ def demo(directory: Path | None) -> None:
     Example:
       ckpt demo ./demo
     """
-    with _location(directory) as location:
+    with _demo_directory(directory) as location:
         source, target, back = location / "hf", location / "maxtext", location / "back"
-        _make(source)
-        _shown("convert", "hf-to-maxtext", source, target)
-        _shown("inspect", "tree", target)
+        _make_model(source)
+        _run_command("convert", "hf-to-maxtext", source, target)
+        _run_command("inspect", "tree", target)
         _load(source, target)
-        _shown("convert", "maxtext-to-hf", target, back)
-        _shown("diff", source, back)
+        _run_command("convert", "maxtext-to-hf", target, back)
+        _run_command("diff", source, back)
 
 
 @contextmanager
-def _location(directory: Path | None) -> Iterator[Path]:
+def _demo_directory(directory: Path | None) -> Iterator[Path]:
     if directory is not None:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise DestinationExistsError(
@@ -47,34 +47,34 @@ def _location(directory: Path | None) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="ckpt-demo-") as name:
         yield Path(name)
-    show(
+    print_lines(
         ["", f"{name} is deleted now: `ckpt demo DIRECTORY` keeps what it makes, for the lines after `next`."]
     )
 
 
-def _make(source: Path) -> None:
+def _make_model(source: Path) -> None:
     """A Llama of 48 million parameters out of noise, as Hugging Face stores it."""
     from ckpttools.testing.models import LlamaSizes, write_llama
 
     sizes = LlamaSizes(layers=8, hidden=512, mlp=2048, heads=8, kv_heads=4, head_dim=64, vocab=32000)
     path = write_llama(source, sizes)
-    show([f"A small Llama out of noise, as Hugging Face stores it: {source}"])
-    show([f"  config.json and model.safetensors, {path.stat().st_size / 1e6:.0f} MB in bfloat16"])
+    print_lines([f"A small Llama out of noise, as Hugging Face stores it: {source}"])
+    print_lines([f"  config.json and model.safetensors, {path.stat().st_size / 1e6:.0f} MB in bfloat16"])
 
 
-def _shown(*arguments: str | Path) -> None:
+def _run_command(*arguments: str | Path) -> None:
     """Runs a command of `ckpt` and shows its line before its output."""
     from ckpttools.cli.main import main
 
     words = [str(argument) for argument in arguments]
-    show(["", "$ ckpt " + " ".join(words)])
+    print_lines(["", "$ ckpt " + " ".join(words)])
     if code := main(words, standalone_mode=False):
         click.get_current_context().exit(code)
 
 
 def _load(source: Path, target: Path) -> None:
     """Restores the result with Orbax itself and compares one layer with the source."""
-    show(["", "Orbax restores it (orbax.checkpoint.StandardCheckpointer):"])
+    print_lines(["", "Orbax restores it (orbax.checkpoint.StandardCheckpointer):"])
     import numpy as np
     import orbax.checkpoint as ocp
 
@@ -86,5 +86,5 @@ def _load(source: Path, target: Path) -> None:
     if not isinstance(single, ckpttools.LazyArray):
         raise TypeError(single)
     same = np.array_equal(np.asarray(stacked)[:, 5, :], single.read().T)
-    show([f"  decoder/layers/mlp/wi_0/kernel: {stacked.dtype}{list(stacked.shape)}"])
-    show([f"  its layer 5 is model.layers.5.mlp.gate_proj.weight, transposed, bit by bit: {same}"])
+    print_lines([f"  decoder/layers/mlp/wi_0/kernel: {stacked.dtype}{list(stacked.shape)}"])
+    print_lines([f"  its layer 5 is model.layers.5.mlp.gate_proj.weight, transposed, bit by bit: {same}"])

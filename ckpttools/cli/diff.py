@@ -9,45 +9,44 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.maxtext_options import like_option
-from ckpttools.cli.models import family_option, rope_layout_option
+from ckpttools.cli.models import family_option, padding_rows_option, rope_layout_option
 from ckpttools.cli.options import (
     ANY_PATH,
+    combine_options,
     filter_option,
     json_option,
+    like_option,
     max_header_option,
     max_index_option,
     prefer_rank_option,
     resource_options,
-    together,
 )
-from ckpttools.cli.output import end_as_different, labelled, print_json, show, styled, width
-from ckpttools.cli.progress import progress_option, watching
-from ckpttools.cli.units import disk
-from ckpttools.cli.wording import padding_rows_option
+from ckpttools.cli.output import exit_with_differences, labelled_lines, print_json, print_lines, styled, width
+from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.units import format_disk
 from ckpttools.compare.renames import indices
 from ckpttools.core.dtypes import DTYPES
-from ckpttools.core.text import folded, plural, printable, type_text
+from ckpttools.core.text import fold_lines, format_type, plural, printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.api.differing import DiffReport, SideReport
+    from ckpttools.api.diff import DiffReport, SideReport
     from ckpttools.compare.diff import ArrayDiff, ArrayType, Outcome
     from ckpttools.digest.pairing import Remark
 
 
-def _no_nan(context: click.Context, option: click.Parameter, value: float) -> float:
+def _replace_nan(context: click.Context, option: click.Parameter, value: float) -> float:
     """No difference is within NaN, and none is beyond it."""
     if isnan(value):
         raise click.BadParameter("NaN is no bound", context, option)
     return value
 
 
-_comparing_options = together(
+_comparing_options = combine_options(
     click.option(
         "--atol",
         type=click.FloatRange(min=0),
-        callback=_no_nan,
+        callback=_replace_nan,
         default=0.0,
         metavar="X",
         help="Elements are equal if |a-b| <= atol + rtol * max(|a|,|b|).",
@@ -55,7 +54,7 @@ _comparing_options = together(
     click.option(
         "--rtol",
         type=click.FloatRange(min=0),
-        callback=_no_nan,
+        callback=_replace_nan,
         default=0.0,
         metavar="X",
         help="The relative part of that tolerance.",
@@ -75,7 +74,7 @@ _comparing_options = together(
 )
 
 
-_alignment_options = together(
+_alignment_options = combine_options(
     like_option("A model's directory or config.json, if there is none beside the arrays."),
     family_option,
     rope_layout_option,
@@ -112,31 +111,31 @@ def diff(first: Location, second: Location, as_json: bool, progress: bool, **opt
       ckpt diff ~/models/Llama-3.1-8B ~/maxtext/llama3.1-8b
       ckpt diff checkpoints/100 checkpoints/200 --rtol 1e-3 --filter '*norm*'
     """
-    from ckpttools.api.differing import diff as compare
+    from ckpttools.api.diff import diff as compare
 
-    with watching(progress) as observe:
+    with progress_events(progress) as observe:
         report = compare(first, second, observe=observe, **options)
     if as_json:
         texts = {"remarks": list(map(str, report.remarks)), "uncompared": list(map(str, report.uncompared))}
-        print_json({**_plain(report), **texts})
+        print_json({**_to_plain(report), **texts})
     else:
         print_diff(report)
     if not report.equal:
-        end_as_different()
+        exit_with_differences()
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Dataclasses as objects; what is infinite, for which JSON has no number, as a string."""
     if hasattr(value, "__dataclass_fields__"):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not isfinite(value) else value
 
 
-_MOST_PARAGRAPHS = 60
+_MAX_PARAGRAPHS = 60
 # Where texts begin behind their labels.
 _MARGIN = 13
 # What outcomes are called after a number of arrays; also the order in which arrays are listed.
@@ -155,48 +154,48 @@ _OUTCOMES: dict[Outcome, str] = {
 
 def print_diff(report: DiffReport) -> None:
     """Both sides, what was done to bring them together, what differs, and the sum of it."""
-    show(_lines(report))
+    print_lines(_report_lines(report))
 
 
-def _lines(report: DiffReport) -> Iterator[str]:
+def _report_lines(report: DiffReport) -> Iterator[str]:
     for name, side in (("A", report.a), ("B", report.b)):
-        yield from _side(name, side, (*report.remarks, *report.uncompared))
+        yield from _side_line(name, side, (*report.remarks, *report.uncompared))
     for remark in report.remarks:
         if remark.side is None:
-            yield from _indented(remark.text)
+            yield from _indent(remark.text)
     yield ""
     paragraphs = list(_paragraphs(report.arrays))
-    for paragraph in paragraphs[:_MOST_PARAGRAPHS]:
+    for paragraph in paragraphs[:_MAX_PARAGRAPHS]:
         yield from paragraph
-    if len(paragraphs) > _MOST_PARAGRAPHS:
-        yield f"… and {plural(len(paragraphs) - _MOST_PARAGRAPHS, 'more group')} of arrays; --json lists all"
+    if len(paragraphs) > _MAX_PARAGRAPHS:
+        yield f"… and {plural(len(paragraphs) - _MAX_PARAGRAPHS, 'more group')} of arrays; --json lists all"
     if paragraphs:
         yield ""
-    yield from _verdict(report)
+    yield from _verdict_lines(report)
     for hint in report.hints:
-        yield from _indented(hint)
+        yield from _indent(hint)
 
 
-def _side(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterator[str]:
+def _side_line(name: str, side: SideReport, remarks: Sequence[Remark]) -> Iterator[str]:
     step = f", step {side.step}" if side.step is not None else ""
-    facts = f"{side.format or 'unknown'}{step}, {plural(side.arrays, 'array')}, {disk(side.nbytes)}"
+    facts = f"{side.format or 'unknown'}{step}, {plural(side.arrays, 'array')}, {format_disk(side.nbytes)}"
     yield f"{name}  {styled(printable(side.path), bold=True)}"
-    yield from _indented(facts)
+    yield from _indent(facts)
     for remark in remarks:
         if remark.side == name:
-            yield from _indented(remark.text)
+            yield from _indent(remark.text)
 
 
-def _indented(text: str) -> list[str]:
-    return labelled("", printable(text), 2, width())
+def _indent(text: str) -> list[str]:
+    return labelled_lines("", printable(text), 2, width())
 
 
-def _verdict(report: DiffReport) -> Iterator[str]:
+def _verdict_lines(report: DiffReport) -> Iterator[str]:
     counts = [f"{plural(n, 'array')} {_OUTCOMES[o]}" for o in _OUTCOMES if (n := report.outcomes.get(o, 0))]
     if report.uncompared:
         counts.append("others not compared")
     verdict, colour = ("Equal", "green") if report.equal else ("Different", "red")
-    first, *rest = _indented(f"{verdict}: {', '.join(counts)}")
+    first, *rest = _indent(f"{verdict}: {', '.join(counts)}")
     yield first[2:].replace(verdict, styled(verdict, fg=colour, bold=True), 1)
     yield from rest
 
@@ -206,38 +205,38 @@ def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
     for outcome in _OUTCOMES:
         for array in arrays:
             if array.outcome == outcome:
-                groups.setdefault((outcome, array.a, array.b, array.cause, _words(array.name)), []).append(
-                    array
-                )
+                groups.setdefault(
+                    (outcome, array.a, array.b, array.cause, _outcome_text(array.name)), []
+                ).append(array)
     return (list(_paragraph(group)) for group in groups.values())
 
 
-def _words(name: str) -> str:
+def _outcome_text(name: str) -> str:
     """A name without its numbers."""
     return "".join(character for character in name if not character.isdecimal())
 
 
 def _paragraph(group: Sequence[ArrayDiff]) -> Iterator[str]:
     first = group[0]
-    for name in folded(printable(item.name) for item in group):
+    for name in fold_lines(printable(item.name) for item in group):
         yield styled(name, bold=True)
-    for label, text in _facts(first, group):
-        yield from labelled(f"  {label}", printable(text), _MARGIN, width(), dim=True)
+    for label, text in _fact_lines(first, group):
+        yield from labelled_lines(f"  {label}", printable(text), _MARGIN, width(), dim=True)
 
 
-def _facts(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, str]]:
-    yield first.outcome, _types(first.a, first.b)
-    yield from (("", text) for text in _measures(group))
+def _fact_lines(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[str, str]]:
+    yield first.outcome, _type_text(first.a, first.b)
+    yield from (("", text) for text in _measure_text(group))
     if first.cause is not None:
         yield "because", first.cause.text
         if first.cause.advice:
             yield "next", first.cause.advice
 
 
-def _types(a: ArrayType | None, b: ArrayType | None) -> str:
+def _type_text(a: ArrayType | None, b: ArrayType | None) -> str:
     # Leaves without arrays have a description in place of a dtype.
     shown = [
-        type_text(item.dtype, item.shape) if item.dtype in DTYPES else item.dtype
+        format_type(item.dtype, item.shape) if item.dtype in DTYPES else item.dtype
         for item in (a, b)
         if item is not None
     ]
@@ -246,7 +245,7 @@ def _types(a: ArrayType | None, b: ArrayType | None) -> str:
     return f"{shown[0]} in A, {shown[1]} in B"
 
 
-def _measures(group: Sequence[ArrayDiff]) -> Iterator[str]:
+def _measure_text(group: Sequence[ArrayDiff]) -> Iterator[str]:
     """How far the arrays are apart, all of them together."""
     parts = [item.deviation for item in group if item.deviation is not None]
     if not parts:
@@ -255,12 +254,12 @@ def _measures(group: Sequence[ArrayDiff]) -> Iterator[str]:
         sum(part) for part in zip(*((p.elements, p.differing) for p in parts), strict=True)
     )
     if differing:
-        yield f"{_share(differing, elements)} of {plural(elements, 'element')}{_where(group)}"
+        yield f"{_share_text(differing, elements)} of {plural(elements, 'element')}{_position_text(group)}"
         yield ", ".join(
             [
                 f"max abs {max(part.max_abs for part in parts):.3g}",
                 f"max rel {max(part.max_rel for part in parts):.3g}",
-                *_ulps([part.max_ulp for part in parts]),
+                *_ulp_text([part.max_ulp for part in parts]),
                 *([f"{nan:,} NaN on one side"] if (nan := sum(part.nan for part in parts)) else []),
             ]
         )
@@ -274,7 +273,7 @@ def _measures(group: Sequence[ArrayDiff]) -> Iterator[str]:
         yield f"{plural(other, 'element')} equal but for the sign of zero or the bits of NaN"
 
 
-def _share(part: int, whole: int) -> str:
+def _share_text(part: int, whole: int) -> str:
     """`97.3 %`, or the number itself where that says more."""
     if part == whole:
         return "all"
@@ -283,7 +282,7 @@ def _share(part: int, whole: int) -> str:
     return f"{share:.1%}".replace("%", " %") if part * 1000 >= whole else f"{part:,}"
 
 
-def _where(group: Sequence[ArrayDiff]) -> str:
+def _position_text(group: Sequence[ArrayDiff]) -> str:
     first = next(item for item in group if item.deviation and item.deviation.first is not None)
     assert first.deviation is not None and first.deviation.first is not None
     numbers = ", ".join(f"{word} {number}" for word, number in indices(first.name))
@@ -292,6 +291,6 @@ def _where(group: Sequence[ArrayDiff]) -> str:
     return f", the first at [{index}]{which}"
 
 
-def _ulps(ulps: Sequence[int | None]) -> list[str]:
+def _ulp_text(ulps: Sequence[int | None]) -> list[str]:
     known = [ulp for ulp in ulps if ulp is not None]
     return [f"max ulp {max(known):,}"] if known else []

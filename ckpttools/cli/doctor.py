@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, max_index_option, requests_option
-from ckpttools.cli.output import labelled, print_json, print_report, prose_width, show, styled
-from ckpttools.cli.progress import progress_option, watching
+from ckpttools.cli.output import labelled_lines, print_json, print_lines, print_report, prose_width, styled
+from ckpttools.cli.progress import progress_events, progress_option
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Where texts begin.
 _COLUMN = 8
-_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+_COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 def _complete_fix(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -75,16 +75,16 @@ def doctor(
       ckpt doctor ~/maxtext/run/checkpoints --fix merge --fix commit-marker
       ckpt doctor ~/deepspeed/global_step300 --checksums
     """
-    from ckpttools.api.diagnosis import doctor as look
+    from ckpttools.api.doctor import doctor as look
 
     if as_list and (path is not None or fix):
         raise click.UsageError("--list looks at nothing: leave out PATH and --fix, or --list")
     if as_list:
-        _list(as_json)
+        _list_checks(as_json)
         return
     if path is None:
         raise click.UsageError("Missing argument 'PATH'.", ctx)
-    with watching(progress) as observe:
+    with progress_events(progress) as observe:
         diagnosis = look(
             path,
             fix=fix,
@@ -93,11 +93,11 @@ def doctor(
             requests=requests,
             observe=observe,
         )
-    print_report(diagnosis, _view(diagnosis, fix, checksums), as_json=as_json)
+    print_report(diagnosis, _to_view(diagnosis, fix, checksums), as_json=as_json)
     ctx.exit(diagnosis.exit_code)
 
 
-def _list(as_json: bool) -> None:
+def _list_checks(as_json: bool) -> None:
     from ckpttools.diagnosis.examine import checks, fixes
 
     listed = [("check", check.name, check.summary) for check in checks()]
@@ -105,10 +105,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json([dict(zip(("kind", "name", "summary"), item, strict=True)) for item in listed])
     else:
-        show(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in listed)
+        print_lines(f"{kind:5}  {name:<18} {summary}" for kind, name, summary in listed)
 
 
-def _view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterator[str]:
+def _to_view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterator[str]:
     yield styled(printable(diagnosis.path), bold=True)
     if diagnosis.looked_at:
         yield ", ".join(diagnosis.looked_at)
@@ -116,36 +116,36 @@ def _view(diagnosis: Diagnosis, fix: tuple[str, ...], checksums: bool) -> Iterat
         yield styled("fixed: ", fg="green") + printable(line)
     for item in diagnosis.refused:
         yield styled("refused: ", fg="red") + printable(item.location) + ":"
-        yield from labelled("", printable(item.what), _COLUMN, prose_width())
-        yield from labelled("  next", printable(item.do), _COLUMN, prose_width())
+        yield from labelled_lines("", printable(item.what), _COLUMN, prose_width())
+        yield from labelled_lines("  next", printable(item.do), _COLUMN, prose_width())
     if fix and not diagnosis.fixed:
         yield f"nothing here that --fix {' --fix '.join(fix)} would repair"
     for finding in diagnosis.findings:
         yield ""
-        yield from _lines(finding)
+        yield from _report_lines(finding)
     yield ""
     is_gone = bool(diagnosis.fixed) and not parse(diagnosis.path).lexists()
-    yield "nothing has this name any more" if is_gone else _verdict(diagnosis, checksums)
+    yield "nothing has this name any more" if is_gone else _verdict_line(diagnosis, checksums)
 
 
-def _lines(finding: Finding) -> Iterator[str]:
-    location = styled(finding.level, fg=_COLOURS[finding.level], bold=True)
+def _report_lines(finding: Finding) -> Iterator[str]:
+    location = styled(finding.level, fg=_COLORS[finding.level], bold=True)
     yield f"{location}  {printable(finding.location)}  [{finding.check}]"
-    yield from labelled("", printable(finding.what), _COLUMN, prose_width())
-    yield from labelled("  why", printable(finding.why), _COLUMN, prose_width())
+    yield from labelled_lines("", printable(finding.what), _COLUMN, prose_width())
+    yield from labelled_lines("  why", printable(finding.why), _COLUMN, prose_width())
     command = None if finding.command is None else printable(finding.command)
-    yield from labelled("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
+    yield from labelled_lines("  next", printable(finding.do), _COLUMN, prose_width(), command=command)
 
 
-def _verdict(diagnosis: Diagnosis, checksums: bool) -> str:
+def _verdict_line(diagnosis: Diagnosis, checksums: bool) -> str:
     if not diagnosis.findings:
-        return f"healthy: nothing found; {_unread(diagnosis, checksums)}"
+        return f"healthy: nothing found; {_unread_lines(diagnosis, checksums)}"
     levels = [finding.level for finding in diagnosis.findings]
     parts = [plural(levels.count(level), level) for level in ("error", "warning", "info") if level in levels]
     return ("no errors, " if diagnosis.healthy else "") + ", ".join(parts)
 
 
-def _unread(diagnosis: Diagnosis, checksums: bool) -> str:
+def _unread_lines(diagnosis: Diagnosis, checksums: bool) -> str:
     """What was not looked at, and what looks at it."""
     if diagnosis.compared:
         return "data has its checksums, where files have any"

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 import click
 
-from ckpttools.cli.output import click_error, error_width, labelled, say
-from ckpttools.cli.stopping import Stopped
+from ckpttools.cli.output import click_error, error_width, labelled_lines, print_stderr
+from ckpttools.cli.signals import Stopped
 from ckpttools.core.errors import (
     CheckpointError,
     MemoryBudgetError,
@@ -26,7 +26,7 @@ from ckpttools.core.text import printable_text
 
 _DEFECT, _PIPE_CLOSED = 70, 141
 # What the system's loader says, as an ImportError, when it has no room for a library.
-_NO_ROOM = ("cannot allocate memory", "failed to map segment", "can't start new thread")
+_NO_SPACE_ERRORS = ("cannot allocate memory", "failed to map segment", "can't start new thread")
 
 
 def exit_code_of(end: BaseException, *, traceback: bool) -> int:
@@ -42,17 +42,17 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
         if isinstance(end, click.ClickException):
             click_error(end)
         elif isinstance(end, Stopped):
-            say(str(end))
+            print_stderr(str(end))
         else:
-            say(*_described(end, traceback))
+            print_stderr(*_describe_error(end, traceback))
     if isinstance(end, (click.ClickException, Stopped)):
         return end.exit_code
-    error = _in_our_words(end)
+    error = _translate_click(end)
     return error.exit_code if error else _DEFECT
 
 
 @contextmanager
-def kept_from_click() -> Iterator[None]:
+def translate_click_errors() -> Iterator[None]:
     """Turns what click would end with code 1, which says that differences were found, into what it leaves."""
     try:
         yield
@@ -62,7 +62,7 @@ def kept_from_click() -> Iterator[None]:
         raise click.exceptions.Exit(_PIPE_CLOSED) from None
 
 
-def open_closed() -> None:
+def reopen_closed_streams() -> None:
     """Lets what is written to a closed stdin, stdout or stderr go nowhere, as cron and daemons leave them.
 
     The next file that is opened would get the number, and what is printed.
@@ -76,7 +76,7 @@ def open_closed() -> None:
             setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
 
 
-def write_whole() -> None:
+def retry_partial_writes() -> None:
     """Puts a buffer before stdout where the interpreter was told to have none (PYTHONUNBUFFERED).
 
     Without one, what is left of a long text is lost, without an error, when its reader goes away.
@@ -87,29 +87,31 @@ def write_whole() -> None:
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors)
 
 
-def _described(end: BaseException, traceback: bool) -> list[str]:
+def _describe_error(end: BaseException, traceback: bool) -> list[str]:
     from traceback import format_tb
 
     way = [item.rstrip("\n") for item in format_tb(end.__traceback__)] if traceback else []
-    return [*way, *_lines(_in_our_words(end) or _defect(end), error_width())]
+    return [*way, *_error_lines(_translate_click(end) or _describe_internal_error(end), error_width())]
 
 
-def _lines(error: CheckpointError, room: int | None) -> list[str]:
+def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
     """An error as it is shown: sentences in lines of so many columns, whatever is to be copied whole."""
     first, *listed = printable_text(error.message).split("\n")
-    lines = [*labelled("Error:", first, 7, room, whole_words=True), *listed]
+    lines = [*labelled_lines("Error:", first, 7, room, whole_words=True), *listed]
     for label, text in error.details():
         sentence, *whole = printable_text(text).split("\n")
-        is_prose = label != "at" and not _COMMAND.search(sentence)
-        lines += labelled(f"  {label}", sentence, 11, room if is_prose else None, whole_words=True) + whole
+        is_prose = label != "at" and not _COMMAND_PATTERN.search(sentence)
+        lines += (
+            labelled_lines(f"  {label}", sentence, 11, room if is_prose else None, whole_words=True) + whole
+        )
     return lines
 
 
 # A command that stands in a sentence without backticks is to be copied, too.
-_COMMAND = re.compile(r"(?<!`)\b(ckpt [a-z]+ |hf download |mkdir |cp -|rm -|mv )")
+_COMMAND_PATTERN = re.compile(r"(?<!`)\b(ckpt [a-z]+ |hf download |mkdir |cp -|rm -|mv )")
 
 
-def _in_our_words(end: BaseException) -> CheckpointError | None:
+def _translate_click(end: BaseException) -> CheckpointError | None:
     """The cause as an error of ours; None for what nobody expected."""
     if isinstance(end, CheckpointError):
         return end
@@ -125,9 +127,9 @@ def _in_our_words(end: BaseException) -> CheckpointError | None:
             "something in the input is nested too deeply", hint="--traceback shows where it was read"
         )
     if isinstance(end, OSError):
-        return _of_the_system(end)
+        return _describe_os_error(end)
     if isinstance(end, ModuleNotFoundError) and not (end.name or "").startswith("ckpttools"):
-        return _without_a_package(end)
+        return _describe_missing_package(end)
     return None
 
 
@@ -136,11 +138,11 @@ def _is_out_of_memory(end: BaseException) -> bool:
         return end.errno == errno.ENOMEM
     text = str(end).lower()
     return isinstance(end, MemoryError) or (
-        isinstance(end, (ImportError, RuntimeError)) and any(item in text for item in _NO_ROOM)
+        isinstance(end, (ImportError, RuntimeError)) and any(item in text for item in _NO_SPACE_ERRORS)
     )
 
 
-def _without_a_package(error: ModuleNotFoundError) -> CheckpointError:
+def _describe_missing_package(error: ModuleNotFoundError) -> CheckpointError:
     """Of a package that ckpttools needs, or a module of the user's."""
     return UsageError(
         f"the Python package {error.name} is not installed"
@@ -152,7 +154,7 @@ def _without_a_package(error: ModuleNotFoundError) -> CheckpointError:
     )
 
 
-def _of_the_system(error: OSError) -> CheckpointError:
+def _describe_os_error(error: OSError) -> CheckpointError:
     """What the system reported outside of all readers and writers, such as of stdout."""
     text = f"{error.strerror} (errno {error.errno})" if error.strerror else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -168,7 +170,7 @@ def _of_the_system(error: OSError) -> CheckpointError:
     return StorageError("the system reports an error", location=error.filename, got=text, hint=hint)
 
 
-def _defect(end: BaseException) -> CheckpointError:
+def _describe_internal_error(end: BaseException) -> CheckpointError:
     """Of what no command should raise: a defect in the program, or in a plug-in."""
     from traceback import extract_tb
 

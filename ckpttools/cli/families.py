@@ -9,7 +9,7 @@ import click
 
 from ckpttools.cli.lazy import LazyGroup
 from ckpttools.cli.options import ANY_PATH, complete_family, json_option
-from ckpttools.cli.output import labelled, print_json, print_report, show, styled, width, wrapped
+from ckpttools.cli.output import labelled_lines, print_json, print_lines, print_report, styled, width, wrap
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckpttools.mapping.row import Row
     from ckpttools.model_families.family import Family
     from ckpttools.model_families.summary import FamilySummary
+
 
 # Where texts begin behind their labels.
 _COLUMN = 14
@@ -42,45 +43,45 @@ def families(ctx: click.Context, as_json: bool) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    from ckpttools.api.family_list import families as known
+    from ckpttools.api.families import families as known
 
     result = known()
-    print_report(result, _listing(result), as_json=as_json)
+    print_report(result, _table_lines(result), as_json=as_json)
 
 
-def _listing(result: Sequence[FamilySummary]) -> Iterator[str]:
+def _table_lines(result: Sequence[FamilySummary]) -> Iterator[str]:
     for item in result:
-        yield from _family_lines(item)
+        yield from _detail_lines(item)
         yield ""
-    yield from wrapped(
+    yield from wrap(
         "Each converts both ways (hf-to-maxtext, maxtext-to-hf), with layers scanned under the names above, "
         "on axis 0 or 1, or unscanned. --exact stores what is inexact in float32, so that it comes back bit "
         "for bit.",
-        _room(),
+        _remaining_width(),
     )
 
 
-def _family_lines(family: FamilySummary) -> Iterator[str]:
+def _detail_lines(family: FamilySummary) -> Iterator[str]:
     yield styled(printable(family.name), bold=True)
-    yield from _entry("models", ", ".join(family.models))
-    yield from _entry("model_type", ", ".join(family.model_types))
+    yield from _to_entry("models", ", ".join(family.models))
+    yield from _to_entry("model_type", ", ".join(family.model_types))
     never = f"never: {family.never_scanned}" if family.never_scanned else ""
-    yield from _entry(
+    yield from _to_entry(
         "scanned", never or ", ".join(group.scanned for group in family.layers if group.scanned)
     )
     for value in family.values:
         rows = value.rows[0] if len(value.rows) == 1 else plural(len(value.rows), "row")
-        yield from _entry("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
+        yield from _to_entry("exact" if value.exact else "inexact", f"{rows}: {value.reason}")
     if not family.values:
-        yield from _entry("exact", "all values")
+        yield from _to_entry("exact", "all values")
 
 
-def _entry(label: str, text: str, column: int = _COLUMN) -> Iterator[str]:
+def _to_entry(label: str, text: str, column: int = _COLUMN) -> Iterator[str]:
     """A label and a text, which goes on below itself where the terminal ends."""
-    yield from labelled(f"  {label}", printable(text or "-"), column, _room())
+    yield from labelled_lines(f"  {label}", printable(text or "-"), column, _remaining_width())
 
 
-def _room() -> int:
+def _remaining_width() -> int:
     return max(_NARROWEST, width() or _PIPE)
 
 
@@ -111,35 +112,35 @@ def show_family(family: str, as_toml: bool, as_json: bool) -> None:
     elif as_json:
         print_json(tomllib.loads(family_to_toml(result)))
     else:
-        show([*_family_lines(summary(result)), *_sizes(result), *_groups(result)])
+        print_lines([*_detail_lines(summary(result)), *_size_lines(result), *_row_groups(result)])
 
 
-def _sizes(family: Family) -> Iterator[str]:
+def _size_lines(family: Family) -> Iterator[str]:
     yield ""
     names = [*family.sizes, *family.derived, *family.constants]
     column = max(_COLUMN, *(len(name) + 4 for name in names))
     for axis, alternatives in family.sizes.items():
-        yield from _entry(axis, " or ".join(map(str, alternatives)), column)
+        yield from _to_entry(axis, " or ".join(map(str, alternatives)), column)
     for axis, item in {**family.derived, **family.constants}.items():
-        yield from _entry(axis, f"= {item}", column)
+        yield from _to_entry(axis, f"= {item}", column)
 
 
-def _groups(family: Family) -> Iterator[str]:
+def _row_groups(family: Family) -> Iterator[str]:
     yield ""
-    yield from (line for row in family.rows for line in _row(row))
+    yield from (line for row in family.rows for line in _row_line(row))
     for group in family.layers:
         yield ""
         if not family.never_scanned:
             scanned = f"{group.scanned} [{' '.join(group.stacked)}]"
-            yield from _entry("scanned", scanned if group.scanned else "never: an incomplete cycle")
-        yield from _entry("unscanned", group.left)
-        yield from _entry("hub", group.right)
+            yield from _to_entry("scanned", scanned if group.scanned else "never: an incomplete cycle")
+        yield from _to_entry("unscanned", group.left)
+        yield from _to_entry("hub", group.right)
         for word, flags in (("when", group.when), ("unless", group.unless)):
-            yield from _entry(word, flags) if flags else ()
-        yield from (line for row in group.rows for line in _row(row))
+            yield from _to_entry(word, flags) if flags else ()
+        yield from (line for row in group.rows for line in _row_line(row))
 
 
-def _row(row: Row) -> Iterator[str]:
+def _row_line(row: Row) -> Iterator[str]:
     from ckpttools.mapping.row_text import op_text
 
     conditions = [f"when {flag}" for flag in row.when.split()]
@@ -183,40 +184,62 @@ def check(
     Example:
       ckpt families check my_family.toml --against ~/models/tiny-7b
     """
-    from ckpttools.api.family_list import check_family
+    from ckpttools.api.families import check_family
 
     result = check_family(family, against=against, config=config)
-    print_report(result, _verdict(result), as_json=as_json)
+    print_report(result, _verdict_lines(result), as_json=as_json)
     ctx.exit(0 if result.sound else CheckpointError.exit_code)
 
 
-def _verdict(result: FamilyCheck) -> Iterator[str]:
+def _verdict_lines(result: FamilyCheck) -> Iterator[str]:
     name = styled(printable(result.family), bold=True)
     yield f"{name}: {'sound' if result.sound else plural(len(result.findings), 'finding')}"
     names = {"huggingface": ", with Hugging Face's names", "maxtext": ", with MaxText's names"}
     if result.against:
-        yield from _entry("tried on", result.against + names.get(result.side or "", ""))
+        yield from _to_entry("tried on", result.against + names.get(result.side or "", ""))
     if result.config:
-        yield from _entry("sizes from", result.config)
+        yield from _to_entry("sizes from", result.config)
     if result.models:
-        yield from _entry("tried on", plural(len(result.models), "model") + " made up")
+        yield from _to_entry("tried on", plural(len(result.models), "model") + " made up")
     for layout in result.layouts:
         arrays = f"{plural(result.num_arrays, 'array')}, {layout.num_arrays:,} in MaxText, and back"
-        yield from _entry("there", f"{layout.name}: {arrays}")
+        yield from _to_entry("there", f"{layout.name}: {arrays}")
     for kind in dict.fromkeys(finding.kind for finding in result.findings):
-        yield from _section(kind, [item for item in result.findings if item.kind == kind])
+        yield from _section_lines(kind, [item for item in result.findings if item.kind == kind])
     if result.hints:
         yield ""
     for hint in result.hints:
-        yield from _entry("note", hint)
+        yield from _to_entry("note", hint)
 
 
-def _section(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
+def _section_lines(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
     """All findings of one kind; those that differ in numbers only are one line."""
-    from ckpttools.core.text import folded
+    from ckpttools.core.text import fold_lines
 
     yield ""
     yield styled(f"{kind} ({len(findings)})", fg="red")
-    for line in folded(f"{finding.location}: {finding.text}" for finding in findings):
-        first, *more = wrapped(printable(line), _room() - 6)
+    for line in fold_lines(f"{finding.location}: {finding.text}" for finding in findings):
+        first, *more = wrap(printable(line), _remaining_width() - 6)
         yield from (f"  {first}", *(f"      {part}" for part in more))
+
+
+@click.command()
+@json_option
+def formats(as_json: bool) -> None:
+    """List the formats that can be read and written.
+
+    Packages add formats under the entry point ckpttools.formats.
+
+    \b
+    Example:
+      ckpt formats
+    """
+    from ckpttools.formats.registry import formats, writable
+
+    written = {name: name in writable() for name in sorted(formats())}
+    if as_json:
+        print_json([{"name": name, "written": is_written} for name, is_written in written.items()])
+    else:
+        width = max(map(len, written))
+        lines = [f"{name:<{width}}  {'yes' if is_written else 'no'}" for name, is_written in written.items()]
+        print_lines([f"{'format':<{width}}  written", *lines])

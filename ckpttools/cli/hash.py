@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ckpttools.cli.models import conversion_side_options
 from ckpttools.cli.options import (
     ANY_PATH,
+    combine_options,
     filter_option,
     json_option,
     read_options,
     resource_options,
-    together,
 )
-from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.progress import progress_option, watching
-from ckpttools.cli.wording import wording_options
+from ckpttools.cli.output import print_json, print_lines, print_stderr
+from ckpttools.cli.progress import progress_events, progress_option
 from ckpttools.core.text import printable
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.api.digests import HashReport
+    from ckpttools.api.hash import HashReport
 
-selection_options = together(
+selection_options = combine_options(
     filter_option(),
     click.option(
         "--per-layer/--whole",
@@ -60,7 +60,7 @@ selection_options = together(
     help="Which names to use: those that are stored, or those of the MaxText checkpoint that a Hugging Face "
     "one converts to.",
 )
-@wording_options
+@conversion_side_options
 @selection_options
 @resource_options
 @progress_option
@@ -77,19 +77,19 @@ def hash_command(path: Location, as_json: bool, progress: bool, **options: Any) 
       ckpt hash ~/maxtext/llama3.1-8b --manifest llama.json
       diff <(ckpt hash a) <(ckpt hash b)
     """
-    from ckpttools.api.digests import hash
+    from ckpttools.api.hash import hash
 
-    with watching(progress) as observe:
+    with progress_events(progress) as observe:
         result = hash(path, observe=observe, **options)
     if as_json:
         print_json(result)
     else:
         for remark in result.remarks:
-            say(remark)
-        show(_lines(result))
+            print_stderr(remark)
+        print_lines(_hash_lines(result))
 
 
-def _lines(result: HashReport) -> list[str]:
+def _hash_lines(result: HashReport) -> list[str]:
     """As sha256sum prints them; the same for checkpoints that hold the same."""
     lines = [f"{array.digest}  {printable(array.name)}" for array in result.arrays]
     return [*lines, f"{result.parameters}  (parameters)", f"{result.digest}  (everything)"]

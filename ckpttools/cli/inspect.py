@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from ckpttools.cli.lazy import LazyGroup, in_module
+from ckpttools.cli.lazy import LazyGroup, lazy_command
 
 # Commands in files of their own, imported when they are run.
 _COMMANDS = {
-    "chunks": in_module("chunks", "chunks", "Data files, chunk grids, codecs, and what loading reads."),
-    "report": in_module("report", "report", "One HTML page: treemap, heat map, histograms, table."),
-    "stats": in_module("stats", "stats", "Extremes, mean, norm, zeros and NaN of every array."),
-    "tree": in_module("inspect_tree", "tree", "Names, shapes, dtypes, bytes, and what kind it is."),
+    "chunks": lazy_command("chunks", "chunks", "Data files, chunk grids, codecs, and what loading reads."),
+    "report": lazy_command("report", "report", "One HTML page: treemap, heat map, histograms, table."),
+    "stats": lazy_command("stats", "stats", "Extremes, mean, norm, zeros and NaN of every array."),
+    "tree": lazy_command("inspect_tree", "tree", "Names, shapes, dtypes, bytes, and what kind it is."),
 }
 
 

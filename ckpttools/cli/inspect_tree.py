@@ -13,18 +13,26 @@ import click
 
 from ckpttools.cli.options import (
     ANY_PATH,
-    SOME_TEXT,
+    NON_EMPTY_TEXT,
+    combine_options,
     filter_option,
     json_option,
     read_options,
     requests_option,
-    together,
 )
-from ckpttools.cli.output import end_as_different, fields_of, print_json, show, styled, width, wrapped
+from ckpttools.cli.output import (
+    exit_with_differences,
+    print_json,
+    print_lines,
+    report_fields,
+    styled,
+    width,
+    wrap,
+)
 from ckpttools.cli.table import Column, TreeRow, draw_tree
-from ckpttools.cli.tree_facts import facts
-from ckpttools.cli.units import count, disk
-from ckpttools.core.text import plural, printable, type_text
+from ckpttools.cli.tree_facts import fact_lines
+from ckpttools.cli.units import format_count, format_disk
+from ckpttools.core.text import format_type, plural, printable
 from ckpttools.inspection.comparison import Comparison
 from ckpttools.inspection.folding import Branch
 from ckpttools.inspection.tree import ArrayReport, TreeReport
@@ -36,7 +44,7 @@ if TYPE_CHECKING:
     from ckpttools.inspection.tree import TreeReport
 
 
-_view_options = together(
+_view_options = combine_options(
     click.option(
         "--depth",
         type=click.IntRange(min=1),
@@ -58,7 +66,7 @@ _view_options = together(
     ),
     click.option(
         "--against",
-        type=SOME_TEXT,
+        type=NON_EMPTY_TEXT,
         metavar="WHAT",
         help="Compare with a family (`ckpt families`), a config.json, or another checkpoint: report what is "
         "missing, unexpected, or of another shape. Exits with 1 if anything is.",
@@ -88,7 +96,7 @@ def tree(path: Location, depth: int | None, flat: bool, as_json: bool, **options
         raise click.UsageError("--against shows lists, which have no levels: leave out --depth")
     if options["against"] and options["sharding"] and not as_json:
         raise click.UsageError("--against compares names, shapes and dtypes: leave out --sharding")
-    from ckpttools.api.tree_report import inspect
+    from ckpttools.api.inspect import inspect
     from ckpttools.inspection.folding import fold
 
     report = inspect(path, **options)
@@ -98,11 +106,11 @@ def tree(path: Location, depth: int | None, flat: bool, as_json: bool, **options
     else:
         _print(report, flat, folded)
     if report.comparison and not report.comparison.is_same:
-        end_as_different()
+        exit_with_differences()
 
 
 def _print_json(report: TreeReport, folded: Callable[[], Sequence[Branch]]) -> None:
-    result = fields_of(report)
+    result = report_fields(report)
     comparison = result.pop("comparison")
     result["subtrees"] = folded()
     print_json(result | {"comparison": comparison} if comparison else result)
@@ -124,7 +132,7 @@ def _print(report: TreeReport, flat: bool, folded: Callable[[], Sequence[Branch]
 # lines took it a second.
 #
 # Numbers and ranges of a folded name that are shown; the middle of more of them is left out.
-_MOST_RANGES = 6
+_MAX_RANGES = 6
 COLUMNS = (
     Column(""),
     Column("dtype[shape]"),
@@ -139,21 +147,21 @@ _ARRAY = {1: {"fg": "cyan"}, 2: {"fg": "magenta"}}
 
 def print_tree(report: TreeReport, branches: Sequence[Branch]) -> None:
     """Facts, and the arrays folded into a tree."""
-    show(_view(report, list(_tree_rows(branches, ()))))
+    print_lines(_to_view(report, list(_tree_rows(branches, ()))))
 
 
 def print_flat(report: TreeReport) -> None:
     """Facts, and one line for each array."""
-    show(_view(report, [_flat_row(array, report.nbytes) for array in report.arrays]))
+    print_lines(_to_view(report, [_flat_row(array, report.nbytes) for array in report.arrays]))
 
 
 def print_comparison(report: TreeReport, comparison: Comparison, *, flat: bool) -> None:
     """Facts, and where the checkpoint is not as it should be."""
-    show((*facts(report, width()), "", *comparison_lines(comparison, width(), flat=flat)))
+    print_lines((*fact_lines(report, width()), "", *comparison_lines(comparison, width(), flat=flat)))
 
 
-def _view(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
-    yield from facts(report, width())
+def _to_view(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
+    yield from fact_lines(report, width())
     if rows:
         yield ""
         yield from draw_tree(COLUMNS, rows, width())
@@ -171,55 +179,55 @@ def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool
 
 
 def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
-    name = printable(shortened(branch.name))
-    sums = amounts(branch.num_elements, branch.nbytes, branch.share)
+    name = printable(shorten(branch.name))
+    sums = format_amounts(branch.num_elements, branch.nbytes, branch.share)
     if branch.array is not None:
         times = f"× {branch.times:,}" if branch.times > 1 else ""
-        return TreeRow((name, array_type(branch.array), times, *sums), way, _ARRAY)
+        return TreeRow((name, format_array_type(branch.array), times, *sums), way, _ARRAY)
     # Where what is below is not shown, at least how much it is.
     hidden = "" if branch.children else plural(branch.count, "array")
     return TreeRow((name, hidden, "", *sums), way, _SUBTREE)
 
 
 def _flat_row(array: ArrayReport, total: int) -> TreeRow:
-    sums = amounts(prod(array.shape), array.nbytes, array.nbytes / total if total else 0.0)
-    return TreeRow((printable(array.path), array_type(array), "", *sums), styles=_ARRAY)
+    sums = format_amounts(prod(array.shape), array.nbytes, array.nbytes / total if total else 0.0)
+    return TreeRow((printable(array.path), format_array_type(array), "", *sums), styles=_ARRAY)
 
 
-def amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
+def format_amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
     """Elements, bytes, and two digits of the share; nothing for what is next to nothing."""
     percent = f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
-    return count(num_elements), disk(nbytes), percent if share >= 0.0005 else ""
+    return format_count(num_elements), format_disk(nbytes), percent if share >= 0.0005 else ""
 
 
-def array_type(array: ArrayReport) -> str:
+def format_array_type(array: ArrayReport) -> str:
     """`bfloat16[4096@fsdp,14336] fp8 128x128`: as JAX writes it, with mesh axes and scheme where known."""
     spec = array.sharding.spec if array.sharding else ()
-    axes = (*map(_cut, spec), *repeat("", len(array.shape) - len(spec)))
+    axes = (*map(_truncate, spec), *repeat("", len(array.shape) - len(spec)))
     lengths = (f"{length}{axis}" for length, axis in zip(array.shape, axes, strict=True))
     how = f" {array.quantized}" if array.quantized else ""
-    return type_text(array.dtype, lengths) + how
+    return format_type(array.dtype, lengths) + how
 
 
-def _cut(axes: tuple[str, ...]) -> str:
+def _truncate(axes: tuple[str, ...]) -> str:
     if not axes:
         return ""
     return f"@{printable(axes[0])}" if len(axes) == 1 else f"@({printable(','.join(axes))})"
 
 
-def shortened(name: str) -> str:
+def shorten(name: str) -> str:
     """A folded name with few of its ranges: `layers_{0..4,6..10,12..16,…,60..61}`."""
     before, brace, rest = name.partition("{")
     inside, closed, after = rest.partition("}")
     parts = inside.split(",")
-    if not closed or len(parts) <= _MOST_RANGES:
-        return name if not closed else f"{before}{brace}{inside}{closed}{shortened(after)}"
-    kept = [*parts[: _MOST_RANGES // 2], "…", parts[-1]]
-    return f"{before}{{{','.join(kept)}}}{shortened(after)}"
+    if not closed or len(parts) <= _MAX_RANGES:
+        return name if not closed else f"{before}{brace}{inside}{closed}{shorten(after)}"
+    kept = [*parts[: _MAX_RANGES // 2], "…", parts[-1]]
+    return f"{before}{{{','.join(kept)}}}{shorten(after)}"
 
 
 # Beyond this many lines a list says only how many more there are.
-_MOST_LINES = 100
+_MAX_LINES = 100
 
 
 def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) -> Iterator[str]:
@@ -234,13 +242,13 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
     if comparison.is_same:
         number = plural(comparison.num_compared, "array")
         shapes = ", every shape as it should be" if comparison.shapes_compared else ""
-        yield from wrapped(f"Against {against}: {number}, none missing, none left over{shapes}.", room)
+        yield from wrap(f"Against {against}: {number}, none missing, none left over{shapes}.", room)
     else:
-        yield from wrapped(f"Against {against}:", room)
+        yield from wrap(f"Against {against}:", room)
     lists = {
-        "missing": [(item.path, _type(item)) for item in comparison.missing],
-        "not expected": [(item.path, _type(item)) for item in comparison.extra],
-        "of another shape or dtype": [(item.path, _difference(item)) for item in comparison.different],
+        "missing": [(item.path, _type_text(item)) for item in comparison.missing],
+        "not expected": [(item.path, _type_text(item)) for item in comparison.extra],
+        "of another shape or dtype": [(item.path, _difference_text(item)) for item in comparison.different],
     }
     for what, entries in lists.items():
         if entries:
@@ -249,57 +257,57 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
             noun = "array" if all(text for _, text in entries) else "name"
             are = "is" if len(entries) == 1 else "are"
             yield styled(f"{plural(len(entries), noun)} {are} {what}", bold=True)
-            yield from _listed(_shown(entries) if flat else _folded(entries), room)
+            yield from _list_items(_comparison_text(entries) if flat else _fold_differences(entries), room)
     if comparison.reasons:
         yield ""
         for reason in comparison.reasons:
-            yield from wrapped(printable(reason), room)
+            yield from wrap(printable(reason), room)
 
 
-def _listed(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]:
+def _list_items(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]:
     """Names, each with what is to say of it: behind it, or where there is no room below it."""
-    shown = lines[:_MOST_LINES]
+    shown = lines[:_MAX_LINES]
     width = max(len(name) for name, _ in shown)
     if room is not None:
         width = min(width, max(room // 3, room - 4 - max(len(text) for _, text in shown)))
     for name, text in shown:
         line = f"  {name:{width}}  {styled(text, fg='cyan')}" if text else f"  {name}"
         if room is not None and 4 + max(width, len(name)) + len(text) > room:
-            yield from _broken(name, text, room)
+            yield from _break_line(name, text, room)
         else:
             yield line
-    if len(lines) > _MOST_LINES:
-        yield f"  … and {len(lines) - _MOST_LINES:,} more lines; --json has all of them"
+    if len(lines) > _MAX_LINES:
+        yield f"  … and {len(lines) - _MAX_LINES:,} more lines; --json has all of them"
 
 
-def _broken(name: str, text: str, room: int) -> Iterator[str]:
+def _break_line(name: str, text: str, room: int) -> Iterator[str]:
     """A name and below it what is to say of it, each in as many lines as it needs."""
-    first, *more = wrapped(name, room - 6)
+    first, *more = wrap(name, room - 6)
     yield f"  {first}"
     yield from (f"    {part}" for part in more)
-    yield from (styled(f"      {part}", fg="cyan") for part in wrapped(text, room - 6) if text)
+    yield from (styled(f"      {part}", fg="cyan") for part in wrap(text, room - 6) if text)
 
 
-def _shown(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _comparison_text(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(printable(name), printable(text)) for name, text in entries]
 
 
-def _folded(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+def _fold_differences(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Names of which the same is to say and that differ in numbers only as one."""
-    from ckpttools.core.text import folded
+    from ckpttools.core.text import fold_lines
 
     names: dict[str, list[str]] = {}
     for name, text in entries:
         names.setdefault(text, []).append(name)
-    return _shown((name, text) for text, alike in names.items() for name in folded(alike))
+    return _comparison_text((name, text) for text, alike in names.items() for name in fold_lines(alike))
 
 
-def _difference(each: Different) -> str:
+def _difference_text(each: Different) -> str:
     why = f" ({each.why})" if each.why else ""
     got = each.got if each.expected.dtype else replace(each.got, dtype=None)
-    return f"{_type(got)}, should be {_type(each.expected)}{why}"
+    return f"{_type_text(got)}, should be {_type_text(each.expected)}{why}"
 
 
-def _type(spec: ArraySpec) -> str:
+def _type_text(spec: ArraySpec) -> str:
     """`bfloat16[64,128]`, or `[64,128]` where any dtype will do."""
-    return (spec.dtype or "") if spec.shape is None else type_text(spec.dtype or "", spec.shape)
+    return (spec.dtype or "") if spec.shape is None else format_type(spec.dtype or "", spec.shape)

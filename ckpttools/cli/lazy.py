@@ -19,30 +19,32 @@ class Deferred(NamedTuple):
     help: str
 
 
-def in_module(module: str, name: str, help: str) -> Deferred:
+def lazy_command(module: str, name: str, help: str) -> Deferred:
     """A command of this package that is not imported yet: its module, and the name that it has there."""
     return Deferred(lambda: getattr(import_module(f"ckpttools.cli.{module}"), name), help)
 
 
-_COMMAND, _DONE = "ckpttools.command", "ckpttools.done"
+_COMMAND_KEY, _DONE_KEY = "ckpttools.command", "ckpttools.done"
 # What commands call the checkpoint that they write, or the plan of which they do a part.
-_WRITTEN = {"destination", "plan"}
+_DESTINATION_PARAMETERS = {"destination", "plan"}
 
 
-def writes(ctx: click.Context) -> bool:
+def is_writer(ctx: click.Context) -> bool:
     """Whether the command that was found below a context makes a checkpoint."""
-    command = ctx.meta.get(_COMMAND)
-    return isinstance(command, click.Command) and any(param.name in _WRITTEN for param in command.params)
+    command = ctx.meta.get(_COMMAND_KEY)
+    return isinstance(command, click.Command) and any(
+        param.name in _DESTINATION_PARAMETERS for param in command.params
+    )
 
 
-def note_written() -> None:
+def mark_written() -> None:
     """Says of the command at work that the checkpoint it makes is complete."""
-    click.get_current_context().meta[_DONE] = True
+    click.get_current_context().meta[_DONE_KEY] = True
 
 
 def has_written(ctx: click.Context) -> bool:
     """Whether the command that was found below a context has made its checkpoint."""
-    return _DONE in ctx.meta
+    return _DONE_KEY in ctx.meta
 
 
 def is_path(word: str) -> bool:
@@ -92,7 +94,7 @@ class LazyGroup(click.Group):
             instead = self._instead(ctx, name, self.list_commands(ctx))
             raise click.UsageError(f"No such command {name!r}. {instead}", ctx)
         result = super().resolve_command(ctx, args)
-        ctx.meta[_COMMAND] = result[1]
+        ctx.meta[_COMMAND_KEY] = result[1]
         return result
 
     def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:

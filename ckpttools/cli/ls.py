@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
+
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option, requests_option
-from ckpttools.cli.output import print_report
+from ckpttools.cli.output import labelled_lines, print_report, styled, width
+from ckpttools.cli.table import Column, draw_table
+from ckpttools.cli.units import format_disk
+from ckpttools.core.text import format_age, plural, printable, sample_names
+from ckpttools.runs.listing import ItemListing, RunListing, StepListing
 from ckpttools.stores.location import Location
 
 
@@ -27,8 +34,118 @@ def ls(path: Location, as_json: bool, requests: int | None) -> None:
       ckpt ls gs://my-bucket/out/run --json
       ckpt ls ~/verl/checkpoints/project/experiment
     """
-    from ckpttools.api.run_listing import ls as look
-    from ckpttools.cli.ls_text import lines_of
+    from ckpttools.api.ls import ls as look
 
     listing = look(path, requests=requests)
-    print_report(listing, lines_of(listing), as_json=as_json)
+    print_report(listing, run_lines(listing), as_json=as_json)
+
+
+_COLUMNS = (
+    Column("step", right=True),
+    Column("items", spare=3),
+    Column("kind"),
+    Column("size", right=True),
+    Column("own", right=True, spare=2),
+    Column("saved", right=True, spare=4),
+    Column("metrics", spare=1),
+    Column(""),
+)
+_LABEL = 14
+_NO_ITEM = "in which MaxText finds no tree: it looks for items"
+
+
+def run_lines(listing: RunListing) -> Iterator[str]:
+    """The run, its steps, and what there is to say of them."""
+    yield styled(printable(listing.path), bold=True)
+    now = time.time()
+    rows = [_row_cells(step, listing, now) for step in listing.steps]
+    table = list(draw_table(_COLUMNS, rows, width()))
+    yield from table
+    if left := _omitted_line(table, rows):
+        yield f"no room for {', '.join(left)}: --json has all"
+    total, own = (sum(getattr(step, name) for step in listing.steps) for name in ("nbytes", "own_bytes"))
+    shared = (
+        f", {format_disk(total - own)} of it in files with names outside of their step" if total > own else ""
+    )
+    steps = plural(len(listing.steps), "step")
+    yield f"{steps}, {len(listing.finished)} finished: {format_disk(total)}{shared}"
+    for label, text in _remarks(listing):
+        yield from labelled_lines(f"  {label}", printable(text), _LABEL, width())
+
+
+def _omitted_line(table: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Titles of columns that a narrow terminal has no room for."""
+    shown = click.unstyle(table[0]).split() if table else []
+    filled = [column.head for k, column in enumerate(_COLUMNS) if any(row[k] for row in rows)]
+    return [head for head in filled if head and head not in shown]
+
+
+def _remarks(listing: RunListing) -> Iterator[tuple[str, str]]:
+    if listing.latest is not None:
+        yield _latest_text(listing, listing.latest)
+    elif listing.tracker is None:
+        yield "resumes", "no step: Orbax lists none here"
+    elif listing.tracker:
+        yield "latest", f"none of these, by {listing.tracker}"
+    for name, why in listing.passed_over.items():
+        yield "passed over", f"{name}: {why}"
+    for step in listing.steps:
+        if step.unfinished is not None and step.name not in listing.passed_over:
+            yield _state_text(step), f"{step.name}: {step.unfinished}"
+        if step.deleting is not None:
+            yield "deleting", f"item {step.deleting} of {step.name}: Orbax was interrupted; retry it there"
+    if listing.beside:
+        yield "beside", sample_names(listing.beside, 5)
+
+
+def _latest_text(listing: RunListing, step: int) -> tuple[str, str]:
+    by = f", by {listing.tracker}" if listing.tracker else ""
+    if listing.resumes is None:
+        return "latest", f"step {step}{by}, {listing.hindered}"
+    if listing.tracker is not None:
+        return "resumes", f"step {step}{by}"
+    return "resumes", f"step {step}, {f'from {listing.resume_item}' if listing.resume_item else _NO_ITEM}"
+
+
+def _state_text(step: StepListing) -> str:
+    if step.unfinished is None:
+        return ""
+    return "damaged" if step.is_damaged else "unfinished"
+
+
+def _row_cells(step: StepListing, listing: RunListing, now: float) -> list[str]:
+    shown = sorted((step.metrics or {}).items())[:3]
+    marks = [
+        _state_text(step),
+        f"{plural(step.missing_chunks, 'chunk')} missing" if step.missing_chunks else "",
+        "deleting" if step.deleting is not None else "",
+        "resumes" if step.step == listing.resumes else "",
+    ]
+    return [
+        printable(str(step.step)),
+        printable(", ".join(map(_item_line, step.items))),
+        step.kind,
+        format_disk(step.nbytes),
+        "" if step.own_bytes == step.nbytes else format_disk(step.own_bytes),
+        "" if step.saved is None else f"{format_age(now - step.saved)} ago",
+        printable(" ".join(f"{name}={value:.6g}" for name, value in shown)),
+        ", ".join(filter(None, marks)),
+    ]
+
+
+def _item_line(item: ItemListing) -> str:
+    return item.name or "(the step itself)"
+
+
+def item_lines(items: Sequence[ItemListing]) -> Iterator[str]:
+    """The items of one step."""
+    columns = (Column("item"), Column("kind"), Column("arrays", right=True), Column("size", right=True))
+    rows = [
+        [
+            printable(item.name),
+            item.kind,
+            *((f"{item.arrays:,}", format_disk(item.nbytes)) if item.arrays else ("", "")),
+        ]
+        for item in items
+    ]
+    yield from draw_table(columns, rows, width())

@@ -8,10 +8,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.maxtext_options import like_option, maxtext_option
 from ckpttools.cli.models import family_option
-from ckpttools.cli.options import MODEL, json_option, requests_option, step_option
-from ckpttools.cli.output import end_as_different, labelled, print_json, say, show, styled, width
+from ckpttools.cli.options import (
+    MODEL,
+    json_option,
+    like_option,
+    maxtext_option,
+    requests_option,
+    step_option,
+)
+from ckpttools.cli.output import (
+    exit_with_differences,
+    labelled_lines,
+    print_json,
+    print_lines,
+    print_stderr,
+    styled,
+    width,
+)
 from ckpttools.core.errors import near_names
 from ckpttools.core.text import printable
 from ckpttools.stores.location import Location
@@ -21,7 +35,7 @@ if TYPE_CHECKING:
 
 _COLUMN = 12
 _PROGRAMS = {"train": "maxtext.trainers.pre_train.train", "decode": "maxtext.inference.decode"}
-_ASKED = {"train": ("run_name=NAME", "base_output_directory=DIR"), "decode": ("run_name=NAME",)}
+_PROGRAM_NAMES = {"train": ("run_name=NAME", "base_output_directory=DIR"), "decode": ("run_name=NAME",)}
 
 
 # So that a command of a run, `python3 -m …` and all, stands after --check as it is.
@@ -88,67 +102,67 @@ def maxtext_config(
 
     odd = next((word for word in words if word.startswith("--")), None)
     if odd is not None:
-        raise click.NoSuchOption(odd, possibilities=_options_like(odd))
+        raise click.NoSuchOption(odd, possibilities=_suggest_options(odd))
     if bool(words) != check:
         raise click.UsageError("--check goes with settings, after PATH: a configuration file, or NAME=VALUE.")
     result = call(path, check=words, **options)
     if as_json:
         print_json(result)
     elif check:
-        show(_checked(result))
+        print_lines(_check_lines(result))
     else:
-        show(_settings(result, form, command))
-    if not as_json and (remarks := [*_remarks(result)]):
-        say(*remarks)
+        print_lines(_setting_lines(result, form, command))
+    if not as_json and (remarks := [*_remark_lines(result)]):
+        print_stderr(*remarks)
     if result.contradictions or result.mistakes:
-        end_as_different()
+        exit_with_differences()
 
 
-def _settings(result: MaxTextConfig, form: str, command: str | None) -> Iterator[str]:
+def _setting_lines(result: MaxTextConfig, form: str, command: str | None) -> Iterator[str]:
     if command is not None:
-        yield join(["python3", "-m", _PROGRAMS[command], *_ASKED[command], *result.arguments()])
+        yield join(["python3", "-m", _PROGRAMS[command], *_PROGRAM_NAMES[command], *result.arguments()])
     elif form == "yaml":
         yield from result.yaml().splitlines()
     else:
         yield from result.arguments()
 
 
-def _remarks(result: MaxTextConfig) -> Iterator[str]:
+def _remark_lines(result: MaxTextConfig) -> Iterator[str]:
     for deviation in result.deviations:
-        yield from _labelled("differs", str(deviation))
+        yield from _labelled_lines("differs", str(deviation))
     if result.unread:
-        yield from _labelled("not read", f"{', '.join(result.unread)}: MaxText is told nothing of it")
+        yield from _labelled_lines("not read", f"{', '.join(result.unread)}: MaxText is told nothing of it")
     for note in result.notes:
-        yield from _labelled("note", note)
+        yield from _labelled_lines("note", note)
 
 
-def _labelled(label: str, text: str) -> list[str]:
-    return labelled(label, printable(text), _COLUMN, width(), whole_words=True)
+def _labelled_lines(label: str, text: str) -> list[str]:
+    return labelled_lines(label, printable(text), _COLUMN, width(), whole_words=True)
 
 
-def _options_like(word: str) -> list[str]:
+def _suggest_options(word: str) -> list[str]:
     params = click.get_current_context().command.params
     return near_names(word, [name for param in params for name in param.opts if name.startswith("--")], 3)
 
 
-def _checked(result: MaxTextConfig) -> Iterator[str]:
+def _check_lines(result: MaxTextConfig) -> Iterator[str]:
     if not (result.contradictions or result.mistakes):
         yield styled("nothing contradicts the checkpoint", bold=True)
     for mistake in result.mistakes:
-        yield _said(mistake)
-        yield from _labelled("  refused", f"{mistake.reason}; {mistake.hint}")
+        yield _given_settings(mistake)
+        yield from _labelled_lines("  refused", f"{mistake.reason}; {mistake.hint}")
     for contradiction in result.contradictions:
-        yield from _contradiction(contradiction)
+        yield from _contradiction_lines(contradiction)
 
 
-def _contradiction(result: Contradiction) -> Iterator[str]:
+def _contradiction_lines(result: Contradiction) -> Iterator[str]:
     from ckpttools.maxtext.config.report import word
 
-    yield _said(result)
-    yield from _labelled("  expected", f"{word(result.expected)} ({result.source})")
+    yield _given_settings(result)
+    yield from _labelled_lines("  expected", f"{word(result.expected)} ({result.source})")
 
 
-def _said(result: Contradiction | Mistake) -> str:
+def _given_settings(result: Contradiction | Mistake) -> str:
     from ckpttools.maxtext.config.report import word
 
     return styled(

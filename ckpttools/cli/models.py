@@ -7,22 +7,27 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.declared import declared
-from ckpttools.cli.maxtext_options import like_option, maxtext_option
+from ckpttools.cli.generated_options import generated_options
 from ckpttools.cli.options import (
-    SOME_TEXT,
+    NON_EMPTY_TEXT,
+    combine_options,
     complete_family,
+    like_option,
     max_header_option,
     max_index_option,
+    maxtext_option,
     output_options,
     patterns_option,
     prefer_rank_option,
     resource_options,
     step_option,
-    together,
 )
-from ckpttools.cli.storage import storage_options
-from ckpttools.cli.transforming import dequantize_like_option, dtype_option, model_locations
+from ckpttools.cli.transform_options import (
+    dequantize_like_option,
+    dtype_option,
+    model_source_and_destination,
+    storage_options,
+)
 from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
 
@@ -33,7 +38,7 @@ rope_layout_option = click.option(
 )
 family_option = click.option(
     "--family",
-    type=SOME_TEXT,
+    type=NON_EMPTY_TEXT,
     shell_complete=complete_family,
     metavar="NAME|FILE",
     help="Use this family's rows: a name of `ckpt families`, or your own file. A name is refused "
@@ -45,12 +50,12 @@ _tied_option = click.option(
     help="What to do with the output head: keep the arrays as they are, leave it out, or make it from the "
     "embedding if none is stored. By default config.json decides, and arrays that contradict it are refused.",
 )
-model_options = together(rope_layout_option, family_option, _tied_option)
+model_options = combine_options(rope_layout_option, family_option, _tied_option)
 """Adds what a user may say of the model, whatever its configuration says."""
 
 
 _maxtext_option = maxtext_option("Version of MaxText that is to load it: a release, or a commit of its main.")
-_mapping_options = together(
+_mapping_options = combine_options(
     click.option(
         "--scan/--no-scan",
         default=True,
@@ -109,7 +114,7 @@ _mapping_options = together(
 
 
 @click.command("hf-to-maxtext", short_help="Hugging Face safetensors to MaxText's Orbax.")
-@model_locations
+@model_source_and_destination
 @_mapping_options
 @storage_options
 @resource_options
@@ -133,16 +138,18 @@ def hf_to_maxtext(**options: Any) -> None:
     write(hf_to_maxtext.plan, **options)
 
 
-def _words(_context: click.Context, _option: click.Parameter, declared: tuple[str, ...]) -> tuple[str, ...]:
+def _conversion_arguments(
+    _context: click.Context, _option: click.Parameter, declared: tuple[str, ...]
+) -> tuple[str, ...]:
     """The words of all that was said, each of which may hold several."""
     return tuple(word for item in declared for word in split(item))
 
 
-_back_options = together(
+_reverse_options = combine_options(
     click.option(
         "--maxtext-config",
         multiple=True,
-        callback=_words,
+        callback=_conversion_arguments,
         metavar="WORDS",
         help="Where no config.json was carried along: make it of the settings of the run, CONFIG.yml first, "
         "then NAME=VALUE, as one text or one by one. Sizes are compared with the arrays.",
@@ -192,9 +199,9 @@ _back_options = together(
 
 
 @click.command("maxtext-to-hf", short_help="MaxText's Orbax to Hugging Face safetensors.")
-@model_locations
-@_back_options
-@declared([MAX_SHARD])
+@model_source_and_destination
+@_reverse_options
+@generated_options([MAX_SHARD])
 @resource_options
 @output_options
 def maxtext_to_hf(**options: Any) -> None:
@@ -211,3 +218,17 @@ def maxtext_to_hf(**options: Any) -> None:
     from ckpttools.api.maxtext_to_hf import maxtext_to_hf
 
     write(maxtext_to_hf.plan, **options)
+
+
+padding_rows_option = click.option(
+    "--padding-rows",
+    type=click.Choice(("keep", "drop")),
+    help="Whether to compare the rows that MaxText has beyond Hugging Face's vocabulary. By default they "
+    "are compared unless all are zeros.",
+)
+
+
+conversion_side_options = combine_options(
+    model_options,
+    patterns_option("--drop", "Hugging Face arrays that the conversion left out, such as '*.rotary_emb.*'."),
+)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ckpttools.cli.output import say
-from ckpttools.core.budget import allowing, parse_size, size_text
+from ckpttools.cli.output import print_stderr
+from ckpttools.core.budget import format_size, limit_memory, parse_size
 from ckpttools.core.errors import MemoryBudgetError, UnknownNameError, UsageError
+from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.stores.location import Location
 from ckpttools.stores.models import model_at
 from ckpttools.stores.publishing import allowing_unprotected
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from ckpttools.core.dtypes import DType
+
 
 Command = Callable[..., Any]
 Decorator = Callable[[Command], Command]
@@ -67,22 +69,22 @@ class LocationType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
         if value == "":
-            self.fail(_EMPTY, param, ctx)
-        return parse(value, is_written=param is not None and param.name in _WRITTEN)
+            self.fail(_EMPTY_MESSAGE, param, ctx)
+        return parse(value, is_written=param is not None and param.name in _DESTINATION_PARAMETERS)
 
 
-class SomeText(click.ParamType):  # type: ignore[type-arg]
+class NonEmptyText(click.ParamType):  # type: ignore[type-arg]
     """Text that is not empty."""
 
     name = "text"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return value or self.fail(_EMPTY, param, ctx)
+        return value or self.fail(_EMPTY_MESSAGE, param, ctx)
 
 
 # Parameters that name what is written, so that a refusal does not advise fetching it.
-_WRITTEN = ("destination", "manifest", "output")
-_EMPTY = "nothing is named: the text is empty"
+_DESTINATION_PARAMETERS = ("destination", "manifest", "output")
+_EMPTY_MESSAGE = "nothing is named: the text is empty"
 SIZE = ByteSize()
 
 
@@ -93,12 +95,12 @@ class ModelLocationType(LocationType):
         location = super().convert(value, param, ctx)
         result = model_at(value)
         if result.store is not location.store:
-            say(f"{value} is no directory here: it is taken for {result}")
+            print_stderr(f"{value} is no directory here: it is taken for {result}")
         return result
 
 
 DTYPE = DTypeName()
-SOME_TEXT = SomeText()
+NON_EMPTY_TEXT = NonEmptyText()
 ANY_PATH = LocationType()
 MODEL = ModelLocationType()
 
@@ -113,7 +115,7 @@ def complete_family(ctx: click.Context, param: click.Parameter, incomplete: str)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
-def together(*decorators: Decorator) -> Decorator:
+def combine_options(*decorators: Decorator) -> Decorator:
     """One decorator of several, in the order of the help."""
 
     def decorate(command: Command) -> Command:
@@ -171,7 +173,7 @@ prefer_rank_option = click.option(
     help="Where files of several processes (verl, SkyRL) have different numbers of a tensor, take those of "
     "process N. May be repeated.",
 )
-read_options = together(
+read_options = combine_options(
     step_option, max_header_option, max_index_option, with_optimizer_option, prefer_rank_option
 )
 """Adds how a path is opened."""
@@ -186,34 +188,34 @@ requests_option = count_option(
 
 # Below it the libraries that numpy loads end the process without an error that could be caught: with OpenBLAS
 # in one thread and no work to do 150,000 KiB were enough.
-_LEAST_ADDRESSES = 256 << 20
+_MIN_ADDRESS_SPACE = 256 << 20
 
 
 def _require_address_space() -> None:
     import resource
 
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY and soft < _LEAST_ADDRESSES:
+    if soft != resource.RLIM_INFINITY and soft < _MIN_ADDRESS_SPACE:
         raise MemoryBudgetError(
             "the limit on this process's memory is too low",
-            got=f"a limit of {size_text(soft)} of address space",
-            expected=f"at least {size_text(_LEAST_ADDRESSES)}",
+            got=f"a limit of {format_size(soft)} of address space",
+            expected=f"at least {format_size(_MIN_ADDRESS_SPACE)}",
             hint="raise it with ulimit -v",
         )
 
 
-def _within_memory(command: Command) -> Command:
+def _limit_process_memory(command: Command) -> Command:
     @functools.wraps(command)
     def limited(*, memory: int, **options: Any) -> Any:
         _require_address_space()
         # What is opened meanwhile counts from the first byte on.
-        click.get_current_context().with_resource(allowing(memory))
+        click.get_current_context().with_resource(limit_memory(memory))
         return command(memory=memory, **options)
 
     return limited
 
 
-_limits = together(
+_limit_parameters = combine_options(
     click.option(
         "--memory",
         type=SIZE,
@@ -227,16 +229,16 @@ _limits = together(
     ),
     requests_option,
 )
-limit_options = together(_limits, _within_memory)
+limit_options = combine_options(_limit_parameters, _limit_process_memory)
 """Adds what any call may take; the command runs within this memory."""
-resource_options = together(
-    _limits,
+resource_options = combine_options(
+    _limit_parameters,
     click.option(
         "--download",
         is_flag=True,
         help="Copy what is read from hf:// into the cache of huggingface_hub, check it, and read it there.",
     ),
-    _within_memory,
+    _limit_process_memory,
 )
 """The same of a call that opens a checkpoint, and may copy it first."""
 
@@ -253,7 +255,7 @@ unprotected_option = click.option(
     callback=_allow_unprotected,
     help="Accept a bucket whose server does not detect a second writer; make sure that there is only one.",
 )
-public_option = together(
+public_option = combine_options(
     click.option(
         "--public",
         is_flag=True,
@@ -265,7 +267,7 @@ public_option = together(
         help="With --public, also publish files outside of SRC that symbolic links in SRC lead to.",
     ),
 )
-output_options = together(
+output_options = combine_options(
     click.option("--dry-run", is_flag=True, help="Print the plan and write nothing."),
     click.option(
         "--overwrite",
@@ -308,3 +310,14 @@ output_options = together(
     json_option,
 )
 """Adds how a command that writes should go about it, and what it should print."""
+
+
+def like_option(help: str) -> Decorator:
+    """Adds the model that a checkpoint came from, as `like`."""
+    return click.option("--like", type=MODEL, metavar="HF_DIR|CONFIG", help=help)
+
+
+def maxtext_option(help: str) -> Decorator:
+    """Adds a version of MaxText, by default the newest, as `maxtext`."""
+    kind = click.Choice(list(VERSIONS))
+    return click.option("--maxtext", type=kind, default=NEWEST, show_default=True, help=help)

@@ -25,9 +25,9 @@ def print_json(value: object) -> None:
     import json
 
     try:
-        text = json.dumps(value, default=_plain, allow_nan=False)
+        text = json.dumps(value, default=_to_plain, allow_nan=False)
     except ValueError:
-        loose = json.dumps(value, default=_plain)
+        loose = json.dumps(value, default=_to_plain)
         text = json.dumps(json.loads(loose, parse_constant=lambda name: None))
     click.echo(text)
 
@@ -37,28 +37,28 @@ def print_report(report: object, lines: Iterable[str], *, as_json: bool) -> None
     if as_json:
         print_json(report)
     else:
-        show(lines)
+        print_lines(lines)
 
 
-def end_as_different() -> None:
+def exit_with_differences() -> None:
     """Ends the command with exit code 1: what was looked at is not what it should be."""
     click.get_current_context().exit(1)
 
 
-def fields_of(value: DataclassInstance) -> dict[str, Any]:
+def report_fields(value: DataclassInstance) -> dict[str, Any]:
     """The fields of a dataclass by name."""
     # Not `asdict`, which copies deeply: ten thousand arrays take it a third of a second.
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
-def _plain(value: object) -> object:
+def _to_plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return fields_of(value)
+        return report_fields(value)
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def styled(text: str, **style: Any) -> str:
-    """Style text for `show` and `say`; takes the arguments of `click.style`.
+    """Style text for `print_lines` and `print_stderr`; takes the arguments of `click.style`.
 
     All styles of the program are created here. Any other escape sequence is data, and is escaped.
     """
@@ -66,26 +66,26 @@ def styled(text: str, **style: Any) -> str:
     return f"{''.join(map(mark_style, codes))}{text}{mark_style('0')}"
 
 
-def show(lines: Iterable[str]) -> None:
+def print_lines(lines: Iterable[str]) -> None:
     """Print lines on stdout. click removes the colors if stdout is not a terminal.
 
-    All text for people goes through this function, `say` or `click_error`, so that names of files and arrays
-    cannot control the terminal.
+    All text for people goes through this function, `print_stderr` or `click_error`, so that names of files
+    and arrays cannot control the terminal.
     """
     text = unmark_styles("\n".join(map(printable_text, lines)))
     click.echo(text, color=False if "NO_COLOR" in os.environ else None)
 
 
-def say(*texts: str) -> None:
-    """Print texts on stderr, escaped as by `show`; each text starts a line."""
+def print_stderr(*texts: str) -> None:
+    """Print texts on stderr, escaped as by `print_lines`; each text starts a line."""
     click.echo(unmark_styles("\n".join(map(printable_text, texts))), err=True)
 
 
 def click_error(error: click.ClickException) -> None:
-    """Print an error of click, which quotes user input, escaped as by `say`."""
+    """Print an error of click, which quotes user input, escaped as by `print_stderr`."""
     text = io.StringIO()
     error.show(text)
-    say(*text.getvalue().rstrip("\n").split("\n"))
+    print_stderr(*text.getvalue().rstrip("\n").split("\n"))
 
 
 def width() -> int | None:
@@ -96,12 +96,12 @@ def width() -> int | None:
 
 
 # Sentences in a pipe or a file; rows of tables and names have no limit there.
-_PROSE = 80
+_PROSE_WIDTH = 80
 
 
 def prose_width() -> int:
     """Columns for sentences: those of the terminal, or of most, where there is none."""
-    return width() or _PROSE
+    return width() or _PROSE_WIDTH
 
 
 def error_width() -> int | None:
@@ -109,7 +109,7 @@ def error_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
-def wrapped(text: str, room: int | None, *, whole_words: bool = False) -> list[str]:
+def wrap(text: str, room: int | None, *, whole_words: bool = False) -> list[str]:
     """The text in lines that fit into so many columns, broken between words; in a path behind a `/` or `.`.
 
     A part of a path that is longer than that stays whole, and so does a command in backticks; with
@@ -123,7 +123,7 @@ def wrapped(text: str, room: int | None, *, whole_words: bool = False) -> list[s
             lines[-1] += f" {word}"
             continue
         is_whole = whole_words or len(word) <= room or "`" in word
-        parts = [word] if is_whole else _AFTER_A_KEY.split(word)
+        parts = [word] if is_whole else _AFTER_KEY.split(word)
         lines.append("")
         for part in parts:
             if lines[-1] and len(lines[-1]) + len(part) > room:
@@ -133,10 +133,10 @@ def wrapped(text: str, room: int | None, *, whole_words: bool = False) -> list[s
 
 
 _WORDS = re.compile(r"\S*`[^`]+`\S*|\S+")
-_AFTER_A_KEY = re.compile(r"(?<=[/.])(?=[^/.])")
+_AFTER_KEY = re.compile(r"(?<=[/.])(?=[^/.])")
 
 
-def labelled(
+def labelled_lines(
     label: str,
     text: str,
     column: int,
@@ -160,17 +160,17 @@ def labelled(
     width = None if room is None else max(room - column, 20)
     before, result, after = text.partition(command) if command else (text, "", "")
     if not result or width is None or len(text) <= width:
-        lines = [text] if result else wrapped(text, width, whole_words=whole_words)
+        lines = [text] if result else wrap(text, width, whole_words=whole_words)
     else:
         if before.endswith("`") and after.startswith("`"):
             before, after = before[:-1], after[1:]
-        lines = [*_prose(before, width), result, *_prose(after, width)]
+        lines = [*_wrap_prose(before, width), result, *_wrap_prose(after, width)]
     head = f"{label:<{column}}"
     heads = (styled(head, **style) if style else head, *repeat(" " * column, len(lines) - 1))
     return [head + line for head, line in zip(heads, lines, strict=True)]
 
 
-def _prose(text: str, room: int) -> list[str]:
+def _wrap_prose(text: str, room: int) -> list[str]:
     """What stands before or behind a command."""
     stripped = text.strip().lstrip(";,").strip()
-    return wrapped(stripped, room) if stripped else []
+    return wrap(stripped, room) if stripped else []

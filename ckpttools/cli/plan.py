@@ -1,15 +1,104 @@
-"""`ckpt plan`: a conversion in a file, for many processes to carry out."""
+"""A command line that is only planned: what writes hands over what it has decided."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
 
 import click
 
 from ckpttools.cli.options import ANY_PATH, json_option
-from ckpttools.cli.output import print_json, say, show
-from ckpttools.cli.planning import prepared_by
-from ckpttools.cli.units import disk
+from ckpttools.cli.output import print_json, print_lines, print_stderr
+from ckpttools.cli.units import format_disk
+from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
+
+if TYPE_CHECKING:
+    from ckpttools.api.prepared import Prepared
+
+
+_CAPTURED: ContextVar[list[Prepared] | None] = ContextVar("planned commands", default=None)
+
+
+DISTRIBUTED = "distributed"
+"""The option of all commands whose work can be dealt out."""
+
+
+def is_capturing_plan() -> bool:
+    """Whether somebody has only asked for the plan."""
+    return _CAPTURED.get() is not None
+
+
+def captures_plan(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
+    """Whether somebody else takes over from here, who has only asked for the plan."""
+    result = _CAPTURED.get()
+    if result is None:
+        return False
+    if dry_run or resume:
+        flag = "--dry-run" if dry_run else "--resume"
+        raise UsageError(f"{flag} has no meaning for a plan in a file", hint="leave it out")
+    result.append(prepared)
+    return True
+
+
+def prepare_command(words: Sequence[str]) -> Prepared:
+    """What a command line decides.
+
+    Args:
+        words: after `ckpt`.
+
+    Raises:
+        UsageError: it writes no checkpoint, or not by tasks that can be dealt out.
+        CheckpointError: it cannot be planned.
+    """
+    from ckpttools.cli.lazy import LazyGroup
+    from ckpttools.cli.main import main
+
+    with _capture() as result, main.make_context("ckpt", list(words)) as context:
+        # Any other command would be carried out.
+        _require_writer(main, context, words)
+        LazyGroup.invoke(main, context)
+    return result[0]
+
+
+def _find_command(
+    group: click.Group, context: click.Context, words: Sequence[str]
+) -> tuple[click.Command | None, list[str]]:
+    """The command of a command line, None where there is none; and the names that lead to it."""
+    command: click.Command | None = group
+    names = [word for word in words if not word.startswith("-")]
+    depth = 0
+    while isinstance(command, click.Group) and depth < len(names):
+        command = command.get_command(context, names[depth])
+        depth += 1
+    return command, names[:depth]
+
+
+def _require_writer(group: click.Group, context: click.Context, words: Sequence[str]) -> None:
+    """Raises UsageError for a command that does not hand over what it has decided."""
+    command, names = _find_command(group, context, words)
+    # What is no command, click refuses in its own words.
+    if isinstance(command, click.Group) or command is None:
+        return
+    if not any(param.name == DISTRIBUTED for param in command.params):
+        raise UsageError(
+            f"`ckpt {' '.join(names)}` cannot be shared among processes",
+            expected="a command that writes a checkpoint, such as convert hf-to-maxtext, cast or stack",
+            hint="run it by itself",
+        )
+
+
+@contextmanager
+def _capture() -> Iterator[list[Prepared]]:
+    result: list[Prepared] = []
+    token = _CAPTURED.set(result)
+    try:
+        yield result
+    finally:
+        _CAPTURED.reset(token)
 
 
 @click.command(
@@ -36,12 +125,16 @@ def plan(words: tuple[str, ...], output: Location, as_json: bool) -> None:
     """
     from ckpttools.api.plans import write_plan
 
-    written = write_plan(prepared_by(words), output)
+    written = write_plan(prepare_command(words), output)
     if as_json:
         print_json(written)
         return
     if not written.has_tasks:
-        say("note     arrays in it are known only to the process that opens them: each part plans again")
+        print_stderr(
+            "note     arrays in it are known only to the process that opens them: each part plans again"
+        )
     limit = f"at most {plural(written.groups, 'part')}"
-    moved = f"{disk(written.bytes_in)} to read, {disk(written.bytes_out)} to write"
-    show([f"{output}: {plural(written.tasks, 'task')}, {moved}, {limit}; next: ckpt run {output} --part 0/N"])
+    moved = f"{format_disk(written.bytes_in)} to read, {format_disk(written.bytes_out)} to write"
+    print_lines(
+        [f"{output}: {plural(written.tasks, 'task')}, {moved}, {limit}; next: ckpt run {output} --part 0/N"]
+    )

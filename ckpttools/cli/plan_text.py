@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ckpttools.api.plan_report import PlanReport
-from ckpttools.cli.output import labelled, prose_width, say, show
-from ckpttools.cli.units import count, disk, exact, memory
+from ckpttools.cli.output import labelled_lines, print_lines, print_stderr, prose_width
+from ckpttools.cli.units import format_count, format_disk, format_exact, format_memory
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import first_of, plural
+from ckpttools.core.text import first_names, plural
 from ckpttools.run.events import Receipt
+from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Published
 from ckpttools.stores.registry import parse
 
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from ckpttools.api.mesh_gain import MeshGain
     from ckpttools.inspection.chunks import LoadCost
 
+
 _FIRST_NAMES = 5
-_LOST = {
+_LOST_TEXTS = {
     "overflowed": "became infinite or NaN",
     "saturated": "clipped",
     "underflowed": "became zero",
@@ -29,103 +31,105 @@ _LOST = {
 
 def print_plan(report: PlanReport) -> None:
     """The plan as text on stdout."""
-    arrays = f"{plural(report.arrays, 'array')}, {count(report.parameters)} parameters"
-    peak = f"{memory(report.projected_peak)} at most, of {memory(report.memory)} allowed"
+    arrays = f"{plural(report.arrays, 'array')}, {format_count(report.parameters)} parameters"
+    peak = f"{format_memory(report.projected_peak)} at most, of {format_memory(report.memory)} allowed"
     pairs = [
         ("from", str(report.source)),
         ("to", str(report.destination)),
         ("arrays", arrays),
-        ("read", exact(report.bytes_in)),
-        ("write", exact(report.bytes_out)),
-        *(("file", f"{name}, {disk(nbytes)}") for name, nbytes in report.files.items()),
-        *_shared(report),
+        ("read", format_exact(report.bytes_in)),
+        ("write", format_exact(report.bytes_out)),
+        *(("file", f"{name}, {format_disk(nbytes)}") for name, nbytes in report.files.items()),
+        *_shared_line(report),
         ("work", f"{plural(report.tasks, 'task')}, {plural(report.jobs, 'worker')}"),
         ("memory", peak),
         *(("changed", text) for text in _note_lines(report.values)),
         *(("note", text) for text in report.remarks),
-        *_warnings(report.inexact, report.dropped),
+        *_warning_lines(report.inexact, report.dropped),
     ]
     for label, text in pairs:
-        show(_lines(label, text) if label in _SENTENCES else [f"{label:<8} {text}"])
+        print_lines(_plan_lines(label, text) if label in _SENTENCE_END else [f"{label:<8} {text}"])
     if report.gain:
-        show(gain_lines(report.gain))
-    show(["", "Dry run: nothing was written. --json lists every array with its chunks."])
+        print_lines(gain_lines(report.gain))
+    print_lines(["", "Dry run: nothing was written. --json lists every array with its chunks."])
 
 
 def gain_lines(gain: MeshGain) -> Iterator[str]:
     """What devices of a mesh read before and after."""
     mesh = ",".join(f"{name}={length}" for name, length in gain.before.mesh.items())
-    of = f"a device of {mesh}, {gain.before.spec}, needs {disk(gain.after.needed)} and fetches "
-    yield from _lines("before", of + _fetched(gain.before))
-    yield from _lines("after", _fetched(gain.after))
+    of = f"a device of {mesh}, {gain.before.spec}, needs {format_disk(gain.after.needed)} and fetches "
+    yield from _plan_lines("before", of + _fetched_text(gain.before))
+    yield from _plan_lines("after", _fetched_text(gain.after))
     if gain.is_loss:
-        yield from _lines(
+        yield from _plan_lines(
             "note",
             "devices will fetch more of DST than of SRC: arrays of up to 4 MiB, or --subchunks, are one "
             "chunk each, which all devices fetch whole; smaller --subchunks cut them",
         )
     elif not gain.is_any:
-        yield from _lines(
+        yield from _plan_lines(
             "note",
             "nothing is gained: devices fetch as much of SRC; DST only says how arrays lie on the mesh",
         )
 
 
-def say_gain(receipt: Receipt) -> None:
+def print_gain(receipt: Receipt) -> None:
     """The same of what is done, on stderr; nothing where that is about no mesh."""
     from ckpttools.api.reshard import Resharded
 
     if isinstance(receipt, Resharded) and receipt.gain:
-        say(*gain_lines(receipt.gain))
+        print_stderr(*gain_lines(receipt.gain))
 
 
-def _fetched(loading: LoadCost) -> str:
+def _fetched_text(loading: LoadCost) -> str:
     reads = plural(loading.reads, "read")
-    return f"{disk(loading.fetched)} in {reads}, over-read {loading.over_read:.2f}"
+    return f"{format_disk(loading.fetched)} in {reads}, over-read {loading.over_read:.2f}"
 
 
-_SENTENCES = ("changed", "note", "INEXACT", "dropped", "share")
+_SENTENCE_END = ("changed", "note", "INEXACT", "dropped", "share")
 
 
-def _lines(label: str, text: str) -> list[str]:
-    return labelled(label, text, 9, prose_width())
+def _plan_lines(label: str, text: str) -> list[str]:
+    return labelled_lines(label, text, 9, prose_width())
 
 
-def _shared(report: PlanReport) -> Iterator[tuple[str, str]]:
+def _shared_line(report: PlanReport) -> Iterator[tuple[str, str]]:
     """Labelled lines about what is not written."""
     if report.bytes_referenced:
-        dead = f", which hold {disk(report.bytes_dead)} more" if report.bytes_dead else ""
+        dead = f", which hold {format_disk(report.bytes_dead)} more" if report.bytes_dead else ""
         where = f"linked from {plural(len(report.links), 'file')}{dead}" if report.links else "in the index"
-        yield "share", f"{exact(report.bytes_referenced)}, {where}"
+        yield "share", f"{format_exact(report.bytes_referenced)}, {where}"
 
 
 def print_notes(notes: Notes, remarks: Sequence[str] = ()) -> None:
     """What the user should know before the work begins, on stderr."""
     for text in remarks:
-        say(*_lines("note", text))
-    for label, text in _warnings(notes.inexact, notes.dropped):
-        say(*_lines(label, text))
+        print_stderr(*_plan_lines("note", text))
+    for label, text in _warning_lines(notes.inexact, notes.dropped):
+        print_stderr(*_plan_lines(label, text))
 
 
 def closing_line(receipt: Receipt) -> str:
     """What a finished run did, in one line."""
     rate = (receipt.bytes_out - receipt.bytes_resumed) / max(receipt.seconds, 1e-9)
     # Of links a rate says nothing.
-    speed = f" ({disk(rate)}/s)" if rate and not receipt.bytes_referenced else ""
+    speed = f" ({format_disk(rate)}/s)" if rate and not receipt.bytes_referenced else ""
     parts = [
         plural(receipt.arrays, "array"),
-        f"{disk(receipt.bytes_out)} in {receipt.seconds:.2f} s{speed}",
+        f"{format_disk(receipt.bytes_out)} in {receipt.seconds:.2f} s{speed}",
     ]
     if receipt.bytes_referenced:
-        parts.append(f"{disk(receipt.bytes_referenced - receipt.bytes_unlinked)} shared with the source")
+        parts.append(
+            f"{format_disk(receipt.bytes_referenced - receipt.bytes_unlinked)} shared with the source"
+        )
     if receipt.bytes_unlinked:
-        parts.append(f"{disk(receipt.bytes_unlinked)} copied where links were refused")
+        parts.append(f"{format_disk(receipt.bytes_unlinked)} copied where links were refused")
     if receipt.peak_bytes is not None:
-        parts.append(f"peak memory {memory(receipt.peak_bytes)}")
+        parts.append(f"peak memory {format_memory(receipt.peak_bytes)}")
     if receipt.tasks_resumed:
         verb = "was" if receipt.tasks_resumed == 1 else "were"
         parts.append(f"{receipt.tasks_resumed} of {plural(receipt.tasks, 'task')} {verb} done before")
-    parts += _lost(receipt.counts)
+    parts += _lost_lines(receipt.counts)
     if receipt.source and parse(receipt.source).store.scheme != "file":
         parts.append(f"from {receipt.source}")
     return f"{receipt.destination}: {', '.join(parts)}{published_text(receipt.published)}"
@@ -139,9 +143,9 @@ def published_text(published: Published | None) -> str:
     return f"\n{published.url}: {readers}, commit {published.commit}"
 
 
-def _lost(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+def _lost_lines(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
     """`3 values overflowed in 1 array`, for each kind of `Receipt.counts`."""
-    for kind, text in _LOST.items():
+    for kind, text in _LOST_TEXTS.items():
         numbers = [item[kind] for item in counts.values() if kind in item]
         if numbers:
             yield f"{plural(sum(numbers), 'value')} {text} in {plural(len(numbers), 'array')}"
@@ -152,21 +156,37 @@ def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
     alike: dict[str, list[Note]] = {}
     for note in notes:
         alike.setdefault(note.text, []).append(note)
-    yield from (f"{_subject(declared)}: {text}" for text, declared in alike.items())
+    yield from (f"{_subject_text(declared)}: {text}" for text, declared in alike.items())
 
 
-def _subject(declared: Sequence[Note]) -> str:
+def _subject_text(declared: Sequence[Note]) -> str:
     """What a line is about: rows by the first of them, numbers of arrays by their sum."""
     numbers = [note.arrays for note in declared if note.arrays is not None]
     rows = [note.subject for note in declared if note.arrays is None]
-    first = [first_of(rows)] if rows else []
+    first = [first_names(rows)] if rows else []
     return " and ".join([*first, *([plural(sum(numbers), "array")] if numbers else [])])
 
 
-def _warnings(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _warning_lines(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Labelled lines: what will not come back to the bit, and how many arrays are left out."""
     for text in _note_lines(inexact):
         yield "INEXACT", text
     if dropped:
         more = ", …" if len(dropped) > _FIRST_NAMES else ""
         yield "dropped", f"{plural(len(dropped), 'array')}: {', '.join(dropped[:_FIRST_NAMES])}{more}"
+
+
+_COLUMN = 9
+
+
+def print_next(destination: Location) -> None:
+    """One line of what loads it, one of what may surprise; nothing for what is no model."""
+    from ckpttools.api.next_steps import next_steps
+
+    result = next_steps(destination)
+    if result is None:
+        return
+    lines = [f"{'next' if not number else '':<{_COLUMN}}{use}" for number, use in enumerate(result.uses)]
+    for surprise in result.surprises:
+        lines += labelled_lines("note", surprise, _COLUMN, prose_width())
+    print_stderr(*lines)

@@ -10,15 +10,22 @@ import click
 from ckpttools.cli.options import (
     ANY_PATH,
     MODEL,
+    NON_EMPTY_TEXT,
     SIZE,
-    SOME_TEXT,
+    combine_options,
     count_option,
     json_option,
     read_options,
-    together,
 )
-from ckpttools.cli.output import end_as_different, labelled, print_json, prose_width, say, show
-from ckpttools.cli.units import count, disk, exact
+from ckpttools.cli.output import (
+    exit_with_differences,
+    labelled_lines,
+    print_json,
+    print_lines,
+    print_stderr,
+    prose_width,
+)
+from ckpttools.cli.units import format_count, format_disk, format_exact
 from ckpttools.core.text import plural, printable
 from ckpttools.maxtext.planning.commands import MODES
 
@@ -30,10 +37,10 @@ _LABEL = 12
 
 
 def _time_option(flag: str, help: str) -> Any:
-    return click.option(flag, type=SOME_TEXT, metavar="TIME", help=help)
+    return click.option(flag, type=NON_EMPTY_TEXT, metavar="TIME", help=help)
 
 
-_numbers = together(
+_number_options = combine_options(
     click.option("--hosts", type=click.IntRange(min=1), required=True, metavar="N", help="Hosts of a slice."),
     click.option(
         "--slices",
@@ -45,7 +52,7 @@ _numbers = together(
     ),
     click.option(
         "--mesh",
-        type=SOME_TEXT,
+        type=NON_EMPTY_TEXT,
         metavar="AXIS=N,…",
         help="Lengths of axes; by default as in SRC.",
     ),
@@ -85,7 +92,7 @@ _numbers = together(
 @click.command("plan-training", short_help="What a training's checkpoints will take.")
 @click.argument("source", metavar="SRC", type=MODEL)
 @click.argument("settings", metavar="[NAME=VALUE]...", nargs=-1)
-@_numbers
+@_number_options
 @click.option("--plot", type=ANY_PATH, metavar="FILE.svg|png", help="Draw lost time against the interval.")
 @read_options
 @json_option
@@ -109,53 +116,58 @@ def plan_training(as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(built)
     else:
-        show(_lines(built))
+        print_lines(_report_lines(built))
         remarks = [("note", remark) for remark in built.remarks]
         if options["plot"] is not None:
             remarks.append(("drawn", str(options["plot"])))
         for label, text in remarks:
-            say(*_row(label, printable(text)))
+            print_stderr(*_row_line(label, printable(text)))
     if built.refusals:
-        end_as_different()
+        exit_with_differences()
 
 
-def _lines(built: TrainingPlan) -> Iterator[str]:
+def _report_lines(built: TrainingPlan) -> Iterator[str]:
     how = "as it is stored" if built.is_exact else "12 bytes for each parameter"
-    yield from _row(
-        "model", f"{count(built.parameters)} parameters, a full state of {disk(built.state_bytes)}: {how}"
+    yield from _row_line(
+        "model",
+        f"{format_count(built.parameters)} parameters, a full state of "
+        f"{format_disk(built.state_bytes)}: {how}",
     )
-    share = f", {disk(built.replicated_bytes)} of it replicated" if built.replicated_bytes else ""
-    yield from _row(
-        "each host", f"{exact(built.host_bytes)} of {plural(built.hosts, 'host')} in a slice{share}"
+    share = f", {format_disk(built.replicated_bytes)} of it replicated" if built.replicated_bytes else ""
+    yield from _row_line(
+        "each host", f"{format_exact(built.host_bytes)} of {plural(built.hosts, 'host')} in a slice{share}"
     )
-    yield from _row(
+    yield from _row_line(
         "writes",
-        f"{_seconds(built.local_write_seconds)} local, {_seconds(built.persistent_write_seconds)} to storage",
+        f"{_seconds_text(built.local_write_seconds)} local, "
+        f"{_seconds_text(built.persistent_write_seconds)} to storage",
     )
-    disks = f"{disk(built.ramdisk.documented)} by MaxText's formula"
+    disks = f"{format_disk(built.ramdisk.documented)} by MaxText's formula"
     if built.ramdisk.exact is not None:
-        disks += f", {disk(built.ramdisk.exact)} by what a host holds"
-    yield from _row("ramdisk", f"{disks}: RAMDISK_SIZE={built.ramdisk.setting}")
+        disks += f", {format_disk(built.ramdisk.exact)} by what a host holds"
+    yield from _row_line("ramdisk", f"{disks}: RAMDISK_SIZE={built.ramdisk.setting}")
     for interval in built.intervals:
-        yield from _row(interval.tier, _interval(interval))
+        yield from _row_line(interval.tier, _interval_text(interval))
     if built.run_bytes is not None:
-        yield from _row("run", f"{plural(built.run_checkpoints or 0, 'checkpoint')}, {disk(built.run_bytes)}")
+        yield from _row_line(
+            "run", f"{plural(built.run_checkpoints or 0, 'checkpoint')}, {format_disk(built.run_bytes)}"
+        )
     yield ""
     yield from (f"{name}={value}" for name, value in built.settings.items())
     for command in built.commands:
         yield from ("", *command.splitlines())
     for refusal in built.refusals:
-        yield from ("", *_row("refused", f"MaxText: {refusal}"))
+        yield from ("", *_row_line("refused", f"MaxText: {refusal}"))
 
 
-def _row(label: str, text: str) -> list[str]:
-    return labelled(label, text, _LABEL, prose_width())
+def _row_line(label: str, text: str) -> list[str]:
+    return labelled_lines(label, text, _LABEL, prose_width())
 
 
-def _interval(each: SaveInterval) -> str:
+def _interval_text(each: SaveInterval) -> str:
     steps = "" if each.steps is None else f" ({plural(each.steps, 'step')})"
-    return f"every {_seconds(each.seconds)}{steps}: {100 * each.lost:.2g} % of the time is lost"
+    return f"every {_seconds_text(each.seconds)}{steps}: {100 * each.lost:.2g} % of the time is lost"
 
 
-def _seconds(number: float) -> str:
+def _seconds_text(number: float) -> str:
     return f"{number:.0f} s" if number >= 100 else f"{number:.2g} s"

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.output import say
-from ckpttools.cli.units import disk, duration, memory
+from ckpttools.cli.output import print_stderr
+from ckpttools.cli.units import format_disk, format_duration, format_memory
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.resident import current_bytes
+from ckpttools.core.process_memory import current_bytes
 from ckpttools.run.events import Comparing, Event, Fetching, Observer, Publishing, Started, TaskDone
 
 if TYPE_CHECKING:
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
     from ckpttools.api.sources import Observe
 
-SECONDS_BETWEEN_LINES = 5.0
+LINE_INTERVAL_SECONDS = 5.0
 # Before that, one small task decides what the rate seems to be.
-_SECONDS_BEFORE_RATE = 0.5
+_RATE_DELAY_SECONDS = 0.5
 
 
 progress_option = click.option("--progress/--no-progress", default=True, help="Report progress on stderr.")
 
 
 @contextmanager
-def listening(expected: bool) -> Iterator[Observer]:
+def progress_observer(expected: bool) -> Iterator[Observer]:
     """What listens to a run, and shows it where stderr goes; silent unless `expected`."""
     with _display(expected) as display:
         yield Listener(display) if display else lambda event: None
 
 
 @contextmanager
-def watching(expected: bool) -> Iterator[Observe | None]:
+def progress_events(expected: bool) -> Iterator[Observe | None]:
     """What to give to a function of `ckpttools.api` that only reads as `observe`; None unless `expected`."""
     with _display(expected) as display:
         yield display.watch if display else None
@@ -86,19 +86,19 @@ class Tally:
     def text(self, now: float) -> str:
         """`42 %  1.04 of 2.47 GB  1.31 GB/s  0:00:01 left  0.21 GiB resident`."""
         elapsed = now - self.started
-        parts = [f"{100 * self.done // max(self.total, 1)} %", _of(self.done, self.total)]
-        if elapsed >= _SECONDS_BEFORE_RATE and self.done > self.before:
+        parts = [f"{100 * self.done // max(self.total, 1)} %", _format_part(self.done, self.total)]
+        if elapsed >= _RATE_DELAY_SECONDS and self.done > self.before:
             rate = (self.done - self.before) / elapsed
-            parts += [f"{disk(rate)}/s", f"{duration((self.total - self.done) / rate)} left"]
+            parts += [f"{format_disk(rate)}/s", f"{format_duration((self.total - self.done) / rate)} left"]
         resident = current_bytes()
         if resident is not None:
-            parts.append(f"{memory(resident)} resident")
+            parts.append(f"{format_memory(resident)} resident")
         return "  ".join(parts)
 
 
-def _of(done: int, total: int) -> str:
+def _format_part(done: int, total: int) -> str:
     """`1.04 of 2.47 GB`, or with both units where they differ."""
-    first, second = disk(done), disk(total)
+    first, second = format_disk(done), format_disk(total)
     same = first.split()[1] == second.split()[1]
     return f"{first.split()[0] if same else first} of {second}"
 
@@ -117,9 +117,9 @@ class Lines:
 
     def show(self, done: int) -> None:
         now, self.tally.done = self.clock(), done
-        if now - self.last >= SECONDS_BETWEEN_LINES:
+        if now - self.last >= LINE_INTERVAL_SECONDS:
             self.last = now
-            say(self.tally.text(now))
+            print_stderr(self.tally.text(now))
 
     def publish(self) -> None:
         """Indexes are written: nothing to say of it."""

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, count_option, json_option, requests_option
-from ckpttools.cli.output import labelled, print_report, styled, width
+from ckpttools.cli.output import labelled_lines, print_report, styled, width
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.units import disk
+from ckpttools.cli.units import format_disk
 from ckpttools.core.text import plural, printable
 from ckpttools.stores.location import Location
 
@@ -62,26 +62,28 @@ def prune(path: Location, yes: bool, dry_run: bool, as_json: bool, **options: An
         raise click.UsageError("--yes and --dry-run exclude each other: leave one out")
     prepared = plan.plan(path, **options)
     report = prepared.run() if yes else prepared.report
-    print_report(report, _lines(report), as_json=as_json)
+    print_report(report, _report_lines(report), as_json=as_json)
 
 
-def _lines(report: PruneReport) -> Iterator[str]:
+def _report_lines(report: PruneReport) -> Iterator[str]:
     yield styled(printable(report.path), bold=True)
     rows = [
-        [str(step.step), _fate(step.fate, report.is_done), disk(step.nbytes), printable(step.why)]
+        [str(step.step), _fate_text(step.fate, report.is_done), format_disk(step.nbytes), printable(step.why)]
         for step in report.steps
     ]
     if rows:
         yield from draw_table(_COLUMNS, rows, width())
     for text in report.left:
-        yield from labelled("  left", printable(text), 9, width())
+        yield from labelled_lines("  left", printable(text), 9, width())
     if not report.steps:
         words = {"finish": "finished", "undo": "undone"}
         yield f"The prune that was interrupted {'is' if report.is_done else 'would be'} {words[report.what]}."
     else:
         gone = sum(step.fate == "deleted" for step in report.steps)
         stripped = sum(step.fate == "stripped" for step in report.steps)
-        told = f"{plural(gone, 'step')} deleted, {stripped} stripped, {disk(report.frees)} freed at least"
+        told = (
+            f"{plural(gone, 'step')} deleted, {stripped} stripped, {format_disk(report.frees)} freed at least"
+        )
         yield told if report.is_done else f"would be: {told}"
         if stripped and not report.is_copied:
             yield "Stripped steps keep their data files, with all that is in them: --copy frees more."
@@ -90,7 +92,7 @@ def _lines(report: PruneReport) -> Iterator[str]:
         yield "There is nothing to do." if is_idle else "Dry run: nothing was touched. --yes does it."
 
 
-def _fate(fate: str, is_done: bool) -> str:
+def _fate_text(fate: str, is_done: bool) -> str:
     if is_done or fate in ("kept", "left alone"):
         return fate
     return {"deleted": "delete", "stripped": "strip"}[fate]

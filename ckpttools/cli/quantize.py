@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.declared import declared
-from ckpttools.cli.maxtext_options import like_option
+from ckpttools.cli.generated_options import generated_options
 from ckpttools.cli.options import (
     DTYPE,
+    like_option,
     max_header_option,
     max_index_option,
     output_options,
@@ -18,13 +18,13 @@ from ckpttools.cli.options import (
     resource_options,
     step_option,
 )
-from ckpttools.cli.transforming import model_locations
+from ckpttools.cli.transform_options import model_source_and_destination
 from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
 
 
 @click.command(short_help="A model with quantised weights.")
-@model_locations
+@model_source_and_destination
 @click.option(
     "--scheme",
     type=click.Choice(("fp8-block128", "mxfp4")),
@@ -47,7 +47,7 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
     is_flag=True,
     help="Of a MaxText checkpoint: take what is not there (towers, prediction layers) from --like.",
 )
-@declared([MAX_SHARD])
+@generated_options([MAX_SHARD])
 @step_option
 @max_header_option
 @max_index_option

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.options import ANY_PATH, SOME_TEXT, json_option, read_options, resource_options
-from ckpttools.cli.output import fields_of, print_json, say, show
-from ckpttools.cli.progress import progress_option, watching
-from ckpttools.cli.units import disk
+from ckpttools.cli.options import ANY_PATH, NON_EMPTY_TEXT, json_option, read_options, resource_options
+from ckpttools.cli.output import print_json, print_lines, print_stderr, report_fields
+from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.units import format_disk
 from ckpttools.core.text import plural
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
@@ -22,7 +22,7 @@ from ckpttools.stores.registry import parse
     "--output",
     "-o",
     "name",
-    type=SOME_TEXT,
+    type=NON_EMPTY_TEXT,
     default="report.html",
     show_default=True,
     metavar="FILE",
@@ -44,22 +44,22 @@ def report(path: Location, name: str, no_stats: bool, progress: bool, as_json: b
     Example:
       ckpt inspect report ~/maxtext/llama3.1-8b -o llama3.1-8b.html
     """
-    from ckpttools.api.page import report as built
+    from ckpttools.api.report import report as built
 
     output = None if name == "-" else parse(name)
     if output is None and as_json:
         raise click.UsageError(
             "stdout takes only one of the two: leave out --json, or name a file with --output"
         )
-    with watching(progress) as observe:
+    with progress_events(progress) as observe:
         page = built(path, output, stats=not no_stats, observe=observe, **options)
-    text = f"{plural(page.num_arrays, 'array')}, a page of {disk(page.nbytes)}"
+    text = f"{plural(page.num_arrays, 'array')}, a page of {format_disk(page.nbytes)}"
     if output is None:
         # Not as text: what it is written in may lack characters.
         sys.stdout.buffer.write(page.html.encode())
         sys.stdout.buffer.flush()
-        say(text)
+        print_stderr(text)
     elif as_json:
-        print_json({key: value for key, value in fields_of(page).items() if key != "html"})
+        print_json({key: value for key, value in report_fields(page).items() if key != "html"})
     else:
-        show([f"{output}: {text}"])
+        print_lines([f"{output}: {text}"])

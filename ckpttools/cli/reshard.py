@@ -6,27 +6,27 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.declared import declared
-from ckpttools.cli.options import SIZE, SOME_TEXT
-from ckpttools.cli.transforming import common_options, locations
+from ckpttools.cli.generated_options import generated_options
+from ckpttools.cli.options import NON_EMPTY_TEXT, SIZE
+from ckpttools.cli.transform_options import common_options, source_and_destination
 from ckpttools.cli.write import write
 from ckpttools.formats.orbax.options import OPTIONS
 
-_LEFT_OUT = ("chunks", "reference")
+_UNSUPPORTED_OPTIONS = ("chunks", "reference")
 
 
 @click.command(short_help="Chunks that suit a mesh.")
-@locations
+@source_and_destination
 @click.option(
     "--mesh",
     required=True,
-    type=SOME_TEXT,
+    type=NON_EMPTY_TEXT,
     metavar="MESH",
     help="Axes of the devices and how many there are along each: fsdp=16,tensor=2.",
 )
 @click.option(
     "--rules",
-    type=SOME_TEXT,
+    type=NON_EMPTY_TEXT,
     default="maxtext",
     show_default=True,
     metavar="RULES",
@@ -38,7 +38,7 @@ _LEFT_OUT = ("chunks", "reference")
     metavar="SIZE",
     help="Largest chunk, such as 8MiB; smaller ones also suit meshes of more devices. By default 64 MiB.",
 )
-@declared([option for option in OPTIONS if option.name not in _LEFT_OUT])
+@generated_options([option for option in OPTIONS if option.name not in _UNSUPPORTED_OPTIONS])
 @common_options
 def reshard(**options: Any) -> None:
     """Write a checkpoint as Orbax, in chunks that devices of a mesh load whole.

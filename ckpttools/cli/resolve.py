@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ckpttools.cli.maxtext_options import maxtext_option
-from ckpttools.cli.options import json_option, requests_option
-from ckpttools.cli.output import end_as_different, labelled, print_report, styled, width
+from ckpttools.cli.options import json_option, maxtext_option, requests_option
+from ckpttools.cli.output import exit_with_differences, labelled_lines, print_report, styled, width
 from ckpttools.core.text import printable
 
 if TYPE_CHECKING:
     from ckpttools.maxtext.loading.report import Resolution, RunSetting
 
 _COLUMN = 11
-_COLOURS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "yellow"}
+_COLORS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "yellow"}
 
 
 @click.command(
@@ -51,47 +50,47 @@ def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json:
     if not words:
         raise click.UsageError("No run is described: name a configuration or settings, as in the example.")
     result = find(*words, maxtext=maxtext, requests=requests)
-    print_report(result, _lines(result), as_json=as_json)
+    print_report(result, _report_lines(result), as_json=as_json)
     if not result.loads:
-        end_as_different()
+        exit_with_differences()
 
 
-def _lines(result: Resolution) -> Iterator[str]:
-    yield from _head(result, f"MaxText {result.maxtext}")
+def _report_lines(result: Resolution) -> Iterator[str]:
+    yield from _head_line(result, f"MaxText {result.maxtext}")
     for item in result.tried:
         rule = "the run's own steps" if item.rule == "resume" else item.rule
-        yield from _labelled("looked", f"{rule}: {f'{item.path}: ' if item.path else ''}{item.result}")
-    yield from _details(result)
+        yield from _labelled_lines("looked", f"{rule}: {f'{item.path}: ' if item.path else ''}{item.result}")
+    yield from _detail_lines(result)
     if result.adapter is not None:
         yield ""
-        yield from _head(result.adapter, "LoRA")
-        yield from _details(result.adapter)
+        yield from _head_line(result.adapter, "LoRA")
+        yield from _detail_lines(result.adapter)
     if result.settings:
         yield ""
-        yield from (f"  {printable(_setting(setting))}" for setting in result.settings)
+        yield from (f"  {printable(_setting_text(setting))}" for setting in result.settings)
 
 
-def _head(result: Resolution, before: str) -> Iterator[str]:
-    yield styled(f"{before}: {printable(result.verdict)}", bold=True, fg=_COLOURS[result.outcome])
+def _head_line(result: Resolution, before: str) -> Iterator[str]:
+    yield styled(f"{before}: {printable(result.verdict)}", bold=True, fg=_COLORS[result.outcome])
     if result.path:
-        yield from _labelled("from", result.path)
+        yield from _labelled_lines("from", result.path)
 
 
-def _details(result: Resolution) -> Iterator[str]:
+def _detail_lines(result: Resolution) -> Iterator[str]:
     for do, problems in groupby(result.problems, key=lambda item: item.do):
         for problem in problems:
-            yield from _labelled("problem", problem.what)
+            yield from _labelled_lines("problem", problem.what)
         if do:
-            yield from _labelled("next", do)
+            yield from _labelled_lines("next", do)
     for note in result.notes:
-        yield from _labelled("note", note)
+        yield from _labelled_lines("note", note)
 
 
-def _labelled(label: str, text: str) -> list[str]:
-    return labelled(f"  {label}", printable(text), _COLUMN, width(), whole_words=True)
+def _labelled_lines(label: str, text: str) -> list[str]:
+    return labelled_lines(f"  {label}", printable(text), _COLUMN, width(), whole_words=True)
 
 
-def _setting(setting: RunSetting) -> str:
+def _setting_text(setting: RunSetting) -> str:
     value = "" if setting.value is None else setting.value
     value = str(value).lower() if isinstance(value, bool) else value
     return f"{setting.name}={value}  ({setting.source})"

@@ -10,11 +10,11 @@ import click
 
 from ckpttools.cli.command_line import command_line
 from ckpttools.cli.options import ANY_PATH, SIZE, count_option, json_option, unprotected_option
-from ckpttools.cli.output import print_json, print_report, say, show
+from ckpttools.cli.output import print_json, print_lines, print_report, print_stderr
 from ckpttools.cli.progress import progress_option
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import quoted
+from ckpttools.core.message_terms import quoted_option
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
@@ -102,10 +102,10 @@ def run(
     named = {"map": map, "family": family}
     with _code_hints():
         if does_part:
-            _do_part(file, root, part, as_json, progress, parts=parts, memory=memory, jobs=jobs, **named)
-        if publish and (not does_part or wait or _is_last(file, root)):
+            _run_part(file, root, part, as_json, progress, parts=parts, memory=memory, jobs=jobs, **named)
+        if publish and (not does_part or wait or _is_last_part(file, root)):
             beside = does_part and not wait
-            _publish(file, root, beside=beside, progress=progress, as_json=as_json, wait=wait, **named)
+            _publish_plan(file, root, beside=beside, progress=progress, as_json=as_json, wait=wait, **named)
 
 
 @contextmanager
@@ -116,83 +116,84 @@ def _code_hints() -> Iterator[None]:
     try:
         yield
     except CodeNotAllowedError as error:
-        command = f"{command_line()} {quoted(error.name, error.code)}"
+        command = f"{command_line()} {quoted_option(error.name, error.code)}"
         raise error.at(hint=f"read the code; if you trust it: {command}") from error
 
 
-def _do_part(
+def _run_part(
     file: PlanFile, root: Relocation, part: str | None, as_json: bool, progress: bool, **how: Any
 ) -> None:
-    from ckpttools.api.parts import run_part
-    from ckpttools.cli.parts_text import part_line
-    from ckpttools.cli.progress import listening
+    from ckpttools.api.run_part import run_part
+    from ckpttools.cli.plan_status_text import part_line
+    from ckpttools.cli.progress import progress_observer
 
-    with listening(progress) as observe:
+    with progress_observer(progress) as observe:
         receipt = run_part(file, part, root=root, observe=observe, **how)
     print_report(receipt, [part_line(receipt)], as_json=as_json)
 
 
-def _is_last(file: PlanFile, root: Relocation) -> bool:
+def _is_last_part(file: PlanFile, root: Relocation) -> bool:
     """Whether all parts are done; says what is missing otherwise."""
     from ckpttools.api.plan_status import plan_status
-    from ckpttools.cli.parts_text import waiting_line
+    from ckpttools.cli.plan_status_text import waiting_line
 
     result = plan_status(file, root=root)
     if result.state in ("done", "published", "complete"):
         return True
-    say(f"not published: {waiting_line(result)}")
+    print_stderr(f"not published: {waiting_line(result)}")
     return False
 
 
-def _publish(
+def _publish_plan(
     file: PlanFile, root: Relocation, *, beside: bool, progress: bool, as_json: bool, **how: Any
 ) -> None:
     """Publishes; `beside` others that may do so, too: then whoever is at work does it later."""
-    from ckpttools.api.published import PublishedPlan
-    from ckpttools.api.publishing import publish_plan
-    from ckpttools.cli.next_text import print_next
-    from ckpttools.cli.plan_text import closing_line, say_gain
-    from ckpttools.cli.progress import listening
+    from ckpttools.api.publication_marks import PublishedPlan
+    from ckpttools.api.publish_plan import publish_plan
+    from ckpttools.cli.plan_text import closing_line, print_gain, print_next
+    from ckpttools.cli.progress import progress_observer
     from ckpttools.stores.publishing import LockedError
 
-    waiting = _Waiting(progress)
+    waiting = _WaitingLine(progress)
     try:
-        with listening(progress) as observe:
-            receipt = publish_plan(file, root=root, observe=observe, waiting=waiting, warn=say, **how)
+        with progress_observer(progress) as observe:
+            receipt = publish_plan(
+                file, root=root, observe=observe, waiting=waiting, warn=print_stderr, **how
+            )
     except LockedError as error:
         if not beside:
             raise
-        say(f"not published: {error.message}: {error.got}")
+        print_stderr(f"not published: {error.message}: {error.got}")
         return
     if as_json:
         print_json(receipt)
     elif isinstance(receipt, PublishedPlan):
-        show([f"{receipt.destination}: published before; nothing is left to do"])
+        print_lines([f"{receipt.destination}: published before; nothing is left to do"])
     else:
-        say_gain(receipt)
-        show([closing_line(receipt)])
+        print_gain(receipt)
+        print_lines([closing_line(receipt)])
         print_next(receipt.destination)
 
 
 @dataclass
-class _Waiting:
+class _WaitingLine:
     """Says who is waited for, as often as that changes."""
 
     expected: bool
     declared: str = ""
 
     def __call__(self, result: PlanStatus) -> None:
-        from ckpttools.cli.parts_text import waiting_line
+        from ckpttools.cli.plan_status_text import waiting_line
 
         line = waiting_line(result)
         if self.expected and line != self.declared:
-            say(line)
+            print_stderr(line)
             self.declared = line
 
 
 def _show_status(file: PlanFile, root: Relocation, as_json: bool) -> None:
     from ckpttools.api.plan_status import plan_status
-    from ckpttools.cli.parts_text import status_lines
+    from ckpttools.cli.plan_status_text import status_lines
 
     result = plan_status(file, root=root)
     print_report(result, status_lines(result, str(file.location)), as_json=as_json)

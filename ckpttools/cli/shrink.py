@@ -6,9 +6,13 @@ from typing import Any
 
 import click
 
-from ckpttools.cli.maxtext_options import like_option
-from ckpttools.cli.options import SOME_TEXT, count_option
-from ckpttools.cli.transforming import common_options, dtype_option, model_locations, target_options
+from ckpttools.cli.options import NON_EMPTY_TEXT, count_option, like_option
+from ckpttools.cli.transform_options import (
+    common_options,
+    dtype_option,
+    model_source_and_destination,
+    target_options,
+)
 from ckpttools.cli.write import write
 
 
@@ -22,7 +26,7 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
 
 
 @click.command(short_help="A part of a model that is a model itself.")
-@model_locations
+@model_source_and_destination
 @click.option(
     "--layers",
     metavar="N|N,N,…",
@@ -33,7 +37,10 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
 @count_option("--vocab", "Keep the first N tokens; the tokenizer stays as it is.")
 @like_option("The model that a MaxText checkpoint came from, if it carries no config.json.")
 @click.option(
-    "--family", type=SOME_TEXT, metavar="NAME|FILE", help="The model's family, if not as config.json says."
+    "--family",
+    type=NON_EMPTY_TEXT,
+    metavar="NAME|FILE",
+    help="The model's family, if not as config.json says.",
 )
 @dtype_option
 @target_options

@@ -8,23 +8,25 @@ from typing import Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, filter_option, json_option, read_options, resource_options
-from ckpttools.cli.output import end_as_different, print_json, show, styled, width
-from ckpttools.cli.progress import progress_option, watching
+from ckpttools.cli.output import exit_with_differences, print_json, print_lines, styled, width
+from ckpttools.cli.progress import progress_events, progress_option
 from ckpttools.cli.table import Column, draw_table
-from ckpttools.cli.units import disk
+from ckpttools.cli.units import format_disk
 from ckpttools.core.text import plural, printable
 from ckpttools.inspection.distribution import Distribution
 from ckpttools.inspection.stats import ArrayStats, Statistics, StatsReport
 from ckpttools.stores.location import Location
 
-_BY = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
+_SORT_KEYS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
 
 @click.command()
 @click.argument("path", type=ANY_PATH)
 @json_option
 @filter_option("; no other is read")
-@click.option("--sort", type=click.Choice(_BY), help="Largest first; by default in the checkpoint's order.")
+@click.option(
+    "--sort", type=click.Choice(_SORT_KEYS), help="Largest first; by default in the checkpoint's order."
+)
 @click.option("--per-layer", is_flag=True, help="Also a line for each layer of stacked arrays.")
 @click.option("--histogram", is_flag=True, help="Also how each array is spread over powers of two.")
 @click.option(
@@ -47,19 +49,19 @@ def stats(path: Location, as_json: bool, find_nan: bool, progress: bool, **optio
       ckpt inspect stats ~/maxtext/llama3.1-8b --per-layer --filter '*mlp*'
       ckpt inspect stats ~/maxtext/run/checkpoints --nan
     """
-    from ckpttools.api.stats_report import stats as look
+    from ckpttools.api.stats import stats as look
 
     if find_nan and not as_json and (options["histogram"] or options["per_layer"]):
         shown = "--histogram" if options["histogram"] else "--per-layer"
         raise click.UsageError(f"--nan only says where NaN and infinity are: leave it out, or {shown}")
-    with watching(progress) as observe:
+    with progress_events(progress) as observe:
         report = look(path, observe=observe, **options)
     if as_json:
         print_json(report)
     else:
         (print_bad if find_nan else print_stats)(report)
     if find_nan and not report.finite:
-        end_as_different()
+        exit_with_differences()
 
 
 _COLUMNS = (
@@ -76,7 +78,7 @@ _COLUMNS = (
     Column("Inf", right=True),
 )
 # Magnitudes below which lies a smaller share than this are one line of a histogram.
-_TAIL = 0.001
+_TAIL_SHARE = 0.001
 # A bar's length at most, and what stands before it.
 _BAR, _MARGIN = 50, 36
 _SHOWN_QUANTILES = {
@@ -93,13 +95,13 @@ _SHOWN_QUANTILES = {
 def print_stats(report: StatsReport) -> None:
     """One line for each array, and one for each of its layers where the report has them."""
     rows = [row for array in report.arrays for row in _rows(array)]
-    show(
+    print_lines(
         [
-            *_head(report),
+            *_head_line(report),
             *(draw_table(_COLUMNS, rows, width()) if rows else ()),
-            *(line for array in report.arrays for line in _histogram(array)),
+            *(line for array in report.arrays for line in _histogram_lines(array)),
             "",
-            _totals(report),
+            _total_lines(report),
         ]
     )
 
@@ -108,12 +110,19 @@ def print_bad(report: StatsReport) -> None:
     """The arrays that hold NaN or infinity, and the first place of each."""
     bad = [array for array in report.arrays if array.first_bad is not None]
     if not bad:
-        show([f"No NaN and nothing infinite in {plural(report.num_arrays, 'array')}, {disk(report.nbytes)}."])
+        print_lines(
+            [
+                f"No NaN and nothing infinite in {plural(report.num_arrays, 'array')}, "
+                f"{format_disk(report.nbytes)}."
+            ]
+        )
         return
-    show([*_head(report), *(line for array in bad for line in _bad(array)), "", _totals(report)])
+    print_lines(
+        [*_head_line(report), *(line for array in bad for line in _bad_rows(array)), "", _total_lines(report)]
+    )
 
 
-def _bad(array: ArrayStats) -> Iterator[str]:
+def _bad_rows(array: ArrayStats) -> Iterator[str]:
     result = array.statistics
     location = f"[{', '.join(map(str, array.first_bad or ()))}]"
     yield f"{styled(printable(array.path) + location, bold=True)}"
@@ -124,7 +133,7 @@ def _bad_counts(nan: int, inf: int) -> str:
     return " and ".join(f"{count:,} {word}" for count, word in ((nan, "NaN"), (inf, "infinite")) if count)
 
 
-def _head(report: StatsReport) -> Iterator[str]:
+def _head_line(report: StatsReport) -> Iterator[str]:
     step = None if report.step is None else f"step {report.step}"
     yield styled(printable(report.path), bold=True)
     yield ", ".join(fact for fact in (report.format, step) if fact)
@@ -132,48 +141,49 @@ def _head(report: StatsReport) -> Iterator[str]:
     yield ""
 
 
-def _totals(report: StatsReport) -> str:
+def _total_lines(report: StatsReport) -> str:
     bad = _bad_counts(report.nan, report.inf)
-    return f"{plural(report.num_arrays, 'array')}, {disk(report.nbytes)}, {bad or 'no NaN, nothing infinite'}"
+    arrays = plural(report.num_arrays, "array")
+    return f"{arrays}, {format_disk(report.nbytes)}, {bad or 'no NaN, nothing infinite'}"
 
 
 def _rows(array: ArrayStats) -> Iterator[tuple[str, ...]]:
-    yield _cells(printable(array.path), array.dtype, array.statistics)
+    yield _row_cells(printable(array.path), array.dtype, array.statistics)
     for layer, result in array.layers.items():
-        yield _cells(f"  layer {layer}", "", result)
+        yield _row_cells(f"  layer {layer}", "", result)
 
 
-def _cells(name: str, dtype: str, result: Statistics) -> tuple[str, ...]:
+def _row_cells(name: str, dtype: str, result: Statistics) -> tuple[str, ...]:
     numbers = (result.min, result.max, result.mean, result.std, result.norm)
     counts = (result.zeros, result.subnormals, result.nan, result.inf)
-    return (name, dtype, *map(number, numbers), *(f"{count:,}" if count else "" for count in counts))
+    return (name, dtype, *map(format_number, numbers), *(f"{count:,}" if count else "" for count in counts))
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Four digits, as short as they can be written; integers up to six digits in full."""
     if value is None:
         return "–"
     return f"{value}" if isinstance(value, int) and abs(value) < 1_000_000 else f"{value:.4g}"
 
 
-def _histogram(array: ArrayStats) -> Iterator[str]:
+def _histogram_lines(array: ArrayStats) -> Iterator[str]:
     """Bars for magnitudes, largest first, and quantiles."""
     if array.distribution is None:
         return
     spread, zeros = array.distribution, array.statistics.zeros
     room = max(8, min(_BAR, (width() or _BAR + _MARGIN) - _MARGIN))
-    lines = list(_magnitudes(spread, zeros))
+    lines = list(_magnitude_rows(spread, zeros))
     longest = max(share for _, share in lines)
     yield ""
     yield styled(printable(array.path), bold=True)
     for label, share in lines:
         bar = "█" * round(room * share / longest)
         yield f"  {label:<22}  {share:7.2%}" + (f"  {styled(bar, fg='cyan')}" if bar else "")
-    shown = [f"{word} {number(spread.quantiles[share])}" for share, word in _SHOWN_QUANTILES.items()]
-    yield from _wrapped(shown, width())
+    shown = [f"{word} {format_number(spread.quantiles[share])}" for share, word in _SHOWN_QUANTILES.items()]
+    yield from _wrap_row(shown, width())
 
 
-def _wrapped(words: list[str], room: int | None) -> Iterator[str]:
+def _wrap_row(words: list[str], room: int | None) -> Iterator[str]:
     """The words after another, in lines that fit."""
     line = ""
     for word in words:
@@ -184,13 +194,13 @@ def _wrapped(words: list[str], room: int | None) -> Iterator[str]:
     yield line
 
 
-def _magnitudes(spread: Distribution, zeros: int) -> Iterator[tuple[str, float]]:
+def _magnitude_rows(spread: Distribution, zeros: int) -> Iterator[tuple[str, float]]:
     """Label and share of the elements: power by power down to where few are left, those, and zeros."""
     total = spread.zeros + sum(item.negative + item.positive for item in spread.bins)
     left = total - zeros
     for item in reversed(spread.bins):
         here = item.negative + item.positive
-        if left < _TAIL * total and left > here:
+        if left < _TAIL_SHARE * total and left > here:
             yield f"       |x| < 2^{item.exponent + 1}", left / total
             left = 0
             break

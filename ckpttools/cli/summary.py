@@ -26,21 +26,21 @@ def summary(path: Location, as_json: bool, requests: int | None) -> None:
     from ckpttools.api.summary import summary as look
 
     result = look(path, requests=requests)
-    print_report(result, _lines(result), as_json=as_json)
+    print_report(result, _summary_lines(result), as_json=as_json)
 
 
-def _lines(result: Summary) -> Iterator[str]:
-    from ckpttools.cli.ls_text import item_lines, lines_of
-    from ckpttools.cli.tree_facts import facts
+def _summary_lines(result: Summary) -> Iterator[str]:
+    from ckpttools.cli.ls import item_lines, run_lines
+    from ckpttools.cli.tree_facts import fact_lines
 
     yield f"{styled(printable(result.path), bold=True)}: {printable(result.what)}"
     if result.run is not None:
         # Its own path where that is one level below.
-        yield from islice(lines_of(result.run), int(result.run.path == result.path), None)
+        yield from islice(run_lines(result.run), int(result.run.path == result.path), None)
     if result.items:
         yield from item_lines(result.items)
     if result.tree is not None:
-        yield from facts(result.tree, width())
+        yield from fact_lines(result.tree, width())
     yield ""
     for number, command in enumerate(result.next):
         yield f"{'next' if not number else '':<6}{command}"

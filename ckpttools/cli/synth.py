@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ckpttools.cli.options import ANY_PATH, DTYPE, MODEL, output_options, resource_options
-from ckpttools.cli.transforming import common_options, new_target_options, target_options
+from ckpttools.cli.transform_options import common_options, new_target_options, target_options
 from ckpttools.cli.write import write
 
 

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import Any
 
-from ckpttools.cli.output import styled, wrapped
+from ckpttools.cli.output import styled, wrap
 from ckpttools.core.dataclass import dataclass
 
-_GAP = 2
+_COLUMN_GAP = 2
 # The first column of a table keeps so many characters.
-_LEAST = 4
+_MIN_WIDTH = 4
 # Narrower than that no part of a name in a tree is put on a line of its own.
-_SHORTEST = 20
+_MIN_TEXT_WIDTH = 20
 # What may go as columns may: nothing, and the width of the guides.
 _NONE, _GUIDES = -1, -2
 
@@ -90,10 +90,10 @@ def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: i
     widths, limit = _widths(columns, rows), sys.maxsize if room is None else room
     # An array by itself has no name.
     name = min(widths)
-    least = max(_LEAST, len(columns[name].head))
-    for k in (_NONE, *_spared(columns)):
+    least = max(_MIN_WIDTH, len(columns[name].head))
+    for k in (_NONE, *_shrink_columns(columns)):
         widths.pop(k, None)
-        rest = _total(widths) - widths[name]
+        rest = _total_width(widths) - widths[name]
         if least + rest <= limit:
             break
     widths[name] = min(widths[name], max(least, limit - rest))
@@ -101,10 +101,10 @@ def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: i
     yield _titles(columns, stops)
     for row in rows:
         if len(row[name]) <= widths[name]:
-            yield _text(_placed(row, stops))
+            yield _text(_place_text(row, stops))
         else:
             yield row[name]
-            yield _text(_placed([*row[:name], "", *row[name + 1 :]], stops))
+            yield _text(_place_text([*row[:name], "", *row[name + 1 :]], stops))
 
 
 def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | None) -> Iterator[str]:
@@ -119,16 +119,16 @@ def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | No
     """
     limit = sys.maxsize if room is None else room
     widths, guides = _widths(columns, [row.cells for row in rows]), _WIDE
-    *first, last = _spared(columns)
+    *first, last = _shrink_columns(columns)
     for k in (_NONE, *first, _GUIDES, last):
         guides = _NARROW if k == _GUIDES else guides
         widths.pop(k, None)
         widths[0] = max(len(guides.along(row.way)) + len(row.cells[0]) for row in rows)
-        if _total(widths) <= limit:
+        if _total_width(widths) <= limit:
             break
     for column, least in ((0, limit // 3), (1, 0), (0, 0)):
         if column in widths:
-            widths[column] = min(widths[column], max(widths[column] - _total(widths) + limit, least))
+            widths[column] = min(widths[column], max(widths[column] - _total_width(widths) + limit, least))
     stops = list(_stops(columns, widths))
     yield _titles(columns, stops)
     for row in rows:
@@ -141,13 +141,13 @@ def _widths(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> dict[in
     return {k: max(item, len(columns[k].head)) for k, item in enumerate(widest) if item}
 
 
-def _spared(columns: Sequence[Column]) -> list[int]:
+def _shrink_columns(columns: Sequence[Column]) -> list[int]:
     """The columns that can be spared, in the order in which they go."""
     return sorted((k for k, item in enumerate(columns) if item.spare), key=lambda k: -columns[k].spare)
 
 
-def _total(widths: Mapping[int, int]) -> int:
-    return sum(widths.values()) + _GAP * (len(widths) - 1)
+def _total_width(widths: Mapping[int, int]) -> int:
+    return sum(widths.values()) + _COLUMN_GAP * (len(widths) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,28 +163,28 @@ def _stops(columns: Sequence[Column], widths: Mapping[int, int]) -> Iterator[_St
     begin = 0
     for k, width in widths.items():
         yield _Stop(k, begin + width if columns[k].right else begin, columns[k].right)
-        begin += width + _GAP
+        begin += width + _COLUMN_GAP
 
 
 def _titles(columns: Sequence[Column], stops: Sequence[_Stop]) -> str:
-    return styled(_text(_placed([column.head for column in columns], stops)), dim=True)
+    return styled(_text(_place_text([column.head for column in columns], stops)), dim=True)
 
 
 def _branch_lines(row: TreeRow, guides: _Guides, stops: Sequence[_Stop], room: int) -> Iterator[str]:
     """One line where it fits, or the name and what is to say of it."""
-    guide, below = guides.along(row.way), guides.past_all(row.way) + " " * _GAP
-    whole = _placed(row.cells, stops, len(guide))
-    if _length(whole, guide) <= room:
+    guide, below = guides.along(row.way), guides.past_all(row.way) + " " * _COLUMN_GAP
+    whole = _place_text(row.cells, stops, len(guide))
+    if _visible_length(whole, guide) <= room:
         yield _guided(guide, _text(whole, row.styles))
         return
-    rest = _placed(("", *row.cells[1:]), stops, len(below))
-    if _length(rest, below) > room:
+    rest = _place_text(("", *row.cells[1:]), stops, len(below))
+    if _visible_length(rest, below) > room:
         at_once = [replace(stop, at=0) if stop.column == 1 else stop for stop in stops]
-        rest = _placed(("", *row.cells[1:]), at_once, len(below))
-    first, *more = wrapped(row.cells[0], max(room - len(guide), _SHORTEST))
-    yield _guided(guide, _styled(first, row.styles.get(0)))
+        rest = _place_text(("", *row.cells[1:]), at_once, len(below))
+    first, *more = wrap(row.cells[0], max(room - len(guide), _MIN_TEXT_WIDTH))
+    yield _guided(guide, _style_line(first, row.styles.get(0)))
     for part in more:
-        yield _guided(below, _styled(part, row.styles.get(0)))
+        yield _guided(below, _style_line(part, row.styles.get(0)))
     yield _guided(below, _text(rest, row.styles))
 
 
@@ -192,11 +192,11 @@ def _guided(guide: str, line: str) -> str:
     return styled(guide, dim=True) + line if guide else line
 
 
-Placed = Sequence[tuple[str, int, str]]
+PlacedText = Sequence[tuple[str, int, str]]
 """Of each cell of a line that is not empty the space before it, its column, and its text."""
 
 
-def _placed(cells: Sequence[str], stops: Iterable[_Stop], end: int = 0) -> Placed:
+def _place_text(cells: Sequence[str], stops: Iterable[_Stop], end: int = 0) -> PlacedText:
     """The cells of a line that begins after `end` characters."""
     result: list[tuple[str, int, str]] = []
     for stop in stops:
@@ -204,20 +204,20 @@ def _placed(cells: Sequence[str], stops: Iterable[_Stop], end: int = 0) -> Place
         if not text:
             continue
         begin = stop.at - len(text) if stop.right else stop.at
-        space = max(begin - end, _GAP if result else 0)
+        space = max(begin - end, _COLUMN_GAP if result else 0)
         result.append((" " * space, stop.column, text))
         end += space + len(text)
     return result
 
 
-def _length(placed: Placed, guide: str) -> int:
+def _visible_length(placed: PlacedText, guide: str) -> int:
     return len(guide) + sum(len(space) + len(text) for space, _, text in placed)
 
 
-def _text(placed: Placed, styles: Styles | None = None) -> str:
+def _text(placed: PlacedText, styles: Styles | None = None) -> str:
     looks = styles or {}
-    return "".join(space + _styled(text, looks.get(column)) for space, column, text in placed)
+    return "".join(space + _style_line(text, looks.get(column)) for space, column, text in placed)
 
 
-def _styled(text: str, style: Mapping[str, Any] | None) -> str:
+def _style_line(text: str, style: Mapping[str, Any] | None) -> str:
     return styled(text, **style) if style else text

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.adapters.summary import AdapterReport
-from ckpttools.cli.output import labelled, styled
-from ckpttools.cli.units import count, disk
-from ckpttools.core.text import first_of, plural, printable
+from ckpttools.cli.output import labelled_lines, styled
+from ckpttools.cli.units import format_count, format_disk
+from ckpttools.core.text import first_names, plural, printable
 from ckpttools.formats.adapters import LORA
 from ckpttools.formats.origin import SOURCE
 from ckpttools.inspection.quantization import Quantization
@@ -23,7 +23,7 @@ _COLUMN = 14
 _LONGEST_METADATA = 400
 
 
-def facts(report: TreeReport, room: int | None) -> Iterator[str]:
+def fact_lines(report: TreeReport, room: int | None) -> Iterator[str]:
     """The path, and below it what is known, the most important first.
 
     Args:
@@ -31,55 +31,57 @@ def facts(report: TreeReport, room: int | None) -> Iterator[str]:
         room: columns of the terminal; None for no limit.
     """
     yield styled(printable(report.path), bold=True)
-    for label, text in _labelled(report):
+    for label, text in _labelled_lines(report):
         style = {"fg": "yellow"} if label == "warning" else {"dim": True}
-        yield from labelled(f"  {label}", text, _COLUMN, room, **style)
+        yield from labelled_lines(f"  {label}", text, _COLUMN, room, **style)
 
 
-def _labelled(report: TreeReport) -> Iterator[tuple[str, str]]:
-    yield "format", _joined(report.format, None if report.step is None else f"step {report.step}")
+def _labelled_lines(report: TreeReport) -> Iterator[tuple[str, str]]:
+    yield "format", _join(report.format, None if report.step is None else f"step {report.step}")
     axis = None if report.scan_axis is None else f"scan axis {report.scan_axis}"
-    if kind := _joined(report.kind, report.flavour, axis):
+    if kind := _join(report.kind, report.flavour, axis):
         yield "kind", kind
     if report.adapter:
         yield from _adapter(report.adapter)
     if report.layers:
-        yield "layers", ", ".join(map(_layers, report.layers))
+        yield "layers", ", ".join(map(_layers_text, report.layers))
     if report.maxtext:
         others = "ckpt remap --maxtext VERSION writes it for another"
         yield "MaxText", f"as version {' and '.join(report.maxtext)} stores it; {others}"
     if report.families:
-        yield "family", _families(report.families)
+        yield "family", _families_text(report.families)
     if report.items:
-        yield "items", ", ".join(f"{printable(name)} ({_item(of)})" for name, of in report.items.items())
+        yield "items", ", ".join(f"{printable(name)} ({_item_line(of)})" for name, of in report.items.items())
     yield (
         "holds",
-        _joined(plural(report.num_arrays, "array"), disk(report.nbytes), _strings(report.num_strings)),
+        _join(
+            plural(report.num_arrays, "array"), format_disk(report.nbytes), _string_lines(report.num_strings)
+        ),
     )
-    yield "parameters", _parameters(report)
+    yield "parameters", _parameters_text(report)
     if report.quantization:
-        yield "quantised", _quantization(report.quantization, is_maxtext=report.flavour is not None)
+        yield "quantised", _quantization_lines(report.quantization, is_maxtext=report.flavour is not None)
     if report.scales:
-        yield "scales", _joined(plural(report.scales.num_arrays, "array"), disk(report.scales.nbytes))
-    yield from _beside_parameters(report)
-    if mesh := _meshes(report):
+        yield "scales", _join(plural(report.scales.num_arrays, "array"), format_disk(report.scales.nbytes))
+    yield from _other_arrays_text(report)
+    if mesh := _mesh_lines(report):
         yield "mesh", mesh
     if report.sidecars:
         yield "with", ", ".join(map(printable, report.sidecars))
     if source := report.custom_metadata.get(SOURCE):
         yield "made of", printable(str(source))
     if custom := {key: value for key, value in report.custom_metadata.items() if key != SOURCE}:
-        yield "metadata", _metadata(custom)
+        yield "metadata", _metadata_lines(custom)
     for warning in report.warnings:
         yield "warning", warning.text
 
 
-def _item(item: ItemReport) -> str:
-    arrays = _joined(plural(item.num_arrays, "array"), disk(item.nbytes)) if item.num_arrays else None
-    return _joined(arrays, _strings(item.num_strings)) or "nothing"
+def _item_line(item: ItemReport) -> str:
+    arrays = _join(plural(item.num_arrays, "array"), format_disk(item.nbytes)) if item.num_arrays else None
+    return _join(arrays, _string_lines(item.num_strings)) or "nothing"
 
 
-def _strings(count: int) -> str | None:
+def _string_lines(count: int) -> str | None:
     return plural(count, "string") if count else None
 
 
@@ -93,52 +95,52 @@ def _adapter(result: AdapterReport) -> Iterator[tuple[str, str]]:
         mixed = len(result.ranks) > 1
         ranks = ", ".join(f"{rank} ({times})" if mixed else str(rank) for rank, times in result.ranks.items())
         alpha = None if result.alpha is None else f"alpha {result.alpha:g}"
-        yield "rank", _joined(ranks, alpha, *result.features)
+        yield "rank", _join(ranks, alpha, *result.features)
         targets = ", ".join(f"{printable(name)} × {times}" for name, times in result.targets.items())
         whole = f"{plural(result.replaced, 'array')} replaced as a whole" if result.replaced else None
-        yield "targets", _joined(targets, whole)
+        yield "targets", _join(targets, whole)
     for field, count_skipped in result.skipped.items():
         yield "warning", f"PEFT ignores {plural(count_skipped, 'stored array')}, which {field} leaves out"
 
 
-def _joined(*facts: str | None) -> str:
+def _join(*facts: str | None) -> str:
     return ", ".join(fact for fact in facts if fact)
 
 
-def _layers(group: LayerGroup) -> str:
+def _layers_text(group: LayerGroup) -> str:
     """`32 in decoder/layers, in cycles of 6, 2 left over`"""
     cycle = f"in cycles of {group.cycle}" if group.layout in ("cycle", "blocks") else None
     rest = f"{group.remainder} left over" if group.remainder else None
-    return _joined(f"{group.length:,} in {printable(group.path)}", cycle, rest)
+    return _join(f"{group.length:,} in {printable(group.path)}", cycle, rest)
 
 
-def _families(guesses: Sequence[FamilyGuess]) -> str:
+def _families_text(guesses: Sequence[FamilyGuess]) -> str:
     """`llama or mistral, all 11 names`: equally good guesses differ in nothing but the name."""
     best = guesses[0]
     names = " or ".join(guess.name for guess in guesses) + (" (config.json)" if best.named else "")
     if not (best.missing or best.others):
         return f"{names}, all {best.expected} names"
-    missing = f"missing {printable(first_of(best.missing))}" if best.missing else None
+    missing = f"missing {printable(first_names(best.missing))}" if best.missing else None
     others = None
     if best.others:
-        others = f"{plural(best.num_others, 'array')} of other names: {printable(first_of(best.others))}"
+        others = f"{plural(best.num_others, 'array')} of other names: {printable(first_names(best.others))}"
     result = f"{best.matched} of {best.expected} names"
     likely = names if best.named else f"perhaps {names}"
-    return _joined(likely, result, missing, others)
+    return _join(likely, result, missing, others)
 
 
-def _parameters(report: TreeReport) -> str:
+def _parameters_text(report: TreeReport) -> str:
     number = report.num_parameters
-    exact = f"{count(number)} ({number:,})" if number >= 1000 else str(number)
+    exact = f"{format_count(number)} ({number:,})" if number >= 1000 else str(number)
     total = report.roles.get("parameter", Total(0, 0, 0))
     dtypes = report.parameter_dtypes
     if len(dtypes) < 2:
-        return " in ".join((exact, *dtypes)) + f", {disk(total.nbytes)}"
-    parts = ", ".join(f"{dtype} {disk(item.nbytes)}" for dtype, item in dtypes.items())
-    return f"{exact}, {disk(total.nbytes)}: {parts}"
+        return " in ".join((exact, *dtypes)) + f", {format_disk(total.nbytes)}"
+    parts = ", ".join(f"{dtype} {format_disk(item.nbytes)}" for dtype, item in dtypes.items())
+    return f"{exact}, {format_disk(total.nbytes)}: {parts}"
 
 
-def _quantization(result: Quantization, *, is_maxtext: bool) -> str:
+def _quantization_lines(result: Quantization, *, is_maxtext: bool) -> str:
     """`gptq, 4 bits in groups of 128; 224 weights`"""
     scheme = printable(result.scheme)
     if not result.weights and is_maxtext:
@@ -149,22 +151,22 @@ def _quantization(result: Quantization, *, is_maxtext: bool) -> str:
     return f"{scheme}; {plural(result.weights, 'weight')}{bare}"
 
 
-def _beside_parameters(report: TreeReport) -> Iterator[tuple[str, str]]:
+def _other_arrays_text(report: TreeReport) -> Iterator[tuple[str, str]]:
     if total := report.roles.get("optimizer"):
         name = report.optimizer.name if report.optimizer else None
-        yield "optimizer", _joined(name, plural(total.num_arrays, "array"), disk(total.nbytes))
+        yield "optimizer", _join(name, plural(total.num_arrays, "array"), format_disk(total.nbytes))
     if total := report.roles.get("other"):
         rng = f"{report.random_states} of them random states" if report.random_states else None
-        yield "other", _joined(plural(total.num_arrays, "array"), rng, disk(total.nbytes))
+        yield "other", _join(plural(total.num_arrays, "array"), rng, format_disk(total.nbytes))
 
 
-def _meshes(report: TreeReport) -> str:
+def _mesh_lines(report: TreeReport) -> str:
     """`data 1 × fsdp 4`, as many as there are."""
     meshes = {array.sharding.mesh for array in report.arrays if array.sharding and array.sharding.mesh}
     named = (" × ".join(f"{printable(axis)} {length}" for axis, length in mesh) for mesh in sorted(meshes))
     return ", and ".join(named)
 
 
-def _metadata(custom: Mapping[str, Any]) -> str:
+def _metadata_lines(custom: Mapping[str, Any]) -> str:
     text = printable(json.dumps(custom, default=str, ensure_ascii=False))
     return text if len(text) <= _LONGEST_METADATA else f"{text[:_LONGEST_METADATA]}… (all of it: --json)"

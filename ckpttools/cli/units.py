@@ -5,34 +5,34 @@ from __future__ import annotations
 _STEPS = ("", "k", "M", "G", "T", "P")
 
 
-def disk(nbytes: float) -> str:
+def format_disk(nbytes: float) -> str:
     """2471645184 -> "2.47 GB"."""
-    return f"{_scaled(nbytes, 1000)}B"
+    return f"{_scale(nbytes, 1000)}B"
 
 
-def memory(nbytes: int) -> str:
+def format_memory(nbytes: int) -> str:
     """1 << 30 -> "1.00 GiB", as process monitors count."""
-    text = _scaled(nbytes, 1024)
+    text = _scale(nbytes, 1024)
     return f"{text}B" if text.endswith(" ") else f"{text[:-1]}{text[-1].upper()}iB"
 
 
-def exact(nbytes: int) -> str:
+def format_exact(nbytes: int) -> str:
     """2471645184 -> "2.47 GB (2,471,645,184 bytes)"."""
-    return f"{disk(nbytes)} ({nbytes:,} bytes)" if nbytes >= 1000 else f"{nbytes} bytes"
+    return f"{format_disk(nbytes)} ({nbytes:,} bytes)" if nbytes >= 1000 else f"{nbytes} bytes"
 
 
-def count(number: int) -> str:
+def format_count(number: int) -> str:
     """1235814400 -> "1.24 B": billions, as models are named."""
-    return _scaled(number, 1000).replace("G", "B").strip()
+    return _scale(number, 1000).replace("G", "B").strip()
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """3725 -> "1:02:05"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def _scaled(number: float, base: int) -> str:
+def _scale(number: float, base: int) -> str:
     """Three digits, a space and the letter of the power of `base`."""
     power = 0
     # 999.5 would be rounded to four digits: it belongs to the next power.

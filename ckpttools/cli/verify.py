@@ -10,23 +10,22 @@ import click
 from click.core import ParameterSource
 
 from ckpttools.cli.hash import selection_options
+from ckpttools.cli.models import conversion_side_options, padding_rows_option
 from ckpttools.cli.options import ANY_PATH, json_option, read_options, resource_options
-from ckpttools.cli.output import end_as_different, print_report, styled
-from ckpttools.cli.progress import progress_option, watching
-from ckpttools.cli.units import disk
-from ckpttools.cli.wording import padding_rows_option, wording_options
+from ckpttools.cli.output import exit_with_differences, print_report, styled
+from ckpttools.cli.progress import progress_events, progress_option
+from ckpttools.cli.units import format_disk
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import flag
-from ckpttools.core.text import folded, plural, printable
+from ckpttools.core.text import fold_lines, plural, printable
 from ckpttools.stores.contents import ListsContents
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
-    from ckpttools.api.file_verification import FileVerification
-    from ckpttools.api.verification import Verification
+    from ckpttools.api.verify import FileVerification, Verification
     from ckpttools.digest.differences import Difference, Reason
 
-_MOST_LINES = 20
+_MAX_LINES = 20
 # What `Difference.reason` is called after a number of arrays; also the order in which they are listed.
 _REASONS: dict[Reason, str] = {
     "values": "with other values",
@@ -48,7 +47,7 @@ _REASONS: dict[Reason, str] = {
     "--cast", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype would cast it."
 )
 @padding_rows_option
-@wording_options
+@conversion_side_options
 @json_option
 @selection_options
 @resource_options
@@ -75,46 +74,46 @@ def verify(path: Location, as_json: bool, progress: bool, **options: Any) -> Non
       ckpt verify hf://meta-llama/Llama-3.1-8B
     """
     if options["against"] is None and options["manifest"] is None and isinstance(path.store, ListsContents):
-        resources = {name: options[name] for name in _OF_FILES}
+        resources = {name: options[name] for name in _FILE_MESSAGES}
         _verify_files(path, as_json, progress, **resources)
         return
-    from ckpttools.api.verification import verify as compare
+    from ckpttools.api.verify import verify as compare
 
-    with watching(progress) as observe:
+    with progress_events(progress) as observe:
         result = compare(path, observe=observe, **options)
-    print_report(result, _lines(result), as_json=as_json)
+    print_report(result, _report_lines(result), as_json=as_json)
     if not result.equal:
-        end_as_different()
+        exit_with_differences()
 
 
 # What is said of arrays means nothing to who compares files.
-_OF_FILES = ("memory", "jobs", "requests")
-_OF_ALL = ("path", "as_json", "progress", *_OF_FILES)
+_FILE_MESSAGES = ("memory", "jobs", "requests")
+_TOTAL_MESSAGES = ("path", "as_json", "progress", *_FILE_MESSAGES)
 
 
 def _verify_files(path: Location, as_json: bool, progress: bool, **resources: Any) -> None:
-    from ckpttools.api.file_verification import verify_files
+    from ckpttools.api.verify import verify_files
 
     context = click.get_current_context()
     for option in context.command.params:
         name = option.name or ""
         is_said = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if is_said and name not in _OF_ALL:
+        if is_said and name not in _TOTAL_MESSAGES:
             raise UsageError(
                 f"{option.opts[0]} does not apply where files are compared with their listed digests",
                 hint=f"leave it out, or say with {flag('against', 'SRC')} what to compare with",
             )
-    with watching(progress) as observe:
+    with progress_events(progress) as observe:
         result = verify_files(path, observe=observe, **resources)
     print_report(result, _file_lines(result), as_json=as_json)
     if not result.equal:
-        end_as_different()
+        exit_with_differences()
 
 
 def _file_lines(result: FileVerification) -> Iterator[str]:
     yield styled(printable(result.path), bold=True)
     if result.equal:
-        yield f"equal to {result.against}: {plural(result.files, 'file')}, {disk(result.nbytes)}"
+        yield f"equal to {result.against}: {plural(result.files, 'file')}, {format_disk(result.nbytes)}"
         return
     yield f"differs from {result.against}: {result.different:,} of {plural(result.files, 'file')}"
     yield ""
@@ -124,11 +123,11 @@ def _file_lines(result: FileVerification) -> Iterator[str]:
             yield printable(f"  in the cache; to fetch it anew, remove {difference.copy}")
 
 
-def _lines(result: Verification) -> Iterator[str]:
+def _report_lines(result: Verification) -> Iterator[str]:
     yield styled(printable(result.path), bold=True)
     yield from map(printable, result.remarks)
     if result.equal:
-        held = f"{plural(result.arrays, 'array')}, {disk(result.nbytes)}"
+        held = f"{plural(result.arrays, 'array')}, {format_disk(result.nbytes)}"
         yield f"equal to {printable(result.against)}: {held}"
         return
     reasons = Counter(difference.reason for difference in result.differences)
@@ -138,24 +137,24 @@ def _lines(result: Verification) -> Iterator[str]:
     yield f"differs from {printable(result.against)}: {', '.join(counts)}"
     yield from map(printable, result.hints)
     yield ""
-    lines = [line for reason in _REASONS for line in _of_reason(result, reason)]
-    yield from map(printable, lines[:_MOST_LINES])
-    if len(lines) > _MOST_LINES:
-        yield f"… and {len(lines) - _MOST_LINES:,} more lines; --json lists all"
+    lines = [line for reason in _REASONS for line in _lines_of_reason(result, reason)]
+    yield from map(printable, lines[:_MAX_LINES])
+    if len(lines) > _MAX_LINES:
+        yield f"… and {len(lines) - _MAX_LINES:,} more lines; --json lists all"
 
 
-def _of_reason(result: Verification, reason: Reason) -> list[str]:
+def _lines_of_reason(result: Verification, reason: Reason) -> list[str]:
     """A line for each array of other values; of the others those that differ in numbers only are one line."""
     listed = [difference for difference in result.differences if difference.reason == reason]
     if reason == "values":
-        return [f"{item.name}: {_location(item, result.path)}" for item in listed]
-    return folded(
+        return [f"{item.name}: {_location_text(item, result.path)}" for item in listed]
+    return fold_lines(
         f"{item.name}: {item.got} instead of {item.expected}" if item.got else f"{item.name}: {reason}"
         for item in listed
     )
 
 
-def _location(each: Difference, root: str) -> str:
+def _location_text(each: Difference, root: str) -> str:
     """Which elements differ, as far as it is known."""
     first, last = (f"[{', '.join(map(str, index or ()))}]" for index in (each.first, each.last))
     if each.elements is None:

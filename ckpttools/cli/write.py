@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.cli.command_line import resumable_command
-from ckpttools.cli.lazy import note_written
-from ckpttools.cli.output import print_json, say, show, width
-from ckpttools.cli.planning import is_only_planned, is_taken_over
+from ckpttools.cli.lazy import mark_written
+from ckpttools.cli.output import print_json, print_lines, print_stderr, width
+from ckpttools.cli.plan import captures_plan, is_capturing_plan
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.text import plural, printable
 from ckpttools.quantized.errors import QuantizationError, total
@@ -41,7 +41,7 @@ def write(
             `ckpttools.cli.options.output_options` says.
         options: of the call.
     """
-    is_dealt_out = (distributed and not dry_run) or is_only_planned()
+    is_dealt_out = (distributed and not dry_run) or is_capturing_plan()
     if is_dealt_out:
         from ckpttools.api.calls import absolute
 
@@ -50,16 +50,16 @@ def write(
             name: absolute(item) if isinstance(item, Location) else item for name, item in options.items()
         }
     plan = partial(call, source, destination, command=resumable_command(), **options)
-    if is_dealt_out and not is_only_planned():
-        carry_out_together(plan, coordinator, process, progress=progress, as_json=as_json)
+    if is_dealt_out and not is_capturing_plan():
+        run_distributed(plan, coordinator, process, progress=progress, as_json=as_json)
         return
     prepared = plan()
-    if is_taken_over(prepared, dry_run=dry_run, resume=bool(options.get("resume"))):
+    if captures_plan(prepared, dry_run=dry_run, resume=bool(options.get("resume"))):
         return
     if dry_run:
         _print_plan(prepared, source, as_json)
     else:
-        _carry_out(prepared, progress, as_json)
+        _run(prepared, progress, as_json)
 
 
 def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
@@ -78,31 +78,32 @@ def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
     begun = begun_at(parse(prepared.destination))
     if begun is not None:
         what = "begins anew" if prepared.overwrite else "is refused"
-        say(f"{begun.location} is there: the command that began it goes on from there; any other {what}")
+        print_stderr(
+            f"{begun.location} is there: the command that began it goes on from there; any other {what}"
+        )
 
 
-def _carry_out(prepared: Prepared, progress: bool, as_json: bool) -> None:
+def _run(prepared: Prepared, progress: bool, as_json: bool) -> None:
     from ckpttools.api.plan_report import made_above
-    from ckpttools.cli.next_text import print_next
-    from ckpttools.cli.plan_text import closing_line, gain_lines, print_notes
-    from ckpttools.cli.progress import listening
+    from ckpttools.cli.plan_text import closing_line, gain_lines, print_next, print_notes
+    from ckpttools.cli.progress import progress_observer
 
     # A refusal stands alone: what would be done matters to nobody then.
     prepared.check()
     print_notes(prepared.plan.notes, (*prepared.plan.remarks, *made_above(prepared.destination)))
     if prepared.gain:
-        say(*gain_lines(prepared.gain))
-    with listening(progress) as observe:
+        print_stderr(*gain_lines(prepared.gain))
+    with progress_observer(progress) as observe:
         receipt = prepared.run(observe)
-    note_written()
+    mark_written()
     if as_json:
         print_json(receipt)
     else:
-        show([*error_lines(receipt.errors), closing_line(receipt)])
+        print_lines([*error_lines(receipt.errors), closing_line(receipt)])
         print_next(receipt.destination)
 
 
-_WORST = 5
+_MAX_WORST = 5
 _COLUMNS = (
     Column("worst arrays"),
     Column("rms / rms of values", right=True),
@@ -122,16 +123,16 @@ def error_lines(errors: Mapping[str, QuantizationError]) -> Iterator[str]:
     if not together.largest:
         yield f"{plural(len(errors), 'array')} quantised without any error: each value is kept"
         return
-    worst = [(printable(name), *_numbers(errors[name])) for name in list(errors)[:_WORST]]
-    both = (f"all {plural(len(errors), 'array')}", *_numbers(together))
+    worst = [(printable(name), *_error_cells(errors[name])) for name in list(errors)[:_MAX_WORST]]
+    both = (f"all {plural(len(errors), 'array')}", *_error_cells(together))
     yield from draw_table(_COLUMNS, [*worst, both], width())
 
 
-def _numbers(error: QuantizationError) -> tuple[str, str]:
+def _error_cells(error: QuantizationError) -> tuple[str, str]:
     return f"{error.relative:.4f}", f"{error.largest:.3g}"
 
 
-def carry_out_together(
+def run_distributed(
     plan: Callable[[], Prepared],
     coordinator: str | None,
     process: str | None,
@@ -146,26 +147,27 @@ def carry_out_together(
         coordinator, process, progress, as_json: as `ckpttools.cli.options.output_options` says.
     """
     from ckpttools.api.distributed import Callbacks, convert_together
-    from ckpttools.cli.next_text import print_next
-    from ckpttools.cli.parts_text import part_line, waiting_line
-    from ckpttools.cli.plan_text import closing_line, say_gain
-    from ckpttools.cli.progress import listening
+    from ckpttools.cli.plan_status_text import part_line, waiting_line
+    from ckpttools.cli.plan_text import closing_line, print_gain, print_next
+    from ckpttools.cli.progress import progress_observer
     from ckpttools.plan.parts import parse_part
     from ckpttools.sharding.distributed_job import abandoned_job, joined_job, left_job
 
     job = joined_job(coordinator, None if process is None else parse_part(process))
     try:
-        with listening(progress and job.number == 0) as observe:
+        with progress_observer(progress and job.number == 0) as observe:
             told = Callbacks(
-                observe, lambda built: say(part_line(built)), lambda result: say(waiting_line(result))
+                observe,
+                lambda built: print_stderr(part_line(built)),
+                lambda result: print_stderr(waiting_line(result)),
             )
             receipt = convert_together(job, plan, told)
         if receipt is not None:
             if as_json:
                 print_json(receipt)
             else:
-                say_gain(receipt)
-                show([closing_line(receipt)])
+                print_gain(receipt)
+                print_lines([closing_line(receipt)])
                 print_next(receipt.destination)
         left_job(job)
     except BaseException:

@@ -21,7 +21,7 @@ from ckpttools.compare.unnamed_side import Arrays, UnnamedSide, with_joints_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import array_count, folded
+from ckpttools.core.text import array_count, fold_lines
 from ckpttools.digest.canonical import STEP, as_stored, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side, Uncompared
 from ckpttools.maxtext.hub_names import OnHub, on_hub
@@ -311,7 +311,7 @@ def _with_what_both_have(
 
 def _listed(names: list[str]) -> str:
     """The number of arrays and the first names; of a single array its name."""
-    folds = folded(names)
+    folds = fold_lines(names)
     shown = folds[:_SHOWN] + ([f"{len(folds) - _SHOWN} more"] if len(folds) > _SHOWN else [])
     return names[0] if len(names) == 1 else f"{array_count(names)} ({', '.join(shown)})"
 

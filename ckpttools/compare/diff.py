@@ -15,11 +15,11 @@ from ckpttools.compare.bits import same_bits
 from ckpttools.compare.deviation import EXACT, Deviation, Tolerances
 from ckpttools.compare.measure import SCRATCH_BYTES, block_elements, deviation
 from ckpttools.compare.verify import side_by_side
-from ckpttools.core.budget import names_bytes
+from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.core.region import Region, Shape, split_to
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.region import Region, Shape, split_evenly
+from ckpttools.core.text import sort_naturally
 from ckpttools.digest.pairing import LeafDifference, Pairing
 from ckpttools.digest.stacks import WholeArray
 from ckpttools.plan.pieces import Item
@@ -109,7 +109,7 @@ def diff(
             built[name] = ArrayDiff(name, outcome, ArrayType.of(a), ArrayType.of(b), total)
         else:
             built[name] = ArrayDiff(name, "shape", ArrayType.of(a), ArrayType.of(b))
-    return tuple(built[name] for name in in_natural_order(built))
+    return tuple(built[name] for name in sort_naturally(built))
 
 
 def _outcome(total: Deviation, same_type: bool, tolerances: Tolerances) -> Outcome:
@@ -158,7 +158,7 @@ def _deviations(
         memory=memory,
         jobs=jobs,
         scratch=SCRATCH_BYTES,
-        reserved=names_bytes(a),
+        reserved=estimate_names_bytes(a),
         observe=observe,
         name=lambda index: pairs[index][0].name,
     )
@@ -181,7 +181,7 @@ def _apart(
     scratch: Scratch,
 ) -> Iterator[tuple[str, Deviation]]:
     """Of the parts of a piece, block by block."""
-    for block in split_to(region, block_elements(dtypes)):
+    for block in split_evenly(region, block_elements(dtypes)):
         here, there = (subview(item, block.relative_to(region)) for item in values)
         for (name, inner, mine), (_, _, theirs) in zip(
             whole.split(block, here), whole.split(block, there), strict=True

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple
 
 from ckpttools.array.tree import Empty, Leaf, Path, Text, Tree, dotted
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import sort_naturally
 from ckpttools.digest.pairing import LeafDifference
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.of_tree import roles
@@ -43,7 +43,7 @@ def differing_leaves(
     mine, theirs = _kinds(a), _kinds(b)
     one_sided = {*_nodes_of_state(a, b), *_nodes_of_state(b, a)}
     result: list[LeafDifference] = []
-    for name in in_natural_order({**mine, **theirs}):
+    for name in sort_naturally({**mine, **theirs}):
         kinds = mine.get(name), theirs.get(name)
         there = [kind for kind in kinds if kind is not None]
         is_array = [item.what in ("array", "number") for item in there]

@@ -13,7 +13,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.compare.distances import as_doubles, coarser
 from ckpttools.compare.measure import block_elements, deviation
 from ckpttools.core.dtypes import DType
-from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.mapping.values import Cast
 from ckpttools.stores.memory import Bytes
 
@@ -83,7 +83,7 @@ def close(
 
     `scratch` is that of `ckpttools.compare.measure.deviation`.
     """
-    for block in split_to(Region.whole(a.shape), block_elements(dtypes)):
+    for block in split_evenly(Region.whole(a.shape), block_elements(dtypes)):
         index = block.slices if a.ndim else ()
         blocks = np.ascontiguousarray(a[index]), np.ascontiguousarray(b[index])
         result = deviation(*blocks, dtypes, scratch=scratch)

@@ -10,8 +10,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import Scratch
 from ckpttools.compare.bits import same_bits
-from ckpttools.core.budget import names_bytes
-from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.budget import estimate_names_bytes
+from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.digest.differences import Difference, of_kinds, same_kind, sorted_by_name
 from ckpttools.digest.digest import coordinates
 from ckpttools.digest.pairing import Pairing
@@ -98,7 +98,7 @@ def _differing(
         visit,
         memory=memory,
         jobs=jobs,
-        reserved=names_bytes(part.name for whole, _ in pairs for part in whole.parts),
+        reserved=estimate_names_bytes(part.name for whole, _ in pairs for part in whole.parts),
         observe=observe,
         name=lambda index: pairs[index][0].name,
     )
@@ -118,7 +118,7 @@ def _found(whole: WholeArray, region: Region, here: np.ndarray, there: np.ndarra
     fixed = whole.parts[0].fixed
     shape = tuple(length for axis, length in enumerate(whole.array.shape) if axis not in fixed)
     result: _Unequal = {}
-    for block in split_to(region, _ELEMENTS):
+    for block in split_evenly(region, _ELEMENTS):
         inside = block.relative_to(region)
         unequal = _unequal(subview(here, inside), subview(there, inside))
         for name, inner, view in whole.split(block, unequal):

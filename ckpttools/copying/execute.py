@@ -13,7 +13,7 @@ from ckpttools.copying.room import CopyRoom, room_for
 from ckpttools.copying.source import check_source
 from ckpttools.copying.transfer import Transferred, WrittenWrongError, check_files, transfer
 from ckpttools.core.errors import SourceChangedError, UsageError
-from ckpttools.core.message_terms import again, option
+from ckpttools.core.message_terms import option, retry_term
 from ckpttools.formats.orbax.metadata import COMMIT_TEXT
 from ckpttools.run.overlap_check import check_unread
 from ckpttools.stores.base import Status
@@ -60,7 +60,7 @@ def _check_names(part: FileGroup, location: Location) -> None:
             f"a file has a name that nothing in {location.store.scheme}:// can have",
             location=part.source / name,
             expected="names without control characters",
-            hint=f"give it another name, or move it away; then {again()}",
+            hint=f"give it another name, or move it away; then {retry_term()}",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ckpttools.core.errors import FormatError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import DirEntry, FileKind, Status
 from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
@@ -50,5 +50,5 @@ def _refused(location: Location, got: str) -> FormatError:
         location=location,
         got=got,
         expected="files, links to files, and directories",
-        hint=f"remove it, or put what it leads to in its place; then {again()}",
+        hint=f"remove it, or put what it leads to in its place; then {retry_term()}",
     )

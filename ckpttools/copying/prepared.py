@@ -15,8 +15,8 @@ from ckpttools.copying.room import CopyRoom
 from ckpttools.copying.selection import CopySelection
 from ckpttools.copying.target import CopyTarget
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.resident import peak_bytes
-from ckpttools.core.text import plural, some
+from ckpttools.core.process_memory import peak_bytes
+from ckpttools.core.text import plural, sample_names
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.location import Location
@@ -194,7 +194,8 @@ class PreparedCopy:
         added = [name for part in parts for name in part.commits_added]
         if added:
             yield (
-                f"{plural(len(added), 'commit file')} added ({some(added)}) that the source lacks: on gs:// "
+                f"{plural(len(added), 'commit file')} added ({sample_names(added)}) that the source "
+                "lacks: on gs:// "
                 "Orbax takes no step and no item for finished without them"
             )
         if self.selection.small:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.copying.pieces import BLOCK_BYTES
-from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import Store
 
@@ -42,7 +42,7 @@ def room_for(
         MemoryBudgetError: there is no room for one.
     """
     listed = len(names) * _BYTES_PER_FILE + sum(map(len, names)) * _BYTES_PER_CHARACTER
-    base = base_bytes() + source.costs.memory + listed + held
+    base = baseline_bytes() + source.costs.memory + listed + held
     if destination is not source:
         base += destination.costs.memory
     streams = destination.streams.memory if destination.streams else 0
@@ -51,4 +51,4 @@ def room_for(
         if count > 0:
             share = (memory - base) // count - streams
             return CopyRoom(count, min(_LARGEST_BUFFER, share) // BLOCK_BYTES * BLOCK_BYTES)
-    raise does_not_fit("the copy does not fit into the memory allowed", memory, base + streams + BLOCK_BYTES)
+    raise memory_error("the copy does not fit into the memory allowed", memory, base + streams + BLOCK_BYTES)

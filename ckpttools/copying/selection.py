@@ -12,7 +12,7 @@ from ckpttools.copying.part import FileGroup, commits_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import ranges
+from ckpttools.core.text import format_ranges
 from ckpttools.formats.flax.format import numbered_states, state_fault
 from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_interrupted
 from ckpttools.formats.orbax.finished import why_no_save
@@ -102,14 +102,14 @@ def _chosen_states(
     for number in steps:
         if number not in states:
             raise UsageError(
-                f"there is no step {number}", location=source, got=f"step {ranges(sorted(states))}"
+                f"there is no step {number}", location=source, got=f"step {format_ranges(sorted(states))}"
             )
         if reason := state_fault(states[number]):
             raise _unfinished(states[number], reason)
     chosen = sorted({*steps}) or [state for state in sorted(states) if state_fault(states[state]) is None]
     chosen = chosen if latest is None else chosen[-latest:]
     if not chosen:
-        raise _unfinished(source, f"step {ranges(sorted(states))}, none of which can be read")
+        raise _unfinished(source, f"step {format_ranges(sorted(states))}, none of which can be read")
     left_out = frozenset(states[number].name for number in states if number not in chosen)
     return CopySelection([FileGroup(source, left_out=left_out)])
 
@@ -145,7 +145,7 @@ class _RunRoot:
             raise FormatError(
                 "no step is finished",
                 location=self.run.path,
-                got=f"step {ranges(reasons)}, none of them whole",
+                got=f"step {format_ranges(reasons)}, none of them whole",
                 hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.run.path))}` says more",
             )
         chosen = [_part_of(self.run.steps[number], self._name(number)) for number in expected]
@@ -171,7 +171,7 @@ class _RunRoot:
         """Raises where a step that is expected is not there or not whole, or any has lost something."""
         for number in steps or reasons:
             if number not in reasons:
-                got = f"step {ranges(reasons)}"
+                got = f"step {format_ranges(reasons)}"
                 raise UsageError(f"there is no step {number}", location=self.run.path, got=got)
             reason, step = reasons[number], self.run.steps[number]
             if reason is None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES, FileRange, digest_of
 from ckpttools.core.errors import SourceChangedError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.concurrency import at_once, in_threads
 from ckpttools.stores.evidence import get_stamp_text
 
@@ -38,7 +38,7 @@ def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, ve
             f"{part.source} was changed while it was copied",
             got=f"{name} is {'new' if name in now else 'gone'}",
             expected="the files that were there at first",
-            hint=f"wait until nothing writes to it, then {again()}",
+            hint=f"wait until nothing writes to it, then {retry_term()}",
         )
     if part.source.store.scheme == "file":
         stamps = {name: get_stamp_text(part.source / name) for name in part.files}
@@ -63,7 +63,7 @@ def _check_content(part: FileGroup, copied: Iterable[tuple[FileRange, str]], nam
                     f"{location} was changed while it was copied",
                     got=f"other bytes between byte {piece.start:,} and byte {piece.stop:,}",
                     expected="the bytes that were copied",
-                    hint=f"wait until nothing writes to it, then {again()}",
+                    hint=f"wait until nothing writes to it, then {retry_term()}",
                 )
 
     in_threads(_THREADS, check, [item for item in copied if item[0].name in names])

@@ -12,7 +12,7 @@ from ckpttools.copying.selection import CopySelection
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import some
+from ckpttools.core.text import sample_names
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import is_own_file
@@ -100,7 +100,7 @@ class CopyTarget:
         if small and not isinstance(self.location.store, Puts):
             raise UsageError(
                 f"what lies beside the steps of a run cannot be copied to {self.location}",
-                got=some(list(small)),
+                got=sample_names(list(small)),
                 expected="a directory or a bucket as destination",
                 hint="copy a step by its own path",
             )
@@ -182,7 +182,8 @@ def _check_kinds(source: Location, location: Location, lost: Sequence[str]) -> N
     if old != new or others:
         raise DestinationExistsError(
             f"{location} is not replaced: it is {f'{old} with {others[0]} in it' if others else old}",
-            got=fault_in(location) or (None if others else f"files that the source lacks: {some(lost)}"),
+            got=fault_in(location)
+            or (None if others else f"files that the source lacks: {sample_names(lost)}"),
             expected=f"{new} with no other files",
             hint="choose another destination, or move away what is there",
         )

@@ -24,7 +24,7 @@ from ckpttools.copying.pieces import (
 from ckpttools.copying.room import CopyRoom
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.run.bindings import BindingSink, new_run_id, select_sound_records
 from ckpttools.run.threads import JournaledThreads, WorkerThread, start_some
 from ckpttools.stores.abilities import Links, LinkTrials
@@ -296,7 +296,7 @@ class _TransferState:
                 raise WrittenWrongError(
                     f"{location} does not hold what was written to it",
                     got=f"other bytes between byte {piece.start} and byte {piece.stop}",
-                    hint=f"the disk, the network or the store has changed them: {again()}",
+                    hint=f"the disk, the network or the store has changed them: {retry_term()}",
                 )
 
 
@@ -323,5 +323,5 @@ def check_files(part: FileGroup, sizes: Mapping[str, int], location: Location) -
             f"{location}/{unknown[0]} was not written by this command",
             got="a file of another process in the copy",
             expected="only the files that are copied",
-            hint=f"move it away; then {again()}",
+            hint=f"move it away; then {retry_term()}",
         )

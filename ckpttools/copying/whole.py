@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.copying.part import FileGroup
 from ckpttools.core.errors import FormatError
-from ckpttools.core.text import matches_any, plural, some
+from ckpttools.core.text import matches_any, plural, sample_names
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.lookalikes import MAX_POINTER_BYTES, is_pointer, refuse_disguise
 from ckpttools.formats.orbax.entries import entries_of
@@ -70,7 +70,8 @@ def _check_pointers(part: FileGroup) -> Iterator[str]:
         are = "is a Git LFS pointer" if len(pointers) == 1 else "are Git LFS pointers"
         copies = "so are their copies" if len(pointers) > 1 else "so is its copy"
         yield (
-            f"{plural(len(pointers), 'file')} {are}, not the data, and {copies}: {some(sorted(pointers))}; "
+            f"{plural(len(pointers), 'file')} {are}, not the data, and {copies}: "
+            f"{sample_names(sorted(pointers))}; "
             f"run `git lfs pull` in {part.source} before copying"
         )
 

@@ -19,10 +19,10 @@ else:
 
     def dataclass(cls: type | None = None, /, **options: bool) -> Any:
         """A decorator as `dataclasses.dataclass`, with frozen, eq, repr and slots, without `InitVar`."""
-        return partial(_made, **options) if cls is None else _made(cls, **options)
+        return partial(_build_class, **options) if cls is None else _build_class(cls, **options)
 
 
-def _made(
+def _build_class(
     cls: type, *, frozen: bool = False, eq: bool = True, repr: bool = True, slots: bool = False
 ) -> type:
     own = set(vars(cls))
@@ -47,7 +47,7 @@ def _methods(built: type, frozen: bool, eq: bool, repr: bool, slots: bool) -> di
     if eq and not frozen:
         methods["__hash__"] = None
     if frozen:
-        methods |= _refusing(built)
+        methods |= _make_frozen(built)
     if frozen and slots:
         methods |= {"__getstate__": _state, "__setstate__": _set_state}
     return methods
@@ -66,7 +66,9 @@ class _Method:
 
     def _compiled(self) -> Callable[..., Any]:
         home, name = self.home, self.name
-        built = _init(home, self.frozen, self.slots) if name == "__init__" else _like_theirs(home, name)
+        built = (
+            _init(home, self.frozen, self.slots) if name == "__init__" else _add_standard_fields(home, name)
+        )
         built.__qualname__ = f"{home.__qualname__}.{name}"
         return built
 
@@ -75,7 +77,7 @@ def _init(home: type, frozen: bool, slots: bool) -> Callable[..., None]:
     """What the standard library makes of a frozen class in 0.6 ms, with three functions more, in 0.2."""
     fields = dataclasses.fields(home)
     passed = sorted((field for field in fields if field.init), key=lambda field: bool(field.kw_only))
-    names: dict[str, Any] = {"_set": object.__setattr__, "_unmade": _UNMADE}
+    names: dict[str, Any] = {"_set": object.__setattr__, "_unmade": _MISSING}
     head = ["self"]
     for item in passed:
         if item.kw_only and "*" not in head:
@@ -120,20 +122,20 @@ def _value(each: dataclasses.Field[Any], names: dict[str, Any], slots: bool) -> 
     return default.removeprefix("=") if slots else ""
 
 
-class _Unmade:
+class _Missing:
     """In the place of an argument that is made anew for each object."""
 
     def __repr__(self) -> str:
         return "<factory>"
 
 
-_UNMADE = _Unmade()
+_MISSING = _Missing()
 
 
-def _like_theirs(home: type, name: str) -> Callable[..., Any]:
+def _add_standard_fields(home: type, name: str) -> Callable[..., Any]:
     """The method that the standard library makes for a class with the same fields."""
     fields = dataclasses.fields(home)
-    members = {"__annotations__": {field.name: object for field in fields}, **dict(map(_member, fields))}
+    members = {"__annotations__": {field.name: object for field in fields}, **dict(map(_find_member, fields))}
     twin: type = dataclasses.dataclass(
         type(home.__name__, (), {"__doc__": "", **members}),
         init=False,
@@ -145,7 +147,7 @@ def _like_theirs(home: type, name: str) -> Callable[..., Any]:
     return method
 
 
-def _member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
+def _find_member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
     """A field for another class: an object of dataclasses belongs to one."""
     options = ("init", "repr", "hash", "compare", "kw_only", "metadata", "default", "default_factory")
     declared = {option: getattr(each, option) for option in options}
@@ -153,7 +155,7 @@ def _member(each: dataclasses.Field[Any]) -> tuple[str, Any]:
     return each.name, dataclasses.field(**known)
 
 
-def _refusing(home: type[Any]) -> dict[str, object]:
+def _make_frozen(home: type[Any]) -> dict[str, object]:
     """What a frozen class refuses; a class below it that is no dataclass may have attributes of its own."""
     names = vars(home)["__dataclass_fields__"]
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import ClassVar, Self
 
-from ckpttools.core.text import folded, printable, printable_text
+from ckpttools.core.text import fold_lines, printable, printable_text
 
 # How the command line ends, and what that says; docs/errors.md explains them.
 EXIT_CODES: Mapping[int, str] = {
@@ -75,8 +78,8 @@ class CheckpointError(Exception):
         """The labelled lines below the message, in reading order."""
         pairs = (
             ("at", self.location and printable(self.location)),
-            ("expected", _grouped(self.expected)),
-            ("got", _grouped(self.got)),
+            ("expected", _group_details(self.expected)),
+            ("got", _group_details(self.got)),
             ("hint", self.hint),
         )
         return [(label, text) for label, text in pairs if text is not None]
@@ -86,7 +89,7 @@ class CheckpointError(Exception):
         return "\n".join(map(printable_text, lines))
 
 
-def _grouped(text: str | None) -> str | None:
+def _group_details(text: str | None) -> str | None:
     """Numbers of bytes as they are read: `12,345 bytes`, whoever raised the error."""
     return text and re.sub(r"(?<![\w.,-])\d{4,}(?= bytes)", lambda number: f"{int(number[0]):,}", text)
 
@@ -207,7 +210,7 @@ def first_line(error: BaseException) -> str:
 
 def listing(items: Sequence[str], limit: int = 20, *, folds: bool = True) -> str:
     """`items` one to a line and indented; those that differ in numbers only are one line if `folds`."""
-    declared = folded(map(printable, items)) if folds else [*map(printable, items)]
+    declared = fold_lines(map(printable, items)) if folds else [*map(printable, items)]
     lines = [f"\n    {item}" for item in declared[:limit]]
     if len(declared) > limit:
         lines.append(f"\n    … and {len(declared) - limit} more lines")
@@ -217,3 +220,26 @@ def listing(items: Sequence[str], limit: int = 20, *, folds: bool = True) -> str
 def counted_listing(what: str, items: Sequence[str]) -> str:
     """A listing below a line that says what the items are, and how many; "" for none."""
     return f"\n  {what} ({len(items)}):{listing(items)}" if items else ""
+
+
+_SUPPRESSED: ContextVar[tuple[type[StepWarning], ...]] = ContextVar("unwanted", default=())
+
+
+@contextmanager
+def suppress_step_warnings(kind: type[StepWarning] = StepWarning) -> Iterator[None]:
+    """Within it, and in this thread alone, warnings of a kind are not given.
+
+    `warnings.catch_warnings` is about all threads: where two leave it in another order than they came, what
+    they ignored is ignored from then on.
+    """
+    token = _SUPPRESSED.set((*_SUPPRESSED.get(), kind))
+    try:
+        yield
+    finally:
+        _SUPPRESSED.reset(token)
+
+
+def warn_step(text: str, kind: type[StepWarning]) -> None:
+    """Warns of what is opened, in the name of whoever called the caller."""
+    if not issubclass(kind, _SUPPRESSED.get()):
+        warnings.warn(text, kind, stacklevel=3)

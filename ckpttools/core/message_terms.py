@@ -23,19 +23,19 @@ _FLAGS: Mapping[tuple[str, object], str] = {
     ("names", "hub"): "--names hub",
 }
 # Arguments whose flags have names that Python keeps for itself.
-_NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
+_FLAG_NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
 _LOCATIONS = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"} | {
     "base": "BASE",
     "adapter": "ADAPTER",
 }
 # What stands for any number.
-_NUMBERS = ("N", "X")
-_NAMED = re.compile(r"\{([a-z][a-z_]*)\}")
+_NUMBER_PLACEHOLDERS = ("N", "X")
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
 _as_flags = False
 # What only whoever makes a plan can say, and whether somebody carries one out.
-_OF_PLANS = ("overwrite",)
-_is_planned: ContextVar[bool] = ContextVar("carries out a plan", default=False)
-_plan: ContextVar[str] = ContextVar("path of the plan", default="PLAN")
+_PLAN_ONLY_OPTIONS = ("overwrite",)
+_is_plan_running: ContextVar[bool] = ContextVar("carries out a plan", default=False)
+_plan_path: ContextVar[str] = ContextVar("path of the plan", default="PLAN")
 
 
 @contextmanager
@@ -56,13 +56,13 @@ def as_planned(plan: object = None) -> Iterator[None]:
     Args:
         plan: path of the plan, which `plan_step` inserts; None if it is not in a file.
     """
-    token = _is_planned.set(True)
-    path = _plan.set(_plan.get() if plan is None else quote(str(plan)))
+    token = _is_plan_running.set(True)
+    path = _plan_path.set(_plan_path.get() if plan is None else quote(str(plan)))
     try:
         yield
     finally:
-        _plan.reset(path)
-        _is_planned.reset(token)
+        _plan_path.reset(path)
+        _is_plan_running.reset(token)
 
 
 def plan_step(call: str, options: str, plan: str = "") -> str:
@@ -73,7 +73,7 @@ def plan_step(call: str, options: str, plan: str = "") -> str:
         options: of the command.
         plan: the path, quoted; "" for that of `as_planned`.
     """
-    return step(call, f"ckpt run {plan or _plan.get()} {options}")
+    return step(call, f"ckpt run {plan or _plan_path.get()} {options}")
 
 
 def option(name: str, value: object = None) -> str:
@@ -87,8 +87,10 @@ def option(name: str, value: object = None) -> str:
         `scan_axis`, scan=False, scan_axis=0, tied="drop"; as flags --scan-axis, --no-scan, --scan-axis 0,
         --tied drop.
     """
-    declared = flag(name, value) if _as_flags else _argument(name, value)
-    return f"a plan made with {declared}" if name in _OF_PLANS and _is_planned.get() else declared
+    declared = flag(name, value) if _as_flags else _keyword(name, value)
+    return (
+        f"a plan made with {declared}" if name in _PLAN_ONLY_OPTIONS and _is_plan_running.get() else declared
+    )
 
 
 def location(name: str) -> str:
@@ -96,16 +98,16 @@ def location(name: str) -> str:
     return _LOCATIONS[name] if _as_flags else f"`{name}`"
 
 
-def quoted(name: str, value: str) -> str:
+def quoted_option(name: str, value: str) -> str:
     """The same for a value that a shell would take for a pattern: keep="*.bias", or --keep '*.bias'."""
     # As `shlex.quote`, and with quotes also where a shell needs none: names of tensors are anybody's.
     return option(name, "'" + value.replace("'", "'\"'\"'") + "'" if _as_flags else value)
 
 
-def several(name: str, values: Sequence[str]) -> str:
+def repeated_option(name: str, values: Sequence[str]) -> str:
     """An option with each of some values: drop=["a", "b"], or --drop 'a' --drop 'b'."""
     if _as_flags or len(values) == 1:
-        return " ".join(quoted(name, item) for item in values)
+        return " ".join(quoted_option(name, item) for item in values)
     listed = ", ".join(f'"{item}"' for item in values)
     return f"{name}=[{listed}]"
 
@@ -115,25 +117,29 @@ def step(call: str, command: str) -> str:
     return f"`{command}`" if _as_flags else f"`{call}`"
 
 
-def again() -> str:
+def retry_term() -> str:
     """To do once more what was refused or has failed: a command, or a call."""
     return "run the same command again" if _as_flags else "make the same call again"
 
 
 def with_options(text: str) -> str:
     """A text that data brings along, with each `{name}` in it as the option `name`."""
-    return _NAMED.sub(lambda result: option(result[1]), text)
+    return _PLACEHOLDER.sub(lambda result: option(result[1]), text)
 
 
-def _argument(name: str, value: object) -> str:
+def _keyword(name: str, value: object) -> str:
     if value is None:
         return f"`{name}`"
-    return f'{name}="{value}"' if isinstance(value, str) and value not in _NUMBERS else f"{name}={value}"
+    return (
+        f'{name}="{value}"'
+        if isinstance(value, str) and value not in _NUMBER_PLACEHOLDERS
+        else f"{name}={value}"
+    )
 
 
 def flag(name: str, value: object = None) -> str:
     """An option as the command line takes it, whoever asks."""
-    plain = f"--{_NAMES.get(name, name).replace('_', '-')}"
+    plain = f"--{_FLAG_NAMES.get(name, name).replace('_', '-')}"
     if (name, value) in _FLAGS:
         return _FLAGS[name, value]
     if isinstance(value, bool):

@@ -42,7 +42,7 @@ class Option:
         """
         if value is None:
             return None
-        value = python_number(value)
+        value = to_python_number(value)
         if isinstance(self.type, tuple):
             return self._checked(value, value in self.type, f"one of {', '.join(self.type)}")
         if self.type is bool:
@@ -52,7 +52,7 @@ class Option:
             return self._checked(value, is_number, f"a whole number from {self.least} on")
         if self.type is str:
             return self._checked(value, isinstance(value, str) and value, "text that is not empty")
-        return size_of(self.name, value) if self.type is parse_size else self.type(value)
+        return parse_size_option(self.name, value) if self.type is parse_size else self.type(value)
 
     def _checked(self, value: Any, is_meant: object, expected: str) -> Any:
         return value if is_meant else refuse(self.name, value, expected)
@@ -67,7 +67,7 @@ def refuse(name: str, value: object, expected: str) -> NoReturn:
     raise UsageError(f"{option_text(name)} cannot be this", got=reprlib.repr(value), expected=expected)
 
 
-def size_of(name: str, size: int | str) -> int:
+def parse_size_option(name: str, size: int | str) -> int:
     """The bytes that an option says, as `ckpttools.core.budget.parse_size`.
 
     Raises:
@@ -79,13 +79,13 @@ def size_of(name: str, size: int | str) -> int:
         refuse(name, size, "512MiB, 2GB or a number of bytes from 1 on")
 
 
-def python_number(value: Any) -> Any:
+def to_python_number(value: Any) -> Any:
     """A single number of numpy or JAX as one of Python; anything else as it is."""
     is_one = getattr(value, "shape", None) == () and hasattr(value, "item")
     return value.item() if is_one else value
 
 
-def parsed(
+def parse_options(
     options: Iterable[Option], declared: Mapping[str, Any], others: Callable[[], Iterable[Option]], what: str
 ) -> dict[str, Any]:
     """The values of all options, by name: what is said, else their defaults.

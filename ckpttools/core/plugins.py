@@ -17,20 +17,20 @@ T = TypeVar("T")
 _METADATA = (".dist-info", ".egg-info")
 
 
-def announced(group: str) -> list[EntryPoint]:
+def entry_points_of(group: str) -> list[EntryPoint]:
     """What installed packages announce, not loaded.
 
     Asking importlib.metadata takes 50 ms, so it is asked only where some package has such a group: to look
     for its name takes 1 ms with 60 packages.
     """
-    if not any(text is None or group.encode() in text for text in _announcements()):
+    if not any(text is None or group.encode() in text for text in _read_announcements()):
         return []
     from importlib.metadata import entry_points
 
     return list(entry_points(group=group))
 
 
-def _announcements() -> Iterator[bytes | None]:
+def _read_announcements() -> Iterator[bytes | None]:
     """The entry points of all packages in directories; None for what importlib.metadata must look into.
 
     What may not be entered is passed over, as Python does where it imports.
@@ -40,10 +40,10 @@ def _announcements() -> Iterator[bytes | None]:
             if location.is_file():
                 yield None
             elif location.is_dir():
-                yield from _announced_in(location)
+                yield from _entry_points_in(location)
 
 
-def _announced_in(location: Path) -> Iterator[bytes]:
+def _entry_points_in(location: Path) -> Iterator[bytes]:
     for entry in os.scandir(location):
         if entry.name.endswith(_METADATA):
             with suppress(OSError):
@@ -58,7 +58,7 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
         kind: class that every object must have, or None.
     """
     result: dict[str, T] = {}
-    for point in announced(group):
+    for point in entry_points_of(group):
         try:
             loaded = point.load()
         except Exception as error:
@@ -72,9 +72,9 @@ def load_group(group: str, kind: type[T] | None = None) -> dict[str, T]:
 
 
 def _warn(point: EntryPoint, what: str) -> None:
-    warnings.warn(f"plug-in {point.name} of {package_of(point)} {what}", stacklevel=3)
+    warnings.warn(f"plug-in {point.name} of {package_name(point)} {what}", stacklevel=3)
 
 
-def package_of(point: EntryPoint) -> str:
+def package_name(point: EntryPoint) -> str:
     """The package that announces something."""
     return point.dist.name if point.dist else "an unknown package"

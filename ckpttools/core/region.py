@@ -13,7 +13,7 @@ from operator import add, lt, mul, sub
 from ckpttools.core.dataclass import dataclass
 
 Shape = tuple[int, ...]
-_MOST_IN_MEMORY = 1 << 20
+_MAX_IN_MEMORY = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def grid_indices(shape: Sequence[int], chunk: Sequence[int]) -> Iterator[Shape]:
     """Every cell index of the grid, in C order."""
     grid = grid_shape(shape, chunk)
     # `product` has all coordinates in memory; a damaged shape may have more than there is.
-    if max(grid, default=0) > _MOST_IN_MEMORY:
+    if max(grid, default=0) > _MAX_IN_MEMORY:
         return (grid_index(grid, position) for position in range(math.prod(grid)))
     return itertools.product(*map(range, grid))
 
@@ -134,7 +134,7 @@ def grid_ranges(chunk: Sequence[int], region: Region) -> list[range]:
     return [range(a // c, -(-b // c)) for a, b, c in zip(region.start, region.stop, chunk, strict=True)]
 
 
-def grid_met(chunk: Sequence[int], region: Region) -> Iterator[Shape]:
+def intersecting_cells(chunk: Sequence[int], region: Region) -> Iterator[Shape]:
     """The index of every cell of size `chunk` that a box meets, in C order."""
     return itertools.product(*grid_ranges(chunk, region))
 
@@ -155,7 +155,7 @@ def contiguous_runs(shape: Sequence[int], region: Region) -> Iterator[tuple[int,
     """
     if region.size == 0:
         return
-    split = _axes_cut(shape, region)
+    split = _count_cut_axes(shape, region)
     inner = math.prod(shape[split:])
     if split == 0:
         yield 0, inner
@@ -175,10 +175,10 @@ def count_runs(shape: Sequence[int], region: Region) -> int:
     lengths = region.shape
     if 0 in lengths:
         return 0
-    return math.prod(lengths[: max(0, _axes_cut(shape, region) - 1)])
+    return math.prod(lengths[: max(0, _count_cut_axes(shape, region) - 1)])
 
 
-def _axes_cut(shape: Sequence[int], region: Region) -> int:
+def _count_cut_axes(shape: Sequence[int], region: Region) -> int:
     """How many axes there are up to the last one that the region does not span whole."""
     count = len(shape)
     while count > 0 and region.start[count - 1] == 0 and region.stop[count - 1] == shape[count - 1]:
@@ -186,7 +186,7 @@ def _axes_cut(shape: Sequence[int], region: Region) -> int:
     return count
 
 
-def split_to(region: Region, limit: int) -> Iterator[Region]:
+def split_evenly(region: Region, limit: int) -> Iterator[Region]:
     """Cut the region along its leading axes into boxes of 1 to `limit` elements, in C order.
 
     Each box is a read block: single coordinates, then a stretch of one axis, then whole axes.
@@ -200,4 +200,4 @@ def split_to(region: Region, limit: int) -> Iterator[Region]:
     inner = math.prod(shape[axis + 1 :])
     step = max(1, limit // inner)
     for piece in region.pieces(axis, step):
-        yield from split_to(piece, limit)
+        yield from split_evenly(piece, limit)

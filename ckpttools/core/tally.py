@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 LARGEST = "largest_"
 
 
-def add(tally: MutableMapping[str, float], told: Mapping[str, float]) -> None:
+def add_counts(tally: MutableMapping[str, float], told: Mapping[str, float]) -> None:
     """Adds what a part tells to a tally, in place."""
     for name, number in told.items():
         if name not in tally:

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 
 
-def ranges(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """Whole numbers as ascending ranges: 0, 1, 2, 5 give "0..2,5"."""
     ordered = sorted(set(numbers))
     runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
@@ -17,12 +17,12 @@ def ranges(numbers: Iterable[int]) -> str:
     return ",".join(str(part[0]) if len(part) == 1 else f"{part[0]}..{part[-1]}" for part in parts)
 
 
-def folded(lines: Iterable[str]) -> list[str]:
+def fold_lines(lines: Iterable[str]) -> list[str]:
     """The lines with those that differ only in their first number joined, then in their second, and so on.
 
     Order is that of each group's first line. Numbers are runs of digits without a leading zero.
     """
-    split = [_pieces(line) for line in lines]
+    split = [_split_numbers(line) for line in lines]
     deepest = max((len(pieces) // 2 for pieces in split), default=0)
     for position in range(deepest):
         split = _fold_at(split, 2 * position + 1)
@@ -34,13 +34,13 @@ def array_count(names: Collection[object]) -> str:
     return plural(len(names), "array")
 
 
-_AGES = ((86400, "days"), (3600, "hours"), (60, "minutes"))
+_AGE_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """A time in words, in the largest unit of which there are two: 7300 s -> "2 hours"."""
     whole = max(0, int(seconds))
-    count, unit = next(((whole // n, unit) for n, unit in _AGES if whole >= 2 * n), (whole, "seconds"))
+    count, unit = next(((whole // n, unit) for n, unit in _AGE_UNITS if whole >= 2 * n), (whole, "seconds"))
     return "1 second" if count == 1 else f"{count} {unit}"
 
 
@@ -49,18 +49,18 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def agreeing(number: int, noun: str) -> str:
+def plural_with_verb(number: int, noun: str) -> str:
     """As `plural`, with the verb before it: "is 1 array", "are 12 arrays"."""
     return f"{'is' if number == 1 else 'are'} {plural(number, noun)}"
 
 
-def some(names: Iterable[str], limit: int = 3) -> str:
+def sample_names(names: Iterable[str], limit: int = 3) -> str:
     """The first of the names, those that differ in numbers only as one: "layers_{0..31}, norm, …"."""
-    folds = folded(names)
+    folds = fold_lines(names)
     return ", ".join([*folds[:limit], *["…"] * (len(folds) > limit)])
 
 
-def first_of(names: Sequence[str], limit: int = 1) -> str:
+def first_names(names: Sequence[str], limit: int = 1) -> str:
     """The first of the names as they are, and how many more there are: "a, b and 3 more"; "" for none."""
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return f"{', '.join(names[:limit])}{more}"
@@ -73,7 +73,7 @@ def first_and_last(numbers: Sequence[int], limit: int = 8) -> str:
     return ", ".join(map(str, few))
 
 
-def type_text(dtype: object, shape: Iterable[object]) -> str:
+def format_type(dtype: object, shape: Iterable[object]) -> str:
     """An array without its values: `bfloat16[4096,14336]`, as JAX writes it."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 
@@ -83,7 +83,7 @@ def matches_any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def in_natural_order(names: Iterable[str]) -> list[str]:
+def sort_naturally(names: Iterable[str]) -> list[str]:
     """The names sorted with numbers as numbers: `layers.2` before `layers.10`."""
     return sorted(names, key=natural_key)
 
@@ -94,7 +94,7 @@ def printable(text: str) -> str:
     Bytes that are not UTF-8, which Python has as halves of surrogate pairs, are written `\\xff`, so different
     names stay different.
     """
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escaped(c) for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
 def printable_text(text: str) -> str:
@@ -105,7 +105,7 @@ def printable_text(text: str) -> str:
     """
     if text.isprintable() or _MARKED.sub("", text).isprintable():
         return text
-    return _KEPT.sub(lambda result: result[1] or printable(result[3]), text)
+    return _STYLE_OR_ESCAPE.sub(lambda result: result[1] or printable(result[3]), text)
 
 
 def mark_style(codes: str) -> str:
@@ -125,10 +125,10 @@ def unmark_styles(text: str) -> str:
 _MARK = str(time.time_ns())
 _MARKED = re.compile(rf"\x1b\[{_MARK};([0-9;]*)m")
 # Marked styles, and breaks before indented lines; then any character that may need an escape.
-_KEPT = re.compile(rf"({_MARKED.pattern}|\n(?=[ \n]|$))|([^ -~])")
+_STYLE_OR_ESCAPE = re.compile(rf"({_MARKED.pattern}|\n(?=[ \n]|$))|([^ -~])")
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:
         return f"\\x{code - 0xDC00:02x}"
@@ -141,11 +141,11 @@ def natural_key(name: str) -> bytes:
 
     One object for each name: a checkpoint may have a hundred thousand.
     """
-    runs = [_sortable("".join(run), is_number) for is_number, run in groupby(name, key=str.isdecimal)]
+    runs = [_sort_bytes("".join(run), is_number) for is_number, run in groupby(name, key=str.isdecimal)]
     return (b"\xff" if name[:1].isdecimal() else b"") + b"".join(runs)
 
 
-def _sortable(run: str, is_number: bool) -> bytes:
+def _sort_bytes(run: str, is_number: bool) -> bytes:
     """A number ends the text before it, so it begins with the least byte; then come its length and digits.
 
     Of equal numbers the one goes first whose text does: "01" before "1", and "0" before "00".
@@ -158,7 +158,7 @@ def _sortable(run: str, is_number: bool) -> bytes:
     return b"\0" + len(digits).to_bytes(4, "big") + digits + last.to_bytes(4, "big")
 
 
-def _pieces(line: str) -> tuple[str, ...]:
+def _split_numbers(line: str) -> tuple[str, ...]:
     """The line as text, number, text, number, …, text; the texts may be empty."""
     pieces = [""]
     for is_number, characters in groupby(line, key=str.isdigit):
@@ -176,11 +176,11 @@ def _fold_at(lines: Sequence[tuple[str, ...]], position: int) -> list[tuple[str,
         number = pieces[position : position + 1]
         groups.setdefault((pieces[:position], pieces[position + 1 :]), []).extend(number)
     return [
-        (*before, _range_piece(numbers), *after) if numbers else before
+        (*before, _format_range_piece(numbers), *after) if numbers else before
         for (before, after), numbers in groups.items()
     ]
 
 
-def _range_piece(numbers: list[str]) -> str:
+def _format_range_piece(numbers: list[str]) -> str:
     distinct = set(numbers)
-    return numbers[0] if len(distinct) == 1 else "{" + ranges(map(int, distinct)) + "}"
+    return numbers[0] if len(distinct) == 1 else "{" + format_ranges(map(int, distinct)) + "}"

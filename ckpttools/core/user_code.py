@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from ckpttools.core.errors import UsageError
-from ckpttools.core.message_terms import quoted
+from ckpttools.core.message_terms import quoted_option
 
 _permitted: ContextVar[Collection[str] | None] = ContextVar("code that may run", default=None)
 
@@ -57,9 +57,9 @@ def check_code(name: str, code: str) -> None:
         return
     error = CodeNotAllowedError(
         "the plan names code, and code that only a file names never runs",
-        got=quoted(name, code),
+        got=quoted_option(name, code),
         expected="the same option in your own command or call",
-        hint=f"read the code; if you trust it, add {quoted(name, code)}",
+        hint=f"read the code; if you trust it, add {quoted_option(name, code)}",
     )
     error.name, error.code = name, code
     raise error

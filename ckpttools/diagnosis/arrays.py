@@ -9,7 +9,7 @@ from math import prod
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.region import Shape
-from ckpttools.core.text import agreeing, some
+from ckpttools.core.text import plural_with_verb, sample_names
 from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Finding, finding_of, on_disk
 from ckpttools.diagnosis.chunk_files import POINTER, bad_chunks
 from ckpttools.diagnosis.inventory import ListedItem
@@ -68,7 +68,8 @@ def _chunks(item: ListedItem, database: Entries, table: ChunkTable) -> Iterator[
     if table.strays:
         array = table.array
         grid = f"{list(array.grid)} of chunks {list(array.chunk)} for shape {list(array.shape)}"
-        what = f"outside the grid {grid} {agreeing(len(table.strays), 'chunk')}, such as {table.strays[0]}"
+        count = plural_with_verb(len(table.strays), "chunk")
+        what = f"outside the grid {grid} {count}, such as {table.strays[0]}"
         yield Finding(ERROR, location, what, "the metadata is of another array than the chunks", _COPY)
     faults: dict[str, list[Shape]] = defaultdict(list)
     for bad in bad_chunks(table, database):
@@ -85,7 +86,7 @@ def _missing(item: ListedItem, tables: Sequence[ChunkTable]) -> Iterator[Finding
         return
     lost, all_of_them = sum(t.missing for t in tables), sum(prod(t.array.grid) for t in tables)
     first = tables[0].key(tables[0].first_missing())
-    names = some([table.name for table in tables])
+    names = sample_names([table.name for table in tables])
     what = f"{lost:,} of {all_of_them:,} chunks are missing, such as {first}; of {names}"
     location = str(item.path)
     if item.is_part_of_a_host:
@@ -116,7 +117,7 @@ def _names(item: ListedItem) -> Iterator[Finding]:
         yield _lost(item, lost, everything=len(lost) == len(expected))
     extra = sorted(item.tables.tables.keys() - set(expected))
     if extra:
-        what = f"arrays that the tree does not name ({len(extra)}): {some(extra)}"
+        what = f"arrays that the tree does not name ({len(extra)}): {sample_names(extra)}"
         yield Finding(
             INFO, str(item.path), what, "no loader reads them; they take up space", "nothing need be done"
         )
@@ -128,7 +129,7 @@ def _is_array(leaf: SavedLeaf) -> bool:
 
 
 def _lost(item: ListedItem, names: Sequence[str], *, everything: bool) -> Finding:
-    what = f"arrays without their zarr.json or .zarray ({len(names)}): {some(names)}"
+    what = f"arrays without their zarr.json or .zarray ({len(names)}): {sample_names(names)}"
     why = "the tree names them, and they cannot be read"
     do = _FETCH
     if not item.is_merged and not item.processes:
@@ -148,7 +149,7 @@ def _flavour(item: ListedItem, names: Sequence[str]) -> Iterator[Finding]:
     other = [name for name in names if document and document not in documents[name]]
     if other:
         right, wrong = str(not says).lower(), str(says).lower()
-        bare = f"there {agreeing(len(other), 'array')} without {document}: {some(other)}"
+        bare = f"there {plural_with_verb(len(other), 'array')} without {document}: {sample_names(other)}"
         what = f"_METADATA says use_zarr3 {wrong}, but {bare}"
         why = "Orbax opens them with the wrong driver and fails"
         do = _edited(item, "use_zarr3", wrong, right)

@@ -13,7 +13,7 @@ from ckpttools.checks.registry import checks as library_checks
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import first_of, natural_key
+from ckpttools.core.text import first_names, natural_key
 from ckpttools.diagnosis import checks as checks_room
 from ckpttools.diagnosis.base import ERROR, LEVELS, Check, Finding, Fix, as_finding, finding_of, pasted
 from ckpttools.diagnosis.checks.checksums import has_checksums
@@ -137,7 +137,7 @@ def examine(
             names = sorted(name for name in model.files if name != CONFIG)
             raise FormatError(
                 f"the model in {model.location} has no weights",
-                got=f"{CONFIG}{f', {first_of(names, 5)}' if names else ''}",
+                got=f"{CONFIG}{f', {first_names(names, 5)}' if names else ''}",
                 expected="model.safetensors, or shards and model.safetensors.index.json",
                 hint=f"fetch them: hf download REPO --include '*.safetensors' --local-dir {pasted(path)}",
             )

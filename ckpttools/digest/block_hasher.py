@@ -10,7 +10,7 @@ import numpy as np
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.core.region import Region, Shape, ceil_div, contiguous_runs, count_runs, split_to
+from ckpttools.core.region import Region, Shape, ceil_div, contiguous_runs, count_runs, split_evenly
 from ckpttools.digest.digest import BLOCK_BYTES, Digest, algorithm_named, block_count
 
 
@@ -243,5 +243,5 @@ def _contiguous(region: Region, values: np.ndarray) -> Iterator[tuple[Region, np
     if values.flags.c_contiguous:
         yield region, values
         return
-    for piece in split_to(region, BLOCK_BYTES // values.itemsize):
+    for piece in split_evenly(region, BLOCK_BYTES // values.itemsize):
         yield piece, np.ascontiguousarray(values[piece.relative_to(region).slices])

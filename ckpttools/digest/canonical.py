@@ -12,7 +12,7 @@ from ckpttools.array.patterns import matches
 from ckpttools.array.tree import Text, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import sort_naturally
 from ckpttools.maxtext.layers import LayerStack
 from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.stacked_layers import unstack_layers
@@ -138,7 +138,7 @@ class Selection:
             FormatError: there is no array at all.
         """
         meant = self.names(named)
-        chosen = {name: named[name] for name in in_natural_order(named) if name in meant}
+        chosen = {name: named[name] for name in sort_naturally(named) if name in meant}
         if not chosen:
             raise (UsageError if named else FormatError)(
                 "no array is selected",

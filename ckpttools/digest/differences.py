@@ -7,7 +7,7 @@ from typing import Literal
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Shape
-from ckpttools.core.text import in_natural_order, type_text
+from ckpttools.core.text import format_type, sort_naturally
 from ckpttools.digest.pairing import K, LeafDifference, Pairing
 from ckpttools.roles.of_tree import Typed
 
@@ -45,7 +45,7 @@ class Difference:
 def sorted_by_name(result: Iterable[Difference]) -> tuple[Difference, ...]:
     """Differences in the natural order of names."""
     by_name = {item.name: item for item in result}
-    return tuple(by_name[name] for name in in_natural_order(by_name))
+    return tuple(by_name[name] for name in sort_naturally(by_name))
 
 
 def of_kinds(both: Pairing[K]) -> list[Difference]:
@@ -71,4 +71,4 @@ def same_kind(a: Typed, b: Typed) -> bool:
 
 
 def _type(each: Typed) -> str:
-    return type_text(each.dtype, each.shape)
+    return format_type(each.dtype, each.shape)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UnknownNameError
 from ckpttools.core.region import Region, Shape, ceil_div
-from ckpttools.core.text import type_text
+from ckpttools.core.text import format_type
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -70,7 +70,7 @@ class Digest:
     @classmethod
     def of(cls, algorithm: str, dtype: str, shape: Shape, blocks: bytes) -> Digest:
         """An array's digest from those of its blocks: the hash of `float32[2,3]`, a newline, and them."""
-        head = f"{type_text(dtype, shape)}\n".encode()
+        head = f"{format_type(dtype, shape)}\n".encode()
         return cls(dtype, shape, algorithm_named(algorithm)(head + blocks).hex(), blocks.hex())
 
 

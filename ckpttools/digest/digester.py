@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, Tree
-from ckpttools.core.budget import names_bytes, size_text
+from ckpttools.core.budget import estimate_names_bytes, format_size
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Region
 from ckpttools.digest.block_hasher import BlockHasher, Room
@@ -48,7 +48,7 @@ class Digester:
     def nbytes(self) -> int:
         """Bytes that it uses itself, besides the arrays and the room."""
         digests = sum(hasher.digests_bytes for hasher in self._hashers.values())
-        return names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
+        return estimate_names_bytes(self._arrays) + len(self._arrays) * _BYTES_PER_NAME + 4 * digests
 
     def add(self, whole: WholeArray, region: Region, values: np.ndarray) -> None:
         """Takes a region that was not taken before; from any thread.
@@ -95,7 +95,7 @@ class Digester:
             self._read(cheapest_reads(missing), memory, jobs, observe)
             still = self._missing()
             if len(still) == len(missing):
-                raise MemoryBudgetError("the parts of no array fit into the memory", got=size_text(memory))
+                raise MemoryBudgetError("the parts of no array fit into the memory", got=format_size(memory))
             missing = still
         return {name: hasher.digest() for name, hasher in self._hashers.items()}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from ckpttools.array.tree import Tree
-from ckpttools.core.budget import does_not_fit
+from ckpttools.core.budget import memory_error
 from ckpttools.digest.canonical import Selection
 from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.digester import Digester
@@ -48,7 +48,7 @@ def run_hashing(plan: Plan, run: CarriesOut, path: Location, *, overwrite: bool)
     digester = Digester(everything.arrays(plan.tree), DEFAULT_ALGORITHM, room)
     lacking = digester.nbytes - plan.reserved - room
     if lacking > 0 and digester.nbytes > plan.reserved:
-        raise does_not_fit(
+        raise memory_error(
             "the digests do not fit into the memory allowed", plan.memory, plan.memory + lacking
         )
 

@@ -17,7 +17,7 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked_options
+from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.options import Option
@@ -34,7 +34,7 @@ RECORD = "ckpttools.json"
 """File beside them that says which names the model used."""
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True)
 class ReadOptions:
     """What a user may say about reading.

@@ -8,7 +8,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.core.text import matches_any, plural, some
+from ckpttools.core.text import matches_any, plural, sample_names
 from ckpttools.formats.adapters import ADAPTER, adapter_in, merging
 from ckpttools.formats.json_file import read_json
 from ckpttools.stores.location import Location
@@ -64,7 +64,7 @@ def _from_keras_shards(path: Location, file: Location) -> str:
     shards = _shards_of_keras(file)
     lost = [name for name in shards if not (file.parent / name).is_file()]
     if lost:
-        return f"copy the missing {plural(len(lost), 'shard')} of {len(shards):,}, too: {some(lost)}"
+        return f"copy the missing {plural(len(lost), 'shard')} of {len(shards):,}, too: {sample_names(lost)}"
     load = f"model.load_weights({file.as_local()!r})"
     return f"load them in Keras, which reads all shards: {load}; then {_from_keras(path, file)}"
 

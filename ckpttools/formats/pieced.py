@@ -11,7 +11,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Constant, Stored, concat, relayout, window
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.core.region import Region, Shape, grid_met, grid_shape
+from ckpttools.core.region import Region, Shape, grid_shape, intersecting_cells
 
 # Where all ends of parts are multiples of a large number there are as many cells as parts.
 _MOST_CELLS = 1_000_000
@@ -95,7 +95,7 @@ class _CellGrid:
         """Raises ValueError where two boxes have a cell in common, or one lies in none."""
         cells: dict[Shape, LazyArray] = {}
         for box, array in boxes.items():
-            for index in grid_met(cell, box):
+            for index in intersecting_cells(cell, box):
                 start = tuple(at * c for at, c in zip(index, cell, strict=True))
                 stop = tuple(min(a + c, n) for a, c, n in zip(start, cell, shape, strict=True))
                 inside = tuple(a - b for a, b in zip(start, box.start, strict=True))

@@ -16,9 +16,9 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.options import Option, parsed
+from ckpttools.core.options import Option, parse_options
 from ckpttools.core.plugins import load_group
-from ckpttools.core.text import first_of
+from ckpttools.core.text import first_names
 from ckpttools.formats.adapters import ADAPTER
 from ckpttools.formats.base import (
     Format,
@@ -263,7 +263,7 @@ def writer_for(
             hint=f"choose another, as {option('format', 'safetensors')} does",
         )
     declared = {key: value for key, value in options.items() if value is not None}
-    values = parsed(result.options, declared, writer_options, f"{name} is not stored")
+    values = parse_options(result.options, declared, writer_options, f"{name} is not stored")
     target = Target(tree, destination, keeps_names, shares, least_share, frozenset(declared))
     return result.writer(target, **values)
 
@@ -289,7 +289,7 @@ def _instead(path: Location) -> str:
     result = _found_below(path)
     if not result:
         return _nothing_below(path)
-    return f"name what lies in it: {first_of([quote(str(item)) for item in result], _MOST_NAMED)}"
+    return f"name what lies in it: {first_names([quote(str(item)) for item in result], _MOST_NAMED)}"
 
 
 def _found_below(path: Location) -> list[Location]:

@@ -15,7 +15,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, SourceChangedError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.formats.base import SIDECARS, Extents, Layout, Writer, WritesSteps
 from ckpttools.formats.placement import DataFile, Placement
 from ckpttools.formats.safetensors.write import SafetensorsWriter
@@ -188,7 +188,7 @@ class WithSidecars:
             content = read_file(file)
             if _is_local(file) and _digest([content]) != self.sidecars.versions[name]:
                 raise SourceChangedError(
-                    f"{file.path} was changed after the conversion was planned", hint=again()
+                    f"{file.path} was changed after the conversion was planned", hint=retry_term()
                 )
             (location / name).write_bytes(content)
         for name, content in self.built.items():

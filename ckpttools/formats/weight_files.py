@@ -15,7 +15,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.core.text import first_of
+from ckpttools.core.text import first_names
 from ckpttools.formats.sidecar_files import CONFIG, WEIGHTS_FIELD, is_file, weights_in_config
 from ckpttools.formats.weight_index import WeightsLocation, normalized, refuse_missing, visible_files
 from ckpttools.stores.base import is_inside
@@ -113,7 +113,7 @@ class WeightNames:
         raise kind(
             f"{CONFIG} names weights that transformers cannot load: {WEIGHTS_FIELD} is {name!r}",
             location=folder / CONFIG,
-            got=first_of(visible, _MOST_NAMED) if visible else "no such file",
+            got=first_names(visible, _MOST_NAMED) if visible else "no such file",
             expected=f"the name of a {self.suffix} file here, or of an index of such files",
             hint=f"fetch that file, or remove {WEIGHTS_FIELD} from {CONFIG}{instead}",
         )

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, counted_listing, listing
-from ckpttools.core.text import first_of, plural, some
+from ckpttools.core.text import first_names, plural, sample_names
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.base import is_inside
 from ckpttools.stores.concurrency import at_once
@@ -166,16 +166,16 @@ def _remarks(
     """What a user should know of tensors and files about which the index is wrong."""
     if repeated:
         count = plural(len(repeated), "tensor")
-        yield f"{count} in several files, read from those that {index} names: {some(repeated)}"
+        yield f"{count} in several files, read from those that {index} names: {sample_names(repeated)}"
     for what, names in (("in other files than it names", moved), ("that it does not list", unlisted)):
         if names:
             there = sorted({files[name] for name in names})
             count = plural(len(names), "tensor")
-            where = f"read from {some(there)} as transformers does"
-            yield f"{index} is stale: {count} {what}, {where}: {some(names)}"
+            where = f"read from {sample_names(there)} as transformers does"
+            yield f"{index} is stale: {count} {what}, {where}: {sample_names(names)}"
     if unnamed:
         what = f"skipped as by transformers, as {index} does not name them and others have their tensors"
-        yield f"{what}: {some(unnamed)}"
+        yield f"{what}: {sample_names(unnamed)}"
 
 
 def _refuse_lost(
@@ -191,7 +191,9 @@ def _refuse_lost(
     lost = {name: tensors for name, tensors in lost.items() if tensors}
     absent = {tensor: file for tensor, file in named.items() if tensor not in there}
     if lost:
-        lines = [f"{name}: {plural(len(item), 'tensor')}, {some(item)}" for name, item in lost.items()]
+        lines = [
+            f"{name}: {plural(len(item), 'tensor')}, {sample_names(item)}" for name, item in lost.items()
+        ]
         raise FormatError(
             "the index is stale: it does not name files that have tensors which no other file has:"
             + listing(lines),
@@ -206,7 +208,9 @@ def _refuse_lost(
         moved = sum(tensor in others for tensor in absent)
         got = "all files that it names, without these tensors: the index or a file is of another save"
         if holders:
-            got = f"{plural(moved, 'tensor')} of these in files that it does not name: {some(holders)}"
+            got = (
+                f"{plural(moved, 'tensor')} of these in files that it does not name: {sample_names(holders)}"
+            )
         raise FormatError(
             "the index and its files do not hold the same tensors"
             + _differing("named by the index, not in the file", absent.items())
@@ -253,7 +257,7 @@ def refuse_missing(
         expected: in words.
         others: Names of weight files that may have the tensors of the missing ones.
     """
-    renamed = f"; or, if their tensors are in {some(others)}, fetch the index again" if others else ""
+    renamed = f"; or, if their tensors are in {sample_names(others)}, fetch the index again" if others else ""
     raise FormatError(
         f"{len(missing):,} of the weight files {'is' if len(missing) == 1 else 'are'} missing:"
         f"{listing(missing)}",
@@ -338,7 +342,7 @@ def _refuse_stale(folder: Location, index: Location, names: Sequence[str], missi
                 f"the index names {plural(len(missing), 'file')} that do not exist, next to others that are "
                 f"complete and that it does not name: the index is stale:{listing(sorted(missing))}",
                 location=index,
-                got=f"{plural(len(files), 'file')}: {some(sorted(files))}",
+                got=f"{plural(len(files), 'file')}: {sample_names(sorted(files))}",
                 expected="the names of the files that are there",
                 hint=f"{_set_aside(index) if is_replaceable else 'fetch the index again'}; {fetched}",
             )
@@ -377,7 +381,7 @@ def _check_once(tensors: Sequence[tuple[str, str]], folder: Location) -> None:
     for tensor, files in locations.items():
         if len(files) > 1:
             together.setdefault(tuple(files), []).append(tensor)
-    twice = [f"{some(tensors)}: in {first_of(files, 4)}" for files, tensors in together.items()]
+    twice = [f"{sample_names(tensors)}: in {first_names(files, 4)}" for files, tensors in together.items()]
     raise FormatError(
         "the same tensors in several files:" + listing(twice),
         location=folder,
@@ -393,7 +397,7 @@ def _refuse_ambiguous(
     unclear = {name: files for name, files in repeated.items() if named.get(name) in files[:-1]}
     if not unclear:
         return
-    lines = [f"{name}: in {first_of(files, 4)}" for name, files in unclear.items()]
+    lines = [f"{name}: in {first_names(files, 4)}" for name, files in unclear.items()]
     first, files = next(iter(unclear.items()))
     raise FormatError(
         "several files have the same tensors, and the index does not name the last file:" + listing(lines),

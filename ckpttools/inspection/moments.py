@@ -17,7 +17,7 @@ from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.inspection import sums
 
 _Value = TypeVar("_Value", float, Shape)
@@ -124,7 +124,7 @@ def in_blocks(values: np.ndarray, limit: int) -> Iterator[tuple[int, np.ndarray]
         yield from ((start, flat[start : start + limit]) for start in range(0, flat.size, limit))
         return
     start = 0
-    for block in split_to(Region.whole(values.shape), limit):
+    for block in split_evenly(Region.whole(values.shape), limit):
         yield start, subview(values, block)
         start += block.size
 

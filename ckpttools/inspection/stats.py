@@ -11,7 +11,7 @@ import numpy as np
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Path, Tree, keystr
-from ckpttools.core.budget import names_bytes
+from ckpttools.core.budget import estimate_names_bytes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
 from ckpttools.core.region import Region, Shape
@@ -140,7 +140,7 @@ def inspect_stats(
     items = [(array,) for array in chosen.values()]
     cut = Tiles(_PIECE_BYTES)
     names = list(map(keystr, chosen))
-    reserved = names_bytes(names) + len(chosen) * _BYTES_PER_ARRAY
+    reserved = estimate_names_bytes(names) + len(chosen) * _BYTES_PER_ARRAY
     reserved += sum(distributions.most_bytes(look.arrays[index]) for index in counted)
     seen = scan(
         items,

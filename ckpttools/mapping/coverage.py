@@ -12,7 +12,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, MappingError, listing, near_names
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.core.text import folded, plural
+from ckpttools.core.text import fold_lines, plural
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.sizes import Size, lengths_of
 from ckpttools.quantized.weights import is_scale, quantized
@@ -261,7 +261,7 @@ def reasons(
     """Explain why arrays are expected or not; arguments as in `check_coverage`, `arrays` by name."""
     lengths = lengths_of(sizes)
     lost = [key for key in wrong.missing if key in dropped]
-    yield from (f"{key} is missing because it was dropped" for key in folded(lost))
+    yield from (f"{key} is missing because it was dropped" for key in fold_lines(lost))
     alternatives = {key for item in unwanted for key in _keys(item, lengths)}
     yield from _flag_hints({*wrong.missing} - alternatives, expected, lengths, "expected")
     yield from _flag_hints({*wrong.extra}, unwanted, lengths, "not expected")

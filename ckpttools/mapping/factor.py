@@ -11,7 +11,7 @@ from ckpttools.array.relayout import reshaped
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import MappingError
-from ckpttools.core.region import Region, split_to
+from ckpttools.core.region import Region, split_evenly
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.values import Exactness, Fill, Filled, rounded
 
@@ -130,6 +130,6 @@ class Times:
         numbers = codes.view(self.dtype.numpy)
         factors = np.broadcast_to(scales[0].view(self.factor.numpy), codes.shape)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            for part in split_to(Region.whole(codes.shape), _BLOCK):
+            for part in split_evenly(Region.whole(codes.shape), _BLOCK):
                 products = numbers[part.slices].astype(wide) * factors[part.slices].astype(wide)
                 out[part.slices] = rounded(products, self.dtype).view(self.dtype.carrier)

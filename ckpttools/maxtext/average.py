@@ -15,7 +15,7 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ConfigError, CoverageError, FormatError, MappingError, UsageError, listing
 from ckpttools.core.message_terms import option, step
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.region import Region, split_to
+from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config_differences import ConfigDifference, config_differences, config_of
@@ -313,7 +313,7 @@ def _check_equal(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree
 def _equal(a: LazyArray, b: LazyArray) -> bool:
     import numpy as np
 
-    pieces = split_to(Region.whole(b.shape), _COMPARED)
+    pieces = split_evenly(Region.whole(b.shape), _COMPARED)
     return a is b or all(np.array_equal(a.read(piece), b.read(piece)) for piece in pieces)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 
-from ckpttools.core.checked import checked_options
+from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
@@ -23,7 +23,7 @@ from ckpttools.quantized.decoding import Like
 from ckpttools.stores.registry import LocationLike
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True, slots=True)
 class ToMaxText:
     """How a Hugging Face checkpoint becomes a MaxText one.
@@ -87,7 +87,7 @@ class ToMaxText:
 TEXT = "text"
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True, slots=True)
 class ToHuggingFace:
     """How a MaxText checkpoint becomes a Hugging Face one.

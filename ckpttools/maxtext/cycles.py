@@ -12,7 +12,7 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, ShapeError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
-from ckpttools.core.text import plural, ranges
+from ckpttools.core.text import format_ranges, plural
 from ckpttools.maxtext.layers import LayerStack, single_layers
 from ckpttools.maxtext.layout import BLOCKS, DECODER, GLOBAL, LAYER, LAYERS, LOCAL, REMAINDER
 
@@ -87,8 +87,8 @@ def _require_all(name: str, numbers: Sequence[int]) -> None:
     if missing:
         raise FormatError(
             "there are gaps in the numbers of layers",
-            location=f"{DECODER}/{name}_{{{ranges(numbers)}}}",
-            expected=f"also {ranges(missing)}",
+            location=f"{DECODER}/{name}_{{{format_ranges(numbers)}}}",
+            expected=f"also {format_ranges(missing)}",
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError, listing
-from ckpttools.core.message_terms import option, several
+from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import matches_any
 from ckpttools.formats.adapters import ADAPTER, is_adapter
@@ -159,7 +159,7 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
     bare = without_states(tree)
     plain = unwrapped(bare.tree)
     if result := patterns_beside(plain.tree):
-        hint = leaving.format(several("drop", result))
+        hint = leaving.format(repeated_option("drop", result))
         raise FormatError(others, location=location, got=", ".join(result), hint=hint)
     named = with_family_names(plain.tree)
     built = with_hub_names(named.tree)

@@ -18,7 +18,7 @@ from ckpttools.array.nodes import inner
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ConfigError, CoverageError
-from ckpttools.core.message_terms import option, several
+from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
 from ckpttools.mapping.sizes import nested, states
@@ -335,7 +335,7 @@ def refuse_lost(family: Family, names: Collection[str], location: str) -> None:
     lost = {name: result for name, result in lost.items() if result}
     if lost:
         patterns = [key for name in lost for key in family.parts[name].keys]
-        drop = several("drop", [key for key in patterns if UnsupportedPart((key,)).of(names)])
+        drop = repeated_option("drop", [key for key in patterns if UnsupportedPart((key,)).of(names)])
         kept = f"{option('carry', True)} keeps it beside the weights, for the way back"
         raise CoverageError(
             "MaxText has no place for a part of this model, which would be lost",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from shlex import quote
 
-from ckpttools.core.checked import checked_options
+from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import option, step
@@ -21,7 +21,7 @@ ROPE_LAYOUTS = ("halves", "interleaved")
 _OF_MODEL = f"HF_DIR/{CONFIG}"
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
     """What a user may say of the model, whatever its configuration says.

@@ -14,8 +14,8 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.message_terms import option, several, step
-from ckpttools.core.text import folded, matches_any, some
+from ckpttools.core.message_terms import option, repeated_option, step
+from ckpttools.core.text import fold_lines, matches_any, sample_names
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import Coverage
 from ckpttools.mapping.keys import Field, Key, key_of
@@ -323,9 +323,10 @@ def backbone_hint(
     source = "convert the causal language model from which it was made"
     embedding = f"use the embedding as the output head with {option('tied', 'drop')}"
     if coverage.extra:
-        drop = several("drop", coverage.extra)
+        drop = repeated_option("drop", coverage.extra)
         return (
-            f"this model does not have a language model's head ({some(coverage.extra)}), so MaxText cannot "
+            f"this model does not have a language model's head ({sample_names(coverage.extra)}), so "
+            "MaxText cannot "
             f"hold its head; {source}, or leave the head out and {embedding}: {drop}"
         )
     return (
@@ -501,7 +502,7 @@ class FamilyFit:
             matched=self.matched,
             expected=len(self.required),
             missing=self.missing,
-            others=tuple(folded(others)),
+            others=tuple(fold_lines(others)),
             num_others=len(others),
         )
 

@@ -21,7 +21,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, UsageError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import array_count, in_natural_order, matches_any
+from ckpttools.core.text import array_count, matches_any, sort_naturally
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import Coordinates, Field, longest_stride, parse_key
@@ -261,7 +261,7 @@ class _Cut:
                 location=self.source.metadata.location or None,
                 hint="leave out what is no part of the model: ckpt select",
             )
-        self.dropped = tuple(in_natural_order(gone))
+        self.dropped = tuple(sort_naturally(gone))
         return {path: leaf for path, leaf in rest.items() if dotted(path) not in gone}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import some
+from ckpttools.core.text import sample_names
 from ckpttools.mapping.keys import parse_key
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.model_facts import BY_LAYER
@@ -122,7 +122,7 @@ def _check_layers(kept: Sequence[int], count: int) -> None:
     if not kept or sorted(set(kept)) != kept or kept[0] < 0 or kept[-1] >= count:
         raise UsageError(
             "these layers cannot be kept",
-            got=some(list(map(str, kept)), _SHOWN) or "none",
+            got=sample_names(list(map(str, kept)), _SHOWN) or "none",
             expected=f"one or more of the model's {count}: 0 to {count - 1}, ascending",
         )
 

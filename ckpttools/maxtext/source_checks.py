@@ -8,8 +8,8 @@ from typing import Literal
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.errors import CheckpointError, ConfigError, FormatError
-from ckpttools.core.message_terms import option, quoted
-from ckpttools.core.text import array_count, first_of
+from ckpttools.core.message_terms import option, quoted_option
+from ckpttools.core.text import array_count, first_names
 from ckpttools.formats.adapters import ADAPTER, refuse_adapter, wrapped_weights
 from ckpttools.formats.base import SIDECARS
 from ckpttools.formats.sidecar_files import CONFIG
@@ -124,7 +124,9 @@ def _merging(tree: Tree) -> str:
         return f"the adapter lies by itself as well: ckpt adapter merge BASE {quote(str(apart))} DST"
     if wrapped_weights(tree):
         return "merge them where they were trained: model.merge_and_unload() of PEFT, and save that"
-    leave = f"ckpt select {_quoted(tree)} DST {' '.join(quoted('drop', factor) for factor in _FACTORS)}"
+    leave = (
+        f"ckpt select {_quoted(tree)} DST {' '.join(quoted_option('drop', factor) for factor in _FACTORS)}"
+    )
     return f"merge them where they were trained; {leave} leaves them out, and with them what was tuned"
 
 
@@ -154,7 +156,7 @@ def _without_config(tree: Tree) -> CheckpointError:
     return FormatError(
         "this is an Orbax checkpoint, whose names are neither Hugging Face's nor MaxText's",
         location=location,
-        got=first_of([dotted(path) for path in tree.arrays], 3),
+        got=first_names([dotted(path) for path in tree.arrays], 3),
         expected="the names of a model that `ckpt families` lists",
         hint=f"ckpt inspect tree {_quoted(tree)} shows all of them; "
         f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",

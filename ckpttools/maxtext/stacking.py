@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Any
 
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked_options
+from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
@@ -39,7 +39,7 @@ from ckpttools.transforms.base import Transformed
 _EXPECTED = "keys below decoder such as layers or layers_0, as MaxText names them"
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True, slots=True)
 class StackLayers:
     """Layers stacked as MaxText's scan_layers=true wants them, in parameters and all that mirrors them.
@@ -91,7 +91,7 @@ class StackLayers:
         return Transformed(_with_scan_layers_note(built, scan_layers=True))
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True, slots=True)
 class UnstackLayers:
     """Layers one by one, as MaxText's scan_layers=false wants them, in parameters and all that mirrors them.
@@ -130,7 +130,7 @@ class UnstackLayers:
         return Transformed(_with_scan_layers_note(built, scan_layers=False))
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True, slots=True)
 class ForceUnroll:
     """A stacked training checkpoint as an unstacked one for inference, as MaxText's force_unroll means it.

@@ -12,7 +12,7 @@ from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError
 from ckpttools.core.message_terms import option, step
-from ckpttools.core.region import Region, split_to
+from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import plural
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.model_options import family_for
@@ -217,7 +217,7 @@ def _compare_piece(item: tuple[LazyArray, LazyArray], piece: Region, unequal: np
     if item[0].dtype == item[1].dtype and head.tobytes() == table.tobytes():
         return 0.0
     largest = 0.0
-    for part in split_to(piece, _ELEMENTS):
+    for part in split_evenly(piece, _ELEMENTS):
         inside = part.relative_to(piece).slices
         mine, other = _to_float64(head[inside], item[0]), _to_float64(table[inside], item[1])
         differs = (mine != other) & ~(np.isnan(mine) & np.isnan(other))

@@ -9,10 +9,10 @@ from typing import Literal
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Leaf, Path, Tree, dotted, keystr, refuse_collisions
-from ckpttools.core.checked import checked_options
+from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
-from ckpttools.core.message_terms import option, quoted
+from ckpttools.core.message_terms import option, quoted_option
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.formats.orbax.several_items import one_item
@@ -30,7 +30,7 @@ NewFlavour = Literal["same", "linen", "nnx"]
 _AUXILIARY: Path = (NNX_AUX,)
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True)
 class StripOptimizer:
     """Only the parameters: no optimizer state, no random states, no step unless asked for.
@@ -102,8 +102,8 @@ class StripOptimizer:
                 "it is unclear whether this is state of an optimizer or learned, such as an average of "
                 f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
                 location=tree.metadata.location or None,
-                hint=f"{quoted('keep', first)} if it is learned; "
-                f"{quoted('drop', first)} if it is state, or{copy}",
+                hint=f"{quoted_option('keep', first)} if it is learned; "
+                f"{quoted_option('drop', first)} if it is state, or{copy}",
             )
 
     def _step(self, tree: Tree) -> LazyArray | None:

@@ -12,7 +12,7 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ConfigError, ShapeError
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Shape
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import sort_naturally
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import nested
@@ -53,7 +53,7 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _in_order(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    return {name: shapes[name] for name in in_natural_order(shapes)}
+    return {name: shapes[name] for name in sort_naturally(shapes)}
 
 
 def synthetic(

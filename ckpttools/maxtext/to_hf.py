@@ -14,7 +14,7 @@ from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ConfigError, CoverageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import sort_naturally
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.mapping.keys import parse_key
@@ -140,7 +140,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         + notes_of(converted.grids.values)
         + Notes(remarks=(*copy_remarks, *remarks_about(config, built, lacking), *_deviations(bound, files)))
     )
-    leaves: dict[TreePath, LazyArray] = {(key,): built[key] for key in in_natural_order(built)}
+    leaves: dict[TreePath, LazyArray] = {(key,): built[key] for key in sort_naturally(built)}
     return HuggingFaceModel(
         Tree(leaves, Metadata(location=source.location)),
         config,

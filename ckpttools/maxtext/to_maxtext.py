@@ -12,7 +12,7 @@ from ckpttools.array.tree import Leaf, Tree, by_name, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError, UsageError
-from ckpttools.core.message_terms import option, several
+from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, matches_any, plural
 from ckpttools.formats.sidecar_files import CONFIG
@@ -127,7 +127,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         if any(dotted(path).endswith(".kernel") for path in hub.tree.arrays):
             raise error.at(hint=_OF_FLAX) from error
         if others := patterns_beside(hub.tree, options.drop):
-            hint = f"there is more than a model in it: leave that out with {several('drop', others)}"
+            hint = f"there is more than a model in it: leave that out with {repeated_option('drop', others)}"
             built = error.folded(others, hint) if isinstance(error, NotCoveredError) else error.at(hint=hint)
             raise built from error
         if (result := strangers_in(hub.tree)) and result.prefixes:

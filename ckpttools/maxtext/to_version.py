@@ -7,7 +7,7 @@ from dataclasses import replace
 from shlex import quote
 
 from ckpttools.array.tree import Path, Tree, keystr, refuse_collisions
-from ckpttools.core.checked import checked_options
+from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, UsageError
 from ckpttools.core.message_terms import option, step
@@ -25,7 +25,7 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transform, Transformed
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True, slots=True)
 class ForVersion:
     """A checkpoint of MaxText as a version of it stores the model; of training also what mirrors parameters.

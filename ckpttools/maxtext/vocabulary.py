@@ -14,7 +14,7 @@ from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError
 from ckpttools.core.message_terms import option
-from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.maxtext.layout import VOCABULARY
 from ckpttools.plan.pieces import Tiles, fitted_pieces
 
@@ -100,7 +100,7 @@ class Surplus:
         import numpy as np
 
         values = self.rows.read(piece)
-        for part in split_to(piece, _ELEMENTS):
+        for part in split_evenly(piece, _ELEMENTS):
             learned = np.moveaxis(values[part.relative_to(piece).slices] != self.fill, self.axis, 0)
             if learned.any():
                 result = learned.reshape(len(learned), -1).any(axis=1)

@@ -15,10 +15,10 @@ from ckpttools.array.fingerprint import nodes
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import BlockCodes, Chunked, Dequantized, Elementwise, Mean, Stack, Take
 from ckpttools.array.scratch import rounded_up
-from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
-from ckpttools.core.region import Region, Shape, grid_cells, split_to
+from ckpttools.core.region import Region, Shape, grid_cells, split_evenly
 from ckpttools.plan.plan import BYTES_PER_NODE
 from ckpttools.plan.task import LARGEST_TASK, Prices, prices, readers, reading_costs, tile_shape
 
@@ -82,12 +82,12 @@ def fitted_pieces(
     arrays = [array for item in items for array in item]
     costs = reading_costs(arrays)
     reserved += costs.memory
-    base = base_bytes() + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
+    base = baseline_bytes() + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
     for count, limit in _choices(jobs or readers(costs)):
         peak = base + count * (limit + pages + rounded_up(scratch) + _WAITING_BYTES)
         if peak <= memory:
             return ScanMemory(count, limit, limit + pages, scratch, peak)
-    raise does_not_fit("reading these arrays does not fit into the memory allowed", memory, peak)
+    raise memory_error("reading these arrays does not fit into the memory allowed", memory, peak)
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:
@@ -106,7 +106,7 @@ def consecutive(item: Item, limit: int) -> Iterator[Region]:
         item: arrays of one shape.
         limit: elements of a piece; never more than `PIECE_BYTES`.
     """
-    yield from split_to(Region.whole(item[0].shape), min(limit, PIECE_BYTES // _element_bytes(item)))
+    yield from split_evenly(Region.whole(item[0].shape), min(limit, PIECE_BYTES // _element_bytes(item)))
 
 
 class Tiles:

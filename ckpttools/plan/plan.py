@@ -15,7 +15,7 @@ from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, on
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
-from ckpttools.core.budget import base_bytes, does_not_fit, names_bytes, size_text
+from ckpttools.core.budget import baseline_bytes, estimate_names_bytes, format_size, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.message_terms import location, option
 from ckpttools.core.notes import Notes
@@ -123,7 +123,7 @@ class Plan:
 
     def __repr__(self) -> str:
         arrays, tasks = array_count(self.tree.arrays), plural(len(self.tasks), "task")
-        peak = size_text(self.projected_peak)
+        peak = format_size(self.projected_peak)
         return f"<Plan of {arrays} in {tasks}: {self.bytes_out:,} bytes, {peak} of memory at most>"
 
     @property
@@ -179,12 +179,12 @@ class Plan:
     @property
     def projected_peak(self) -> int:
         """Bytes resident at most: the interpreter, the plan, and every worker's buffers."""
-        return base_bytes() + self.held_bytes + self.jobs * (self.buffer_bytes + self.scratch_bytes)
+        return baseline_bytes() + self.held_bytes + self.jobs * (self.buffer_bytes + self.scratch_bytes)
 
     @property
     def held_bytes(self) -> int:
         """What is resident beside the interpreter and the workers' buffers."""
-        return self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks)) - base_bytes()
+        return self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks)) - baseline_bytes()
 
     @cached_property
     def sources(self) -> tuple[ByteSource, ...]:
@@ -321,7 +321,7 @@ def _fitted(
             return count, limit, layout
         # Many small tasks can take more than a few large ones.
         least = min(least or needed, needed)
-    raise does_not_fit("the conversion does not fit into the memory allowed", memory, least)
+    raise memory_error("the conversion does not fit into the memory allowed", memory, least)
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:
@@ -380,8 +380,8 @@ def _base_bytes(tree: Tree, layout: Layout, tasks: int) -> int:
         prod(placement.grid) * _bytes_per_chunk(placement) for placement in layout.placements.values()
     )
     return (
-        base_bytes()
-        + names_bytes(map(keystr, tree))
+        baseline_bytes()
+        + estimate_names_bytes(map(keystr, tree))
         + tree.once(_nodes) * BYTES_PER_NODE
         + len(tree) * _BYTES_PER_ARRAY
         + tasks * _BYTES_PER_TASK

@@ -24,7 +24,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, SourceChangedError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region
-from ckpttools.core.text import first_of
+from ckpttools.core.text import first_names
 from ckpttools.formats.base import Layout
 from ckpttools.plan.node_lines import Nodes
 from ckpttools.plan.plan import Plan
@@ -212,7 +212,7 @@ class PlanFile:
                 for part in parts
             ):
                 names.append(keystr(tuple(path)))
-        return f" (in {first_of(names, _MAX_NAMES)})" if names else ""
+        return f" (in {first_names(names, _MAX_NAMES)})" if names else ""
 
     @cached_property
     def _starts(self) -> Sequence[int]:

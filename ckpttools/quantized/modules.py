@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import take, window
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import sort_naturally
 from ckpttools.quantized.scales import Described, is_plain, split_name, words_of_key
 
 WEIGHT, _HEAD = "weight", "lm_head"
@@ -144,7 +144,7 @@ def left_modules(arrays: Mapping[str, Described], quantised: Collection[str]) ->
     others = set(_modules_above(quantised))
     matrices = (name for name, array in arrays.items() if name not in quantised and len(array.shape) > 1)
     modules = dict.fromkeys((_HEAD, *(name.rpartition(".")[0] for name in matrices)))
-    return in_natural_order(module for module in modules if module and module not in others)
+    return sort_naturally(module for module in modules if module and module not in others)
 
 
 def _modules_above(names: Iterable[str]) -> Iterator[str]:

@@ -22,8 +22,8 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError, DamagedScalesError, listing
 from ckpttools.core.notes import Notes
-from ckpttools.core.region import Region, split_to
-from ckpttools.core.text import first_of, plural
+from ckpttools.core.region import Region, split_evenly
+from ckpttools.core.text import first_names, plural
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.decoding import GET_AGAIN, Decode, Like, decode_of, unscaled
 from ckpttools.quantized.schemes.base import Scales, Weight
@@ -176,7 +176,7 @@ def _wrong(sound: Sound, scales: Sequence[LazyArray]) -> Iterator[float]:
     first, *others = scales
     # All but the first have one element.
     ones = [other.read().view(other.dtype.carrier) for other in others]
-    for region in split_to(Region.whole(first.shape), _SCAN_ELEMENTS):
+    for region in split_evenly(Region.whole(first.shape), _SCAN_ELEMENTS):
         some = first.read(region).view(first.dtype.carrier)
         for factors in sound.factors([some, *ones]):
             yield from map(float, sound.decode.beyond(factors))
@@ -236,7 +236,7 @@ def check_values(
     count = plural(len(result.not_positive), "quantised weight")
     remark = (
         f"{count} with scales that are zero or negative, which quantisers do not write: numbers of their "
-        f"blocks vanish, or change their signs ({first_of(result.not_positive)})"
+        f"blocks vanish, or change their signs ({first_names(result.not_positive)})"
     )
     return Notes(remarks=(remark,))
 
@@ -283,13 +283,13 @@ def _vanishes(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray]) -
     scales, codes = reshaped(arrays[scale.name], scale.shape), unscaled(weight, arrays)
     ones = [arrays[other.name].read().view(other.dtype.carrier) for other in others]
     limit, left = max(1, min(_LOOKED_AT, _TOGETHER) // max(1, prod(scale.block))), _LOOKED_AT
-    for region in split_to(Region.whole(scale.shape), _TOGETHER):
+    for region in split_evenly(Region.whole(scale.shape), _TOGETHER):
         zero = decode.factors([scales.read(region).view(scale.dtype.carrier), *ones]) == 0
-        for cells in split_to(region, limit):
+        for cells in split_evenly(region, limit):
             here = zero[cells.relative_to(region).slices]
             if not here.any():
                 continue
-            for part in split_to(_numbers(cells, scale, weight), _TOGETHER):
+            for part in split_evenly(_numbers(cells, scale, weight), _TOGETHER):
                 result = codes.read(part) != 0
                 # The numbers of one cell may be many parts; those of several are one.
                 among = here if cells.size == 1 else _of_numbers(here, scale, part)
@@ -320,7 +320,7 @@ def _together(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Ite
     parts: list[_Part] = []
     size = 0
     for weight in weights:
-        for region in split_to(Region.whole(arrays[weight.scales[0].name].shape), _TOGETHER):
+        for region in split_evenly(Region.whole(arrays[weight.scales[0].name].shape), _TOGETHER):
             if parts and size + region.size > _TOGETHER:
                 yield parts
                 parts, size = [], 0

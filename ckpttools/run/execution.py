@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.region import Shape
-from ckpttools.core.tally import add
+from ckpttools.core.tally import add_counts
 from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
@@ -142,7 +142,7 @@ class Execution:
     def _note(self, entry: FinishedTask) -> None:
         path = self._plan.tasks[entry.task].path
         if entry.counts:
-            add(self._counts.setdefault(keystr(path), {}), entry.counts)
+            add_counts(self._counts.setdefault(keystr(path), {}), entry.counts)
         self._extents.update({(path, index): location for index, location in entry.chunks.items()})
         for location in entry.chunks.values():
             self._files.extend(location.file, location.offset + location.nbytes)

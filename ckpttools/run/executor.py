@@ -11,7 +11,7 @@ from functools import partial
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.resident import peak_bytes
+from ckpttools.core.process_memory import peak_bytes
 from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan

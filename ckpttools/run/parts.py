@@ -9,7 +9,7 @@ from dataclasses import field
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import SourceChangedError
-from ckpttools.core.resident import peak_bytes
+from ckpttools.core.process_memory import peak_bytes
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.bindings import drop_voided_records, new_run_id, select_sound_records, void_run

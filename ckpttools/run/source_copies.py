@@ -19,7 +19,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, SourceChangedError, listing
-from ckpttools.core.message_terms import again, step
+from ckpttools.core.message_terms import retry_term, step
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import FinishedTask
@@ -238,7 +238,7 @@ def repeat_if_touched(
         f"{touched} was changed while it was read",
         got="another status time (ctime), with the same size and modification time",
         expected="a file that nothing changes",
-        hint=f"find out what writes to it or sets its attributes; then {again()}",
+        hint=f"find out what writes to it or sets its attributes; then {retry_term()}",
     )
 
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckpttools.core.ending import end_process
 from ckpttools.core.errors import OtherProcessError
-from ckpttools.core.message_terms import again
-from ckpttools.core.resident import own_bytes, threads
+from ckpttools.core.message_terms import retry_term
+from ckpttools.core.process_exit import end_process
+from ckpttools.core.process_memory import private_bytes, thread_count
 from ckpttools.formats.placement import ChunkFiles
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
@@ -97,7 +97,7 @@ def _may_fork() -> bool:
     """
     from multiprocessing import current_process
 
-    return threads() == 1 and not current_process().daemon
+    return thread_count() == 1 and not current_process().daemon
 
 
 def _fork(result: WorkerProcesses, plan: Plan, sink: Callable[[], Sink]) -> None:
@@ -195,7 +195,7 @@ class InProcess:
             "a worker process was ended from outside",
             got=_described(code),
             hint="the system does that where memory runs out, and its log says so (dmesg); "
-            f"what is done is kept: {again()}",
+            f"what is done is kept: {retry_term()}",
         )
 
     def dismiss(self) -> None:
@@ -246,7 +246,7 @@ def _serve(
                 pipe.send(None)
             else:
                 pipe.send((dict(entry.counts), entry.bindings, entry.digest))
-        pipe.send(own_bytes())
+        pipe.send(private_bytes())
     # All bytes are with the system then, and what else an interpreter does at its end took 20 ms.
     end_process(0)  # shows what a plug-in printed
 

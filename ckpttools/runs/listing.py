@@ -10,9 +10,8 @@ from typing import TypeVar
 from ckpttools.array.gaps import incomplete
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.core.step_warnings import unwarned
-from ckpttools.core.text import plural, some
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, suppress_step_warnings
+from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.flax.format import numbered_states
 from ckpttools.formats.interrupted import absent, refuse_empty
@@ -285,7 +284,7 @@ def _hindered(latest: Step, item: str | None, steps: Sequence[StepListing]) -> s
         return f"of which {plural(listed.missing_chunks, 'chunk')} are not here{others if is_part else ''}"
     states = [entry.name for entry in listed.items if entry.is_state]
     if states and item not in (None, *states):
-        return f"whose optimizer state is in {some(states)}: MaxText restores {item} alone"
+        return f"whose optimizer state is in {sample_names(states)}: MaxText restores {item} alone"
     if not states:
         loaded = ": MaxText loads it with load_parameters_path"
         is_maxtext = any(entry.kind.startswith(_MAXTEXT) for entry in listed.items)
@@ -339,7 +338,7 @@ def _items(step: Step) -> Iterator[ItemListing]:
 def _open_all_items(step: Step) -> Tree | None:
     """Open all items of a step as one tree. Returns None if an item cannot be opened."""
     try:
-        with unwarned():
+        with suppress_step_warnings():
             return open_tree(step.path, ReadOptions(all_items=True))
     except StorageError:
         raise
@@ -356,7 +355,7 @@ def listed_item(item: OrbaxItem, name: str, step_tree: Tree | None = None) -> It
         step_tree: All items of its step, if there are several: the other items show what an item holds.
     """
     try:
-        with unwarned():
+        with suppress_step_warnings():
             tree = open_tree(item.directory) if step_tree is None else one_item(step_tree, name)
     except StorageError:
         raise

@@ -10,9 +10,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, FormatError, StorageError
-from ckpttools.core.step_warnings import unwarned
-from ckpttools.core.text import some
+from ckpttools.core.errors import CheckpointError, FormatError, StorageError, suppress_step_warnings
+from ckpttools.core.text import sample_names
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, V1_FILE
 from ckpttools.formats.orbax.owned_files import strangers_in_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
@@ -99,7 +98,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
         raise FormatError(
             "no step of this run is finished and whole, so none is deleted",
             location=run.path,
-            got=some([f"{item.name}: {_why_not_whole(item)}" for item in listing.steps]) or "no step",
+            got=sample_names([f"{item.name}: {_why_not_whole(item)}" for item in listing.steps]) or "no step",
         )
     reasons = keep.reasons({number: item.metrics for number, item in whole.items()})
     latest = sorted(whole)[-keep.last :] if keep.last else [max(whole)]
@@ -162,7 +161,7 @@ def _hindrances(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[st
     if step.path.is_link():
         yield f"it is a link to {step.path.readlink()}"
     if step.path.name in links:
-        yield f"links lead into it: {some(links[step.path.name])}"
+        yield f"links lead into it: {sample_names(links[step.path.name])}"
     try:
         unowned_files = list(_strangers(step))
     except StorageError:
@@ -171,7 +170,7 @@ def _hindrances(step: Step, links: Mapping[str, tuple[str, ...]]) -> Iterator[st
         yield error.message
         return
     if unowned_files:
-        yield f"it holds what is no part of a checkpoint: {some(unowned_files)}"
+        yield f"it holds what is no part of a checkpoint: {sample_names(unowned_files)}"
 
 
 def _strangers(step: Step) -> Iterator[str]:
@@ -196,7 +195,7 @@ def _known(entry: DirEntry, items: set[str]) -> Collection[str]:
 
 
 def _in_item(item: OrbaxItem) -> list[str]:
-    with unwarned():
+    with suppress_step_warnings():
         tree = open_tree(item.directory)
     bare = {V1_FILE, RECORD} if item.directory == item.step.path else set()
     return [name for name in strangers_in_item(item.directory, tree) if name not in bare]

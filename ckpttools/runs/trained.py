@@ -10,7 +10,7 @@ import re
 from functools import partial
 
 from ckpttools.core.errors import CheckpointError, StorageError
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import sort_naturally
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree
 from ckpttools.formats.torch.latest import LATEST, text_in
@@ -65,7 +65,7 @@ def _steps_in(run: Location) -> tuple[Location, list[str]]:
     below = run / "checkpoints"
     for pattern in (_STEP, _PLAIN):
         for location in (run, below) if below.is_dir() else (run,):
-            names = in_natural_order(
+            names = sort_naturally(
                 directory.name for directory in location.directories() if pattern.fullmatch(directory.name)
             )
             if names:

@@ -19,7 +19,7 @@ from ckpttools.array.nodes import Held, renewed
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.region import Region, Shape, grid_cell, split_to
+from ckpttools.core.region import Region, Shape, grid_cell, split_evenly
 from ckpttools.formats.base import Writer
 from ckpttools.formats.placement import Placement
 from ckpttools.plan.plan import Plan
@@ -250,7 +250,7 @@ def _chunk_tasks(plan: Plan, path: Path) -> Iterator[tuple[int, Task]]:
     array, placement = plan.tree.arrays[path], plan.layout.placements[path]
     for owner, index in owned_chunks(array, placement):
         cell = grid_cell(array.shape, placement.chunk, index)
-        blocks = [cell] if placement.codec else split_to(cell, plan.buffer_bytes // placement.itemsize)
+        blocks = [cell] if placement.codec else split_evenly(cell, plan.buffer_bytes // placement.itemsize)
         yield from ((owner, _task(path, array, block)) for block in blocks)
 
 

@@ -9,7 +9,7 @@ import jax
 
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import INNER, Stack, Take, inner, stack
-from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
@@ -209,7 +209,7 @@ def _route(leaf: Assigned, sharing: Sharing, room: int) -> Route:
 
 def _room(memory: int) -> int:
     """Bytes of parts on their way to devices that may be held; as many again are sent meanwhile."""
-    return (memory - base_bytes() - 4 * PIECE_BYTES) // 2
+    return (memory - baseline_bytes() - 4 * PIECE_BYTES) // 2
 
 
 def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
@@ -222,8 +222,8 @@ def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
     if not sizes:
         return 0
     if max(sizes) > room:
-        needed = base_bytes() + 4 * PIECE_BYTES + 2 * max(sizes)
-        raise does_not_fit("the parts of one array do not fit into the memory allowed", memory, needed)
+        needed = baseline_bytes() + 4 * PIECE_BYTES + 2 * max(sizes)
+        raise memory_error("the parts of one array do not fit into the memory allowed", memory, needed)
     return 2 * min(room, sum(sizes))
 
 

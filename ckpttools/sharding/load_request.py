@@ -26,7 +26,7 @@ from ckpttools.core.errors import (
 )
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import array_count, some, type_text
+from ckpttools.core.text import array_count, format_type, sample_names
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.names import is_wrapper
 from ckpttools.sharding.assignments import Assigned, Assigning, Devices
@@ -124,7 +124,7 @@ def _pairs(
         remarks.append(f"what is asked for is found below {keystr(result.below)} of the checkpoint")
     unread = [path for path in result.unread if path in tree.arrays]
     if unread:
-        names = some(map(keystr, unread))
+        names = sample_names(map(keystr, unread))
         remarks.append(f"not asked for: {array_count(unread)} of the checkpoint, {names}")
     problems = [*_missing(result.missing, tree), *_misread(matched, tree)]
     if result.others:
@@ -144,7 +144,7 @@ def _misread(matched: Pairs, tree: Tree) -> Iterator[str]:
         if array is None and not item.is_text:
             yield f"{item.name}: is a text, expected an array or a number"
         elif array is not None and item.is_text:
-            yield f"{item.name}: is {type_text(array.dtype, array.shape)}, expected a text"
+            yield f"{item.name}: is {format_type(array.dtype, array.shape)}, expected a text"
 
 
 def _with_texts(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
@@ -254,7 +254,7 @@ def reasons(assigned: Assigned, stored_impl: str | None) -> Iterator[str]:
     if assigned.number is None:
         yield from _no_array(assigned)
     elif array.size != 1:
-        yield f"{name}: is {type_text(array.dtype, array.shape)}, expected a number"
+        yield f"{name}: is {format_type(array.dtype, array.shape)}, expected a number"
     elif array.dtype.kind not in _KINDS[assigned.number]:
         yield f"{name}: is {array.dtype}, expected a {assigned.number.__name__}"
 

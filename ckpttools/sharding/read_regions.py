@@ -9,7 +9,7 @@ from math import prod
 
 from ckpttools.array.lazy import LazyArray, ReadCost
 from ckpttools.array.nodes import Stack
-from ckpttools.core.region import Region, Shape, grid_cells, grid_met
+from ckpttools.core.region import Region, Shape, grid_cells, intersecting_cells
 from ckpttools.plan.pieces import Item, tile_for
 from ckpttools.plan.task import prices
 from ckpttools.sharding.shards import HeldParts, Shards, as_one_part
@@ -82,7 +82,7 @@ def pieces(shards: Shards, tile: Shape, *, inside: bool) -> Iterator[Region]:
 
 def tiles_in(box: Region, tile: Shape) -> Iterator[Region]:
     """A box cut along the grid of tiles that begins where the array does: chunks stay whole."""
-    for index in grid_met(tile, box):
+    for index in intersecting_cells(tile, box):
         start = tuple(i * n for i, n in zip(index, tile, strict=True))
         stop = tuple(a + n for a, n in zip(start, tile, strict=True))
         piece = Region(start, stop).intersect(box)

@@ -22,7 +22,7 @@ from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, UsageError, did_you_mean, near_names
-from ckpttools.core.text import array_count, some
+from ckpttools.core.text import array_count, sample_names
 from ckpttools.formats.json_file import parse_json
 from ckpttools.mapping.documents import fields, mapping, text
 from ckpttools.maxtext.axis_names import AxisNames, axis_names
@@ -350,5 +350,5 @@ class AppliedRules:
         of_others = (names for other in others for names in other.axes)
         axes = {"/".join(names) for names in of_others if names and known.isdisjoint(names)}
         declared = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
-        listed = some([keystr(other.path) for other in others])
+        listed = sample_names([keystr(other.path) for other in others])
         yield f"no rule is about {array_count(others)}, of which every device has all: {listed}{declared}"

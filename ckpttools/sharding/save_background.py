@@ -9,11 +9,11 @@ import traceback
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import field
 
-from ckpttools.core.budget import size_text
+from ckpttools.core.budget import format_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError
 from ckpttools.core.message_terms import option
-from ckpttools.core.resident import available_bytes
+from ckpttools.core.process_memory import available_bytes
 from ckpttools.core.text import printable_text
 from ckpttools.run.events import Receipt
 from ckpttools.sharding.save_shards import Abstract, ShardHolder
@@ -209,11 +209,11 @@ def _check_room(nbytes: int, held: int, allowed: int | None) -> None:
     limit = (available_bytes() or 1 << 60) // 2 + held if allowed is None else allowed
     if held + nbytes <= limit:
         return
-    others = f", and {size_text(held)} are those of saves under way" if held else ""
+    others = f", and {format_size(held)} are those of saves under way" if held else ""
     raise MemoryBudgetError(
         "copies of the arrays do not fit into the memory of the host that is allowed",
-        got=f"{size_text(nbytes)} of arrays{others}",
-        expected=f"at most {size_text(limit)} in all",
+        got=f"{format_size(nbytes)} of arrays{others}",
+        expected=f"at most {format_size(limit)} in all",
         hint=f"allow more with {option('host_memory')}, wait for the saves under way, or use ckpttools.save, "
         "which needs no copies",
     )

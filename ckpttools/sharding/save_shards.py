@@ -19,7 +19,7 @@ from ckpttools.array.read_blocks import subview
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import SourceChangedError, UsageError
-from ckpttools.core.region import Region, Shape, split_to
+from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.sharding.processes import is_spread
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Shard:
             part = np.asarray(self.data)[index]
             out[...] = (part if part.dtype.isnative else part.byteswap()).view(dtype.carrier)
             return
-        for piece in split_to(inside, max(1, PIECE_BYTES // dtype.itemsize)):
+        for piece in split_evenly(inside, max(1, PIECE_BYTES // dtype.itemsize)):
             fetched = np.asarray(_cutter()(self.data, piece.start, piece.shape))
             subview(out, piece.relative_to(inside))[...] = fetched.view(dtype.carrier)
 

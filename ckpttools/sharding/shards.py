@@ -10,7 +10,7 @@ from math import prod
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, Elementwise, Relayout, Stack, Stored, Take, relayout
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.region import Region, Shape, ceil_div, grid_met
+from ckpttools.core.region import Region, Shape, ceil_div, intersecting_cells
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Shards:
 
     def parts_of(self, region: Region) -> Iterator[tuple[Shape, Region]]:
         """The parts that a box meets, and what it shares with each; the array has elements."""
-        for index in grid_met(self.part, region):
+        for index in intersecting_cells(self.part, region):
             if (common := region.intersect(self.region(index))) is not None:
                 yield index, common
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from ckpttools.core.text import age
+from ckpttools.core.text import format_age
 from ckpttools.stores.base import File, Status
 
 
@@ -153,7 +153,7 @@ class StoredLock(NamedTuple):
     release: str
 
     def __str__(self) -> str:
-        return f"{self.owner}, last seen {age(self.age)} ago"
+        return f"{self.owner}, last seen {format_age(self.age)} ago"
 
 
 @runtime_checkable

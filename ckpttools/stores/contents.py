@@ -11,7 +11,7 @@ from dataclasses import field
 from threading import Event, Lock
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
-from ckpttools.core.budget import base_bytes, does_not_fit
+from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores.base import File
@@ -120,9 +120,9 @@ def differing(
         StorageError: the store cannot be read.
     """
     costs = root.store.costs
-    room = memory - base_bytes() - costs.memory
+    room = memory - baseline_bytes() - costs.memory
     if room < _BLOCK:
-        raise does_not_fit("no block of a file fits into the memory", memory, memory - room + _BLOCK, root)
+        raise memory_error("no block of a file fits into the memory", memory, memory - room + _BLOCK, root)
     requests = min(costs.requests or os.cpu_count() or 1, room // _BLOCK)
     at_once = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))
     with ThreadPoolExecutor(requests) as reading, ThreadPoolExecutor(at_once) as hashing:

@@ -18,7 +18,7 @@ from ckpttools.core.errors import (
     StorageError,
     UsageError,
 )
-from ckpttools.core.message_terms import again, option
+from ckpttools.core.message_terms import option, retry_term
 from ckpttools.stores.abilities import LinkTrials
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.location import Location
@@ -95,7 +95,7 @@ class MemoryFile(File):
                 f"{self.path} was changed while it was read",
                 got=f"{now.size} bytes, version {now.version}",
                 expected=f"{self.size} bytes, version {self.version}",
-                hint=again(),
+                hint=retry_term(),
             )
 
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
 from ckpttools.core.message_terms import plan_step
-from ckpttools.core.text import age, first_of
+from ckpttools.core.text import first_names, format_age
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import DataFiles, JobInfo, LockedError, Record
 
@@ -88,7 +88,7 @@ class Member:
     release: str = ""
 
     def __str__(self) -> str:
-        return f"part {self.share.name}: {self.process}, last seen {age(self.age)} ago"
+        return f"part {self.share.name}: {self.process}, last seen {format_age(self.age)} ago"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ def claimed_error(what: str, members: Sequence[Member], location: object, wait: 
         wait: What to do as long as they are at work.
     """
     release = f"; if it is gone, release its claim: {members[0].release}" if members[0].release else ""
-    return LockedError(what, location=location, got=first_of([*map(str, members)]), hint=wait + release)
+    return LockedError(what, location=location, got=first_names([*map(str, members)]), hint=wait + release)
 
 
 class PublishedError(DestinationExistsError):

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from ckpttools.array.tree import Empty, Leaf, Metadata, Text, Tree, keystr
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.options import parsed
+from ckpttools.core.options import parse_options
 from ckpttools.core.region import Region, grid_indices
 from ckpttools.formats.base import (
     Format,
@@ -82,7 +82,9 @@ class FormatTests:
     def writer(self, tree: Tree) -> Writer:
         """A writer for this tree; the format's own, with its defaults."""
         assert isinstance(self.format, Writable)
-        return self.format.writer(Target(tree), **parsed(self.format.options, {}, tuple, self.format.name))
+        return self.format.writer(
+            Target(tree), **parse_options(self.format.options, {}, tuple, self.format.name)
+        )
 
     @contextmanager
     def written(self, tree: Tree, scheme: str = "file") -> Iterator[tuple[Tree, Location]]:

@@ -10,7 +10,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import elementwise
 from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, Tree, keystr
-from ckpttools.core.checked import checked_options
+from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import MappingError, listing
@@ -27,7 +27,7 @@ from ckpttools.transforms.scales import spared
 from ckpttools.transforms.select import require_matches
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True)
 class CastTo:
     """All floating-point arrays in `dtype`, but for tables of whole numbers.
@@ -45,7 +45,7 @@ class CastTo:
         return CastMap({}, self.dtype, self.force)(tree)
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True)
 class CastMap:
     """Arrays in the dtypes that patterns give them; for each the first pattern that matches counts.

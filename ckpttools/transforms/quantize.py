@@ -13,9 +13,9 @@ from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
-from ckpttools.core.message_terms import option, several
+from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.core.notes import Note, Notes
-from ckpttools.core.text import array_count, in_natural_order, some
+from ckpttools.core.text import array_count, sample_names, sort_naturally
 from ckpttools.quantized.config import FIELD, says_quantized, scheme
 from ckpttools.quantized.dequantizable import not_readable, weights_in
 from ckpttools.quantized.encoders import GROUP, Fp8Blocks, Mxfp4Encoder
@@ -312,9 +312,13 @@ def _half(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[s
     taken = [dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)]
     half = half_quantised(names.intersection(taken), (item for item in taken if item not in names))
     if half:
-        patterns = _patterns(in_natural_order(half), names)
+        patterns = _patterns(sort_naturally(half), names)
         few = len(patterns) <= _FEW
-        rest = several("exclude", patterns) if few else f"{option('exclude')} of {some(patterns)}"
+        rest = (
+            repeated_option("exclude", patterns)
+            if few
+            else f"{option('exclude')} of {sample_names(patterns)}"
+        )
         yield (
             "vLLM does not load this, transformers does: q, k and v, gate and up, and the experts of a "
             "layer are one matrix there, and of some a part alone is quantised; "

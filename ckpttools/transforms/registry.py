@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, MappingError, UnknownNameError, near_names
-from ckpttools.core.options import Option, parsed
+from ckpttools.core.options import Option, parse_options
 from ckpttools.core.plugins import load_group
 from ckpttools.transforms.base import Transform, Transformed
 
@@ -37,7 +37,7 @@ def transform_named(name: str, declared: Mapping[str, Any]) -> Transform:
     make = _made_by(name)
     given = {key: value for key, value in declared.items() if value is not None}
     return _Guarded(
-        name, _guarded(name, make, **parsed(options_of(name), given, tuple, f"{name} is not called"))
+        name, _guarded(name, make, **parse_options(options_of(name), given, tuple, f"{name} is not called"))
     )
 
 

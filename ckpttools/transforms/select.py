@@ -7,10 +7,10 @@ from shlex import quote
 
 from ckpttools.array.patterns import first_match, prefixes
 from ckpttools.array.tree import Path, Tree, dotted, keystr
-from ckpttools.core.checked import checked_options
+from ckpttools.core.argument_checks import validate_fields
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError, near_names
-from ckpttools.core.message_terms import quoted
+from ckpttools.core.message_terms import quoted_option
 from ckpttools.core.notes import Notes
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
@@ -18,7 +18,7 @@ from ckpttools.transforms.moves import Move, moved
 _MOST_NAMED = 8
 
 
-@checked_options
+@validate_fields
 @dataclass(frozen=True)
 class Select:
     """The leaves that `keep` names (all where it is empty) without those that `drop` names.
@@ -59,9 +59,9 @@ class Select:
         return Transformed(moved(tree, left), Notes(dropped=tuple(map(keystr, dropped))))
 
     def _options(self) -> Iterator[str]:
-        yield from (quoted("prefix", self.prefix) for _ in filter(None, [self.prefix]))
-        yield from (quoted("keep", pattern) for pattern in self.keep)
-        yield from (quoted("drop", pattern) for pattern in self.drop)
+        yield from (quoted_option("prefix", self.prefix) for _ in filter(None, [self.prefix]))
+        yield from (quoted_option("keep", pattern) for pattern in self.keep)
+        yield from (quoted_option("drop", pattern) for pattern in self.drop)
 
 
 def _cut(tree: Tree, prefix: str) -> dict[Path, Path]:

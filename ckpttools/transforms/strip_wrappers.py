@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.notes import Notes
-from ckpttools.core.text import array_count, matches_any, plural, some
+from ckpttools.core.text import array_count, matches_any, plural, sample_names
 from ckpttools.roles.buffers import is_buffer
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.moves import Move, moved
@@ -93,7 +93,7 @@ def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     if states:
         remarks.append(f"{array_count(states)} left out, which modules keep next to weights (*.{_STATE})")
     if buffers:
-        names_of_buffers = some([dotted(path) for path in buffers])
+        names_of_buffers = sample_names([dotted(path) for path in buffers])
         remarks.append(f"left out, because models recompute such buffers: {names_of_buffers}")
     return Transformed(moved(tree, kept), Notes(remarks=tuple(remarks)))
 
@@ -171,5 +171,5 @@ def _have_twice(names: Collection[str], prefix: str) -> bool:
 def _remarks(outer: Path, taken: Collection[str], numbers: Sequence[str]) -> Iterator[str]:
     parts = [f"the state dict below {dotted(outer)!r}"] if outer else []
     parts += [f"names without {', '.join(map(repr, taken))}"] if taken else []
-    parts += [f"{plural(len(numbers), 'number')} left out ({some(numbers)})"] if numbers else []
+    parts += [f"{plural(len(numbers), 'number')} left out ({sample_names(numbers)})"] if numbers else []
     yield f"taken from a checkpoint of a trainer: {', '.join(parts)}"

@@ -17,7 +17,7 @@ from archive import packed, packed_directory, unpacked, write
 
 from ckpttools.array.nodes import Constant
 from ckpttools.array.tree import Metadata, Tree
-from ckpttools.cli.tree_facts import facts
+from ckpttools.cli.tree_facts import fact_lines
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError
 from ckpttools.digest.canonical import Selection
@@ -93,7 +93,7 @@ def _on_disk(
 def _look(path: Path) -> Tree:
     """All that is looked at without reading much."""
     tree = open_tree(path, ReadOptions())
-    list(facts(inspect_tree(tree), 100))
+    list(fact_lines(inspect_tree(tree), 100))
     for array in tree.arrays.values():
         if array.nbytes <= LARGEST_READ and array.scratch_bytes <= 64 * LARGEST_READ:
             try:

@@ -534,7 +534,7 @@ def memory(work: Path) -> None:
 
 
 def current_peak() -> int:
-    from ckpttools.core.resident import peak_bytes
+    from ckpttools.core.process_memory import peak_bytes
 
     return peak_bytes() or 0
 

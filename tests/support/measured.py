@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 RUN = """
 import atexit, sys
-from ckpttools.core.resident import peak_bytes
+from ckpttools.core.process_memory import peak_bytes
 atexit.register(lambda: print("peak", peak_bytes(), file=sys.stderr))
 from ckpttools.cli.main import main
 main()

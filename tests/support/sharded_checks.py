@@ -35,7 +35,7 @@ from ckpttools.core.errors import (
     UncutArraysWarning,
     UsageError,
 )
-from ckpttools.core.resident import current_bytes, peak_bytes
+from ckpttools.core.process_memory import current_bytes, peak_bytes
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import stored

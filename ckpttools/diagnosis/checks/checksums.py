@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.text import first_of
+from ckpttools.core.text import first_names
 from ckpttools.diagnosis.base import ERROR, Check, Finding, finding_of
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import SupportsChecksums
@@ -63,7 +63,7 @@ def _finding(damaged: Damaged, count: int) -> Finding:
         f"written with {item.crc32:08x}"
         for item, got in damaged
     ]
-    what = f"the data of {len(damaged):,} of {count:,} storages is damaged: {first_of(lines, _MOST_NAMED)}"
+    what = f"the data of {len(damaged):,} of {count:,} storages is damaged: {first_names(lines, _MOST_NAMED)}"
     location = damaged[0][0].file.path
     return Finding(ERROR, location, what, _WHY, "fetch the file again, or restore it from another copy")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from ckpttools.core.errors import CheckpointError
-from ckpttools.core.text import plural, some
+from ckpttools.core.text import plural, sample_names
 from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, pasted
 from ckpttools.diagnosis.inventory import Inventory, ListedItem
 from ckpttools.formats.orbax.metadata import parse_tree
@@ -81,7 +81,7 @@ def _copy(step: Step) -> Location:
 
 
 def _numbers(steps: Sequence[Step]) -> str:
-    return some(step.path.name for step in steps)
+    return sample_names(step.path.name for step in steps)
 
 
 def _unlisted(beside: Sequence[Location], finished: Sequence[Step]) -> Iterator[Finding]:

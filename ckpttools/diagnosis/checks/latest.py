@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttools.core.errors import CheckpointError
-from ckpttools.core.step_warnings import unwarned
+from ckpttools.core.errors import CheckpointError, suppress_step_warnings
 from ckpttools.diagnosis.base import WARNING, Check, Finding, mending, pasted
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
@@ -54,7 +53,7 @@ def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
 
 def _later(run: Location) -> Iterator[Finding]:
     try:
-        with unwarned():
+        with suppress_step_warnings():
             opened = find_items(run, None)[0].step
     except CheckpointError:
         return  # reported above, or by other checks

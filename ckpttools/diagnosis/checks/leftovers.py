@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from ckpttools.core.text import age, in_natural_order, plural
+from ckpttools.core.text import format_age, plural, sort_naturally
 from ckpttools.diagnosis.base import ERROR, INFO, WARNING, Check, Finding, on_disk, pasted
 from ckpttools.diagnosis.inventory import SET_ASIDE, Inventory
 from ckpttools.diagnosis.probing import is_directory
@@ -44,7 +44,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 def _left_by_prune(location: Location) -> Finding:
     """Report an interrupted prune, with the commands that finish or undo it."""
     names = {
-        state: in_natural_order(step.name for step in (location / state).entries())
+        state: sort_naturally(step.name for step in (location / state).entries())
         for state in _PRUNE_STATES
         if is_directory(location / state)
     }
@@ -149,7 +149,7 @@ def _measured(top: Location) -> tuple[int, str]:
         if status is not None:
             changed = max(changed, (status.modified or 0) / 10**9)
             size += status.size
-    return size, age(time.time() - changed)
+    return size, format_age(time.time() - changed)
 
 
 CHECK = Check("leftovers", f"unfinished saves ({IN_PROGRESS}*), interrupted conversions", _look)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ckpttools.core.text import age
+from ckpttools.core.text import format_age
 from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.stores.abilities import KeepsLocks
@@ -15,7 +15,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     if not isinstance(path.store, KeepsLocks):
         return
     for lock in path.store.locks(path.key):
-        what = f"a lock of {lock.owner}, last renewed {age(lock.age)} ago"
+        what = f"a lock of {lock.owner}, last renewed {format_age(lock.age)} ago"
         if lock.is_held:
             why = "the process that writes here renews it every few seconds; other writers are refused"
             do = f"wait until that process is done; if it has ended, release the lock: {lock.release}"

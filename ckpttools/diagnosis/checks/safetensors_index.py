@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 
 from ckpttools.core.errors import CheckpointError, FormatError
-from ckpttools.core.text import plural, some
+from ckpttools.core.text import plural, sample_names
 from ckpttools.diagnosis.base import (
     ERROR,
     INFO,
@@ -101,7 +101,7 @@ def _missing(location: Location, names: Sequence[str], expected: str) -> Finding
 
 
 def _some(names: Iterable[str]) -> str:
-    return some(sorted(names), _MOST_NAMED)
+    return sample_names(sorted(names), _MOST_NAMED)
 
 
 def _beside_the_model(weights: SafetensorsFiles) -> Finding:

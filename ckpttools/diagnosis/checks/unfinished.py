@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from ckpttools.core.errors import FormatError
-from ckpttools.core.text import in_natural_order
+from ckpttools.core.text import sort_naturally
 from ckpttools.diagnosis.base import ERROR, WARNING, Check, Finding, Fix
 from ckpttools.diagnosis.inventory import SET_ASIDE, Directory, Inventory, ListedItem
 from ckpttools.formats.base import ReadOptions
@@ -55,9 +55,7 @@ def _others(step: Location, inventory: Inventory) -> list[str]:
     """Names of the other steps of the run that were committed."""
     beside = [item.path for item in inventory.steps if item.path.parent == step.parent and item.path != step]
     names = [item.name for item in beside if IN_PROGRESS not in item.name]
-    return in_natural_order(
-        name for name in names if not StepMetadata.at(step.with_name(name)).is_uncommitted
-    )
+    return sort_naturally(name for name in names if not StepMetadata.at(step.with_name(name)).is_uncommitted)
 
 
 def _incomplete(step: Directory, items: list[ListedItem], declared: StepMetadata) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.core.text import age, plural
+from ckpttools.core.text import format_age, plural
 from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, finding_of, mending
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
@@ -37,7 +37,7 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
         first = min(result, key=lambda item: item.begun)
         what = (
             f"{plural(len(result), 'upload')} in parts that nobody has ended, the first begun "
-            f"{age(time.time() - first.begun)} ago, to {store.uri(first.key)}"
+            f"{format_age(time.time() - first.begun)} ago, to {store.uri(first.key)}"
         )
         why = "what a killed process was uploading takes up space, and is seen in no listing"
         command = mending(inventory, _FIX)
@@ -62,8 +62,8 @@ def _abort(path: Location, read: ReadOptions) -> str:
             "these uploads may still be at work",
             location=path,
             got=f"{plural(len(result), 'upload')}, the first begun "
-            f"{age(now - min((item.begun for item in result), default=now))} ago",
-            expected=f"some begun more than {age(_QUIET_SECONDS)} ago",
+            f"{format_age(now - min((item.begun for item in result), default=now))} ago",
+            expected=f"some begun more than {format_age(_QUIET_SECONDS)} ago",
             hint="run the conversion again, which aborts what it has left; or wait",
         )
     path.store.abort(old)
@@ -75,5 +75,5 @@ CHECK = Check(
     "uploads",
     "uploads in parts to a bucket that nobody has ended",
     _look,
-    Fix(_FIX, f"abort uploads in parts that were begun more than {age(_QUIET_SECONDS)} ago", _abort),
+    Fix(_FIX, f"abort uploads in parts that were begun more than {format_age(_QUIET_SECONDS)} ago", _abort),
 )

@@ -11,7 +11,7 @@ from shlex import quote
 
 from ckpttools.array.tree import Leaf, Metadata, Tree, keystr
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.budget import require_room
+from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.text import first_and_last
@@ -106,7 +106,7 @@ def opened_state(location: Location) -> FlaxState:
     """
     with location.open() as file:
         state = flax_state(file)
-    require_room(len(state.leaves), 0, location)
+    check_memory(len(state.leaves), 0, location)
     return state
 
 

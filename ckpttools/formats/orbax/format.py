@@ -8,12 +8,11 @@ from typing import Any
 
 from ckpttools.array.storage import Sharding, Storage
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, dotted, keystr
-from ckpttools.core.budget import require_room
+from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, UnlistedStepWarning, UsageError
+from ckpttools.core.errors import FormatError, UnlistedStepWarning, UsageError, warn_step
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import Option
-from ckpttools.core.step_warnings import warn_of_step
 from ckpttools.formats.base import SIDECARS, OtherSteps, ReadOptions, Target, Writer
 from ckpttools.formats.json_file import DEEPEST, is_deep, read_json
 from ckpttools.formats.orbax import metadata as orbax_metadata
@@ -150,7 +149,7 @@ def _item(target: Target, level: str, declared: str | None) -> str:
         return ITEM
     name = beside.item(declared, as_read)
     if why := beside.why_unlisted(name):
-        warn_of_step(why, UnlistedStepWarning)
+        warn_step(why, UnlistedStepWarning)
     return name
 
 
@@ -241,7 +240,7 @@ def _require_room(location: Location) -> None:
     source = location.open()
     leaves = occurrences(b'"value_type"', source)
     source.close()
-    require_room(leaves, leaves * _BYTES_PER_LEAF, location)
+    check_memory(leaves, leaves * _BYTES_PER_LEAF, location)
 
 
 def _config(directory: Location) -> Mapping[str, Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from shlex import quote
 
 from ckpttools.core.errors import FormatError, StorageError
-from ckpttools.core.text import first_of
+from ckpttools.core.text import first_names
 from ckpttools.formats.orbax.index import PROCESSES, processes_of
 from ckpttools.formats.orbax.metadata import TREE_FILE
 from ckpttools.formats.orbax.steps import Step, directories, is_item
@@ -88,7 +88,7 @@ def not_together(path: Location, hosts: Mapping[Location, list[Location]], lacki
         "this holds what several hosts kept for themselves, each a part of one checkpoint, and no step is "
         f"complete{lacking}",
         location=path,
-        got=f"directories of hosts: {first_of(names, _MOST_NAMED)}",
+        got=f"directories of hosts: {first_names(names, _MOST_NAMED)}",
         expected="the directories of enough hosts to have every chunk of a step",
         hint=hint,
     )
@@ -108,7 +108,7 @@ def where_chunks_may_be(item: Location, may_be_old: bool) -> str:
     """
     if is_part_of_a_host(item):
         others = [quote(str(location)) for location in other_hosts(item)]
-        where = f": {first_of(others, _MOST_NAMED)}" if others else ""
+        where = f": {first_names(others, _MOST_NAMED)}" if others else ""
         told = (
             "this is what one host kept for itself, the rest is in the directories of the other hosts"
             f"{where}; `ckpt assemble HOST… DST` makes one checkpoint of them"

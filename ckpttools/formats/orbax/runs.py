@@ -18,8 +18,8 @@ from ckpttools.core.errors import (
     UnlistedStepWarning,
     UsageError,
     listing,
+    warn_step,
 )
-from ckpttools.core.step_warnings import warn_of_step
 from ckpttools.core.text import first_and_last, natural_key
 from ckpttools.formats.base import OtherSteps
 from ckpttools.formats.interrupted import begun_in, next_step
@@ -224,7 +224,7 @@ def _tell_of_later(opened: Step, later: Collection[Step]) -> None:
         )
         if not all(step.others for step in ordered):
             text += f"\n  next   `ckpt doctor {run}` says more"
-        warn_of_step(text, LaterStepWarning)
+        warn_step(text, LaterStepWarning)
 
 
 def _tell_if_unlisted(opened: Step) -> None:
@@ -235,7 +235,7 @@ def _tell_if_unlisted(opened: Step) -> None:
             f"{opened.path.store.scheme}://: it has no {COMMIT_FILE}\n"
             f"  next   `ckpt doctor {quote(str(opened.path))}` says more"
         )
-        warn_of_step(text, UnlistedStepWarning)
+        warn_step(text, UnlistedStepWarning)
 
 
 def _items(step: Step) -> tuple[OrbaxItem, ...]:

@@ -7,9 +7,8 @@ from dataclasses import replace
 from shlex import quote
 
 from ckpttools.array.tree import Metadata, Tree
-from ckpttools.core.errors import ChosenItemWarning, FormatError
-from ckpttools.core.step_warnings import warn_of_step
-from ckpttools.core.text import some
+from ckpttools.core.errors import ChosenItemWarning, FormatError, warn_step
+from ckpttools.core.text import sample_names
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.metadata import TREE_FILE, holds_arrays, holds_data
 from ckpttools.formats.orbax.steps import OrbaxItem, Step
@@ -95,8 +94,8 @@ def _warn_of_others(step: Step, items: Sequence[OrbaxItem], chosen: Sequence[Orb
     if others := [item.directory.name for item in items if item not in chosen]:
         names = " and ".join(item.directory.name for item in chosen)
         verb = "is" if len(chosen) == 1 else "are"
-        warn_of_step(
-            f"{names} of {step.path} {verb} opened; beside it {some(others)}, to be opened by "
+        warn_step(
+            f"{names} of {step.path} {verb} opened; beside it {sample_names(others)}, to be opened by "
             f"{step.path}/NAME",
             ChosenItemWarning,
         )

@@ -11,12 +11,12 @@ from itertools import chain
 from ckpttools.array.nodes import Stored
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.budget import parse_size, require_room
+from ckpttools.core.budget import check_memory, parse_size
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.notes import Notes
 from ckpttools.core.options import Option
-from ckpttools.core.text import first_of
+from ckpttools.core.text import first_names
 from ckpttools.formats import flat
 from ckpttools.formats.adapters import WEIGHTS_STEM
 from ckpttools.formats.base import ReadOptions, Target, Writer
@@ -129,7 +129,7 @@ def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
     """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
     if result.index is not None:
         index = (result.folder / result.index).open()
-        require_room(occurrences(b".safetensors", index), 2 * index.size, index.path)
+        check_memory(occurrences(b".safetensors", index), 2 * index.size, index.path)
         index.close()
         return
 
@@ -139,7 +139,7 @@ def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
             return occurrences(b'"data_offsets"', source, 8 + length), length
 
     tensors, nbytes = map(sum, zip(*at_once(result.folder.store, sizes, result.files), strict=True))
-    require_room(tensors, nbytes, result.folder)
+    check_memory(tensors, nbytes, result.folder)
 
 
 def _opened(folder: Location, name: str, options: ReadOptions) -> ShardFile:
@@ -185,7 +185,7 @@ def _of_others(directory: Location, result: WeightsLocation) -> Notes:
     files = (name for name in visible if name.endswith(NAMES.suffix) and name not in result.names)
     others = sorted(name for name in files if name not in (*_BESIDE, *result.unnamed))
     read = f"what {result.index} names" if result.index is not None else result.files[0]
-    instead = f", not {first_of(others)}" if others else ""
+    instead = f", not {first_names(others)}" if others else ""
     if result.is_chosen:
         return Notes(remarks=(f"{read} is read, as {WEIGHTS_FIELD} in {CONFIG} asks for it{instead}",))
     return Notes(remarks=(f"of the files of weights here {read} is read{instead}",)) if others else Notes()

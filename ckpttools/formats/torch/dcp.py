@@ -18,7 +18,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Decoded
 from ckpttools.array.tree import Leaf, Metadata, Tree
 from ckpttools.array.tree import Path as TreePath
-from ckpttools.core.budget import require_room
+from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
@@ -194,7 +194,7 @@ def _listed(path: Location, options: ReadOptions) -> _DcpEntries:
                 location=location,
                 got=f"{file.size:,} bytes",
             )
-        require_room(0, 12 * file.size, location)
+        check_memory(0, 12 * file.size, location)
         data = file.read(0, file.size)
     declared = unpickled(data, is_of_training, str(location))
     state = declared.attribute("state_dict_metadata") if isinstance(declared, Record) else None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from shlex import quote
 
 from ckpttools.core.errors import FormatError
-from ckpttools.core.text import in_natural_order, some
+from ckpttools.core.text import sample_names, sort_naturally
 from ckpttools.stores.location import Location
 
 LATEST, UNIVERSAL = "latest", "latest_universal"
@@ -40,13 +40,13 @@ def missing_step(path: Location, latest: str, is_step: Callable[[Location], obje
     named = step_named(path, latest)
     if named == path or is_step(named):
         return None
-    steps = in_natural_order(directory.name for directory in path.directories() if is_step(directory))
+    steps = sort_naturally(directory.name for directory in path.directories() if is_step(directory))
     if not steps:
         return None
     last = quote(str(path / steps[-1]))
     return FormatError(
         f"the file {latest} names the step {named.name}, which is not here",
         location=path / latest,
-        expected=f"one that is: {some(steps)}",
+        expected=f"one that is: {sample_names(steps)}",
         hint=f"name the step itself, such as {last}; DeepSpeed finds it once {latest} names it",
     )

@@ -15,7 +15,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
-from ckpttools.core.text import plural, some
+from ckpttools.core.text import plural, sample_names
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.pieced import Piece, pieced
@@ -140,7 +140,7 @@ def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> di
         raise UsageError(
             f"there is no file of process {unknown[0]}",
             got=wording.option("prefer_rank", unknown[0]),
-            expected=f"one of {some(list(map(str, sorted(saved))))}",
+            expected=f"one of {sample_names(list(map(str, sorted(saved))))}",
         )
     return {rank: saved[rank] for rank in dict.fromkeys((*options.prefer_rank, *saved))}
 
@@ -218,7 +218,7 @@ def _unlike(path: Location, twins: Sequence[Twins], options: ReadOptions) -> tup
         taken.setdefault(item.ranks[0], {})[item.what] = None
     remarks = (
         f"process {rank} was preferred: its numbers of {plural(len(names), 'tensor')} are taken where "
-        f"other processes have different ones ({some(names)})"
+        f"other processes have different ones ({sample_names(names)})"
         for rank, names in taken.items()
         if rank in options.prefer_rank
     )
@@ -270,7 +270,7 @@ def _lacking(count: int, missing: Sequence[int]) -> str | None:
     """Which files are not there, as the names of the others tell."""
     if not missing:
         return None
-    ranks = some(list(map(str, missing)))
+    ranks = sample_names(list(map(str, missing)))
     those = f"those of ranks {ranks} are" if len(missing) > 1 else f"that of rank {ranks} is"
     return f"{count:,} processes saved, and of their files {those} missing"
 

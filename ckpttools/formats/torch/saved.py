@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.core.budget import require_room
+from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.torch import archive
@@ -56,7 +56,7 @@ def saved_file(location: Location, options: ReadOptions) -> SavedFile:
     try:
         archive.refuse_old(file)
         result = archive.opened(file, options.max_header_bytes)
-        require_room(len(result.storages), _OBJECTS * len(result.pickled), location)
+        check_memory(len(result.storages), _OBJECTS * len(result.pickled), location)
         names = list(result.storages)
         spans = at_once(location.store, result.range_of, names)
     finally:

@@ -10,7 +10,7 @@ from ckpttools.array.patterns import first_match
 from ckpttools.array.tree import Path, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
-from ckpttools.core.options import Option, python_number
+from ckpttools.core.options import Option, to_python_number
 from ckpttools.core.region import Shape
 
 _LENGTH = re.compile(r"[1-9][0-9]{0,17}|-")
@@ -97,7 +97,7 @@ def _pattern(declared: object) -> str:
 
 def _lengths(shape: object) -> tuple[int | None, ...]:
     is_list = isinstance(shape, Iterable) and not isinstance(shape, str | bytes | Mapping)
-    lengths = tuple(map(python_number, shape)) if isinstance(shape, Iterable) else ()
+    lengths = tuple(map(to_python_number, shape)) if isinstance(shape, Iterable) else ()
     if not is_list or any(
         length is not None and (type(length) is not int or length < 1) for length in lengths
     ):

@@ -20,7 +20,7 @@ from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.streams import ByteRange, ConstantChunk, ExactReader, Stream
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
-from ckpttools.core.region import Region, Shape, contiguous_runs, split_to
+from ckpttools.core.region import Region, Shape, contiguous_runs, split_evenly
 from ckpttools.stores.memory import Bytes
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class EncodedChunk(ByteRange):
         import numpy as np
 
         itemsize = self.coding.dtype.itemsize
-        for block in split_to(_rows(self._shape, region), read_blocks.elements(itemsize)):
+        for block in split_evenly(_rows(self._shape, region), read_blocks.elements(itemsize)):
             expected = block.intersect(region)
             if expected is None:
                 continue

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError, listing
-from ckpttools.core.step_warnings import warn_of_step
+from ckpttools.core.errors import FormatError, LaterStepWarning, UsageError, listing, warn_step
 from ckpttools.core.text import first_and_last
 from ckpttools.formats.flax.format import begins_as_state
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
@@ -103,7 +102,7 @@ class LegacyRun:
         if reasons:
             lines = [f"step {number}: {reason}" for number, reason in sorted(reasons.items())]
             text = f"step {opened} of {self.path} is opened; later steps are not finished" + listing(lines)
-            warn_of_step(text, LaterStepWarning)
+            warn_step(text, LaterStepWarning)
 
     def _unfinished(self, skipped: Mapping[int, str]) -> FormatError:
         number, reason = max(skipped.items())

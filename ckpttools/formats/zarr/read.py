@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
-from ckpttools.core.budget import require_room
+from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.options import Option
@@ -47,7 +47,7 @@ class Zarr3:
         described = attributes.get(flat.ENTRY)
         arrays = Arrays(path, Files(path), True, may_be_left_out=may_leave_out(root))
         names = list(_arrays_below(path, root, FollowedLinks()))
-        require_room(len(names), 0, path)
+        check_memory(len(names), 0, path)
         metadata = Metadata(format=self.name, custom=attributes, location=str(path))
         # To what finds arrays a name is one key; the root has none.
         keys: list[Path] = [(_joined(name),) if name else () for name in names]

@@ -17,7 +17,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
 from ckpttools.array.storage import Storage
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
-from ckpttools.core.budget import require_room
+from ckpttools.core.budget import check_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, counted_listing
 from ckpttools.core.notes import Notes
@@ -239,7 +239,7 @@ def _is_nested(path: Location) -> bool:
 def _opened(path: Location, options: ReadOptions) -> Tree:
     entries = entries_of(path, max_index_bytes=options.max_index_bytes)
     names = sorted(_names(entries))
-    require_room(len(names), 0, path)
+    check_memory(len(names), 0, path)
     arrays = _BareArrays(path, entries)
     result = dict(zip(names, at_once(path.store, arrays.array, names), strict=True))
     state = opened_state(path / STATE) if has_state(path) else None

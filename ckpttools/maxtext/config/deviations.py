@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import some
+from ckpttools.core.text import sample_names
 from ckpttools.mapping.settings import Limit
 from ckpttools.mapping.sizes import nested
 from ckpttools.maxtext.config.model_facts import CYCLE, ModelFacts, Reading
@@ -119,7 +119,7 @@ def layers_of_other_kinds(family: Family, facts: ModelFacts) -> tuple[frozenset[
         name = limit.expected.left.name
         if name.startswith(CYCLE) and not limit.holds(facts):
             layers = facts.layers_off_cycle(int(name.removeprefix(CYCLE)))
-            return frozenset(layers), f"{some(layers.values())}: {limit.reason}"
+            return frozenset(layers), f"{sample_names(layers.values())}: {limit.reason}"
     return frozenset(), ""
 
 
@@ -334,7 +334,7 @@ def _of_limit(limit: Limit, reading: Reading, known: list[KnownDeviation]) -> Di
     measured = (entry.effect, entry.remedy) if entry else ("", "")
     called = reading.called(left)
     if left.name.startswith(CYCLE):
-        what = some(facts.layers_off_cycle(int(left.name.removeprefix(CYCLE))).values())
+        what = sample_names(facts.layers_off_cycle(int(left.name.removeprefix(CYCLE))).values())
     elif left.kind == "field" and facts.location_of(left.name) is None:
         what = f"nothing says {called}, which means {json.dumps(left.of(facts))} to transformers"
     else:

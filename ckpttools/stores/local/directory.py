@@ -22,7 +22,7 @@ from pathlib import Path
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, UsageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.local.file import iso_time, storage_error
 from ckpttools.stores.local.files import (
     check_no_mount,
@@ -220,7 +220,7 @@ class StagingDirectory:
                 f"{location} is not what a conversion left there",
                 got="a directory without a mark of ours" if is_directory else "no directory",
                 expected="nothing, or what a conversion was deleting when it was interrupted",
-                hint=f"move it away, or delete it; then {again()}",
+                hint=f"move it away, or delete it; then {retry_term()}",
             )
 
     def refuse_unmarked(self) -> None:
@@ -230,7 +230,7 @@ class StagingDirectory:
             raise UsageError(
                 f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
                 expected="a checkpoint that grows, which is marked from the beginning",
-                hint=f"move it away, or delete it; then {again()}",
+                hint=f"move it away, or delete it; then {retry_term()}",
             )
 
     def settle(self, journal: Journal, plan: str) -> None:
@@ -248,7 +248,7 @@ class StagingDirectory:
             raise UsageError(
                 f"{old} holds what {self.destination} was before it was to be replaced, and nothing tells "
                 "whether what has the name now is its successor",
-                hint=f"delete {old}, or move it to where you want it; then {again()}",
+                hint=f"delete {old}, or move it to where you want it; then {retry_term()}",
             )
 
     def rename(self) -> None:

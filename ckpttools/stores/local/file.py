@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import LARGEST_WHOLE, File, too_large
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class LocalFile(File):
             f"{self.path} was changed while it was read",
             got=got,
             expected=f"the file as it was when it was opened first: {_summary(self)}",
-            hint=f"wait until nothing writes to it, then {again()}",
+            hint=f"wait until nothing writes to it, then {retry_term()}",
         )
 
     def _checksum(self, nbytes: int) -> int:
@@ -317,7 +317,7 @@ class _Opener:
             f"{self._path} {what}",
             got="another file has the name" if now[:2] != first[:2] else _described(now),
             expected=f"the file as it was before: {_described(first)}",
-            hint=f"wait until nothing writes to it, then {again()}",
+            hint=f"wait until nothing writes to it, then {retry_term()}",
         )
 
 

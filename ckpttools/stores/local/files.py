@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ckpttools.core.errors import CheckpointError, NoSpaceError, StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.concurrency import in_threads
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.mounts import first_mount
@@ -40,7 +40,7 @@ def write_error(path: Path | str, error: OSError) -> CheckpointError:
             "the disk is full",
             location=path,
             got=error.strerror,
-            hint=f"free some space and {again()}: it goes on where it stopped",
+            hint=f"free some space and {retry_term()}: it goes on where it stopped",
         )
     return storage_error("cannot write", path, error)
 
@@ -318,7 +318,7 @@ def moved_error(directory: Path) -> StorageError:
     return StorageError(
         f"{directory} was removed, moved or replaced while it was written",
         expected="the directory that this command created, under the same path until the command ends",
-        hint=f"find out what moved it or changed a link in its path; then {again()}",
+        hint=f"find out what moved it or changed a link in its path; then {retry_term()}",
     )
 
 
@@ -372,7 +372,7 @@ def check_no_mount(path: Path) -> None:
             f"{path} is not removed: something is mounted at or in it",
             location=mount,
             expected="nothing but what this file system holds there: what is mounted would be deleted, too",
-            hint=f"umount {mount}, then {again()}",
+            hint=f"umount {mount}, then {retry_term()}",
         )
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from ckpttools.core.errors import UsageError
-from ckpttools.core.text import age
+from ckpttools.core.text import format_age
 from ckpttools.stores.local.files import moved_error, write_all, write_error
 from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.stores.publishing import JobInfo, LockedError, Record
@@ -300,13 +300,13 @@ def locked_error(what: str, location: object, descriptor: int) -> LockedError:
         location: The locked location.
         descriptor: The file or the directory that has the lock.
     """
-    since = age(max(0.0, time.time() - os.fstat(descriptor).st_mtime))
+    since = format_age(max(0.0, time.time() - os.fstat(descriptor).st_mtime))
     pid = _holder(descriptor)
     if pid is None:
         got = f"a process of another machine or container; {location} was last written {since} ago"
         hint = "wait until it is done, or end that process, which releases its lock"
     else:
-        began = age(_seconds_running(pid))
+        began = format_age(_seconds_running(pid))
         got = f"process {pid} on {socket.gethostname()}, started {began} ago; last written {since} ago"
         hint = f"wait until it is done, or end it, which releases its lock: kill {pid}"
     return LockedError(what, location=location, got=got, hint=hint)

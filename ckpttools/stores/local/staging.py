@@ -12,7 +12,7 @@ from shlex import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
-from ckpttools.core.message_terms import again, option
+from ckpttools.core.message_terms import option, retry_term
 from ckpttools.stores.local.conversion_conflicts import held_by_another
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.directory import (
@@ -261,7 +261,7 @@ class LocalStaging(StagingDirectory):
                 f"something is mounted at or in {self.directory}",
                 location=mount,
                 expected="a directory of one file system: all of it gets another name, or is deleted",
-                hint=f"umount {mount}, then {again()}",
+                hint=f"umount {mount}, then {retry_term()}",
             )
 
     def _recover(self, journal: Journal, purpose: JobInfo, nbytes: int) -> None:
@@ -340,7 +340,7 @@ class LocalStaging(StagingDirectory):
                     f"{path} is a symbolic link",
                     got=path.readlink(),
                     expected="only files and directories that an interrupted run created",
-                    hint=f"delete the link; then {again()}",
+                    hint=f"delete the link; then {retry_term()}",
                 )
 
     def discard(self, journal: Journal) -> None:

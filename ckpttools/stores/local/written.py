@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import File
 from ckpttools.stores.local.files import moved_error, write_error
 from ckpttools.stores.local.store import LocalStore
@@ -99,7 +99,7 @@ class WrittenFiles:
                     raise UsageError(
                         f"{self._directory / name} is not a file of the checkpoint",
                         expected="only files that this command writes",
-                        hint=f"move it away, or delete it; then {again()}",
+                        hint=f"move it away, or delete it; then {retry_term()}",
                     )
 
     def forget(self, name: str) -> None:
@@ -151,7 +151,7 @@ class WrittenFiles:
             f"{self._directory / name} was removed, replaced or cut while it was written",
             got=got,
             expected=expected,
-            hint=f"find out what changes files there; then {again()} to rewrite the lost data",
+            hint=f"find out what changes files there; then {retry_term()} to rewrite the lost data",
         )
 
 

@@ -6,7 +6,7 @@ import re
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.certificates import distrust
 
 _STATUS = re.compile(r"status code: (\d{3}[^:\n]*)")
@@ -187,10 +187,10 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
         hint = "set AWS_REGION to the region that the bucket is in"
         return _error(asked, _answer(text), "a request to the bucket's own region", hint)
     if code == 429 or code >= 500:
-        hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: {again()} later"
+        hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: {retry_term()} later"
         return _error(asked, f"{_answer(text)}{_tries(text)}", "an answer", hint)
     if not code and is_broken_off(error) and "TimedOut" not in text:
-        hint = f"check the network and the proxy (HTTPS_PROXY), then {again()}"
+        hint = f"check the network and the proxy (HTTPS_PROXY), then {retry_term()}"
         return _error(asked, f"an answer that ends too early{_tries(text)}", "the whole answer", hint)
     if not code and (certificate := _CERTIFICATE.search(text)):
         why = distrust(certificate[1])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, SourceChangedError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import File, Status
 from ckpttools.stores.costs import FAR, Costs
 
@@ -55,12 +55,12 @@ class ObjectFile(File):
     def changed(self, result: Status | None) -> FormatError:
         """The error of a file that is another one now, or gone."""
         if result is None:
-            return FormatError(f"{self.path} was removed while it was read", hint=again())
+            return FormatError(f"{self.path} was removed while it was read", hint=retry_term())
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=f"{result.size} bytes, ETag {result.version}",
             expected=f"{self.size} bytes, ETag {self.version}",
-            hint=again(),
+            hint=retry_term(),
         )
 
 

@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ckpttools.core.errors import StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.abilities import StoredLock
 from ckpttools.stores.objects.client import IGNORED, Bucket, Version
 from ckpttools.stores.objects.conditions import honored
@@ -122,7 +122,7 @@ class Lock:
                 f"{self._location} no longer belongs to this process",
                 got=f"another process took over, or nothing could be written for {seconds:.0f} s",
                 expected="one writer",
-                hint=f"{again()}: it goes on from what is done",
+                hint=f"{retry_term()}: it goes on from what is done",
             )
 
     def renew(self) -> None:

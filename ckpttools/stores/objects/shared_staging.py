@@ -9,7 +9,7 @@ from dataclasses import field
 from functools import partial
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.data_files import ObjectDataFiles, find_changed_objects, recorded_versions
 from ckpttools.stores.objects.journal import JournalEntries, ObjectJournal
@@ -75,7 +75,7 @@ class SharedObjectStaging(ObjectStaging):
             raise LockedError(
                 "another process has just begun, or finished, to write this checkpoint",
                 location=self.location,
-                hint=f"{again()}: it names that process, or finds the checkpoint complete",
+                hint=f"{retry_term()}: it names that process, or finds the checkpoint complete",
             )
         others = (member for member in self._members(journal, now) if member.token != claim.token)
         check_free(share, others, self.location)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, UsageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.concurrency import in_threads, writes_at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import Bucket, Object
@@ -147,7 +147,7 @@ class ObjectWork:
                 if name in there
                 else "no such object",
                 expected="the object that was written",
-                hint=f"find out what changes objects there; then {again()} to rewrite the lost data",
+                hint=f"find out what changes objects there; then {retry_term()} to rewrite the lost data",
             )
 
     def _checked_inventory(self) -> Inventory:
@@ -165,7 +165,7 @@ class ObjectWork:
             raise StorageError(
                 f"{self.staging.location} is not what was copied there",
                 got=f"{len(lost)} of {len(new)} objects changed or missing, such as {min(lost)}",
-                hint=f"{self.staging.location}{SUFFIX} is complete: {again()}",
+                hint=f"{self.staging.location}{SUFFIX} is complete: {retry_term()}",
             )
         return inventory
 
@@ -189,7 +189,7 @@ class ObjectWork:
             raise UsageError(
                 f"{self.staging.location}{SUFFIX} is not what it was when it was complete",
                 got=f"{len(lost)} of {len(there)} objects changed or missing, such as {lost[0]}",
-                hint=f"delete {self.staging.location}{SUFFIX} and {again()}",
+                hint=f"delete {self.staging.location}{SUFFIX} and {retry_term()}",
             )
         result = sorted(self.staging.objects(self.staging.rest), key=_small_first)
         changed = [name for name, status in result if old.get(name) != [status.size, status.version]]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.core.region import ceil_div
 from ckpttools.stores.objects.client import IGNORED, Bucket, ObjectChangedError, Version
 
@@ -306,7 +306,7 @@ class Upload:
             raise StorageError(
                 f"{_DOING} {self._bucket.uri(self._key)}",
                 got="its upload was ended elsewhere",
-                hint=f"{again()}: it goes on from what is done",
+                hint=f"{retry_term()}: it goes on from what is done",
             ) from error
 
     def __enter__(self) -> Self:
@@ -335,7 +335,7 @@ def taken_error(bucket: Bucket, key: str) -> DestinationExistsError:
     return DestinationExistsError(
         f"{bucket.uri(key)} was written by somebody else meanwhile",
         expected="a destination that nothing else is written to",
-        hint=f"delete it, or choose another destination; then {again()}",
+        hint=f"delete it, or choose another destination; then {retry_term()}",
     )
 
 

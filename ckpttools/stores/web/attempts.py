@@ -9,7 +9,7 @@ from email.utils import parsedate_to_datetime
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 
 # What came before a body was cut counts as progress from so many bytes on.
 _PROGRESS = 1 << 20
@@ -97,7 +97,7 @@ class Attempts:
             got = f"{got}, and the request to come back in {asked:,.0f} s"
             raise self._error(got + tried(self._made), "try again then")
         if self._made >= limit:
-            hint = hint or f"check the address and the network, then {again()}"
+            hint = hint or f"check the address and the network, then {retry_term()}"
             raise self._error(got + tried(self._made), hint)
         if not self._budget.allows_another():
             budget = self._budget

@@ -11,7 +11,7 @@ from urllib3 import exceptions as failures
 from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedError, StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.block_cache import BlockCache, ByteCache, is_document
 from ckpttools.stores.concurrency import MOST, USUAL, asked_for
@@ -205,7 +205,7 @@ class WebFile(File):
             f"{self.path} was changed while it was read",
             got=got,
             expected=f"the file as it was when it was looked at first: {self.size} bytes, {self.version}",
-            hint=f"wait until nothing writes to it, then {again()}",
+            hint=f"wait until nothing writes to it, then {retry_term()}",
         )
 
     def _head(self, offset: int, stop: int) -> bytes:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
-from ckpttools.core.budget import size_text
+from ckpttools.core.budget import format_size
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError, UsageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.web.attempts import tried
 from ckpttools.stores.web.client import FAILURES, failure_words
 from ckpttools.stores.web.hub_repository import SAMPLE_BYTES, Blob, BusyError, Repository
@@ -75,7 +75,7 @@ class HubStream:
                 f"{self._path}: its content was another when it was made for the second time",
                 got=f"SHA-256 {self._hasher.hexdigest()}",
                 expected=f"SHA-256 {self._blob.sha256}",
-                hint=f"wait until nothing writes to the source, then {again()}",
+                hint=f"wait until nothing writes to the source, then {retry_term()}",
             )
         self._kept(self._held)
         if self._error is None:
@@ -122,7 +122,7 @@ class HubStream:
         return StorageError(
             f"cannot upload {location}",
             got=failure_words(self._error, self._repository.client.patience) + tried(attempts),
-            hint=f"check the network, then {again()}: what was uploaded is not sent again",
+            hint=f"check the network, then {retry_term()}: what was uploaded is not sent again",
         )
 
 
@@ -275,8 +275,8 @@ class HubDataFiles:
                 f"{self._repository.location} would take too much into one commit: only large files "
                 "go to the "
                 "hub's storage",
-                got=f"{len(self.small)} small files of {size_text(nbytes)} so far",
-                expected=f"at most {size_text(_MOST_SMALL_BYTES)} in small files",
+                got=f"{len(self.small)} small files of {format_size(nbytes)} so far",
+                expected=f"at most {format_size(_MOST_SMALL_BYTES)} in small files",
                 hint="write fewer and larger files: safetensors, or Orbax as it is by default, without "
                 "a file for each chunk",
             )

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ckpttools.core.errors import NoSpaceError, StorageError
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.certificates import added_certificates, distrust, tls_context
 
 
@@ -122,7 +122,7 @@ def refused(asked: HubRequest, answer: Answer) -> StorageError:
             location=asked.location,
             got=got,
             expected="the token of an account that has accepted them",
-            hint=f"{asked.login}accept the terms at {page}, then {again()}",
+            hint=f"{asked.login}accept the terms at {page}, then {retry_term()}",
         )
     if answer.code == "RevisionNotFound":
         return AbsentError(
@@ -162,13 +162,13 @@ def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | N
     got = f"{answer.declared or answer.text}, {asked.identity}"
     if doing == "look at" or answer.code in ("RevisionNotFound", "GatedRepo") or _is_rejected(asked, answer):
         return refused(asked, answer)
-    if answer.status == 412 or answer.status == 409:
+    if answer.status in (409, 412):
         return ConflictError(
             f"{asked.repo} was changed while it was written: nothing was committed",
             location=asked.location,
             got=got,
             expected="the revision as it was when the command began",
-            hint=f"see what was changed, then {again()}: what was uploaded is not sent again",
+            hint=f"see what was changed, then {retry_term()}: what was uploaded is not sent again",
         )
     if answer.status in (413, 507) or (
         answer.status in (400, 402, 403, 422) and _FULL.search(answer.declared)
@@ -199,7 +199,8 @@ def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | N
             hint=f"`hf auth whoami` says who you are: write below your own name, have {org} let you write, "
             f"or make a token with it at {asked.hub}/settings/tokens",
         )
-    return StorageError(f"cannot {doing} {asked.location}", got=got, hint=f"see {asked.page}, then {again()}")
+    hint = f"see {asked.page}, then {retry_term()}"
+    return StorageError(f"cannot {doing} {asked.location}", got=got, hint=hint)
 
 
 _FAILED = re.compile(r"CERTIFICATE_VERIFY_FAILED\] certificate verify failed: ([^(]*)")

@@ -21,7 +21,7 @@ from ckpttools.core.errors import (
     first_line,
     listing,
 )
-from ckpttools.core.message_terms import again, option
+from ckpttools.core.message_terms import option, retry_term
 from ckpttools.stores.contents import Content
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.web.hub_errors import Answer, refuse_untrusted, trust_certificates
@@ -75,7 +75,7 @@ def fetch(files: Sequence[ExpectedFile], endpoint: str, explain: Explain, observ
         raise FormatError(
             f"what the hub sends is not what it lists{listing(differing)}",
             expected="files of these digests",
-            hint=f"they were removed from the cache; {again()}, and tell whoever keeps the model "
+            hint=f"they were removed from the cache; {retry_term()}, and tell whoever keeps the model "
             "if it happens again",
         )
 
@@ -204,5 +204,5 @@ def _explained(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
         raise StorageError(
             f"cannot fetch {expected.location}",
             got=first_line(error.__cause__ or error),
-            hint=f"{again()}: files that have come are not fetched again",
+            hint=f"{retry_term()}: files that have come are not fetched again",
         ) from error

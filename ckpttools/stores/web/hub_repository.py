@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
-from ckpttools.core.message_terms import again
+from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.web.client import FAILURES, LONGEST_STORING, Client, closing, failure_words
 from ckpttools.stores.web.hub_errors import (
     AbsentError,
@@ -242,7 +242,7 @@ class Repository:
         text = _text(response)
         if response.status >= 500 or response.status in (408, 429):
             got = Answer(response.status, response.reason or "", response.headers, text).declared
-            hint = f"{again()} later: what was uploaded is not sent again"
+            hint = f"{retry_term()} later: what was uploaded is not sent again"
             raise BusyError(f"cannot upload {self.location}/{path}", got=got, hint=hint)
         if response.status not in (200, 201, 204):
             answer = Answer(response.status, response.reason or "", response.headers, text)

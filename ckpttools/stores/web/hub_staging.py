@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import first_of
+from ckpttools.core.text import first_names
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.write_buffer import PendingFiles
 from ckpttools.stores.publishing import JobInfo, Published, Record
@@ -84,7 +84,7 @@ class HubStaging:
             if not self.overwrite:
                 raise DestinationExistsError(
                     f"{self.repository.location} has files already",
-                    got=first_of(there, 3),
+                    got=first_names(there, 3),
                     expected="a repository without any, or a new one",
                     hint="choose another destination, or allow their replacement with "
                     f"{option('overwrite', True)}: what they were remains in the history",

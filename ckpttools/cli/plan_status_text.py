@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from shlex import quote
 
 from ckpttools.api.plan_status import PartStatus, PlanStatus
-from ckpttools.cli.units import disk, duration
-from ckpttools.core.text import first_of, plural
+from ckpttools.cli.units import format_disk, format_duration
+from ckpttools.core.text import first_names, plural
 from ckpttools.run.entries import stretches
 from ckpttools.run.parts import PartReceipt
 
@@ -21,9 +21,9 @@ _STATES = {
     "complete": "published; nothing is left to do",
     "taken": "no unfinished output of this plan exists",
 }
-_MOST_STRETCHES = 10
+_MAX_GROUPS = 10
 # More of them have no line each.
-_MOST_DONE = 16
+_MAX_DONE = 16
 _ORDER = ("done", "at work", "gone", "failed")
 
 
@@ -34,8 +34,10 @@ def part_line(receipt: PartReceipt) -> str:
     if not receipt.tasks:
         return f"part {receipt.part}: nothing to do, there are fewer tasks than parts"
     new = receipt.bytes_out - receipt.bytes_resumed
-    rate = f" ({disk(new / receipt.seconds)}/s)" if new and receipt.seconds else ""
-    done = f"{plural(receipt.tasks, 'task')}, {disk(receipt.bytes_out)} in {receipt.seconds:.2f} s{rate}"
+    rate = f" ({format_disk(new / receipt.seconds)}/s)" if new and receipt.seconds else ""
+    done = (
+        f"{plural(receipt.tasks, 'task')}, {format_disk(receipt.bytes_out)} in {receipt.seconds:.2f} s{rate}"
+    )
     before = f", {receipt.tasks_resumed} of them done before" if receipt.tasks_resumed else ""
     return f"part {receipt.part} of {receipt.destination}: {done}{before}"
 
@@ -48,22 +50,22 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
         yield f"there is {result.other or complete}"
         return
     share = 100 * result.bytes_done // max(1, result.nbytes)
-    done = f"{result.tasks_done} of {plural(result.tasks, 'task')}, {share} % of {disk(result.nbytes)}"
-    rate = f", {disk(result.bytes_per_second)}/s" if result.bytes_per_second else ""
-    left = f", {duration(result.seconds_left)} left" if result.seconds_left is not None else ""
+    done = f"{result.tasks_done} of {plural(result.tasks, 'task')}, {share} % of {format_disk(result.nbytes)}"
+    rate = f", {format_disk(result.bytes_per_second)}/s" if result.bytes_per_second else ""
+    left = f", {format_duration(result.seconds_left)} left" if result.seconds_left is not None else ""
     yield f"all      {done}{rate}{left}"
     if result.count is not None:
-        yield f"parts    {_parts(result, result.count)}"
-    is_folded = sum(part.state == "done" for part in result.parts) > _MOST_DONE
+        yield f"parts    {_part_lines(result, result.count)}"
+    is_folded = sum(part.state == "done" for part in result.parts) > _MAX_DONE
     for part in result.parts:
         if not (is_folded and part.state == "done"):
-            yield f"{part.part:<8} {_part(part)}"
+            yield f"{part.part:<8} {_part_text(part)}"
     if result.missing:
-        which = f"{plural(result.tasks_missing, 'task')}: {_stretches(result.missing)}"
+        which = f"{plural(result.tasks_missing, 'task')}: {_group_parts(result.missing)}"
         yield f"nobody   is at work on {which}"
 
 
-def _parts(result: PlanStatus, count: int) -> str:
+def _part_lines(result: PlanStatus, count: int) -> str:
     """How many parts are in each state: `of 16: 9 done, 3 at work, 4 not begun (12/16 to 15/16)`."""
     own = {part.part: part.state for part in result.parts if part.part.endswith(f"/{count}")}
     states = Counter(state if state in _ORDER else "failed" for state in own.values())
@@ -71,31 +73,31 @@ def _parts(result: PlanStatus, count: int) -> str:
     states["done"] += count - len(own) - len(result.not_begun)
     declared = [f"{states[state]} {state}" for state in _ORDER if states[state]]
     if result.not_begun:
-        which = _stretches(stretches(result.not_begun), f"/{count}")
+        which = _group_parts(stretches(result.not_begun), f"/{count}")
         declared.append(f"{len(result.not_begun)} not begun ({which})")
     others = [part.part for part in result.parts if part.state == "at work" and part.part not in own]
     if others:
-        declared.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MOST_STRETCHES])})")
+        declared.append(f"{len(others)} of other divisions at work ({', '.join(others[:_MAX_GROUPS])})")
     return f"of {count}: {', '.join(declared)}"
 
 
-def _stretches(numbers: Sequence[tuple[int, int]], of: str = "") -> str:
+def _group_parts(numbers: Sequence[tuple[int, int]], of: str = "") -> str:
     spelled = [
         f"{first}{of} to {stop - 1}{of}" if stop > first + 1 else f"{first}{of}" for first, stop in numbers
     ]
-    return first_of(spelled, _MOST_STRETCHES)
+    return first_names(spelled, _MAX_GROUPS)
 
 
-def _part(each: PartStatus) -> str:
+def _part_text(each: PartStatus) -> str:
     share = 100 * each.bytes_done // max(1, each.nbytes)
     words = [each.state, f"{each.tasks_done} of {plural(each.tasks, 'task')}, {share} %"]
     if each.bytes_per_second:
-        words.append(f"{disk(each.bytes_per_second)}/s")
+        words.append(f"{format_disk(each.bytes_per_second)}/s")
     if each.seconds_left is not None:
-        words.append(f"{duration(each.seconds_left)} left")
+        words.append(f"{format_duration(each.seconds_left)} left")
     words.append(each.process)
     if each.state == "gone" or (each.state == "at work" and each.seen > 60):
-        words.append(f"last seen {duration(each.seen)} ago")
+        words.append(f"last seen {format_duration(each.seen)} ago")
     if each.is_straggler:
         words.append("the others will wait for it")
     return ", ".join(words)
@@ -104,13 +106,13 @@ def _part(each: PartStatus) -> str:
 def waiting_line(result: PlanStatus) -> str:
     """Who is waited for, in one line."""
     missing = result.tasks - result.tasks_done
-    working = sorted((part for part in result.parts if part.state == "at work"), key=_left)
+    working = sorted((part for part in result.parts if part.state == "at work"), key=_remaining_text)
     if not missing and working:
         return f"part {working[-1].part} ({working[-1].process}) has done its tasks, and has not ended yet"
     text = f"{missing} of {plural(result.tasks, 'task')} missing"
     if working:
         last = working[-1]
-        left = f", {duration(last.seconds_left)} left" if last.seconds_left is not None else ""
+        left = f", {format_duration(last.seconds_left)} left" if last.seconds_left is not None else ""
         text += (
             f"; waiting for {plural(len(working), 'part')}, longest for {last.part} ({last.process}{left})"
         )
@@ -120,5 +122,5 @@ def waiting_line(result: PlanStatus) -> str:
     return text
 
 
-def _left(each: PartStatus) -> float:
+def _remaining_text(each: PartStatus) -> float:
     return float("inf") if each.seconds_left is None else each.seconds_left

@@ -11,14 +11,14 @@ from typing import NoReturn
 
 # A name is matched in microseconds; repeats within repeats may try as many ways as it has subsets of letters.
 _SECONDS = 2.0
-_REPEATS = frozenset("*+?{")
+_REPETITION = frozenset("*+?{")
 
 
 class PatternError(ValueError):
     """A text is no pattern, or takes too long to match; says which."""
 
 
-class _TooLongError(Exception):
+class _TimeoutError(Exception):
     """Time is up."""
 
 
@@ -60,13 +60,13 @@ def _limited_match(
 ) -> re.Match[str] | None:
     """Call a function of `re`; raises as `is_match`. The user's `pattern` decides whether to limit time."""
     try:
-        with nullcontext() if _REPEATS.isdisjoint(pattern) else _limited(_SECONDS):
+        with nullcontext() if _REPETITION.isdisjoint(pattern) else _time_limit(_SECONDS):
             return method(expression, text)
     except RecursionError:
         raise PatternError("it is nested too deeply") from None
     except (re.error, OverflowError) as error:
         raise PatternError(str(error)) from error
-    except _TooLongError:
+    except _TimeoutError:
         raise PatternError(
             f"after {_SECONDS:g} seconds it cannot be told whether it matches {text[:80]!r}: "
             "repeats within or beside others, such as (a*)*, have too many ways to"
@@ -74,10 +74,10 @@ def _limited_match(
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def _time_limit(seconds: float) -> Iterator[None]:
     """Raises _TooLongError where what is within takes longer; a timer that is set goes on behind it."""
     try:
-        handler = signal.signal(signal.SIGALRM, _end)
+        handler = signal.signal(signal.SIGALRM, _raise_timeout)
     except ValueError:  # only the main thread may say what a signal does
         yield
         return
@@ -93,5 +93,5 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, *before)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    raise _TooLongError
+def _raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
+    raise _TimeoutError

@@ -6,7 +6,7 @@
     @target_options
     @common_options
     def select(**options: Any) -> None:
-        from ckpttools.api.changes import select
+        from ckpttools.api.transforms import select
 
         write(select.plan, **options)
 
@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ckpttools.cli.generated_options import generated_options
 from ckpttools.cli.options import (
     ANY_PATH,
     DTYPE,
     MODEL,
-    SOME_TEXT,
+    NON_EMPTY_TEXT,
     Decorator,
+    combine_options,
     output_options,
     patterns_option,
     read_options,
     resource_options,
-    together,
 )
-from ckpttools.cli.storage import new_storage_options, storage_options
+from ckpttools.formats.orbax.options import STORAGE
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -39,17 +40,23 @@ if TYPE_CHECKING:
     from ckpttools.core.dtypes import DType
 
 
-locations = together(
+storage_options = generated_options(STORAGE)
+"""Adds what may be said of it: arguments of `ckpttools.api.arguments.Storing`."""
+new_storage_options = generated_options([item for item in STORAGE if item.name != "reference"])
+"""The same where there is nothing that bytes could be shared with."""
+
+
+source_and_destination = combine_options(
     click.argument("source", metavar="SRC", type=ANY_PATH),
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )
 """Adds SRC and DST; comes first on a command."""
-model_locations = together(
+model_source_and_destination = combine_options(
     click.argument("source", metavar="SRC", type=MODEL),
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )
 """The same, where SRC may be the name of a model on the hub."""
-common_options = together(read_options, resource_options, output_options)
+common_options = combine_options(read_options, resource_options, output_options)
 """Adds how to read and how to go about writing; comes last."""
 
 
@@ -84,12 +91,12 @@ def format_option(help: str) -> Decorator:
     return click.option("--to", "format", type=_FormatName(), help=help)
 
 
-target_options = together(
+target_options = combine_options(
     format_option("Format of DST; by default that of SRC. Orbax gets <step>/<item>, both named as in SRC."),
     storage_options,
 )
 """Adds the format of DST, and how Orbax stores it."""
-new_target_options = together(
+new_target_options = combine_options(
     format_option("Format of DST; by default that of the framework whose names it has."),
     new_storage_options,
 )
@@ -144,14 +151,14 @@ force_option = click.option(
 )
 map_option = click.option(
     "--map",
-    type=SOME_TEXT,
+    type=NON_EMPTY_TEXT,
     metavar="MAP",
     help="Rename: FILE.toml or FILE.json with rules, module:function, or FILE.py:function.",
 )
 strict_option = click.option("--strict", is_flag=True, help="Refuse arrays that no rule of --map matches.")
 
 
-transform_options = together(
+transform_options = combine_options(
     click.option("--strip-optimizer", is_flag=True, help="Leave out optimizer state, before anything else."),
     keep_option,
     drop_option,

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Unpack
 
-from ckpttools.api.same_numbers import same_numbers
 from ckpttools.api.sources import (
     Scanning,
     ScanSettings,
@@ -16,6 +15,7 @@ from ckpttools.api.sources import (
     opened,
     scanning,
 )
+from ckpttools.api.verify import same_numbers
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
 from ckpttools.compare.align import AlignOptions, align
@@ -24,7 +24,7 @@ from ckpttools.compare.diff import OUTCOMES, ArrayDiff, Outcome, of_leaf
 from ckpttools.compare.diff import diff as compare
 from ckpttools.compare.hints import after_diff
 from ckpttools.compare.padding import settled
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, DamagedScalesError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
@@ -95,7 +95,7 @@ def _what(each: ArrayDiff) -> str:
     return each.outcome if each.cause is None else f"{each.outcome} ({each.cause.name})"
 
 
-@checked
+@validate_arguments
 def diff(
     a: Source,
     b: Source,
@@ -203,8 +203,8 @@ def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
     """What brings both sides to the same names, where they have none in common."""
     if not both.a or not both.b or both.a.keys() & both.b.keys():
         return
-    from ckpttools.api.adapter_steps import compared_once_merged
-    from ckpttools.api.trainer_steps import names_of_hub
+    from ckpttools.api.adapter_hints import compared_once_merged
+    from ckpttools.api.trainer_hints import names_of_hub
 
     if way := compared_once_merged(*trees) or names_of_hub(*trees):
         yield f"no array has the same name on both sides: {way}"

@@ -12,12 +12,12 @@ from functools import partial
 from ckpttools.api.calls import user_code
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
 from ckpttools.api.prepared import Prepared
-from ckpttools.api.published import check_unpublished, published_at
+from ckpttools.api.publication_marks import check_unpublished, published_at
 from ckpttools.api.replanning import replanned
-from ckpttools.core.budget import base_bytes, does_not_fit
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
+from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.message_terms import as_planned
-from ckpttools.core.options import size_of
+from ckpttools.core.options import parse_size_option
 from ckpttools.plan.parts import Part, dealt, parse_part, part_here
 from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
 from ckpttools.plan.task import cores
@@ -38,7 +38,7 @@ _BYTES_PER_FILE_BYTE = 4
 _LOOK_SECONDS = 1.0
 
 
-@checked
+@validate_arguments
 def run_part(
     plan: Planned,
     part: Part | str | None = None,
@@ -82,7 +82,7 @@ def run_part(
         CheckpointError: of any kind; what was done stays.
     """
     which = part_here(parts) if part is None else parse_part(part) if isinstance(part, str) else part
-    allowed = None if memory is None else size_of("memory", memory)
+    allowed = None if memory is None else parse_size_option("memory", memory)
     code = user_code(map=map, family=family)
     file = opened_plan(plan)
     relocation = relocation_of(file, root)
@@ -213,8 +213,8 @@ def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocati
     streams = destination_of(header, relocation).store.streams
     requests = max(each.requests or 0 for each in costs)
     expected = jobs or max(min(16, 2 * cores()), requests, streams.files if streams else 0)
-    base = base_bytes() + _BYTES_PER_FILE_BYTE * file.nbytes + sum(each.memory for each in costs)
+    base = baseline_bytes() + _BYTES_PER_FILE_BYTE * file.nbytes + sum(each.memory for each in costs)
     each = header.buffer_bytes + header.scratch_bytes + (streams.memory if streams else 0)
     if base + each > memory:
-        raise does_not_fit("a part does not fit into the memory allowed", memory, base + each)
+        raise memory_error("a part does not fit into the memory allowed", memory, base + each)
     return max(1, min(expected, (memory - base) // max(1, each)))

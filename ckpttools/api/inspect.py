@@ -7,7 +7,7 @@ from typing import Unpack
 
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import other_steps, stored_shardings
 from ckpttools.formats.sidecar_files import CONFIG
@@ -22,7 +22,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, counted, parse
 
 
-@checked
+@validate_arguments
 def inspect(
     source: Source,
     *,

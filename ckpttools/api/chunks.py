@@ -8,7 +8,7 @@ from typing import Unpack
 from ckpttools.api.mesh_gain import rule_specs
 from ckpttools.api.sources import Opening, Source, opened, read_options
 from ckpttools.array.tree import Tree, keystr
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.formats.registry import storage_of
@@ -20,7 +20,7 @@ from ckpttools.sharding.mesh import MeshShape, parse_mesh
 from ckpttools.sharding.rules import AppliedRules, Rules, RulesLike, rules_of
 
 
-@checked
+@validate_arguments
 def chunks(
     source: Source,
     *,

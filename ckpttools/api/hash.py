@@ -15,9 +15,9 @@ from ckpttools.api.sources import (
     opened,
     scanning,
 )
-from ckpttools.api.verification import conversion_options
+from ckpttools.api.verify import conversion_options
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
@@ -71,7 +71,7 @@ class HashReport:
         )
 
 
-@checked
+@validate_arguments
 def hash(
     source: Source,
     *,

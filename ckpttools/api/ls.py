@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import FormatError
 from ckpttools.runs.listing import RunListing, listed, looked_at, run_at
 from ckpttools.runs.trained import trained_run
@@ -10,7 +10,7 @@ from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.registry import LocationLike, parse
 
 
-@checked
+@validate_arguments
 def ls(run: LocationLike, *, requests: int | None = None) -> RunListing:
     """The steps of a run: kinds, sizes, whether they are finished, metrics, and what resuming would take.
 

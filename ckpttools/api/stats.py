@@ -11,7 +11,7 @@ from ckpttools.api.sources import (
     opened,
     scanning,
 )
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
 from ckpttools.inspection.stats import ArrayStats, StatsReport, inspect_stats, matching
 from ckpttools.quantized.dequantized_tree import as_numbers
@@ -19,7 +19,7 @@ from ckpttools.quantized.dequantized_tree import as_numbers
 SORTS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
 
-@checked
+@validate_arguments
 def stats(
     source: Source,
     *,

@@ -22,13 +22,13 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, Union, get_args, 
 
 from ckpttools.core.dtypes import DType, dtype_like
 from ckpttools.core.errors import near_names
-from ckpttools.core.options import python_number, refuse
+from ckpttools.core.options import refuse, to_python_number
 
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_WORDS: Mapping[Any, str] = {
+_TYPE_NAMES: Mapping[Any, str] = {
     bool: "True or False",
     int: "a whole number",
     float: "a number",
@@ -36,15 +36,15 @@ _WORDS: Mapping[Any, str] = {
     NoneType: "None",
     DType: "a dtype",
 }
-_NUMBERS: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
+_NUMBER_TYPES: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), float: (int, float)}
 
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
 # Options that count what works at once; 0 would be taken for nothing said.
-_COUNTS = ("jobs", "requests")
+_POSITIVE_COUNTS = ("jobs", "requests")
 
 
-class _UnfitError(Exception):
+class _WrongTypeError(Exception):
     """A value is of another kind."""
 
 
@@ -55,7 +55,7 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
-def checked(
+def validate_arguments(
     call: Callable[P, R], *groups: type, more: Callable[[], Iterable[Named]] = tuple
 ) -> Callable[P, R]:
     """The same call, whose arguments are of the kinds that its annotations say.
@@ -71,13 +71,13 @@ def checked(
 
     @wraps(call)
     def built(*args: P.args, **options: P.kwargs) -> R:
-        kinds = kinds_of(built)
+        kinds = argument_types(built)
         if unknown := [] if hands_on_any else options.keys() - kinds:
             _check_names(call, unknown, [*kinds, *(item.name for item in more())])
         unchecked: Callable[..., R] = call
         return unchecked(
-            *(_taken(name, value, kinds) for name, value in _positional(call, args)),
-            **{name: _taken(name, value, kinds) for name, value in options.items()},
+            *(_convert_argument(name, value, kinds) for name, value in _name_positional(call, args)),
+            **{name: _convert_argument(name, value, kinds) for name, value in options.items()},
         )
 
     hands_on_any = not groups and any(
@@ -88,14 +88,14 @@ def checked(
     return built
 
 
-def checked_options(built: type[T]) -> type[T]:
+def validate_fields(built: type[T]) -> type[T]:
     """The same class of options, whose fields are checked as arguments of calls are."""
-    built.__init__ = checked(built.__init__)  # type: ignore[method-assign]
+    built.__init__ = validate_arguments(built.__init__)  # type: ignore[method-assign]
     return built
 
 
 @cache
-def kinds_of(call: Callable[..., Any]) -> Mapping[str, Any]:
+def argument_types(call: Callable[..., Any]) -> Mapping[str, Any]:
     """Name -> annotation of each argument of a call, also of those that it hands on as a `TypedDict`."""
     kinds: dict[str, Any] = {}
     names: dict[str, Any] = getattr(unwrap(call), "__globals__", {})
@@ -119,7 +119,7 @@ def _check_names(call: Callable[..., Any], names: Iterable[str], known: Sequence
             raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{hint}")
 
 
-def _positional(call: Callable[..., Any], args: Sequence[object]) -> Iterator[tuple[str, object]]:
+def _name_positional(call: Callable[..., Any], args: Sequence[object]) -> Iterator[tuple[str, object]]:
     parameters = [
         parameter for parameter in signature(call).parameters.values() if parameter.kind in _POSITIONAL
     ]
@@ -128,52 +128,54 @@ def _positional(call: Callable[..., Any], args: Sequence[object]) -> Iterator[tu
     yield from zip_longest((parameter.name for parameter in parameters[: len(args)]), args, fillvalue=last)
 
 
-def _taken(name: str, value: object, kinds: Mapping[str, Any]) -> Any:
+def _convert_argument(name: str, value: object, kinds: Mapping[str, Any]) -> Any:
     if name not in kinds:
         return value
     kind = kinds[name]
     try:
-        result = _fitting(value, kind)
-        return _require(result, name not in _COUNTS or result is None or result > 0)
-    except _UnfitError:
-        words = " or ".join(_words(kind))
-        refuse(name, value, words.replace("number", "number from 1 on") if name in _COUNTS else words)
+        result = _convert(value, kind)
+        return _require(result, name not in _POSITIVE_COUNTS or result is None or result > 0)
+    except _WrongTypeError:
+        words = " or ".join(_describe_type(kind))
+        refuse(
+            name, value, words.replace("number", "number from 1 on") if name in _POSITIVE_COUNTS else words
+        )
 
 
-def _fitting(value: Any, kind: Any) -> Any:
-    """The value as one of a kind; raises `_UnfitError`."""
+def _convert(value: Any, kind: Any) -> Any:
+    """The value as one of a kind; raises `_WrongTypeError`."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return _fitting_one(value, inner)
+        return _convert_scalar(value, inner)
     if origin is Literal:
         return _require(value, isinstance(value, str) and value in inner)
     if kind is DType:
         result = value if isinstance(value, DType) else dtype_like(value)
         return _require(result, result is not None)
-    if kind in _NUMBERS:
-        number = python_number(value)
+    if kind in _NUMBER_TYPES:
+        number = to_python_number(value)
         is_bool = isinstance(number, bool)
         return _require(
-            number, is_bool if kind is bool else isinstance(number, _NUMBERS[kind]) and not is_bool
+            number, is_bool if kind is bool else isinstance(number, _NUMBER_TYPES[kind]) and not is_bool
         )
     if _is_of_any_length(kind):
-        result = _several(value, inner[0])
+        result = _convert_items(value, inner[0])
         return tuple(result) if origin is tuple else result
     if origin is tuple:
         return _require(value, isinstance(value, tuple | list) and len(value) == len(inner))
     if origin is Mapping:
-        return _mapped(value, *inner)
+        return _convert_mapping(value, *inner)
     return _require(value, _is_instance(value, origin or kind))
 
 
-def _fitting_one(value: Any, kinds: Sequence[Any]) -> Any:
+def _convert_scalar(value: Any, kinds: Sequence[Any]) -> Any:
     """The value as one of the first of several kinds that it can be one of."""
     for kind in kinds:
         try:
-            return _fitting(value, kind)
-        except _UnfitError:
+            return _convert(value, kind)
+        except _WrongTypeError:
             continue
-    raise _UnfitError
+    raise _WrongTypeError
 
 
 def _is_of_any_length(kind: Any) -> bool:
@@ -181,20 +183,20 @@ def _is_of_any_length(kind: Any) -> bool:
     return is_list or (get_origin(kind) is tuple and get_args(kind)[-1] is Ellipsis)
 
 
-def _several(value: Any, kind: Any) -> Any:
+def _convert_items(value: Any, kind: Any) -> Any:
     # An array without axes has a method for going through it, which raises.
-    value = python_number(value)
+    value = to_python_number(value)
     if isinstance(value, str | PathLike | Mapping) or not isinstance(value, Iterable):
-        return (_fitting(value, kind),)
+        return (_convert(value, kind),)
     _require(value, not isinstance(value, bytes | bytearray))
     given = value if isinstance(value, Sequence) else tuple(value)
-    fitting = tuple(_fitting(item, kind) for item in given)
+    fitting = tuple(_convert(item, kind) for item in given)
     return given if _are_same(given, fitting) else fitting
 
 
-def _mapped(value: Any, key: Any, kind: Any) -> Any:
+def _convert_mapping(value: Any, key: Any, kind: Any) -> Any:
     _require(value, isinstance(value, Mapping))
-    fitting = {_fitting(name, key): _fitting(item, kind) for name, item in value.items()}
+    fitting = {_convert(name, key): _convert(item, kind) for name, item in value.items()}
     return value if _are_same(value.values(), fitting.values()) else fitting
 
 
@@ -224,27 +226,27 @@ def _members(protocol: type) -> frozenset[str]:
 
 def _require(value: Any, fits: bool) -> Any:
     if not fits:
-        raise _UnfitError
+        raise _WrongTypeError
     return value
 
 
-def _words(kind: Any) -> list[str]:
+def _describe_type(kind: Any) -> list[str]:
     """What can be said, in words."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        return list(dict.fromkeys(word for item in inner for word in _words(item)))
+        return list(dict.fromkeys(word for item in inner for word in _describe_type(item)))
     if origin is Literal:
         return [f'"{item}"' for item in inner]
     if _is_of_any_length(kind):
-        return [f"a list of {' or '.join(map(_plural, _words(inner[0])))}"]
+        return [f"a list of {' or '.join(map(_plural, _describe_type(inner[0])))}"]
     if origin is PathLike:
         return ["a path"]
     if origin is Mapping:
-        key, value = (" or ".join(_words(item)) for item in inner)
+        key, value = (" or ".join(_describe_type(item)) for item in inner)
         return [f"a dictionary {{{key}: {value}}}"]
     if origin is Callable or (_is_protocol(kind) and "__call__" in _members(kind)):
         return ["a function"]
-    word = _WORDS.get(kind) or getattr(kind, "called", f"a {getattr(kind, '__name__', kind)}")
+    word = _TYPE_NAMES.get(kind) or getattr(kind, "called", f"a {getattr(kind, '__name__', kind)}")
     return [word] if word else []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.family_check.findings import FamilyCheck
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families as known_families
@@ -16,7 +16,7 @@ def families() -> tuple[FamilySummary, ...]:
     return tuple(summary(family) for family in known_families().values())
 
 
-@checked
+@validate_arguments
 def check_family(
     family: LocationLike | Family, *, against: LocationLike | None = None, config: LocationLike | None = None
 ) -> FamilyCheck:

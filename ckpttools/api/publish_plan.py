@@ -8,13 +8,13 @@ from functools import partial
 from shlex import quote
 
 from ckpttools.api.calls import user_code
-from ckpttools.api.parts import standing_of
 from ckpttools.api.plan_status import PlanStatus, plan_status
 from ckpttools.api.plans import Planned, check_version, destination_of, opened_plan, relocation_of
 from ckpttools.api.prepared import Prepared
-from ckpttools.api.published import PublishedPlan, check_unpublished, note_published, published_at
+from ckpttools.api.publication_marks import PublishedPlan, check_unpublished, note_published, published_at
 from ckpttools.api.replanning import replanned
-from ckpttools.core.checked import checked
+from ckpttools.api.run_part import standing_of
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
 from ckpttools.core.message_terms import as_planned, option
 from ckpttools.plan.plan_file import PlanFile
@@ -31,7 +31,7 @@ _LOOK_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
 
 
-@checked
+@validate_arguments
 def publish_plan(
     plan: Planned,
     *,

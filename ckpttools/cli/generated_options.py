@@ -10,13 +10,13 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ckpttools.cli.options import SOME_TEXT, Command, Decorator, together
+from ckpttools.cli.options import NON_EMPTY_TEXT, Command, Decorator, combine_options
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import flag
 from ckpttools.core.options import Option
 
 
-class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
+class _ParsedType(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
     """Text that the library makes a value of; here it is only tried."""
 
     def __init__(self, name: str, parse: Callable[[Any], object]) -> None:
@@ -30,7 +30,7 @@ class _Parsed(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         return value
 
 
-def declared(options: Collection[Option]) -> Decorator:
+def generated_options(options: Collection[Option]) -> Decorator:
     """Adds options, of which the command gets those that the user gave, even where that is the default."""
     names = {option.name for option in options}
 
@@ -43,10 +43,10 @@ def declared(options: Collection[Option]) -> Decorator:
 
         return built
 
-    return together(*map(_flag, options), with_those_given)
+    return combine_options(*map(_make_flag, options), with_those_given)
 
 
-def _flag(option: Option) -> Decorator:
+def _make_flag(option: Option) -> Decorator:
     declared: dict[str, Any] = {
         "default": option.default,
         "show_default": option.default is not None,
@@ -55,26 +55,26 @@ def _flag(option: Option) -> Decorator:
     if option.type is bool:
         return click.option(f"{flag(option.name, True)}/{flag(option.name, False)}", option.name, **declared)
     return click.option(
-        flag(option.name), option.name, type=_type(option), metavar=option.metavar, **declared
+        flag(option.name), option.name, type=_click_type(option), metavar=option.metavar, **declared
     )
 
 
-def _type(option: Option) -> click.ParamType[Any]:
+def _click_type(option: Option) -> click.ParamType[Any]:
     if isinstance(option.type, tuple):
         return click.Choice(option.type)
     if option.type is int:
         return click.IntRange(min=option.least)
-    return SOME_TEXT if option.type is str else _Parsed(option.name, option.type)
+    return NON_EMPTY_TEXT if option.type is str else _ParsedType(option.name, option.type)
 
 
-def built(name: str, help: str, body: Callable[..., None], *decorators: Decorator) -> click.Command:
+def make_command(name: str, help: str, body: Callable[..., None], *decorators: Decorator) -> click.Command:
     """A command of parts; its help is text whose examples, after "Example:", are left as they are.
 
     Raises:
         UsageError: two options have one flag.
     """
     text = help if "\nExample:" in help else f"{help.rstrip()}\n\nExample:\n  ckpt {name} SRC DST\n"
-    command = together(*decorators)(body)
+    command = combine_options(*decorators)(body)
     built = click.command(name, help=text.replace("\nExample:", "\n\b\nExample:"))(command)
     flags = Counter(opt for param in built.params for opt in (*param.opts, *param.secondary_opts))
     if twice := sorted(item for item, count in flags.items() if count > 1):

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
 
 MESSAGE = "Stopped."
-GOES_ON = "What was being written goes on from there when the same command is run again."
+RESUMES = "What was being written goes on from there when the same command is run again."
 IS_DONE = "What was being written is complete."
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # What a terminal needs that shows a progress bar, which hides it.
 _SHOW_CURSOR = b"\x1b[?25h"
 # Until a callback has ended in which an exception was lost.
-_SOON_SECONDS = 0.01
+_REPEAT_SECONDS = 0.01
 
 
 class Stopped(BaseException):
@@ -54,12 +54,12 @@ class Stopped(BaseException):
     def __str__(self) -> str:
         if self.is_done:
             return f"{MESSAGE} {IS_DONE}"
-        return f"{MESSAGE} {GOES_ON}" if self.goes_on else MESSAGE
+        return f"{MESSAGE} {RESUMES}" if self.goes_on else MESSAGE
 
 
-def handle_at_once() -> None:
+def install_early_handlers() -> None:
     """From now on a signal ends the process."""
-    _handle(_end)
+    _handle(_end_process)
 
 
 def ignore() -> None:
@@ -68,15 +68,15 @@ def ignore() -> None:
 
 
 @contextmanager
-def raised() -> Iterator[None]:
+def raise_on_signal() -> Iterator[None]:
     """Within it a signal raises `Stopped` in the main thread, once. Does nothing in other threads."""
     hook = sys.unraisablehook
     try:
-        before = _handle(_raise)
+        before = _handle(_raise_stopped)
     except ValueError:  # only the main thread may say what a signal does
         yield
         return
-    sys.unraisablehook = partial(_not_lost, hook)
+    sys.unraisablehook = partial(_is_main_thread_idle, hook)
     try:
         yield
     finally:
@@ -96,22 +96,22 @@ def _handle(handler: Handler) -> dict[signal.Signals, Handler]:
     return before  # type: ignore[return-value]  # no numbers, which signal.signal takes as well
 
 
-def _raise(number: int, frame: FrameType | None) -> NoReturn:
-    _handle(_end)
+def _raise_stopped(number: int, frame: FrameType | None) -> NoReturn:
+    _handle(_end_process)
     raise Stopped(number)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def _end_process(number: int, frame: FrameType | None) -> NoReturn:
     with suppress(OSError):
         os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + b"Stopped.\n")
     os._exit(128 + number)
 
 
-def _not_lost(before: Callable[[UnraisableHookArgs], object], lost: UnraisableHookArgs) -> None:
+def _is_main_thread_idle(before: Callable[[UnraisableHookArgs], object], lost: UnraisableHookArgs) -> None:
     """Raises once more what was raised where nothing can be, such as in a finalizer."""
     if not isinstance(lost.exc_value, Stopped):
         before(lost)
         return
     number = lost.exc_value.number
-    signal.signal(signal.SIGALRM, lambda _, frame: _raise(number, frame))
-    signal.setitimer(signal.ITIMER_REAL, _SOON_SECONDS)
+    signal.signal(signal.SIGALRM, lambda _, frame: _raise_stopped(number, frame))
+    signal.setitimer(signal.ITIMER_REAL, _REPEAT_SECONDS)

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from ckpttools.api.same_numbers import same_numbers
 from ckpttools.api.sources import (
+    DEFAULT_MEMORY,
+    Observe,
     Scanning,
     ScanSettings,
     Source,
@@ -16,24 +17,25 @@ from ckpttools.api.sources import (
 )
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
-from ckpttools.core.errors import CheckpointError, UsageError, listing
+from ckpttools.core.errors import CheckpointError, FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
-from ckpttools.core.text import array_count, in_natural_order, some
+from ckpttools.core.text import array_count, sample_names, sort_naturally
 from ckpttools.digest.canonical import STEP, Selection, parameters_among, with_carried, without_step
 from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model_options import check_choice
-from ckpttools.quantized.dequantized_tree import side_by_side
-from ckpttools.stores.contents import ListsContents
+from ckpttools.quantized.dequantized_tree import numbers_of, side_by_side, weights_with
+from ckpttools.stores.contents import FileDifference, ListsContents, differing
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import dequantized
 
 if TYPE_CHECKING:
     from ckpttools.compare.conversion import ConversionOptions
+
 
 _SHOWN = 8
 _ONE_SIDED = ("missing", "extra")
@@ -73,7 +75,7 @@ class Verification:
         return f"<Verification of {what}: {verdict}, {self.arrays:,} arrays{listing(lines, _SHOWN)}>"
 
 
-@checked
+@validate_arguments
 def verify(
     checkpoint: Source,
     against: Source | None = None,
@@ -237,8 +239,8 @@ def _compared(both: Pairing[LazyArray], declared: _Said, scan: ScanSettings) -> 
 
 
 def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
-    from ckpttools.api.adapter_steps import compared_once_merged
-    from ckpttools.api.trainer_steps import names_of_hub
+    from ckpttools.api.adapter_hints import compared_once_merged
+    from ckpttools.api.trainer_hints import names_of_hub
 
     others = f"{compared} knows more names, and `ckpt remap` renames by rules"
     way = compared_once_merged(source, tree) or names_of_hub(source, tree) or others
@@ -280,7 +282,7 @@ def _by_digests(
         manifest = manifest.of_parameters()
     named = _as_in(manifest, tree, declared, scan.memory)
     chosen = manifest.selection.names(named.arrays)
-    mine = {name: named.arrays[name] for name in in_natural_order(named.arrays) if name in chosen}
+    mine = {name: named.arrays[name] for name in sort_naturally(named.arrays) if name in chosen}
     built = hash_tree(
         tree,
         replace(manifest.selection, naming=lambda tree: mine),
@@ -305,7 +307,7 @@ def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Ite
     texts = manifest.selection.texts(tree)
     if manifest.texts is None and texts:
         yield (
-            f"not compared, because the manifest does not record texts: {some(texts)}; "
+            f"not compared, because the manifest does not record texts: {sample_names(texts)}; "
             "`ckpt hash SRC --manifest FILE` records them"
         )
 
@@ -347,3 +349,123 @@ def _verification(
     nbytes = sum(array.nbytes for array in arrays.values())
     where = tree.metadata.location
     return Verification(where, against, not result, len(arrays), nbytes, len(result), result, remarks)
+
+
+_MAX_FILES_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FileVerification:
+    """What was found.
+
+    Attributes:
+        path: what was read; of a revision the commit.
+        against: who says what the files are.
+        equal: whether they are that.
+        files: how many there are.
+        nbytes: of all of them.
+        different: how many are not as they should be.
+        differences: each of them.
+    """
+
+    path: str
+    against: str
+    equal: bool
+    files: int
+    nbytes: int
+    different: int
+    differences: tuple[FileDifference, ...]
+
+    def __repr__(self) -> str:
+        lines = [
+            f"{difference.name}: {difference.got} instead of {difference.expected}"
+            for difference in self.differences
+        ]
+        verdict = "equal" if self.equal else f"{self.different:,} different"
+        what = f"{self.path} against {self.against}"
+        return (
+            f"<FileVerification of {what}: {verdict}, {self.files:,} files{listing(lines, _MAX_FILES_SHOWN)}>"
+        )
+
+
+@validate_arguments
+def verify_files(
+    checkpoint: LocationLike,
+    *,
+    memory: int | str = DEFAULT_MEMORY,
+    jobs: int | None = None,
+    requests: int | None = None,
+    observe: Observe | None = None,
+) -> FileVerification:
+    """Reads all files and compares them with the digests that their store lists, as the hub does.
+
+    Args:
+        checkpoint: a model of the hub, a directory or a file in it.
+        memory: bytes that may be resident at most, as a number or as text.
+        jobs: files at a time; None for four.
+        requests: reads under way at once; None for as many as are found good.
+        observe: called with the bytes read so far and the bytes to read in all.
+
+    Raises:
+        UsageError: the store lists no digests.
+        MemoryBudgetError: the memory is too small.
+        StorageError: nothing is there, or the store cannot be read.
+    """
+    location = parse(checkpoint)
+    if not isinstance(location.store, ListsContents):
+        raise UsageError(
+            f"{location.store.scheme}:// does not say what its files hold",
+            location=location,
+            expected=f"hf://…, or something to compare with: {option('against', 'SRC')}, "
+            f"{option('manifest', 'FILE')}",
+        )
+    result = location.store.contents(location.key)
+    total = sum(file.size for file in result.files.values())
+    with scanning({"memory": memory, "requests": requests, "observe": observe}) as scan:
+        different = differing(
+            location, result.files, memory=scan.memory, jobs=jobs, observe=scan.observer(total)
+        )
+    return FileVerification(
+        str(location.absolute()),
+        result.declared,
+        not different,
+        len(result.files),
+        total,
+        len(different),
+        tuple(different),
+    )
+
+
+def same_numbers(
+    a: Tree, b: Tree, differing: Collection[LazyArray], *, memory: int, jobs: int | None
+) -> tuple[str, ...]:
+    """What to say where nothing differs but codes and scales that stand for the same numbers.
+
+    Args:
+        a, b: the checkpoints.
+        differing: those arrays of `a`, or made of such, that are not in `b` as they are.
+        memory, jobs: as of `ckpttools.compare.verify.compare`.
+
+    Raises:
+        CheckpointError: an array cannot be read, or the memory is too small.
+    """
+    from ckpttools.compare.verify import compare
+
+    names = weights_with(a, differing)
+    mine, expected = numbers_of(a, names), numbers_of(b, names)
+    if not names or mine.keys() != expected.keys():
+        return ()
+    smallest = min(mine, key=lambda name: mine[name].nbytes)
+    try:
+        # Two models differ in any of their weights: one is read before all are.
+        for chosen in ({smallest}, names):
+            sides = {name: mine[name] for name in chosen}, {name: expected[name] for name in chosen}
+            if compare(Pairing(*sides), memory=memory, jobs=jobs):
+                return ()
+    except FormatError:
+        # Scales that make no finite number.
+        return ()
+    return (
+        f"dequantised, they are equal: codes and scales of {array_count(names)} differ, but their products "
+        "in float32 do not",
+    )

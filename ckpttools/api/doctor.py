@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckpttools.api.sources import Observe, Source, location_of, read_options
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
 from ckpttools.diagnosis.examine import Diagnosis, examine, mend
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.stores.concurrency import requesting
 
 
-@checked
+@validate_arguments
 def doctor(
     source: Source,
     *,

@@ -14,7 +14,7 @@ from ckpttools.api.sources import (
     scanning,
 )
 from ckpttools.array.tree import Tree
-from ckpttools.core.checked import checked
+from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError
 from ckpttools.core.message_terms import option
@@ -49,7 +49,7 @@ class Page:
         return f"<Page of {self.num_arrays:,} arrays, {self.nbytes:,} bytes: {where}>"
 
 
-@checked
+@validate_arguments
 def report(
     source: Source,
     output: LocationLike | None = None,

@@ -10,12 +10,12 @@ _SYSTEM = Path("/proc/meminfo")
 
 def current_bytes() -> int | None:
     """Resident size now (`VmRSS`), or None where there is no /proc, as for all here."""
-    return _bytes(_STATUS, "VmRSS:")
+    return _read_bytes(_STATUS, "VmRSS:")
 
 
-def own_bytes() -> int | None:
+def private_bytes() -> int | None:
     """What of it no other process has, such as the one that forked this."""
-    return _bytes(_SHARES, "Private_Dirty:")
+    return _read_bytes(_SHARES, "Private_Dirty:")
 
 
 def peak_bytes(forked: int = 0) -> int | None:
@@ -26,28 +26,28 @@ def peak_bytes(forked: int = 0) -> int | None:
     Args:
         forked: bytes that processes had for themselves which this one has forked, to be added.
     """
-    own = _bytes(_STATUS, "VmHWM:")
+    own = _read_bytes(_STATUS, "VmHWM:")
     return None if own is None else own + forked
 
 
 def available_bytes() -> int | None:
     """What the system would give to processes (`MemAvailable`)."""
-    return _bytes(_SYSTEM, "MemAvailable:")
+    return _read_bytes(_SYSTEM, "MemAvailable:")
 
 
-def threads() -> int | None:
+def thread_count() -> int | None:
     """How many threads this process has, those of libraries included."""
-    result = _field(_STATUS, "Threads:")
+    result = _read_field(_STATUS, "Threads:")
     return None if result is None else int(result[0])
 
 
-def _bytes(file: Path, name: str) -> int | None:
+def _read_bytes(file: Path, name: str) -> int | None:
     """Bytes that a line of a file in /proc gives in kB."""
-    result = _field(file, name)
+    result = _read_field(file, name)
     return None if result is None else int(result[0]) * 1024
 
 
-def _field(file: Path, name: str) -> list[str] | None:
+def _read_field(file: Path, name: str) -> list[str] | None:
     """The words behind a name in a file of /proc."""
     try:
         lines = file.read_text().splitlines()
