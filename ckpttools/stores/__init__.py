@@ -1,4 +1,4 @@
-"""Where bytes live, and the only room that knows: `parse` makes a `Location` of what a user writes."""
+"""Storage of checkpoint bytes: `parse` maps a path or URL to a `Location`."""
 
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
 from ckpttools.stores.location import Location

@@ -1,6 +1,6 @@
-"""What a store can do beyond being read: it says so by having the methods of one of these protocols.
+"""Protocols for optional abilities of a store. A store has an ability if it has the protocol's methods.
 
-There are more beside what they are about: `ckpttools.stores.contents.ListsContents`,
+More protocols are next to the code that uses them: `ckpttools.stores.contents.ListsContents`,
 `ckpttools.stores.fetching.Fetches`, `ckpttools.stores.sharing.Shares`, and
 `ckpttools.stores.publishing.Publishes`.
 """
@@ -17,30 +17,29 @@ from ckpttools.stores.base import File, Status
 
 @runtime_checkable
 class Puts(Protocol):
-    """A store that takes whole files."""
+    """A store that can write complete files."""
 
     def put(self, key: str, content: bytes) -> None:
-        """Writes a small file that has its key only once it is complete, and is durable then; also its
-        directories, if need be.
+        """Write a small file atomically and durably; create its directories if needed.
 
         Raises:
-            StorageError, NoSpaceError: it cannot be written; what had the key keeps it.
+            StorageError, NoSpaceError: the file cannot be written; an existing file is kept.
         """
 
 
 @runtime_checkable
 class Writes(Protocol):
-    """A store in which files that nobody reads yet are written at any offset: what grows in a `Staging`."""
+    """A store that can write at any offset into the unpublished files of a `Staging`."""
 
     def write(self, key: str, content: bytes) -> None:
-        """Writes a small file, in directories that are made if need be; durable when it is published.
+        """Write a small file and create its directories if needed. It is durable once it is published.
 
         Raises:
-            StorageError, NoSpaceError: it cannot be written.
+            StorageError, NoSpaceError: the file cannot be written.
         """
 
     def write_at(self, key: str, offset: int, content: bytes) -> None:
-        """Writes into a file that is there; errors as `write`."""
+        """Write into an existing file; errors as `write`."""
 
 
 class CopyIdentity(NamedTuple):
@@ -101,19 +100,19 @@ class HasAliases(Protocol):
 
 @runtime_checkable
 class Walks(Protocol):
-    """A store that lists all below a key at less cost than directory by directory."""
+    """A store that lists everything below a key faster than directory by directory."""
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        """Each file below a key: the rest of its key, and what it is. Errors as `Store.list`."""
+        """Yield the relative path and status of each file below a key. Errors as `Store.list`."""
 
 
 class PendingUpload(NamedTuple):
-    """An object that is uploaded in parts, and not there yet.
+    """A multipart upload that is not complete.
 
     Attributes:
-        key: that it will have.
-        upload: what the store calls it.
-        begun: when, in seconds since 1970.
+        key: key of the future object.
+        upload: the store's ID of the upload.
+        begun: start time in seconds since 1970.
     """
 
     key: str
@@ -123,16 +122,16 @@ class PendingUpload(NamedTuple):
 
 @runtime_checkable
 class KeepsUploads(Protocol):
-    """A store that keeps the parts of uploads until somebody ends or aborts these."""
+    """A store that keeps the parts of an upload until the upload is completed or aborted."""
 
     def uploads(self, key: str) -> Sequence[PendingUpload]:
-        """Those to objects below a key. Raises StorageError where they cannot be listed."""
+        """Return the uploads to objects below a key. Raises StorageError if they cannot be listed."""
 
     def abort(self, uploads: Iterable[PendingUpload]) -> None:
-        """Gives them up, also such as have ended. Raises StorageError where that fails."""
+        """Abort uploads, even if they have ended. Raises StorageError on failure."""
 
     def upload_rule(self, key: str) -> str:
-        """The command that has the store abort them, those of the whole bucket, after a day."""
+        """Return the command that makes the bucket abort all incomplete uploads after one day."""
 
 
 class StoredLock(NamedTuple):
@@ -166,21 +165,21 @@ class KeepsLocks(Protocol):
 
 @runtime_checkable
 class SupportsCacheInvalidation(Protocol):
-    """A store that remembers what it was told, to ask less."""
+    """A store that caches responses."""
 
     def forget(self, key: str) -> None:
-        """Asks again for what is at a key."""
+        """Discard the cached status of a key."""
 
 
 @runtime_checkable
 class Renames(Protocol):
-    """A store in which a file, or a directory with all below it, gets another key in one step."""
+    """A store that can rename a file or a directory tree in one step."""
 
     def rename(self, old: str, new: str) -> None:
-        """Gives what has one key another, which nothing has.
+        """Rename a file or directory to a key that does not exist.
 
         Raises:
-            StorageError: it cannot be done.
+            StorageError: it cannot be renamed.
         """
 
     def check_can_rename(self, key: str, scratch: str) -> None:
@@ -197,73 +196,73 @@ class Renames(Protocol):
 
 @runtime_checkable
 class Removes(Protocol):
-    """A store in which what is there can be deleted. Nothing here asks whether that is expected."""
+    """A store that can delete. None of these methods asks for confirmation."""
 
     def claim(self, key: str, content: bytes) -> bool:
-        """Writes a small file that nothing has the key of; durable when it returns.
+        """Create a small file unless its key exists; durable on return.
 
-        A crash may leave a part of it, on a disk. Errors as `Puts.put`.
+        On a disk, a crash may leave part of the file. Errors as `Puts.put`.
 
         Returns:
-            Whether that was done; False where something has the key.
+            Whether the file was created; False if the key exists.
         """
 
     def locked(self, key: str) -> AbstractContextManager[object]:
-        """Has the directory at a key to itself, against others that ask for the same, while it is entered.
+        """Hold an exclusive lock on a directory, which only callers of this method respect.
 
-        On file systems without locks nothing is locked.
+        Does nothing on file systems without locks.
 
         Raises:
-            LockedError: another process has it.
-            StorageError: it cannot be looked at.
+            LockedError: another process holds the lock.
+            StorageError: the directory cannot be inspected.
         """
 
     def remove(self, key: str) -> None:
-        """Deletes a file, or a directory with all below it, if it is there; durable when it returns.
+        """Delete a file or a directory tree if it exists; durable on return.
 
         Links are deleted, not followed.
 
         Raises:
-            StorageError: something is mounted in it, or cannot be deleted.
+            StorageError: it contains a mount point or cannot be deleted.
         """
 
 
 @runtime_checkable
 class Pins(Protocol):
-    """A store in which what is at a key has a name that never means something else."""
+    """A store in which content has permanent names."""
 
     def pinned(self, key: str) -> str | None:
-        """That name, with the scheme; None where it is not known."""
+        """Return the permanent URL of a key; None if it is unknown."""
 
 
 @runtime_checkable
 class Links(Protocol):
-    """A store in which a file gets a second key without its bytes being moved by this process."""
+    """A store that can give a file a second key without moving its bytes through this process."""
 
     def trials(self, key: str) -> LinkTrials:
-        """What finds out whether files can be linked below a key, where nothing may be yet."""
+        """Return an object that tests whether files can be linked below a key, which need not exist."""
 
     def link(self, source: File, key: str) -> bool:
-        """Gives a file another key, too, unless it has it already; what has that key is replaced.
+        """Give a file an additional key unless it already has it. An existing file with that key is replaced.
 
         Returns:
-            Whether that was done; False where the store refuses it.
+            Whether the file was linked; False if the store refuses.
 
         Raises:
-            SourceChangedError, FormatError: the file is not what it was when it was opened.
-            StorageError, NoSpaceError: anything else that the store reports.
+            SourceChangedError, FormatError: the file has changed since it was opened.
+            StorageError, NoSpaceError: any other error of the store.
         """
 
     def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
-        """Makes a file of the same length that has the same bytes in some parts (start, stop).
+        """Create a file of the same length that has the same bytes in the given ranges (start, stop).
 
         Raises:
-            FormatError, StorageError, NoSpaceError: reading or writing fails, or something has the key.
+            FormatError, StorageError, NoSpaceError: reading or writing fails, or the key exists.
         """
 
 
 class LinkTrials(Protocol):
-    """Finds out whether files can be linked, once for files that are alike."""
+    """Tests whether files can be linked, once per group of similar files."""
 
     def refusal(self, source: File) -> str | None:
-        """Why a file cannot be linked, in the store's words; None if it can."""
+        """Return the store's reason why a file cannot be linked; None if it can."""

@@ -1,10 +1,10 @@
-"""What a store is: a place for bytes under keys, as a file system, a bucket or a hub is.
+"""Interface of a store: bytes under keys, as in a file system, a bucket or a hub.
 
-Adding a store is one module with a `Store` and one line: see docs/add-a-store.md. Three methods make one that
-can be read; what else a store can do it shows by having the methods of protocols, those of
-`ckpttools.stores.abilities` and others.
+A new store is one module with a `Store` and one line in the registry: see docs/add-a-store.md. Three methods
+make a readable store. A store declares other abilities by having the methods of protocols, such as those of
+`ckpttools.stores.abilities`.
 
-A key is what follows `scheme://`: names with one `/` between them, none of them empty, "" for the root.
+A key is the part after `scheme://`: non-empty names separated by `/`, or "" for the root.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-# Configurations take kilobytes, tokenizers megabytes.
+# Configurations have kilobytes, tokenizers megabytes.
 LARGEST_WHOLE = 512 << 20
 
 
 class FileKind(Enum):
-    """What can have a key. In a bucket a directory is whatever keys have in common before a `/`."""
+    """What a key refers to. In a bucket, a directory is a common prefix of keys that ends before a `/`."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -34,16 +34,15 @@ class FileKind(Enum):
 
 
 class Status(NamedTuple):
-    """What is at a key now.
+    """The current status of a key.
 
     Attributes:
-        kind: of it.
-        size: length in bytes of a file.
-        version: of a file, something that changes when its content does: time of change, ETag, generation.
-        identity: something that changes when another file or directory takes the name; None where the version
-            does.
-        links: how many keys a file has, where the store knows.
-        modified: when it was changed last, in nanoseconds since 1970; None where the store cannot answer.
+        kind: whether it is a file, a directory or something else.
+        size: length of a file in bytes.
+        version: changes when a file's content does: modification time, ETag or generation.
+        identity: changes when another file or directory gets the name; None if the version does.
+        links: number of keys of a file, if the store knows it.
+        modified: modification time in nanoseconds since 1970; None if the store does not know it.
     """
 
     kind: FileKind
@@ -55,12 +54,12 @@ class Status(NamedTuple):
 
 
 class DirEntry(NamedTuple):
-    """What a listing says of one name.
+    """An entry of a directory listing.
 
     Attributes:
-        name: the last part of the key.
-        kind: of what it names, through links.
-        is_link: whether it names something else, which lies elsewhere.
+        name: last part of the key.
+        kind: kind of the file or directory, with links followed.
+        is_link: whether it is a link.
     """
 
     name: str
@@ -73,7 +72,7 @@ class DirEntry(NamedTuple):
 
     @property
     def is_own_dir(self) -> bool:
-        """Whether it is a directory here, not one that a link leads to."""
+        """Whether it is a directory and not a link to one."""
         return self.is_dir and not self.is_link
 
     @property
@@ -82,15 +81,15 @@ class DirEntry(NamedTuple):
 
 
 class File(ABC):
-    """Bytes that are read by position, from several threads at once: the `ByteSource` of a store.
+    """A file that several threads can read at any offset: the `ByteSource` of a store.
 
     Attributes:
-        path: what messages call it, and what `ckpttools.stores.parse` finds it by.
+        path: its name in messages, which `ckpttools.stores.parse` accepts.
         size: its length in bytes when it was opened.
         version: see `Status`.
-        gap: bytes that come in the time that one more read takes, latency times bandwidth: what lies between
-            two reads and is shorter is better read, too.
-        price: of a byte read, in those of a local disk.
+        gap: bytes that arrive in the time of one more read (latency times bandwidth). Reading a shorter gap
+            between two reads is faster than a second read.
+        price: cost of reading a byte, relative to a local disk.
     """
 
     __slots__ = ()
@@ -103,45 +102,45 @@ class File(ABC):
 
     @property
     def costs(self) -> Costs:
-        """What reading takes; that of its store."""
+        """Return the read costs of its store."""
         return Costs()
 
     @property
     def local_copy(self) -> str:
-        """The path of a copy on this machine that is read in its place; "" where there is none."""
+        """Return the path of the local copy that is read instead; "" if there is none."""
         return ""
 
     @abstractmethod
     def read_into(self, offset: int, out: Buffer) -> None:
-        """Fills `out` with the bytes from `offset` on.
+        """Fill `out` with the bytes from `offset`.
 
         Raises:
-            FormatError: the file ends before, is gone, or was replaced after it had been read.
+            FormatError: the file is too short, was removed, or was replaced after it had been read.
             StorageError: the store reports an error.
         """
 
     def read(self, offset: int, length: int) -> bytes:
-        """`length` bytes from `offset` on; errors as `read_into`."""
+        """Read `length` bytes from `offset`; errors as `read_into`."""
         out = bytearray(length)
         self.read_into(offset, out)
         return bytes(out)
 
     def remember_head(self, nbytes: int) -> None:
-        """Takes note of the first bytes, where a version can be set back; errors as `read_into`."""
+        """Remember the first bytes, in case the version can be set back; errors as `read_into`."""
         return
 
     def check_unchanged(self) -> None:
-        """Compares the file with what it was when it was opened.
+        """Check that the file has not changed since it was opened.
 
         Raises:
-            SourceChangedError: it was changed, so what was read of it may be of two states.
-            FormatError: it is gone.
+            SourceChangedError: it was changed, so the bytes read may be a mix of two states.
+            FormatError: it was removed.
             StorageError: it cannot be accessed.
         """
         return
 
     def close(self) -> None:
-        """Gives back what reading it took; a later read takes it again. Not while others read."""
+        """Release resources; a later read acquires them again. Must not be called during a read."""
         return
 
     def __enter__(self) -> Self:
@@ -151,18 +150,18 @@ class File(ABC):
         self.close()
 
 
-# Enough for a fast read, and nothing beside what may be in memory.
+# Large enough for fast reads, and small compared to the memory budget.
 _BLOCK = 1 << 20
 
 
 def is_inside(name: str) -> bool:
-    """Whether a name in a file, with "/" between its parts, can only be one below where the file is."""
+    """Whether a relative name from a file, with "/" between its parts, stays below that file's directory."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
 
 def occurrences(words: bytes, source: File, end: int | None = None) -> int:
-    """How often words stand in a file before a byte of it, without having it in memory; errors as reading."""
+    """Count the occurrences of `words` before an offset, block by block; errors as reading."""
     end = source.size if end is None else end
     result, before = 0, b""
     for start in range(0, end, _BLOCK):
@@ -173,12 +172,12 @@ def occurrences(words: bytes, source: File, end: int | None = None) -> int:
 
 
 class Store(ABC):
-    """Where bytes lie under keys, read.
+    """A readable store of bytes under keys.
 
     Attributes:
-        scheme: what stands before `://`.
-        streams: how checkpoints are written; None where files can be written at any offset, or not at all.
-        link_copies: whether `link` makes a copy, which shares nothing with the file that it is of.
+        scheme: the part before `://`.
+        streams: how checkpoints are written; None if files can be written at any offset, or not at all.
+        link_copies: whether `link` makes an independent copy.
     """
 
     scheme: ClassVar[str]
@@ -187,53 +186,53 @@ class Store(ABC):
 
     @property
     def costs(self) -> Costs:
-        """What reading takes."""
+        """Return the costs of reading."""
         return Costs()
 
     @property
     def traffic(self) -> Traffic | None:
-        """What it was asked since the process began; None where no network is between."""
+        """Return the requests since the process started; None for a store without a network."""
         return None
 
     @abstractmethod
     def stat(self, key: str) -> Status | None:
-        """What is at a key; None if nothing is.
+        """Return the status of a key; None if it does not exist.
 
         Raises:
-            StorageError: the store cannot answer.
+            StorageError: the store cannot be asked.
         """
 
     @abstractmethod
     def list(self, key: str) -> Iterable[DirEntry]:
-        """What is directly below a key, in any order.
+        """List a directory, in any order.
 
         Raises:
-            StorageError: nothing is there, it is not a directory, or the store cannot answer.
+            StorageError: it does not exist, is not a directory, or the store cannot be asked.
         """
 
     @abstractmethod
     def open(self, key: str, result: Status | None = None) -> File:
-        """A file, to be read.
+        """Open a file for reading.
 
         Args:
             key: its key.
-            result: what `stat` said of it just now; None to look at it.
+            result: its status if it is known; None to request it.
 
         Raises:
-            FormatError: it is not there.
+            FormatError: it does not exist.
             StorageError: it cannot be accessed.
         """
 
     def read(self, key: str, limit: int = LARGEST_WHOLE) -> bytes:
-        """All of a small file.
+        """Read a small file completely.
 
         Args:
             key: its key.
-            limit: bytes that it may have.
+            limit: maximum size in bytes.
 
         Raises:
-            FormatError: it is not a file, or larger.
-            StorageError: it is not there, or cannot be read.
+            FormatError: it is not a file, or it is too large.
+            StorageError: it does not exist or cannot be read.
         """
         result, location = self.stat(key), self.uri(key)
         if result is None or result.kind is FileKind.DIRECTORY:
@@ -250,48 +249,48 @@ class Store(ABC):
             return file.read(0, result.size)
 
     def uri(self, key: str) -> str:
-        """A key as users write it; the inverse of `ckpttools.stores.parse`."""
+        """Return a key as users write it; the inverse of `ckpttools.stores.parse`."""
         return f"{self.scheme}://{key}"
 
     def absolute(self, key: str) -> str:
-        """The same key wherever the process is, for messages."""
+        """Return the key independent of the working directory, for messages."""
         return key
 
     def real(self, key: str) -> str:
-        """The one key of what may have several: through links, relative paths and `..`."""
+        """Return the canonical key, without links, relative paths and `..`."""
         return self.absolute(key)
 
     def link_target(self, key: str) -> str | None:
-        """What a link says that it leads to, which need not be there; None if this is not a link."""
+        """Return the target of a link, which need not exist; None if the key is not a link."""
         return None
 
     def instead_of_writing(self, key: str) -> str | None:
-        """What to do where nothing can be written; None where it can."""
+        """Return a hint for stores that cannot be written; None if this one can."""
         return None
 
     def removal(self, key: str) -> str:
-        """The command that deletes a directory with all that is in it, for messages."""
+        """Return the command that deletes a directory tree, for messages."""
         return "rm -r LOCAL_COPY"
 
     def may_read(self, key: str) -> bool:
-        """Whether this user may read what is there, as far as that can be known without reading it."""
+        """Whether the user may read a key, as far as that is known without reading it."""
         return True
 
     def lists_all(self, key: str) -> bool:
-        """Whether what is listed of a directory is all that is in it; errors as `list`."""
+        """Whether listings of a directory are complete; errors as `list`."""
         return True
 
     def takes(self, key: str) -> bool:
-        """Whether something can be written that has this key."""
+        """Whether a file with this key can be written."""
         return True
 
     def why_absent(self, key: str) -> CheckpointError | None:
-        """Why nothing is at a key, where the store knows; None where it does not."""
+        """Return the reason why a key does not exist, if the store knows it."""
         return None
 
 
 def too_large(location: object, size: int, limit: int) -> FormatError:
-    """The error of a file that is read whole, and has more bytes than any of its name."""
+    """Return the error for a file that is too large to be read completely."""
     expected = f"at most {limit} bytes"
     return FormatError(
         "too large for what it should be", location=location, got=f"{size} bytes", expected=expected
@@ -299,10 +298,10 @@ def too_large(location: object, size: int, limit: int) -> FormatError:
 
 
 def check_unchanged(sources: Iterable[object]) -> None:
-    """Compares files with what they were when they were first looked at.
+    """Check that files have not changed since they were opened.
 
     Args:
-        sources: what was read; what is not a file of a store cannot change.
+        sources: the sources that were read. Only files of a store can change.
 
     Raises:
         SourceChangedError, FormatError, StorageError: as `File.check_unchanged`.

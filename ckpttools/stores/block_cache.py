@@ -1,4 +1,4 @@
-"""Blocks of objects that were read: headers, indexes and short runs of an array share their requests."""
+"""Cache of object blocks: headers, indexes and short reads of an array share requests."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeAlias, TypeVar
 
 _Key = TypeVar("_Key", bound=Hashable)
-# Whoever looks into a document reads all of it, some several times. The index of 91,000 tensors has 9 MB.
+# Readers of a document read all of it, some several times. The index of 91,000 tensors has 9 MB.
 _DOCUMENT, _LARGEST_DOCUMENT = ".json", 16 << 20
 
 
 def is_document(key: str, size: int) -> bool:
-    """Whether all of a file is worth keeping once any of it is read."""
+    """Whether a file should be cached completely as soon as any of it is read."""
     return key.endswith(_DOCUMENT) and size <= _LARGEST_DOCUMENT
 
 
 class ByteCache(Generic[_Key]):
-    """Bytes by name, those that were used last; for many threads at once.
+    """A thread-safe LRU cache of byte strings.
 
     Args:
-        limit: bytes that are kept at most.
+        limit: maximum total size in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -31,7 +31,7 @@ class ByteCache(Generic[_Key]):
         self._nbytes = 0
 
     def get(self, name: _Key) -> bytes:
-        """What has this name; empty if nothing is kept of it."""
+        """Return the bytes cached under a name; empty if there are none."""
         with self._lock:
             if name in self._contents:
                 self._contents.move_to_end(name)
@@ -46,23 +46,23 @@ class ByteCache(Generic[_Key]):
 
 
 SIZE = 256 << 10
-"""Bytes of a block. The header of a shard with 1,500 tensors fits into one."""
+"""Size of a block in bytes. The header of a shard with 1,500 tensors fits into one."""
 MOST_BYTES = 32 << 20
-"""Bytes of all blocks that are kept."""
+"""Maximum bytes of all cached blocks."""
 
-# Blocks before one that are looked for, to tell whether an object is read from end to end: half as many come
-# with it, at most 2 MiB, which is what a request costs.
+# Number of preceding blocks that are checked for a sequential read. Half as many are read ahead, at most 2
+# MiB, which takes as long as one request.
 _AHEAD = 14
 _Name: TypeAlias = tuple[str, str, int]
 Fetch: TypeAlias = Callable[[int, memoryview], None]
-"""Fills a buffer with an object's bytes from one on."""
+"""Fills a buffer with an object's bytes from an offset."""
 
 
 class BlockCache:
-    """The blocks that were used last; for many threads at once, of which one asks for a block.
+    """A thread-safe LRU cache of blocks, each of which only one thread requests.
 
     Args:
-        kept: where they are kept, maybe with others; None for a place of their own.
+        kept: the cache to use, which may be shared; None for a separate one.
     """
 
     def __init__(self, kept: ByteCache[Any] | None = None) -> None:
@@ -71,18 +71,18 @@ class BlockCache:
         self._under_way: set[_Name] = set()
 
     def takes(self, key: str, size: int, length: int) -> bool:
-        """Whether a read of so many bytes of an object goes by blocks."""
+        """Whether a read of this length should use blocks."""
         return length < SIZE or is_document(key, size)
 
     def read_into(self, name: tuple[str, str], size: int, start: int, out: memoryview, fetch: Fetch) -> None:
-        """Fills `out` with the bytes of an object from `start` on; errors as `fetch`.
+        """Fill `out` with the bytes of an object from `start`; errors as `fetch`.
 
         Args:
             name: key and version of the object.
             size: its length in bytes.
-            start: first byte expected.
-            out: not long, unless all of the object is worth keeping.
-            fetch: reads what is not here.
+            start: first byte to read.
+            out: a short buffer, unless the object should be cached completely.
+            fetch: reads uncached bytes.
         """
         stop = start + len(out)
         numbers = range(start // SIZE, (stop - 1) // SIZE + 1)
@@ -99,7 +99,7 @@ class BlockCache:
             out[begin - start : end - start] = blocks[number][begin - number * SIZE : end - number * SIZE]
 
     def _found(self, name: tuple[str, str], size: int, numbers: range) -> tuple[dict[int, bytes], range]:
-        """The blocks that are here, and those that the caller has to ask for, which nobody else does then."""
+        """Return the cached blocks and those that the caller must request; other threads wait for them."""
         with self._changed:
             while True:
                 blocks = {number: self._kept.get((*name, number)) for number in numbers}
@@ -110,17 +110,17 @@ class BlockCache:
                     expected = self._expected(name, size, missing)
                     self._under_way |= {(*name, number) for number in expected}
                     return blocks, expected
-                # What another thread is reading; if that fails it is asked for here.
+                # Another thread is reading these blocks. If it fails, this one requests them.
                 self._changed.wait()
 
     def _expected(self, name: tuple[str, str], size: int, missing: list[int]) -> range:
-        """What to ask for where some blocks are missing; more where those before were read one by one."""
+        """Return the blocks to request for missing ones; more if the preceding ones were read one by one."""
         last = (size - 1) // SIZE
         if is_document(name[0], size):
             return range(last + 1)
         begin, end = missing[0], missing[-1] + 1
         before = next((n for n in range(_AHEAD) if not self._is_known(name, begin - 1 - n)), _AHEAD)
-        # What is there, or comes, would come a second time.
+        # Blocks that are cached or on their way would be transferred twice.
         stops = (n for n in range(end, end + before // 2) if n > last or self._is_known(name, n))
         return range(begin, next(stops, end + before // 2))
 

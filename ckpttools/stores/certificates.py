@@ -1,7 +1,7 @@
-"""Certificate authorities (CAs) that requests trust, and what to do about a certificate of another one.
+"""Certificate authorities (CAs) that requests trust, and hints for other certificates.
 
-Requests trust the CAs of the system, those in `SSL_CERT_FILE`, which may take the place of the system's, and
-those in `AWS_CA_BUNDLE` and `REQUESTS_CA_BUNDLE`, which are added for every store.
+Requests trust the CAs of the system, those in `SSL_CERT_FILE`, which may replace the system's, and those in
+`AWS_CA_BUNDLE` and `REQUESTS_CA_BUNDLE`, which are added for every store.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def unknown_authority() -> Distrust:
     )
 
 
-# What rustls (obstore) and OpenSSL (Python) call it, in this order.
+# Names of the reasons in rustls (obstore) and OpenSSL (Python), in this order.
 _REASONS = (
     (r"CaUsedAsEndEntity", Distrust("a certificate of a CA as that of the server", _OWN)),
     (
@@ -98,7 +98,7 @@ def _certificates(name: str, path: Path) -> list[str]:
     try:
         files = sorted(path.iterdir()) if path.is_dir() else [path]
         if path.is_dir():
-            # It may have private keys as well, which others cannot read.
+            # These directories may also contain private keys, which other users cannot read.
             files = [file for file in files if file.is_file() and os.access(file, os.R_OK)]
         result = [block for file in files for block in _BLOCK.findall(file.read_text(errors="replace"))]
     except OSError as error:
@@ -130,7 +130,7 @@ def tls_context() -> ssl.SSLContext:
 
 
 def bundle_path() -> str | None:
-    """Return the one file of certificates for boto3, which takes no more; None for its own choice."""
+    """Return a single certificate file for boto3, which accepts only one; None for its default."""
     if os.environ.get("AWS_CA_BUNDLE"):
         return None
     return os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get(_SYSTEM) or None

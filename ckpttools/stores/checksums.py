@@ -1,4 +1,4 @@
-"""Bytes of files beside which their checksum was written: read, and compared with it."""
+"""Verification of files that have stored checksums."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MOST_THREADS = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checksummed:
-    """Bytes of a file beside which their checksum was written.
+    """A byte range with a stored checksum.
 
     Attributes:
-        file: they lie in.
-        name: what they are there.
-        offset, nbytes: which bytes of the file.
-        crc32: the checksum.
+        file: the file.
+        name: name of the range.
+        offset, nbytes: position and length in the file.
+        crc32: the stored checksum.
     """
 
     file: File
@@ -36,15 +36,18 @@ class Checksummed:
 
 
 Damaged = Sequence[tuple[Checksummed, int]]
-"""What has another checksum than was written, with the one that it has."""
+"""Ranges whose checksum differs from the stored one, with the actual checksum."""
 
 
 def damage_in(files: Sequence[Sequence[Checksummed]], tell: Observe) -> list[Damaged | CheckpointError]:
-    """What is damaged in each of some files of one store, or why that cannot be read; several at once.
+    """Find the damaged ranges of several files of one store, reading several files at once.
 
     Args:
-        files: what has a checksum in each.
-        tell: called with the bytes read so far and the bytes to read in all.
+        files: the checksummed ranges of each file.
+        tell: called with the bytes read so far and the total.
+
+    Returns:
+        For each file, its damaged ranges, or the error if it cannot be read.
     """
     total, done, lock = sum(item.nbytes for result in files for item in result), 0, threading.Lock()
     tell(0, total)

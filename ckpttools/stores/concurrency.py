@@ -1,4 +1,4 @@
-"""How many reads of a store are under way at once: as many as bring more than fewer do, found by trying."""
+"""Concurrency of requests: adaptive limits for reads, and maps over threads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import NamedTuple, TypeVar
 
 from ckpttools.stores.base import Store
 
-# 8 MiB at 20 ms: 0.27 GB/s one at a time, 0.89 with 16 at once.
+# With 8 MiB reads and 20 ms latency: 0.27 GB/s with one read at a time, 0.89 with 16.
 USUAL = 16
 _LEAST, MOST = 4, 2 * USUAL
-"""Reads under way at first, and at most unless the user asks for more."""
-# How much more or fewer are tried at a step, and what makes that worth it.
+"""Initial and maximum number of concurrent reads unless the user requests another number."""
+# Factor between two steps, and the rate ratios that justify a step up or down.
 _STEP, _BETTER, _AS_GOOD = 1.5, 1.08, 0.96
-# What is measured at a time: seconds, and reads for each that may be under way.
+# Length of a measurement: seconds, and reads per allowed concurrent read.
 _SECONDS, _READS_EACH = 0.25, 2
-# How many measurements pass before something else is tried.
+# Number of measurements before another limit is tried.
 _REST = 20
-# What a read is worth beside its bytes: short ones are many, and their number is what counts.
+# Cost of a request in bytes: the number of requests limits short reads.
 _WORTH = 128 << 10
 
 
@@ -29,9 +29,9 @@ _asked: list[int] = []
 
 @contextmanager
 def requesting(requests: int | None) -> Iterator[None]:
-    """Has each store keep so many reads under way inside the `with`; None for as many as it finds good.
+    """Set the number of concurrent reads of each store inside the `with`; None for the adaptive limit.
 
-    It is said for the process: of two calls at once, the later one counts for both.
+    The setting is process-wide: of two overlapping calls, the later one wins.
     """
     if requests is None:
         yield
@@ -44,23 +44,23 @@ def requesting(requests: int | None) -> Iterator[None]:
 
 
 def asked_for() -> int | None:
-    """The reads under way that the user asks for; None for as many as are good."""
+    """Return the number of concurrent reads that the user requested; None for the adaptive limit."""
     return _asked[-1] if _asked else None
 
 
 class _Measured(NamedTuple):
-    """What came with so many reads under way at most: bytes in a second, with what reads are worth."""
+    """The rate reached with a limit: bytes per second, including the cost of requests."""
 
     limit: int
     rate: float
 
 
 class Pace:
-    """Lets reads begin; for many threads at once.
+    """A thread-safe gate for reads that adapts their number to the measured rate.
 
     Args:
-        nbytes: of a long read. What is under way has at most as many bytes as `USUAL` of these, or as many as
-            the user asks for.
+        nbytes: size of a long read. Concurrent reads have at most the bytes of `USUAL` long reads, or of as
+            many as the user requested.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -74,17 +74,17 @@ class Pace:
 
     @property
     def limit(self) -> int:
-        """Reads that may be under way now."""
+        """Return the current limit of concurrent reads."""
         return asked_for() or self._limit
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is under way at most."""
+        """Return the maximum bytes of concurrent reads."""
         return self._long * (asked_for() or USUAL)
 
     @contextmanager
     def read(self, nbytes: int) -> Iterator[None]:
-        """One read of so many bytes, which begins when there is room for it."""
+        """Wait until a read of this size may start, and count it inside the `with`."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(nbytes))
             self._under_way += 1
@@ -99,7 +99,7 @@ class Pace:
                 self._changed.notify_all()
 
     def slow_down(self) -> None:
-        """A server has refused a request because there are too many: half as many for a while."""
+        """Halve the limit for a while because a server reported too many requests."""
         with self._changed:
             self._limit = max(1, self._limit // 2)
             self._before, self._rest, self._is_next_more = None, _REST, True
@@ -120,7 +120,8 @@ class Pace:
         seconds = time.monotonic() - self._began
         if seconds < _SECONDS or self._reads < _READS_EACH * self._limit:
             return
-        # Where fewer were expected than allowed nothing is known of more; and a change takes time to tell.
+        # Unless the limit was reached, the rate says nothing about a higher limit. A change needs time to
+        # take effect.
         limit, is_settled = self._limit, self._is_settled
         if self._is_full and is_settled:
             self._measured(_Measured(limit, self._work / seconds))
@@ -128,7 +129,7 @@ class Pace:
         self._begin_measuring()
 
     def _measured(self, now: _Measured) -> None:
-        """Goes on in a direction that was good, goes back from one that was not, and rests then."""
+        """Continue in a direction that improved the rate, or go back one step and rest."""
         before, self._before = self._before, now
         if self._rest:
             self._rest -= 1
@@ -161,21 +162,24 @@ _Answer = TypeVar("_Answer")
 
 
 def writes_at_once() -> int:
-    """How many small objects are written, copied or deleted at a time."""
+    """Return the number of small objects that are written, copied or deleted at a time."""
     return asked_for() or _WRITES_AT_ONCE
 
 
 def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[_Item]) -> list[_Answer]:
-    """What `map` gives: one after the other on a disk, in threads where a store says so (`Costs.requests`).
+    """Map a function over items: sequentially on a disk, in threads for stores with `Costs.requests`.
 
-    The first error in the order of the items is raised, and what is not begun then is left out.
+    Raises the error of the first failed item; items that have not been started by then are skipped.
     """
     waiting = list(items)
     return in_threads(store.costs.requests or 1, function, waiting)
 
 
 def in_threads(limit: int, function: Callable[[_Item], _Answer], items: Collection[_Item]) -> list[_Answer]:
-    """The same in so many threads at most, this one among them; in fewer where the system starts no more."""
+    """Map a function over items in at most `limit` threads, including this one.
+
+    Uses fewer threads if the system starts no more. Errors as `at_once`.
+    """
     if min(limit, len(items)) <= 1:
         return [function(item) for item in items]
     todo, lock = iter(enumerate(items)), threading.Lock()

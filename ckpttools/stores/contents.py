@@ -1,4 +1,4 @@
-"""What a store says that its files are, and whether what it sends is that."""
+"""Digests that a store declares for its files, and their verification."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ckpttools.stores.location import Location
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# What comes in one request. Each of those under way has as much of memory.
+# Size of a request in bytes. Each concurrent request has a buffer of this size.
 _BLOCK = 4 << 20
-# One thread hashes about 1 GB/s, which is more than most networks bring.
+# One thread hashes about 1 GB/s, more than most networks transfer.
 _HASHED_AT_ONCE = 4
 _SHA256_DIGITS = 64
 
 
 class Content(NamedTuple):
-    """What a file has to hold.
+    """The expected content of a file.
 
     Attributes:
         size: bytes.
-        digest: in hexadecimal digits: 64 of its SHA-256, 40 of what git calls it.
+        digest: hexadecimal digits: 64 of its SHA-256, or 40 of its git blob ID.
     """
 
     size: int
@@ -43,7 +43,7 @@ class Content(NamedTuple):
         return "SHA-256" if len(self.digest) == _SHA256_DIGITS else "git's SHA-1"
 
     def hasher(self) -> _Hash:
-        """What makes such a digest of the bytes of a file."""
+        """Return a hash object for this kind of digest."""
         if len(self.digest) == _SHA256_DIGITS:
             return hashlib.sha256()
         built = hashlib.sha1(usedforsecurity=False)
@@ -52,11 +52,11 @@ class Content(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a store says of the files below a key.
+    """The declared contents of the files below a key.
 
     Attributes:
-        declared: who says it, as in "equal to what the hub lists".
-        files: by the rest of their key; "" for the key itself.
+        declared: source of the declaration, as in "equal to what the hub lists".
+        files: contents by path below the key; "" for the key itself.
     """
 
     declared: str
@@ -65,28 +65,28 @@ class Contents(NamedTuple):
 
 @runtime_checkable
 class ListsContents(Protocol):
-    """A store that says what its files have to hold, apart from the files."""
+    """A store that declares the contents of its files."""
 
     def contents(self, key: str) -> Contents:
-        """All files below a key.
+        """Return the contents of all files below a key.
 
         Raises:
-            StorageError: nothing is there, or the store does not say it of all of them.
+            StorageError: the key does not exist, or a file has no declared content.
         """
 
 
 class WrongLengthError(StorageError):
-    """What a store sends of a file is of another length than it said."""
+    """A response has another length than the store declared."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileDifference:
-    """A file that is not what its store says.
+    """A file that differs from the store's declaration.
 
     Attributes:
-        name: below the key.
-        got, expected: digests, or in words what stands for them.
-        copy: the local file that was read in its place; "" where none was.
+        name: path below the key.
+        got, expected: digests, or descriptions of them.
+        copy: the local copy that was read instead; "" if there was none.
     """
 
     name: str
@@ -103,20 +103,20 @@ def differing(
     jobs: int | None = None,
     observe: Callable[[int], None] = lambda nbytes: None,
 ) -> list[FileDifference]:
-    """Reads files to their ends, several at once, and finds those that are not what they have to be.
+    """Read files completely, several at once, and find those that differ from their declared content.
 
     Args:
-        root: what they are below.
+        root: the directory of the files.
         files: as `Contents.files`.
-        memory: bytes that may be resident at most.
-        jobs: files at a time; None for four.
-        observe: called with bytes that were read, from several threads but never at once.
+        memory: maximum resident bytes.
+        jobs: number of concurrent files; None for four.
+        observe: called with the number of bytes of each read, from several threads but one at a time.
 
     Returns:
-        Those that differ, by name.
+        The differences, sorted by name.
 
     Raises:
-        MemoryBudgetError: not one block fits into the memory.
+        MemoryBudgetError: not even one block fits into the memory.
         StorageError: the store cannot be read.
     """
     costs = root.store.costs
@@ -137,7 +137,7 @@ def differing(
 
 @dataclass(frozen=True, slots=True)
 class _FileHasher:
-    """Reads one file, some blocks ahead of the one that is being hashed; none once it has ended for all."""
+    """Reads and hashes one file, with some blocks of read-ahead; stops when the whole run has ended."""
 
     root: Location
     reading: ThreadPoolExecutor
@@ -175,7 +175,7 @@ class _FileHasher:
         finally:
             for item in waiting:
                 item.cancel()
-            wait(waiting)  # before the file is closed
+            wait(waiting)  # All reads must end before the file is closed.
         return hasher.hexdigest()
 
     def _take(self, hasher: _Hash, waiting: deque[Future[bytearray]]) -> None:

@@ -1,4 +1,4 @@
-"""What reading and writing a store takes, and what it has taken."""
+"""Costs of reading and writing a store, and counters of its requests."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import threading
 from ckpttools.core.dataclass import dataclass
 
 FAR = 32
-"""`File.price` behind a network: a piece of a local file, which counts as 64 KiB, is written in 20 us, and in
-these come 2 KiB at 100 MB/s."""
+"""`File.price` of a network store. Writing a piece of a local file counts as 64 KiB and takes 20 us, in which
+2 KiB arrive at 100 MB/s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What reading from a store takes.
+    """Costs of reading from a store.
 
     Attributes:
-        requests: reads under way at once that are of use; None where the processors are what limits them.
-        memory: bytes that reading takes at most beside the buffers that it fills.
+        requests: useful number of concurrent reads; None if the processors are the limit.
+        memory: maximum bytes that reading needs in addition to the caller's buffers.
     """
 
     requests: int | None = None
@@ -26,14 +27,13 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """How a store is written in which a file is written from its first byte to its last.
+    """How to write a store in which files are written sequentially.
 
     Attributes:
-        memory: bytes that writing a file takes, beside what is written.
-        file_bytes: of a data file that is large enough for few requests and small enough to be written
-            again.
-        files: that are of use at a time.
-        is_readable: whether data files can be read where they grow, before all is published.
+        memory: bytes needed per file in addition to the data.
+        file_bytes: size of a data file: large enough for few requests, small enough to be rewritten.
+        files: useful number of concurrent files.
+        is_readable: whether data files can be read before they are published.
     """
 
     memory: int
@@ -44,11 +44,11 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a store was asked over a network.
+    """Requests to a store over a network.
 
     Attributes:
-        requests: how many were made.
-        nbytes: bytes that came in answer to them.
+        requests: number of requests.
+        nbytes: bytes received.
     """
 
     requests: int = 0
@@ -59,20 +59,20 @@ class Traffic:
 
 
 class Meter:
-    """Counts requests and bytes; for many threads at once."""
+    """A thread-safe counter of requests and bytes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requests = self._nbytes = 0
 
     def add(self, requests: int = 0, nbytes: int = 0) -> None:
-        """Counts requests that were made, or bytes that came."""
+        """Count requests sent and bytes received."""
         with self._lock:
             self._requests += requests
             self._nbytes += nbytes
 
     @property
     def total(self) -> Traffic:
-        """All since the process began."""
+        """Return the totals since the process started."""
         with self._lock:
             return Traffic(self._requests, self._nbytes)

@@ -1,4 +1,4 @@
-"""Copies on this machine of what is read elsewhere, for who reads it more than once."""
+"""Local copies of remote files that are read more than once."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ckpttools.stores.base import File, Store
 from ckpttools.stores.registry import parse
 
 Observe = Callable[[int, int], None]
-"""Called with the bytes that have come and those that will have come; never at once."""
+"""Called with the bytes received so far and the total; one call at a time."""
 
 
 @runtime_checkable
 class Fetches(Protocol):
-    """A store that keeps copies of its files on this machine, and reads those once they are there."""
+    """A store that keeps local copies of its files and reads them once they exist."""
 
     def fetch(self, files: Sequence[File], observe: Observe) -> None:
-        """Copies files whole, and what else has been looked into; those that are there already stay.
+        """Copy files completely, together with other files that have been read. Existing copies are kept.
 
         Raises:
-            FormatError: what came is not what the store lists; it is not kept.
-            StorageError, NoSpaceError: it does not come, or cannot be kept.
+            FormatError: the content differs from the store's listing; the copy is discarded.
+            StorageError, NoSpaceError: a file cannot be fetched or stored.
         """
 
 
 def check_fetched(sources: Iterable[object]) -> None:
-    """Raises UsageError if none of what is read is of a store that keeps copies."""
+    """Raise UsageError if none of the sources is in a store that keeps local copies."""
     if not _by_store(sources):
         raise UsageError(
             f"{option('download', True)} applies only to models on the hub",
@@ -39,10 +39,10 @@ def check_fetched(sources: Iterable[object]) -> None:
 
 
 def fetch(sources: Iterable[object], observe: Observe = lambda done, total: None) -> None:
-    """Copies what is read to this machine, as far as its stores keep copies; errors as `Fetches.fetch`.
+    """Copy sources to this machine if their store keeps local copies; errors as `Fetches.fetch`.
 
     Raises:
-        UsageError: none of them does.
+        UsageError: no source is in such a store.
     """
     read = list(sources)
     check_fetched(read)

@@ -1,7 +1,7 @@
-"""A place: a store and a key in it. What code calls a path, wherever its bytes are.
+"""A location: a store and a key in it, the equivalent of a path for any store.
 
-The methods are those of `pathlib.Path` that reading and writing a checkpoint takes, under the same names;
-errors are in our words. Nothing is looked at before a method is called that has to.
+The methods are those of `pathlib.Path` that checkpoints need, with the same names and with errors of
+ckpttools. Creating a location does not access the store.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _MAGIC = re.compile(r"[*?[]")
 
 
 class Location:
-    """A file, a directory, or what may become one. It does not change, and can be a key of a dictionary.
+    """A file or directory that need not exist. Immutable and hashable.
 
     Attributes:
-        store: where.
-        key: its name there; see `ckpttools.stores.base`.
+        store: the store.
+        key: the key in it; see `ckpttools.stores.base`.
     """
 
-    # No dataclass: a frozen one takes three times as long to make, and there may be 100,000.
+    # Not a dataclass: creating a frozen one takes three times as long, and there may be 100,000.
     __slots__ = ("key", "store")
-    # What an argument may be: what makes a place is a path or text, which messages name already.
+    # Description of the accepted argument types: messages already name the path or the text.
     called = ""
 
     def __init__(self, store: Store, key: str) -> None:
@@ -43,10 +43,10 @@ class Location:
     def __hash__(self) -> int:
         return hash(self.key)
 
-    # -- names: nothing is looked at
+    # -- names, without access to the store
 
     def __truediv__(self, name: str) -> Location:
-        """What has this name, or these with `/` between them, below."""
+        """Return a location below this one."""
         if _NO_PLAIN_NAME.search(name):
             return Location(self.store, _plain(PurePosixPath(self.key, name)))
         return Location(self.store, f"{self.key.rstrip('/')}/{name}" if self.key else name)
@@ -58,10 +58,10 @@ class Location:
         return f"Place({str(self)!r})"
 
     def __fspath__(self) -> str:
-        """The path of a local file.
+        """Return the path of a local file.
 
         Raises:
-            TypeError: it lies elsewhere.
+            TypeError: it is in another store.
         """
         if self.store.scheme != "file":
             raise TypeError(f"{self} is not a local file")
@@ -71,36 +71,36 @@ class Location:
         return (self.store.scheme, self.parts) < (other.store.scheme, other.parts)
 
     def as_local(self) -> str:
-        """The path, for a command that writes local files; a word in its place where this lies elsewhere."""
+        """Return the local path for a command that writes local files; a placeholder for other stores."""
         return str(self) if self.store.scheme == "file" else "DIRECTORY"
 
     @property
     def name(self) -> str:
-        """The last part; "" of a root and of `.`."""
+        """Return the last part of the key; "" for a root and for `.`."""
         return self.key.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """From the last dot of the name on; "" where that begins or ends it, or there is none."""
+        """Return the extension of the name with its dot; "" if there is none."""
         before, dot, after = self.name.rpartition(".")
         return dot + after if before and after else ""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names; those of an absolute path begin with "/"."""
+        """Return the parts of the key; the first part of an absolute path is "/"."""
         rest = self.key.removeprefix("/")
         root = ("/",) if rest != self.key else ()
         return (*root, *(rest.split("/") if rest else ()))
 
     @property
     def parent(self) -> Location:
-        """What it is directly in; a root and `.` are in themselves."""
+        """Return the parent directory; a root and `.` are their own parents."""
         above = self.key.rpartition("/")[0]
         return Location(self.store, above or ("/" if self.key.startswith("/") else ""))
 
     @property
     def parents(self) -> list[Location]:
-        """What it is in, the nearest first."""
+        """Return all ancestors, the nearest first."""
         result, location = [], self
         while location.key not in ("", "/"):
             location = location.parent
@@ -108,14 +108,14 @@ class Location:
         return result
 
     def with_name(self, name: str) -> Location:
-        """What would have another name beside it."""
+        """Return the sibling with another name."""
         return self.parent / name
 
     def relative_to(self, other: Location) -> str:
-        """The names from another place to this one, with "/" between them; "" for the same.
+        """Return the path from another location to this one; "" for the same location.
 
         Raises:
-            ValueError: it is not in there.
+            ValueError: this location is not below the other one.
         """
         if self == other:
             return ""
@@ -125,28 +125,28 @@ class Location:
         return self.key[len(start) :]
 
     def absolute(self) -> Location:
-        """The same, wherever the process is."""
+        """Return the same location independent of the working directory."""
         return Location(self.store, self.store.absolute(self.key))
 
     def resolve(self) -> Location:
-        """The one name of what may have several: through links, relative paths and `..`.
+        """Return the canonical location, without links, relative paths and `..`.
 
         Raises:
-            StorageError: the store cannot answer.
+            StorageError: the store cannot be asked.
         """
         return Location(self.store, self.store.real(self.key))
 
-    # -- what is there
+    # -- access to the store
 
     def status(self) -> Status | None:
-        """What is here; None if nothing is. Raises StorageError if the store cannot answer."""
+        """Return the status; None if it does not exist. Raises StorageError if the store cannot be asked."""
         return self.store.stat(self.key)
 
     def stat(self) -> Status:
-        """What is here.
+        """Return the status.
 
         Raises:
-            StorageError: nothing is, or the store cannot answer.
+            StorageError: it does not exist, or the store cannot be asked.
         """
         result = self.status()
         if result is None:
@@ -155,57 +155,57 @@ class Location:
         return result
 
     def exists(self) -> bool:
-        """Whether anything is here. Raises StorageError if the store cannot answer."""
+        """Whether it exists. Raises StorageError if the store cannot be asked."""
         return self.status() is not None
 
     def is_file(self) -> bool:
-        """Whether a file is here. Raises StorageError if the store cannot answer."""
+        """Whether it is a file. Raises StorageError if the store cannot be asked."""
         result = self.status()
         return result is not None and result.kind is FileKind.FILE
 
     def is_dir(self) -> bool:
-        """Whether a directory is here. Raises StorageError if the store cannot answer."""
+        """Whether it is a directory. Raises StorageError if the store cannot be asked."""
         result = self.status()
         return result is not None and result.kind is FileKind.DIRECTORY
 
     def folder(self) -> Location:
-        """The directory that is here, or that what is here lies in. Raises StorageError as `is_dir`."""
+        """Return this directory, or the parent if this is not one. Raises StorageError as `is_dir`."""
         return self if self.is_dir() else self.parent
 
     def lexists(self) -> bool:
-        """The same also of a link to nothing."""
+        """Whether it exists, even as a broken link."""
         return self.is_link() or self.exists()
 
     def is_link(self) -> bool:
-        """Whether the name is that of a link."""
+        """Whether it is a link."""
         return self.store.link_target(self.key) is not None
 
     def readlink(self) -> str:
-        """What a link says that it leads to; "" where this is none."""
+        """Return the target of a link; "" if it is not a link."""
         return self.store.link_target(self.key) or ""
 
     def may_read(self) -> bool:
-        """Whether this user may read what is here, as far as that can be known without reading it."""
+        """Whether the user may read it, as far as that is known without reading it."""
         return self.store.may_read(self.key)
 
     def entries(self) -> list[DirEntry]:
-        """What is directly in a directory, sorted by name.
+        """List a directory, sorted by name.
 
         Raises:
-            StorageError: nothing is here, it is not a directory, or the store cannot answer.
+            StorageError: it does not exist, is not a directory, or the store cannot be asked.
         """
         return sorted(self.store.list(self.key), key=lambda entry: entry.name)
 
     def iterdir(self) -> Iterator[Location]:
-        """The same as places."""
+        """Iterate over the entries as locations; errors as `entries`."""
         return (self / entry.name for entry in self.entries())
 
     def directories(self) -> list[Location]:
-        """The directories in a directory, sorted; errors as `entries`."""
+        """Return the subdirectories, sorted; errors as `entries`."""
         return [self / entry.name for entry in self.entries() if entry.is_dir]
 
     def walk(self) -> Iterator[tuple[str, Status]]:
-        """Each file below, in any order: its names from here on, with "/" between them, and what it is.
+        """Iterate over the files below, in any order, as relative path and status.
 
         Raises:
             StorageError: as `entries`.
@@ -221,7 +221,7 @@ class Location:
                 yield entry.name, below.stat()
 
     def below(self) -> Iterator[tuple[str, DirEntry]]:
-        """Each file and directory below, what is in a directory after it: names from here on, and entry.
+        """Iterate over the files and directories below as relative path and entry, parents first.
 
         Links to directories are not followed.
 
@@ -234,13 +234,13 @@ class Location:
                 yield from ((f"{entry.name}/{name}", item) for name, item in (self / entry.name).below())
 
     def glob(self, pattern: str) -> list[Location]:
-        """What has names below that match, sorted; nothing if nothing is here.
+        """Return the matching locations below, sorted; empty if this location does not exist.
 
         Args:
-            pattern: names with "/" between them, in which `*`, `?` and `[…]` stand for anything but "/".
+            pattern: names separated by "/", in which `*`, `?` and `[…]` match anything but "/".
 
         Raises:
-            StorageError: the store cannot answer.
+            StorageError: the store cannot be asked.
         """
         first, _, rest = pattern.partition("/")
         if not _MAGIC.search(first):
@@ -251,67 +251,67 @@ class Location:
         result = [self / entry.name for entry in self.entries() if fnmatchcase(entry.name, first)]
         return [inner for item in result for inner in item.glob(rest)] if rest else result
 
-    # -- bytes
+    # -- content
 
     def open(self, result: Status | None = None) -> File:
-        """The file, to be read by position.
+        """Open the file for reading at any offset.
 
         Args:
-            result: what is here, where that is known already.
+            result: its status if it is known; None to request it.
 
         Raises:
-            FormatError: nothing is here.
+            FormatError: it does not exist.
             StorageError: it cannot be accessed.
         """
         return self.store.open(self.key, result)
 
     def read_bytes(self, limit: int = LARGEST_WHOLE) -> bytes:
-        """All of a small file.
+        """Read a small file completely.
 
         Args:
-            limit: bytes that it may have.
+            limit: maximum size in bytes.
 
         Raises:
-            FormatError: it is not a file, or larger; a pipe would wait for a writer.
+            FormatError: it is not a file (a pipe would wait for a writer), or it is too large.
             StorageError: it cannot be read.
         """
         return self.store.read(self.key, limit)
 
     def check_takes_files(self) -> None:
-        """Raises UsageError if nothing can be `put` here, whatever is here."""
+        """Raise UsageError if the store has no `put`, whether or not the location exists."""
         if not isinstance(self.store, Puts):
             raise self._takes_nothing()
 
     def put(self, content: bytes) -> None:
-        """Writes a small file that is here only once it is complete, and durable then.
+        """Write a small file atomically and durably.
 
         Raises:
-            UsageError: the store takes nothing.
-            StorageError, NoSpaceError: it cannot be written; what was here stays.
+            UsageError: the store is read-only.
+            StorageError, NoSpaceError: the file cannot be written; an existing file is kept.
         """
         if not isinstance(self.store, Puts):
             raise self._takes_nothing()
         self.store.put(self.key, content)
 
     def rename(self, other: Location) -> None:
-        """Gives what is here another name, which nothing has, in the same store.
+        """Rename to a location of the same store that does not exist.
 
         Raises:
-            UsageError: the store cannot do that in one step.
-            StorageError: it cannot be done.
+            UsageError: the store cannot rename in one step.
+            StorageError: it cannot be renamed.
         """
         if not isinstance(self.store, Renames):
             raise self._takes_nothing()
         self.store.rename(self.key, other.key)
 
     def write_bytes(self, content: bytes) -> None:
-        """Writes a small file of a checkpoint that grows; errors as `put`."""
+        """Write a small file of an unpublished checkpoint; errors as `put`."""
         if not isinstance(self.store, Writes):
             raise self._takes_nothing()
         self.store.write(self.key, content)
 
     def write_at(self, offset: int, content: bytes) -> None:
-        """Writes into a file of a checkpoint that grows; errors as `put`."""
+        """Write into a file of an unpublished checkpoint; errors as `put`."""
         if not isinstance(self.store, Writes):
             raise self._takes_nothing()
         self.store.write_at(self.key, offset, content)
@@ -331,12 +331,12 @@ def _plain(path: PurePosixPath) -> str:
 
 
 def is_unanswered(error: Exception, location: Location) -> bool:
-    """Whether an error tells of a store behind a network, and nothing of the file that is there."""
+    """Whether an error means that a network store does not respond, rather than that the file is bad."""
     return isinstance(error, StorageError) and location.store.scheme != "file" and location.exists()
 
 
 def kept_unless_unanswered(error: CheckpointError, location: Location) -> CheckpointError:
-    """The error, if it says something of the file at a place; raises it if the store did not answer."""
+    """Return the error if it describes the file itself; raise it if the store does not respond."""
     if is_unanswered(error, location):
         raise error
     return error
@@ -344,10 +344,10 @@ def kept_unless_unanswered(error: CheckpointError, location: Location) -> Checkp
 
 @contextmanager
 def faults_told_elsewhere(location: Location) -> Iterator[None]:
-    """Ends what is done in it at an error that says something of the files at a place, which others tell.
+    """Suppress errors that describe files themselves, which other checks report.
 
     Raises:
-        StorageError: the store did not answer.
+        StorageError: the store does not respond.
     """
     try:
         yield

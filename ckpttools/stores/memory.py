@@ -1,4 +1,4 @@
-"""Bytes in memory: a store that lives as long as the process, and small values that an index holds."""
+"""Bytes in memory: a store that lasts as long as the process, and small values embedded in an index."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _VERSIONS = count(1)
 
 @dataclass(frozen=True)
 class Bytes(File):
-    """A byte string that answers like a file.
+    """A byte string with the interface of a file.
 
     Attributes:
-        path: what messages call it.
+        path: its name in messages.
         data: the bytes.
     """
 
@@ -49,17 +49,17 @@ class Bytes(File):
 
     @property
     def version(self) -> str:  # type: ignore[override]
-        """The content itself, as a checksum."""
+        """Return a checksum of the content."""
         return str(zlib.crc32(self.data))
 
     def read_into(self, offset: int, out: Buffer) -> None:
-        """See `File`: raises FormatError where there are not so many bytes."""
+        """See `File.read_into`; raises FormatError if the data is too short."""
         _fill(self.path, self.data, offset, out)
 
 
 @dataclass(frozen=True)
 class _StoredBytes:
-    """What a key holds: bytes that change only while nobody reads them, and a number that no other has."""
+    """The content of a key: bytes that change only while nothing reads them, and a unique number."""
 
     data: bytes | bytearray
     number: int = field(default_factory=lambda: next(_VERSIONS))
@@ -100,11 +100,11 @@ class MemoryFile(File):
 
 
 class MemoryStore(Store):
-    """Files in a dictionary. A directory is what keys have in common before a `/`.
+    """A store of files in a dictionary. A directory is a common prefix of keys that ends before a `/`.
 
     Attributes:
-        lock: held by whoever changes something.
-        begun: conversions that have been begun, by the keys where they grow.
+        lock: held during changes.
+        begun: unfinished conversions by the key of their staging directory.
     """
 
     scheme: ClassVar[str] = "memory"
@@ -167,7 +167,7 @@ class MemoryStore(Store):
             self._files[key] = _StoredBytes(data)
 
     def remove(self, key: str) -> None:
-        """Removes a file, or all below a key; nothing if nothing is there."""
+        """Remove a file or everything below a key, if it exists."""
         with self.lock:
             self._files.pop(key, None)
             for name in list(self._below(key)):
@@ -201,15 +201,15 @@ class MemoryStore(Store):
         return self.unfinished(key + SUFFIX)
 
     def _below(self, key: str) -> Iterator[str]:
-        """The rest of each key below one."""
+        """Iterate over the relative paths below a key."""
         start = _joined(key, "")
         return (file[len(start) :] for file in self._files if file.startswith(start))
 
     def move(self, old: str, new: str) -> None:
-        """Gives all below one key another, in the place of what is there."""
+        """Move everything below a key to another one, replacing what is there."""
         with self.lock:
             moved = ((_joined(new, name), self._files[_joined(old, name)]) for name in self._below(old))
-            # What is read by others does not change any more: a later `write_at` copies it.
+            # Readers keep the old bytes: a later `write_at` copies the moved ones.
             files = {name: _StoredBytes(bytes(result.data), result.number) for name, result in moved}
             self.remove(old)
             self.remove(new)
@@ -217,7 +217,7 @@ class MemoryStore(Store):
 
 
 class _MemoryTrials:
-    """What is in memory can be linked by any other file in memory."""
+    """Link tests: files in memory can be linked to each other."""
 
     def refusal(self, source: File) -> str | None:
         return None if isinstance(source, MemoryFile) else "it is not in memory"
@@ -244,7 +244,7 @@ STORE = MemoryStore()
 
 @dataclass
 class Begun:
-    """A conversion that has been begun: what a journal says elsewhere."""
+    """An unfinished conversion; other stores keep these facts in a journal."""
 
     purpose: JobInfo
     records: list[Record] = field(default_factory=list)
@@ -314,7 +314,7 @@ class MemoryStaging:
 
 @dataclass(frozen=True)
 class MemoryWork:
-    """A destination in memory that is one thread's; see `ckpttools.stores.publishing.Work`."""
+    """A destination in memory that one thread owns; see `ckpttools.stores.publishing.Work`."""
 
     staging: MemoryStaging
     begun: Begun
@@ -345,7 +345,7 @@ class MemoryWork:
             self.begun.records.clear()
 
     def conclude(self) -> None:
-        """See `Work`: what is in memory has nothing left that tells of it."""
+        """See `Work`; nothing remains to be removed."""
 
 
 class MemoryDataFiles:
@@ -395,7 +395,7 @@ class MemoryDataFiles:
         self._series.extend(name, end)
 
     def sync(self) -> None:
-        """What is in memory lasts as long as the process at once."""
+        """Do nothing: memory needs no sync."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: no resources are held."""

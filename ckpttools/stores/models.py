@@ -1,4 +1,4 @@
-"""Models named as their pages on the hub are, org/name, where a path is taken."""
+"""Model names of the Hub (org/name) in place of paths."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ckpttools.stores.web.hub_name import is_model_name
 
 
 def model_at(where: LocationLike) -> Location:
-    """The place that a user names, or the model of the hub where no such directory is.
+    """Return the location that a user names, or a Hub model if no such path exists.
 
     Args:
-        where: as `ckpttools.stores.parse` takes it; only text can be the name of a model, and only where the
-            directory above is not there either.
+        where: as for `ckpttools.stores.parse`. Only text can be a model name, and only if the path's parent
+            does not exist either.
 
     Raises:
         UsageError: as `ckpttools.stores.parse`.

@@ -36,7 +36,7 @@ def outside_links(root: Location, paths: Iterable[str]) -> Mapping[str, str]:
     """
     if root.store.scheme != "file":
         return {}
-    top = os.path.abspath(root.key or ".")  # keeps links
+    top = os.path.abspath(root.key or ".")  # `abspath` keeps links.
     real_top = os.path.realpath(top)
     inner = tuple(os.path.join(directory, "") for directory in (real_top, *_blob_directories(real_top)))
     real_directory = cache(os.path.realpath)

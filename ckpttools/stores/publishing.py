@@ -1,32 +1,31 @@
-"""How a checkpoint grows where nobody takes it for one, and gets its name in one step: asked of the store.
+"""Protocols for writing a checkpoint where readers cannot see it, and publishing it in one step.
 
     staging = store.staging(key, overwrite, check_replaced)
-    staging.check(plan, nbytes)                      what stops a run before it writes anything
-    with staging.opened(purpose, nbytes) as work:    the destination is this process's alone
-        files = work.data_files(sizes, heads)        bytes of arrays, from any thread
-        work.enter(records)                          what is done and durable: the same command skips it
-        work.publish()                               all of it has its name, durable, or none of it
-        work.conclude()                              no trace of the work is left
+    staging.check(plan, nbytes)                      raises errors before anything is written
+    with staging.opened(purpose, nbytes) as work:    locks the destination for this process
+        files = work.data_files(sizes, heads)        takes bytes of arrays, from any thread
+        work.enter(records)                          records durable tasks, which a resumed command skips
+        work.publish()                               gives the complete, durable checkpoint its name
+        work.conclude()                              removes all traces of the work
 
-`ckpttools.stores.local` does this with a directory beside the destination and one rename, `memory` with a
-dictionary, the hub with one commit (`ckpttools.stores.web.hub_staging`).
+`ckpttools.stores.local` uses a directory next to the destination and one rename, `memory` a dictionary, and
+the hub one commit (`ckpttools.stores.web.hub_staging`).
 
-**In a bucket** there is no rename and no lock, and an object is written from its first byte to its last. The
-same protocol holds with other means (`ckpttools.stores.objects.staging`):
+**Buckets** have neither renames nor locks, and an object is written sequentially. The same protocol is
+implemented differently there (`ckpttools.stores.objects.staging`):
 
-* `Store.streams` says so, and how large an object should be. The plan then cuts tasks that write each file in
-  order (`ckpttools.plan.streamed`): all tasks of a file are a group, which one worker does. A group is
-  entered when its objects are complete: work goes on object by object. Every object is marked with its plan.
-* `content` is the final key itself, where nothing is yet. It is a store of its own that keeps what `write`
-  gives it, which are small files, until `publish` puts them: the last two, which say that step and item are
-  complete, when all others are there. Until then readers find no checkpoint. Nothing is put over an object
-  that somebody else has written.
-* What is to be replaced stays until all is complete beside it, below `<destination>.partial/content/`. Then
-  it is deleted, and the cloud copies the new one to its place, the last two files last. A conversion that is
-  stopped meanwhile goes on with that.
-* The journal is objects below `<destination>.partial/journal/`, each put once. The lock is an object that its
-  owner puts again every few seconds, on the condition that it is unchanged (`objects/lock.py`).
-* `conclude` deletes the journal, then the lock, then what says that all is done.
+* `Store.streams` declares this, and the best size of an object. The plan then orders the tasks of each file
+  (`ckpttools.plan.streamed`): all tasks of a file are a group, which one worker does. A group is recorded
+  when its objects are complete, so work resumes object by object. Every object is marked with its plan.
+* `content` is the final key itself if nothing is there yet. Its store buffers the small files given to
+  `write` until `publish` writes them. The last two, which mark the step and the item as complete, follow all
+  others. Until then, readers find no checkpoint. Objects of other writers are never overwritten.
+* A checkpoint that will be replaced stays until the new one is complete in `<destination>.partial/content/`.
+  Then it is deleted, and the cloud copies the new one to its place, the last two files last. An interrupted
+  conversion resumes this.
+* The journal consists of objects in `<destination>.partial/journal/`, each written once. The lock is an
+  object that its owner rewrites every few seconds, on the condition that it is unchanged (`objects/lock.py`).
+* `conclude` deletes the journal, then the lock, then the object that marks the work as done.
 """
 
 from __future__ import annotations
@@ -44,17 +43,17 @@ if TYPE_CHECKING:
     from ckpttools.stores.location import Location
 
 PLAN_MARK = ".ckpttools-plan"
-"""File in a checkpoint that is being published: the fingerprint of its plan. The last thing to leave it."""
+"""File in a checkpoint that is being published: the fingerprint of its plan. It is removed last."""
 
 SUFFIX = ".partial"
 JOURNAL, LOCK, CONTENT = "journal", "lock", "content"
-"""In buckets: what is appended to the name of a destination, and what is below that."""
+"""In buckets: suffix of a destination's name, and names below that."""
 
 UNPROTECTED = "CKPTTOOLS_ALLOW_UNPROTECTED"
 """Environment variable to accept a bucket whose server does not detect a second writer."""
 
 Record: TypeAlias = Sequence[object]
-"""A finished task in terms of JSON: its number comes first; the rest is known only to its writer."""
+"""A finished task as JSON values. The task index comes first; only the writer knows the rest."""
 
 
 @contextmanager
@@ -77,15 +76,15 @@ class LockedError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class JobInfo:
-    """What a conversion is for.
+    """Description of a conversion.
 
     Attributes:
         plan: fingerprint of its plan.
         source: what is converted, for messages.
-        command: the command line, for messages; "" where there is none.
-        directory: where that was given.
+        command: the command line, for messages; "" if there is none.
+        directory: working directory of the command.
         division: how the work is divided into tasks, as text. It follows from the memory and the number of
-            workers; whoever resumes the work with others takes the same division.
+            workers; a resumed run uses the same division even if those differ.
     """
 
     plan: str
@@ -95,7 +94,7 @@ class JobInfo:
     division: str = ""
 
     def is_same_command(self, other: JobInfo) -> bool:
-        """Whether two plans were made by one command, which may have found another source."""
+        """Whether two plans come from the same command, even if its source differs."""
         return bool(self.command) and (self.source, self.command, self.directory) == (
             other.source,
             other.command,
@@ -104,14 +103,14 @@ class JobInfo:
 
 
 class Series:
-    """The ends of series of files to which data is appended, from several threads."""
+    """Thread-safe end offsets of series of files to which data is appended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._ends: dict[str, tuple[int, int]] = {}
 
     def take(self, name: str, limit: int, nbytes: int) -> tuple[str, int]:
-        """The file and the offset that the next `nbytes` get; arguments as of `DataFiles.append`."""
+        """Return the file and offset for the next `nbytes`; arguments as of `DataFiles.append`."""
         with self._lock:
             number, end = self._ends.get(name, (0, 0))
             if end >= limit:
@@ -128,45 +127,45 @@ class Series:
 
 
 class Sink(Protocol):
-    """What takes the bytes of a group of tasks.
+    """Writes the bytes of a group of tasks.
 
     Attributes:
-        is_rehearsal: whether they are only looked at, and will be asked for once more.
+        is_rehearsal: whether the bytes are only inspected, and must be written once more.
     """
 
     @property
     def is_rehearsal(self) -> bool: ...
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
-        """Writes all of `data` at `offset`.
+        """Write all of `data` at `offset`.
+
+        If the store streams files (`Store.streams`), the writes to a file must be in order of their offsets;
+        gaps are filled with zeros.
 
         Args:
-            name: of the file, below the checkpoint's root.
-            offset: byte in the file.
-            data: what to write.
-            address: where `data` lies in memory.
-            loose: size of a file that is not one of those given in the beginning; it is made if need be.
+            name: path of the file below the checkpoint's root.
+            offset: offset in the file in bytes.
+            data: the bytes to write.
+            address: memory address of `data`.
+            loose: size of a file that was not declared in advance; it is created if needed.
 
         Raises:
             StorageError, NoSpaceError: the store reports an error.
-
-        Where the store streams files (`Store.streams`), those of a file come in order of their offsets, and
-        what lies between two is filled with zeros.
         """
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """Writes a file of its own; errors as `write`."""
+        """Write a complete, undeclared file; errors as `write`."""
 
     def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
-        """Writes at the end of the last file of a series; errors as `write`.
+        """Append to the last file of a series; errors as `write`.
 
         Args:
-            name: of the series; its files have numbers appended.
-            limit: bytes after which the next file is begun.
-            data: what to write.
+            name: name of the series; numbers are appended to it for its files.
+            limit: file size in bytes after which a new file is started.
+            data: the bytes to write.
 
         Returns:
-            The file and the offset that the data got.
+            The file and offset of the data.
         """
 
 
@@ -220,81 +219,85 @@ def file_identity(root: object, file: object) -> str:
 
 
 class DataFiles(Protocol):
-    """The data files of a checkpoint that grows, written by several threads."""
+    """The data files of an unpublished checkpoint, written by several threads."""
 
     def passes(self, group: int) -> Generator[Sink]:
-        """Takes the bytes of a group of tasks, which are made once for every sink.
+        """Yield the sinks of a group of tasks, whose bytes must be produced once per sink.
 
-        When all sinks have been given, the group is written; durable after `sync`. Whoever gives up before
-        closes the generator: of a file that is streamed nothing remains then.
+        The group is written when the generator ends, and durable after `sync`. Close the generator to give
+        up: then nothing remains of streamed files.
 
         Args:
-            group: its number, the same in every run of a plan.
+            group: index of the group, the same in every run of a plan.
 
         Raises:
             StorageError, NoSpaceError: the store reports an error.
         """
 
     def write_heads(self) -> None:
-        """Writes the first bytes of files that have such, where that was not done; errors as `passes`."""
+        """Write the first bytes of files that have declared ones, unless that was done; errors as
+        `passes`.
+        """
 
     def extend(self, name: str, end: int) -> None:
-        """Takes note of what an earlier run appended, so that nothing is written over it.
+        """Reserve the data that an earlier run appended, so that it is not overwritten.
 
         Args:
-            name: of the file.
-            end: bytes of it that are taken.
+            name: name of the file.
+            end: end offset of the data in bytes.
         """
 
     def sync(self) -> None:
-        """Returns when everything written so far is durable; errors as `passes`."""
+        """Make everything written so far durable; errors as `passes`."""
 
     def close(self) -> None:
-        """Gives back what writing took. What was not synced may be lost."""
+        """Release resources. Data that has not been synced may be lost."""
 
 
 class Work(Protocol):
-    """A destination that is this process's alone, from the first look at it to the end."""
+    """A destination that this process has locked."""
 
     @property
     def content(self) -> Location:
-        """Where the checkpoint grows; its store has `Writes`."""
+        """Return the location of the unpublished checkpoint; its store has `Writes`."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether an earlier run of this plan has published all: nothing is left to do but to `conclude`."""
+        """Return whether an earlier run of this plan has published everything, so that only `conclude`
+        remains.
+        """
 
     @property
     def records(self) -> Sequence[Record]:
-        """What an earlier run of this plan has entered."""
+        """Return the records of earlier runs of this plan."""
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> DataFiles:
-        """The data files, each of its full size, those of an earlier run with what they hold.
+        """Open the data files at their full sizes, with the content of earlier runs.
 
         Args:
-            sizes: bytes of each.
-            heads: the first bytes of some, which no task writes.
+            sizes: size of each file in bytes.
+            heads: first bytes of some files, which no task writes.
 
         Raises:
-            StorageError, NoSpaceError: they cannot be made.
+            StorageError, NoSpaceError: the files cannot be created.
         """
 
     def enter(self, records: Iterable[Record]) -> None:
-        """Notes, durably, that tasks are done whose bytes are durable; errors as `data_files`."""
+        """Record tasks whose bytes are durable, durably; errors as `data_files`."""
 
     def discard(self) -> None:
-        """Gives up what was done; errors as `data_files`."""
+        """Discard the finished work; errors as `data_files`."""
 
     def publish(self) -> None:
-        """Gives the content its final name, in one step; what had the name before goes last.
+        """Give the content its final name in one step; a replaced checkpoint is removed last.
 
         Raises:
-            DestinationExistsError: somebody else has taken the name meanwhile.
+            DestinationExistsError: another process has created the destination since.
             StorageError, NoSpaceError: the store reports an error.
         """
 
     def conclude(self) -> None:
-        """Removes all traces of the work; errors as `data_files`."""
+        """Remove all traces of the work; errors as `data_files`."""
 
 
 @runtime_checkable
@@ -315,28 +318,30 @@ class PublishesChecked(Protocol):
 
 @runtime_checkable
 class ForksWriters(Protocol):
-    """Work whose data files processes may write that are forked from this one."""
+    """Work whose data files can be written by forked processes."""
 
     def files_of_fork(self, sizes: Mapping[str, int]) -> Sink:
-        """The data files, in a process that was forked from the one that has made them, or will have made
-        them when this one writes. What it has written before it says so, their `sync` there makes durable.
+        """Open the data files in a forked process.
+
+        The parent process opens the files, too. After a report from the fork, the parent's `sync` makes the
+        fork's bytes durable.
 
         Args:
-            sizes: bytes of each. Nothing is appended, and no file is written whole.
+            sizes: size of each file in bytes. The fork cannot append or write complete files.
 
         Raises:
-            StorageError, NoSpaceError: they cannot be opened.
+            StorageError, NoSpaceError: the files cannot be opened.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a checkpoint has become in a repository.
+    """A checkpoint that was published in a repository.
 
     Attributes:
-        url: its page.
-        is_private: whether only its owners read it.
-        commit: the one that has the checkpoint.
+        url: page of the repository.
+        is_private: whether only its owners can read it.
+        commit: the commit that contains the checkpoint.
     """
 
     url: str
@@ -346,61 +351,61 @@ class Published:
 
 @runtime_checkable
 class SupportsPublished(Protocol):
-    """Work whose result others find at an address."""
+    """Work whose result has a public address."""
 
     @property
     def published(self) -> Published | None:
-        """What it has become, once `publish` was called."""
+        """Return the published checkpoint after `publish`."""
 
 
 class Staging(Protocol):
-    """A destination, before anything is written to it."""
+    """A destination before anything is written to it."""
 
     @property
     def taken(self) -> Sequence[Location]:
-        """What is written, replaced or deleted: the destination, and where it grows."""
+        """Return the locations that are written, replaced or deleted: the destination and its staging."""
 
     def check(self, plan: str, nbytes: int) -> None:
-        """Refuses before anything is written.
+        """Check the destination before anything is written.
 
         Args:
-            plan: fingerprint of what is to be done.
+            plan: fingerprint of the plan.
             nbytes: bytes that will be written.
 
         Raises:
-            UsageError: the destination cannot be one.
-            DestinationExistsError: the name is taken and may not be replaced.
-            NoSpaceError: there is less room than needed.
+            UsageError: the location cannot be a destination.
+            DestinationExistsError: the destination exists and may not be replaced.
+            NoSpaceError: there is too little free space.
         """
 
     def opened(self, purpose: JobInfo, nbytes: int = 0) -> AbstractContextManager[Work]:
-        """Takes the destination for this process.
+        """Lock the destination for this process.
 
         Args:
-            purpose: what is to be done, which `check` has let pass.
-            nbytes: as for `check`: what was published, and changed since, is written once more.
+            purpose: the conversion, which has passed `check`.
+            nbytes: as for `check`, for a published checkpoint that was changed and must be rewritten.
 
         Raises:
             LockedError: another process is writing it.
-            UsageError: the beginning of another conversion is there, or something that is not ours.
+            UsageError: it contains another unfinished conversion or unowned files.
             DestinationExistsError: an earlier run has published it, and it was changed since.
-            CheckpointError: as `check`; or the store reports an error.
+            CheckpointError: as `check`, or the store reports an error.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """What an interrupted conversion has left.
+    """The remains of an interrupted conversion.
 
     Attributes:
-        location: where.
-        replaced: what had the destination's name and has to get it back; None if nothing has.
-        command: the command line that began it, where that is known.
-        writer: the process that is at work on it, in words; "" if none is, as far as is known.
-        directory: where the command was given; "" where that is not known.
-        release: the command that releases the lock of `writer`; "" where there is none.
-        plan: fingerprint of its plan; "" where that is not known.
-        division: as of `JobInfo`.
+        location: the staging location.
+        replaced: the checkpoint that must get the destination's name back; None if there is none.
+        command: the command line that started it, if known.
+        writer: description of the active process; "" if none is known.
+        directory: working directory of the command; "" if unknown.
+        release: the command that releases the lock of `writer`; "" if there is none.
+        plan: fingerprint of its plan; "" if unknown.
+        division: as in `JobInfo`.
     """
 
     location: Location
@@ -420,38 +425,38 @@ class Unfinished:
 
     @property
     def kind(self) -> str:
-        """What it was: a copy or a conversion."""
+        """Return the kind of the work: a copy or a conversion."""
         return "copy" if self.command.startswith("ckpt copy ") else "conversion"
 
 
 @runtime_checkable
 class Publishes(Protocol):
-    """A store in which checkpoints can be made."""
+    """A store in which checkpoints can be created."""
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> Staging:
-        """A destination.
+        """Return the staging of a destination.
 
         Args:
-            key: the final name.
-            overwrite: whether what has that name, or an unfinished other conversion to it, may be replaced.
-            check_replaced: called where something is there; raises `DestinationExistsError` if it may not be
-                replaced by what will be written, whatever the user says.
+            key: key of the destination.
+            overwrite: whether an existing checkpoint, or another unfinished conversion, may be replaced.
+            check_replaced: called if the destination exists. Raises `DestinationExistsError` if it may never
+                be replaced by the new checkpoint.
         """
 
     def unfinished(self, key: str) -> Unfinished | None:
-        """What `key` itself is, if it is where a conversion grows or grew until it was interrupted."""
+        """Return the unfinished conversion whose staging location is `key`; None if there is none."""
 
     def begun_at(self, key: str) -> Unfinished | None:
-        """What an interrupted conversion to `key` has left, if there was one."""
+        """Return the unfinished conversion to the destination `key`; None if there is none."""
 
 
 def staging_of(
     destination: Location, overwrite: bool = False, check_replaced: Callable[[], None] = lambda: None
 ) -> Staging:
-    """How a checkpoint grows before it gets this name; arguments as those of `Publishes.staging`.
+    """Return the staging of a destination; arguments as of `Publishes.staging`.
 
     Raises:
-        UsageError: no checkpoint can be made in this store.
+        UsageError: the store cannot hold new checkpoints.
     """
     if isinstance(destination.store, Publishes):
         return destination.store.staging(destination.key, overwrite, check_replaced)
@@ -464,17 +469,17 @@ def staging_of(
 
 
 def unfinished_at(location: Location) -> Unfinished | None:
-    """What an interrupted conversion has left, if `location` is where it grew."""
+    """Return the unfinished conversion whose staging is at `location`; None if there is none."""
     return location.store.unfinished(location.key) if isinstance(location.store, Publishes) else None
 
 
 def begun_at(destination: Location) -> Unfinished | None:
-    """What an interrupted conversion to a destination has left beside it, None if there is nothing."""
+    """Return the unfinished conversion to a destination; None if there is none."""
     return destination.store.begun_at(destination.key) if isinstance(destination.store, Publishes) else None
 
 
 def check_name(destination: Location) -> None:
-    """Raises UsageError if a destination is not a name that a directory can be given."""
+    """Raise UsageError if a destination is not a valid directory name."""
     if not destination.name or destination.name == "..":
         raise UsageError(
             f"{str(destination)!r} cannot be a destination",

@@ -1,7 +1,7 @@
-"""Reads over a network: long ones in parts at the same time, and what is late is asked for a second time.
+"""Network reads: long reads are split into concurrent parts, and late parts are requested again.
 
-Each answer is put into memory of its own, and copied to who waits for it as long as somebody does: one that
-comes late can never be written into a buffer that is somebody else's by then.
+Each response is stored in a buffer of its own and copied to the caller's buffer while the caller waits. So a
+late response never overwrites a buffer that is in use for something else.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 Fetch: TypeAlias = Callable[[int, int], "Buffer"]
-"""The bytes from an offset on, so many, in memory that nobody writes to afterwards."""
+"""Returns the bytes from an offset with a length, in memory that is not changed afterwards."""
 
 PART = 4 << 20
-"""Bytes of a long read that come in one request."""
+"""Size of a part of a long read in bytes."""
 # A read is late after this many times the 95th percentile of the last reads of about its length, and after
 # this many seconds at least.
 _TIMES_AS_LONG, _LATE_SECONDS = 4, 1.0
@@ -37,10 +37,10 @@ _BASE_REPEATS, _ONE_OF, _AGAIN_AT_ONCE = 8, 25, 4
 
 
 class ReadPool:
-    """The reads of one store; for many threads at once.
+    """A thread-safe pool of the reads of one store.
 
     Attributes:
-        pace: lets them begin.
+        pace: limits concurrent reads.
     """
 
     def __init__(self) -> None:
@@ -50,11 +50,11 @@ class ReadPool:
 
     @property
     def memory(self) -> int:
-        """Bytes of answers that are in memory at most."""
+        """Return the maximum bytes of responses in memory."""
         return self.pace.nbytes + _AGAIN_AT_ONCE * PART
 
     def read_into(self, start: int, out: memoryview, fetch: Fetch) -> None:
-        """Fills `out` with the bytes from `start` on; raises what `fetch` raises of any part."""
+        """Fill `out` with the bytes from `start`; raises the first error of `fetch`."""
         changed = threading.Condition()
         parts = [
             _ReadPart(start + at, out[at : at + PART], fetch, changed) for at in range(0, len(out), PART)
@@ -85,7 +85,7 @@ class ReadPool:
             self._lateness.note(part.length, part.attempt())
 
     def _ask_again_if_late(self, part: _ReadPart) -> None:
-        """Called with the lock of `part` held."""
+        """Request a part again if it is late. The caller holds the part's lock."""
         if part.is_over or part.attempts >= _ATTEMPTS or part.asked is None:
             return
         seconds = time.monotonic() - part.asked
@@ -105,17 +105,17 @@ class _ReadPart:
     """A part of a read.
 
     Args:
-        start: of the first byte expected.
-        out: where they go.
-        fetch: asks for them.
-        changed: guards all that changes; notified when the part is over.
+        start: offset of the first byte.
+        out: destination of the bytes.
+        fetch: requests the bytes.
+        changed: guards the state; notified when the part has ended.
 
     Attributes:
-        out: None once nothing may be written there any more.
-        length: bytes expected.
+        out: None once the caller's buffer must not be written anymore.
+        length: number of bytes.
         asked: start of the latest attempt, by the monotonic clock; None before the first.
         attempts: number of attempts.
-        errors: of those that failed.
+        errors: errors of the failed attempts.
     """
 
     def __init__(self, start: int, out: memoryview, fetch: Fetch, changed: threading.Condition) -> None:
@@ -135,7 +135,7 @@ class _ReadPart:
         return self.out is None or self.has_failed
 
     def attempt(self) -> float | None:
-        """Asks for the bytes; returns the seconds that it took, or None if it was of no use."""
+        """Request the bytes. Returns the duration in seconds, or None if the response was not used."""
         began = time.monotonic()
         self.asked = self.asked or began
         try:
@@ -155,7 +155,7 @@ class _ReadPart:
 
 
 class _Lateness:
-    """Knows how long reads take, and when one may be asked for again."""
+    """Statistics of read times, which decide when a read is late."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -163,14 +163,14 @@ class _Lateness:
         self._reads = self._again = self._under_way = 0
 
     def note(self, length: int, seconds: float | None) -> None:
-        """Takes note of a read of so many bytes that took so long; None if nothing is known by it."""
+        """Record the length and duration of a read; None for an unusable duration."""
         with self._lock:
             self._reads += 1
             if seconds is not None:
                 self._taken.setdefault(length.bit_length(), deque(maxlen=_REMEMBERED)).append(seconds)
 
     def allows_another(self, length: int, seconds: float) -> bool:
-        """Whether what takes so long already is to be asked for again, which then has begun."""
+        """Whether a read of this duration may be requested again. Counts the new request if so."""
         if seconds < _LATE_SECONDS:
             return False
         with self._lock:
@@ -186,13 +186,13 @@ class _Lateness:
             return is_late and is_allowed
 
     def ended(self) -> None:
-        """A second attempt has ended."""
+        """Count the end of a repeated request."""
         with self._lock:
             self._under_way -= 1
 
 
 class _Threads:
-    """Threads that do what is to be done, as many as are of use; no process waits for them when it ends."""
+    """A pool of daemon threads that grows on demand."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -201,7 +201,7 @@ class _Threads:
         self._count = 0
 
     def run(self, task: Callable[[], None]) -> None:
-        """Does something soon, which raises nothing."""
+        """Run a task, which must not raise, in some thread."""
         self._todo.put(task)
         with self._lock:
             if self._idle.acquire(blocking=False) or self._count >= max(MOST, asked_for() or 0):
@@ -209,7 +209,7 @@ class _Threads:
             try:
                 threading.Thread(target=self._work, daemon=True).start()
             except RuntimeError:
-                # Fewer do the same work.
+                # With fewer threads the tasks wait, but they still run.
                 if not self._count:
                     raise
             else:

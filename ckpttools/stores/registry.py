@@ -1,4 +1,6 @@
-"""From what a user writes to a place: built-in stores are listed here, others come by entry points."""
+"""Registry of stores: maps a path or URL to a location. Built-in stores are listed here, others are entry
+points.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from ckpttools.stores.local.store import STORE as LOCAL
 from ckpttools.stores.location import Location
 
 LocationLike: TypeAlias = str | os.PathLike[str] | Location
-"""What says where something is: a path, `scheme://…`, or a place."""
+"""A path, a URL `scheme://…`, or a location."""
 
-# Modules of this package with a `STORE`, by the scheme that stands before `://`.
+# Modules of this package with a `STORE`, by URL scheme.
 _BUILT_IN = {
     "file": "local.store",
     "memory": "memory",
@@ -32,7 +34,7 @@ _BUILT_IN = {
     "https": "web.https",
     "hf": "web.hub",
 }
-# What other tools call these stores.
+# Schemes that other tools use for these stores.
 _ELSEWHERE = {
     "gcs": "gs",
     "s3a": "s3",
@@ -43,19 +45,19 @@ _ELSEWHERE = {
     "huggingface": "hf",
 }
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
-# `pathlib` makes `gs:/bucket` of `gs://bucket`.
+# `pathlib` turns `gs://bucket` into `gs:/bucket`.
 _JOINED = re.compile(r"([a-z][a-z0-9+.-]+):/(?!/)(.+)", re.DOTALL)
 
 
 def parse(where: LocationLike, *, is_written: bool = False) -> Location:
-    """The place that a user names.
+    """Return the location of a path or URL.
 
     Args:
-        where: a local path, or `scheme://key`; a place is returned as it is.
-        is_written: whether something is to be written there, for the next step in the error.
+        where: a local path or `scheme://key`; a location is returned unchanged.
+        is_written: whether it will be written, for the hint of the error.
 
     Raises:
-        UsageError: no store of that scheme is installed.
+        UsageError: no store with that scheme is installed.
     """
     if isinstance(where, Location):
         return where
@@ -71,12 +73,12 @@ def parse(where: LocationLike, *, is_written: bool = False) -> Location:
     return Location(store, _key(rest))
 
 
-# Stores other than the local one in which something was named, by scheme.
+# Remote stores that were used in this process, by scheme.
 _IN_USE: dict[str, Store] = {}
 
 
 def in_use() -> list[Store]:
-    """The stores in which places were named since the process began, but for local files."""
+    """Return all stores that were used in this process except the local file system."""
     return list(_IN_USE.values())
 
 
@@ -87,8 +89,8 @@ def _key(text: str) -> str:
 
 @cache
 def _store(scheme: str) -> Store | None:
-    """The store of a scheme; None if there is none."""
-    # Looking for plug-ins takes 30 ms.
+    """Return the store of a scheme; None if there is none."""
+    # The search for plug-ins takes 30 ms.
     if scheme in _BUILT_IN:
         result: Store = import_module(f"{__package__}.{_BUILT_IN[scheme]}").STORE
         return result
@@ -96,7 +98,7 @@ def _store(scheme: str) -> Store | None:
 
 
 def _refuse_joined(text: str) -> None:
-    """Raises UsageError if a path is an address with a slash too few, as `pathlib` makes it of one."""
+    """Raise UsageError if a path is a URL from which `pathlib` removed a slash."""
     match = _JOINED.fullmatch(text)
     if match and match[1] in _BUILT_IN and not os.path.lexists(f"{match[1]}:"):
         raise UsageError(
@@ -120,9 +122,11 @@ def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
 
 @contextmanager
 def counted() -> Iterator[Callable[[], Mapping[str, Traffic]]]:
-    """Gives what tells how much stores were asked since the `with` began, by any thread of the process.
+    """Count the requests of all threads inside the `with`.
 
-    By address, such as "gs://", in the order of the alphabet; local files and memory are not among them.
+    Yields:
+        A function that returns the traffic so far by address, such as "gs://", sorted. Local files and memory
+        are not included.
     """
     before = {id(store): store.traffic or Traffic() for store in in_use()}
 

@@ -1,4 +1,4 @@
-"""Places of one machine as another one sees them: a disk that is mounted elsewhere, a copy of a model."""
+"""Relocation of paths that differ between machines, such as another mount point or a copied model."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ckpttools.stores.registry import parse
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    """Other beginnings of paths.
+    """A mapping of path prefixes.
 
     Attributes:
-        roots: what paths began with, and what they begin with here; the first that fits counts.
+        roots: pairs of an original prefix and its local replacement; the first match wins.
     """
 
     roots: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, declared: Roots) -> Relocation:
-        """What a user means by texts such as "/data=/mnt/data", or by a mapping of them.
+        """Parse texts such as "/data=/mnt/data", or a mapping.
 
         Raises:
-            UsageError: not of this form.
+            UsageError: a text does not have this form.
         """
         if isinstance(declared, Relocation):
             return declared
@@ -41,22 +41,22 @@ class Relocation:
         return cls(tuple(roots))
 
     def there(self, path: str) -> str:
-        """Where something is here."""
+        """Return the local equivalent of a path."""
         return _moved(path, self.roots)
 
     def back(self, text: str) -> str:
-        """A text that names places as it would name them there."""
+        """Replace local prefixes in a text by the original ones."""
         for old, new in self.roots:
-            # Whole names alone: /data is no beginning of /database, and nothing of /my/data.
+            # Match complete names only: /data is neither a prefix of /database nor part of /my/data.
             begins = re.compile(rf"(?<![\w./:-]){re.escape(new)}(?![\w.-])")
             text = old.join(begins.split(text))
         return text
 
 
 AS_PLANNED = Relocation()
-"""Where everything is where it was."""
+"""No relocation."""
 Roots: TypeAlias = str | Iterable[str] | Mapping[str, str] | Relocation
-"""What a user says of it: "OLD=NEW", several of these, or new beginnings by old ones."""
+"""User input: "OLD=NEW", several of these, or a mapping from old to new prefixes."""
 
 
 def _bare(root: str) -> str:

@@ -1,10 +1,9 @@
-"""A file told from others of its length and its age by a few of its bytes.
+"""Sample digests, which distinguish files of equal length and age.
 
-The version of a local file is the time of its last change. Where times are put back, or all files have the
-same one, as in archives and images, another model of the same shapes has that, too. The time at which the
-status was changed cannot be put back, and says too much: it is another one after a second link to the file
-(backups, conversions that refer to their source), after other permissions, a move, and on each host that has
-a copy.
+The version of a local file is its modification time. Archives and images restore these times or give all
+files the same one, so another model of the same shapes can have an equal version. The ctime cannot be set
+back, but it changes too often: with each hard link (backups, conversions that refer to their source), with
+permissions and moves, and it differs between hosts with copies.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from ckpttools.core.region import ceil_div
 from ckpttools.stores.base import File
 
 BLOCK_BYTES, MOST_BLOCKS = 4096, 8
-# Files of which bytes are looked at: a checkpoint may have 100,000, and each has to be opened for that.
+# Maximum number of sampled files: a checkpoint may have 100,000, and each must be opened.
 _MOST_SAMPLED = 64
 
 
 def sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
-    """Short digests of blocks that are spread evenly over a file, the first at its beginning.
+    """Return short digests of blocks that are spread evenly over a file, starting with the first block.
 
     Raises:
         FormatError, StorageError: as `File.read`.
@@ -38,5 +37,5 @@ def sample_starts(size: int, blocks: int) -> list[int]:
 
 
 def sampled_files(files: Sequence[File]) -> str:
-    """The same of some files, spread over all; errors as `sample_digests`."""
+    """Return the sample digests of evenly chosen files; errors as `sample_digests`."""
     return " ".join(map(sample_digests, files[:: ceil_div(len(files), _MOST_SAMPLED) or 1]))

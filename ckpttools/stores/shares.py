@@ -1,19 +1,20 @@
-"""Several processes that make one checkpoint: each does a share of the groups of one plan.
+"""Protocols for several processes that write one checkpoint: each does a share of the groups of one plan.
 
-    with staging.joined(purpose, nbytes, share) as work:    beside other shares, never beside a single run
+    with staging.joined(purpose, nbytes, share) as work:    next to other shares, never to a single run
         files = work.data_files(sizes, heads)
-        work.enter(records)                                 in a journal of this process's own
+        work.enter(records)                                 in a journal of this process
 
-`Staging.opened` refuses as long as one of them is at work; it finds their records beside those of single runs
-of the plan, and takes their journals away with its own. What each has written counts whatever becomes of it:
-any other share, of any number, goes on from there.
+`Staging.opened` fails while a share is active. It includes the records of shares in those of the plan, and
+removes their journals with its own. The finished work of every process counts, so that any other division
+into shares can resume it.
 
-**In a directory** each process holds the journal's lock together with the others, and has a file of its own
-in `<destination>.partial/parts/`, which it alone writes and keeps locked.
+**In a directory** each process holds a shared lock of the journal and has a file of its own in
+`<destination>.partial/parts/`, which only this process writes and keeps locked.
 
-**In a bucket** each has an object in `<destination>.partial/parts/` that it writes again every few seconds.
-It looks for the lock of a single run after it has put that; who takes the lock looks for these objects after
-that. So at least one of two that begin at the same moment sees the other, and withdraws.
+**In a bucket** each process has an object in `<destination>.partial/parts/`, which it rewrites every few
+seconds. It writes this object before it looks for the lock of a single run, and a single run takes the lock
+before it looks for these objects. So if two start at the same moment, at least one sees the other and
+withdraws.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ Prepared = TypeVar("Prepared")
 _LOOK_SECONDS = 0.25
 
 DONE = "done"
-"""`Member.outcome` of a process that has done all its tasks."""
+"""`Member.outcome` of a process that has finished all its tasks."""
 
 PARTS = "parts"
-"""Below `<destination>.partial`: a file or an object for each process that does a share."""
+"""Directory below `<destination>.partial` with a file or object for each process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Groups of a plan that one process does.
+    """The groups of a plan that one process does.
 
     Attributes:
-        name: for messages, such as "3/8".
-        first, stop: their numbers.
+        name: name in messages, such as "3/8".
+        first, stop: range of group indexes.
     """
 
     name: str
@@ -56,23 +57,23 @@ class Share:
     stop: int
 
     def meets(self, other: Share) -> bool:
-        """Whether two shares have a group in common."""
+        """Whether two shares overlap."""
         return max(self.first, other.first) < min(self.stop, other.stop)
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process that does a share, or did.
+    """A process that does or did a share.
 
     Attributes:
-        token: what tells it from all others.
+        token: unique ID.
         share: its groups.
-        process: which, in words.
-        began, seen: when it began and when it was seen last, in seconds since 1970.
-        is_alive: whether it is at work, as far as is known.
-        outcome: "done", or what has ended it; "" while it is at work, or where it was cut off.
-        records: what it has entered.
-        age: seconds since it was seen last, by the clock of the store.
+        process: description of the process.
+        began, seen: start time and time of the last sign of life, in seconds since 1970.
+        is_alive: whether it is active, as far as is known.
+        outcome: "done", or the reason for its end; "" while it is active or if it was killed.
+        records: records of its finished tasks.
+        age: seconds since the last sign of life, by the store's clock.
         release: the command that releases its claim.
     """
 
@@ -93,14 +94,14 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a plan has come at a destination.
+    """The progress of a plan at a destination.
 
     Attributes:
-        is_begun: whether anything of this plan is there.
-        is_published: whether the checkpoint has its name, and only traces of the work are left.
-        other: what else is there, in words: the beginning of another conversion; "" if nothing is.
-        records: what single runs have entered, and processes whose share is not known any more.
-        members: the processes, in the order in which they began.
+        is_begun: whether the plan has been started there.
+        is_published: whether the checkpoint is published and only traces of the work remain.
+        other: description of another unfinished conversion there; "" if there is none.
+        records: records of single runs, and of processes whose share is unknown.
+        members: the processes in the order of their start.
     """
 
     is_begun: bool
@@ -111,26 +112,26 @@ class Standing:
 
     @property
     def all_records(self) -> list[Record]:
-        """What all have entered."""
+        """Return the records of single runs and of all processes."""
         return [*self.records, *(record for member in self.members for record in member.records)]
 
 
 class PartWork(Protocol):
-    """A destination as one of several processes has it; see `publishing.Work`.
+    """A destination that several processes write; see `publishing.Work`.
 
     Attributes:
-        token: no other process has the same: what is appended goes to files named after it.
+        token: unique ID, which names the files to which this process appends.
     """
 
     token: str
 
     @property
     def content(self) -> Location:
-        """Where the checkpoint grows."""
+        """Return the location of the unpublished checkpoint."""
 
     @property
     def records(self) -> Sequence[Record]:
-        """What all processes had entered when this one began."""
+        """Return the records of all processes when this one started."""
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> DataFiles:
         """As `Work.data_files`."""
@@ -139,7 +140,7 @@ class PartWork(Protocol):
         """As `Work.enter`."""
 
     def discard(self) -> None:
-        """Gives up what this process has entered."""
+        """Discard the finished work of this process."""
 
 
 @runtime_checkable
@@ -147,22 +148,22 @@ class SharedStaging(Protocol):
     """A destination that several processes can write."""
 
     def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> AbstractContextManager[PartWork]:
-        """Takes a share of a destination, which is prepared for the plan by whoever comes first.
+        """Join the work on a destination, which the first process prepares for the plan.
 
         Raises:
-            LockedError: a single run is at work, or another process on some of these groups.
+            LockedError: a single run is active, or another process has some of these groups.
             CheckpointError: as `Staging.opened`.
         """
 
     def standing(self, plan: str) -> Standing:
-        """How far a plan has come; takes no lock, and changes nothing."""
+        """Return the progress of a plan, without locks or changes."""
 
 
 def shared_staging(staging: object, destination: Location) -> SharedStaging:
-    """The same staging, of which several processes can have a share.
+    """Return a staging that several processes can write.
 
     Raises:
-        UsageError: one process has to write it all.
+        UsageError: only one process can write the store.
     """
     if isinstance(staging, SharedStaging):
         return staging
@@ -175,7 +176,7 @@ def shared_staging(staging: object, destination: Location) -> SharedStaging:
 
 
 def check_free(share: Share, members: Iterable[Member], location: object) -> None:
-    """Raises LockedError if a process is at work on groups of a share."""
+    """Raise LockedError if an active process has groups of a share."""
     for member in members:
         if member.is_alive and member.share.meets(share):
             raise claimed_error(
@@ -187,21 +188,21 @@ def claimed_error(what: str, members: Sequence[Member], location: object, wait: 
     """Return the error of a destination that other processes write.
 
     Args:
-        what: The first line of the error.
-        members: The processes, at least one.
-        location: The destination.
-        wait: What to do as long as they are at work.
+        what: the first line of the error.
+        members: the processes, at least one.
+        location: the destination.
+        wait: the hint while they are active.
     """
     release = f"; if it is gone, release its claim: {members[0].release}" if members[0].release else ""
     return LockedError(what, location=location, got=first_names([*map(str, members)]), hint=wait + release)
 
 
 class PublishedError(DestinationExistsError):
-    """All parts are done, and the checkpoint has its name, or is being given it."""
+    """All parts are done, and the checkpoint is published or being published."""
 
 
 def published(destination: object) -> PublishedError:
-    """The error of who comes too late."""
+    """Return the error of a part that starts after the checkpoint was published."""
     return PublishedError(
         f"{destination} is complete: all parts are done, and it has its name",
         expected="nothing more to do",
@@ -212,15 +213,15 @@ def published(destination: object) -> PublishedError:
 def prepared(
     attempt: Callable[[], Prepared | None], is_preparing: Callable[[], bool], patience: float
 ) -> Prepared:
-    """A destination that is prepared for the parts of a plan by whoever comes first; the others wait.
+    """Wait until a destination is prepared for the parts of a plan, or prepare it.
 
     Args:
-        attempt: takes it where it is prepared, or prepares it and returns None.
-        is_preparing: whether who has it alone is known to prepare it, for however long that takes.
-        patience: seconds to wait for whoever else has it: it may be about to let go.
+        attempt: joins a prepared destination, or prepares it and returns None.
+        is_preparing: whether the process that holds the lock is preparing it, which may take any time.
+        patience: seconds to wait for any other lock holder, which may be about to end.
 
     Raises:
-        LockedError: somebody else has it.
+        LockedError: another process holds the lock.
         CheckpointError: as `attempt`.
     """
     until = time.monotonic() + patience
@@ -244,7 +245,7 @@ def at_work(members: Iterable[Member]) -> list[Member]:
 
 
 def this_process() -> str:
-    """This process, as `Member.process` says it."""
+    """Return a description of this process, as in `Member.process`."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
@@ -259,7 +260,7 @@ def who_does_what(begun: JobInfo | None = None) -> str:
 
 
 def share_of(declared: Any) -> Share | None:
-    """A share as a journal says it; None for anything else."""
+    """Parse a share from a journal; None if it is malformed."""
     match declared:
         case [str(name), int(first), int(stop)]:
             return Share(name, first, stop)

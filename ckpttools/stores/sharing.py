@@ -1,4 +1,4 @@
-"""What a user says of who may read what is written, where a store lets others read."""
+"""Options for repositories that other users can read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ckpttools.stores.location import Location
 
 @dataclass(frozen=True, slots=True)
 class RepositoryOptions:
-    """What a user says of a repository that is written.
+    """Options for a repository that is written.
 
     Attributes:
-        public: whether it is for everybody to read.
-        model_card: whether it gets a page.
-        base: the model that it came from, for that page; "" where only the source tells.
+        public: whether everyone can read it.
+        model_card: whether a model card is written.
+        base: base model for the card; "" to take it from the source.
     """
 
     public: bool = False
@@ -28,23 +28,23 @@ class RepositoryOptions:
 
 @runtime_checkable
 class Shares(Protocol):
-    """A store of repositories that others read."""
+    """A store of repositories with access control."""
 
     def shared(self, sharing: RepositoryOptions) -> Store:
-        """The same store, in which what is written is shared so."""
+        """Return the same store with these options for new checkpoints."""
 
     def is_of_repository(self, path: str) -> bool:
-        """Whether a file, by its path below a checkpoint, is one that repositories have beside checkpoints.
+        """Whether a path below a checkpoint is a file of the repository and not of the checkpoint.
 
-        It is never taken for a part of one, replaced or deleted with one.
+        Such files are not replaced or deleted with a checkpoint.
         """
 
 
 def shared(destination: Location, sharing: RepositoryOptions) -> Location:
-    """The destination, written as the user says.
+    """Return the destination with these options.
 
     Raises:
-        UsageError: it is shared with nobody, whatever the user says.
+        UsageError: options are set and the store has no repositories.
     """
     if sharing == RepositoryOptions():
         return destination
@@ -60,5 +60,5 @@ def shared(destination: Location, sharing: RepositoryOptions) -> Location:
 
 
 def is_of_repository(root: Location, path: str) -> bool:
-    """Whether a file below a checkpoint is one of the repository that it lies in."""
+    """Whether a file below a checkpoint belongs to the repository that contains it."""
     return isinstance(root.store, Shares) and root.store.is_of_repository(path)
