@@ -1,4 +1,4 @@
-"""What is noted of a finished task, and which of an earlier run's tasks need not be done again."""
+"""Journal entries of finished tasks, and the choice of tasks to skip in a resumed run."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class FinishedTask:
     """A finished task.
 
     Attributes:
-        task: its number in the plan.
-        chunks: where its encoded chunks went: grid index -> bytes of a file.
-        counts: what was counted while it was made, such as values that overflowed.
-        bindings: the files that it wrote to, as text; see `ckpttools.run.bindings`.
-        digest: of its output; "" if processes cannot have read different copies of the source.
+        task: its index in the plan.
+        chunks: locations of its encoded chunks by grid index.
+        counts: counters of its conversion, such as values that overflowed.
+        bindings: the files that it wrote, as text; see `ckpttools.run.bindings`.
+        digest: digest of its output; "" if all processes must have read the same copy of the source.
         copy: identity of the copy of the source that it read (`ckpttools.run.source_copies`); set only when
             it is read from a record.
         process: the process that did it, for messages; set only when it is read from a record.
@@ -72,12 +72,12 @@ class FinishedTask:
 
 
 def kept(records: Iterable[Record], plan: Plan, content: Location) -> list[FinishedTask]:
-    """The finished tasks of an earlier run whose bytes are still in their files.
+    """Return the finished tasks of an earlier run whose bytes are still in their files.
 
     Args:
-        records: of the tasks that it finished.
-        plan: its plan.
-        content: where the checkpoint grows.
+        records: journal records of the tasks.
+        plan: the plan of the tasks.
+        content: location of the unpublished checkpoint.
     """
 
     @cache
@@ -88,7 +88,7 @@ def kept(records: Iterable[Record], plan: Plan, content: Location) -> list[Finis
     result = {entry.task: entry for entry in entries(records) if 0 <= entry.task < len(plan.tasks)}
 
     def is_held(entry: FinishedTask) -> bool:
-        # A chunk in a file of its own is all of that file.
+        # A chunk with a file of its own must be exactly that file.
         is_exact = isinstance(plan.layout.placements[plan.tasks[entry.task].path].home, ChunkFiles)
         sizes = ((size(file), stop) for file, stop in _ends(entry, plan))
         return all(there == stop if is_exact else there >= stop for there, stop in sizes)
@@ -97,25 +97,25 @@ def kept(records: Iterable[Record], plan: Plan, content: Location) -> list[Finis
 
 
 def left_of(plan: Plan, done: Iterable[FinishedTask]) -> list[Task]:
-    """The tasks of a plan that are not done."""
+    """Return the unfinished tasks of a plan."""
     finished = {entry.task for entry in done}
     return [task for number, task in enumerate(plan.tasks) if number not in finished]
 
 
 class UnfinishedError(UsageError):
-    """Tasks are missing of what is to get its name."""
+    """Tasks are missing in a checkpoint that should be published."""
 
 
 def unfinished(
     missing: Sequence[int], count: int, location: object, got: str | None = None
 ) -> UnfinishedError:
-    """The error that lists tasks that nobody has done.
+    """Return the error that lists unfinished tasks.
 
     Args:
-        missing: their numbers, in order.
-        count: how many there are in all.
+        missing: sorted indexes of the tasks.
+        count: number of tasks in the plan.
         location: where they are missing.
-        got: who is at work on them.
+        got: active processes.
     """
     ask = who_does_what()
     rest = plan_step('ckpttools.run_part(plan, "0/1")', "--part 0/1")
@@ -130,7 +130,7 @@ def unfinished(
 
 
 def stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Sorted numbers as stretches (first, stop) without gaps."""
+    """Return sorted numbers as ranges (first, stop) without gaps."""
     result: list[tuple[int, int]] = []
     for number in numbers:
         if result and result[-1][1] == number:
@@ -145,7 +145,7 @@ def _range_text(first: int, stop: int) -> str:
 
 
 def entries(records: Iterable[Record]) -> Iterator[FinishedTask]:
-    """The entries that records hold; one that is not ours does not count, whatever its checksum says."""
+    """Parse records, and skip malformed ones even if their checksum is right."""
     for record in records:
         try:
             yield FinishedTask.from_record(*record)  # type: ignore[arg-type]
@@ -154,7 +154,7 @@ def entries(records: Iterable[Record]) -> Iterator[FinishedTask]:
 
 
 def _ends(entry: FinishedTask, plan: Plan) -> Iterator[tuple[str, int]]:
-    """File and end of each range that a task wrote."""
+    """Iterate over the file and end offset of each range that a task wrote."""
     task = plan.tasks[entry.task]
     placement = plan.layout.placements[task.path]
     if placement.codec is None:
@@ -166,5 +166,5 @@ def _ends(entry: FinishedTask, plan: Plan) -> Iterator[tuple[str, int]]:
         return
     for index in placement.cells(task.region):
         location = entry.chunks.get(index)
-        # Without a place no file is long enough.
+        # An unknown location never passes the length check.
         yield ("", 1 << 62) if location is None else (location.file, location.offset + location.nbytes)

@@ -1,4 +1,4 @@
-"""What a run tells whoever listens. The library never prints; the command line listens and does."""
+"""Events of a run. The library never prints; the command line observes these events."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """Sources are being copied to this machine, before work begins.
+    """Sources are being copied to this machine before the run starts.
 
     Attributes:
-        done, total: bytes that have come, and that will have come.
+        done, total: bytes received so far and in total.
     """
 
     done: int
@@ -46,11 +46,11 @@ class Comparing:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Work begins.
+    """The run starts.
 
     Attributes:
-        plan: all of it.
-        tasks_done, bytes_done: what an earlier run had finished.
+        plan: the complete plan.
+        tasks_done, bytes_done: work of earlier runs.
     """
 
     plan: Plan
@@ -68,30 +68,29 @@ class TaskDone:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """All data is written; index and metadata follow, then the final name."""
+    """All data is written; the index, the metadata and the publication follow."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Receipt:
-    """What a finished run did.
+    """The result of a finished run.
 
     Attributes:
-        destination: the final name.
-        arrays: arrays in the destination.
-        tasks: tasks of the plan; `tasks_resumed` of them were done by an earlier run.
-        bytes_in, bytes_out: bytes of all tasks; `bytes_resumed` of the output by an earlier run.
-        seconds: wall time of this run, planning left out.
-        peak_bytes: resident memory at its highest, or None where the system does not tell.
-        bytes_referenced: bytes of chunks that were not moved but are shared with the files they came from.
-        bytes_dead: bytes that those files hold beside.
-        bytes_unlinked: of the bytes referenced, those that were copied after all, since links were refused.
-        source: what was converted, wherever the process is; of a model of the hub with its commit. "" where
-            it is not known.
-        counts: for each array of which values could not be kept, how many, by what became of them (see
-            `ckpttools.transforms.conversion`); of all tasks, those of an earlier run as well.
-        errors: for each array that was quantised how far its values are from what they were, the worst first.
-        traffic: what stores were asked over a network, planning left out, by address: "gs://".
-        published: what the checkpoint has become in a repository of the hub; None elsewhere.
+        destination: the published checkpoint.
+        arrays: number of arrays in the destination.
+        tasks: number of tasks in the plan; an earlier run did `tasks_resumed` of them.
+        bytes_in, bytes_out: bytes of all tasks; an earlier run wrote `bytes_resumed` of the output.
+        seconds: wall time of this run without planning.
+        peak_bytes: peak resident memory; None if the system does not report it.
+        bytes_referenced: bytes of chunks that are shared with the source files instead of being copied.
+        bytes_dead: other bytes in these files.
+        bytes_unlinked: referenced bytes that were copied because links were refused.
+        source: absolute location of the source, with the commit for models of the hub; "" if unknown.
+        counts: for each array with values that could not be kept, their number by outcome (see
+            `ckpttools.transforms.conversion`); tasks of earlier runs are included.
+        errors: quantization error of each quantized array, the largest first.
+        traffic: network requests without planning, by address such as "gs://".
+        published: the published repository on the hub; None elsewhere.
     """
 
     destination: Location
@@ -128,5 +127,6 @@ class Receipt:
 Event = Fetching | Comparing | Started | TaskDone | Publishing | Receipt
 Observer = Callable[[Event], None]
 Watch = Callable[[TreePath, Region, "np.ndarray"], None]
-"""Sees what is written, an array's path, region and elements, as carriers of its dtype and in any strides, as
-long as it is called; from several threads at once."""
+"""Receives the path, region and elements of everything that is written. The elements are carriers of the
+dtype with any strides, and valid only during the call. Called from several threads, one at a time.
+"""

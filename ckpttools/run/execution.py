@@ -1,4 +1,4 @@
-"""Doing the tasks of a plan: a few threads, each with buffers of its own, or a process."""
+"""Execution of the tasks of a plan in a few threads or processes, each with buffers of its own."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from ckpttools.run.threads import Enters, JournaledThreads, WorkerThread, is_end
 from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.publishing import Sink
 
-# Files that are looked at each time, in 4 ms; whether more have changed is asked at the end.
+# Number of files that are checked at each sync, in 4 ms. Plans with more files check them only at the end.
 _MOST_LOOKED_AT = 1000
 
 _Group: TypeAlias = tuple[int, Sequence[int]]
-"""The number of a group, and those of its tasks."""
+"""Index of a group, and the indexes of its tasks."""
 
 
 class TaskFiles(Protocol):
-    """What of `DataFiles` doing tasks takes."""
+    """The methods of `DataFiles` that an execution needs."""
 
     def passes(self, group: int) -> Generator[Sink]: ...
     def extend(self, name: str, end: int) -> None: ...
@@ -40,7 +40,7 @@ class TaskFiles(Protocol):
 
 
 class Execution:
-    """The moving state of one run: the tasks still to be taken, those finished, the first error."""
+    """The mutable state of one run: unfinished tasks, finished tasks and the first error."""
 
     def __init__(
         self,
@@ -62,17 +62,18 @@ class Execution:
         self._counts: dict[str, dict[str, float]] = {}
         self._run = run or new_run_id()
         self._copy = copy
-        # Elsewhere every answer says of which state it is, and looking takes a request for each file.
+        # Network stores pin the version in each request, and a check would need a request per file.
         near = [source for source in plan.sources if isinstance(source, File) and source.price == 1]
         near = near if len(near) <= _MOST_LOOKED_AT else []
-        # What was read of another state may not count if this process is killed before all is read.
+        # Data of a changed source must not be recorded, even if this process is killed before the final
+        # check.
         self._threads = JournaledThreads(files, work, partial(check_unchanged, near))
 
     def work(self, done: Collection[FinishedTask]) -> Extents:
-        """Does all tasks but those in `done`; raises the first error after every thread has ended.
+        """Do all tasks except those in `done`. Raises the first error after all threads have ended.
 
         Returns:
-            Where all encoded chunks went, those of `done` as well.
+            The locations of all encoded chunks, including those of `done`.
         """
         for entry in done:
             self._note(entry)
@@ -94,7 +95,7 @@ class Execution:
 
     @property
     def counts(self) -> Mapping[str, Mapping[str, float]]:
-        """What was counted, for each array of which something was, in the order of the tree."""
+        """Return the counters of each array that has any, in the order of the tree."""
         paths = (keystr(path) for path in self._plan.tree.arrays)
         return {path: dict(self._counts[path]) for path in paths if path in self._counts}
 
@@ -123,9 +124,9 @@ class Execution:
                 self._tell(group[1][-1])
 
     def _entries(self, group: _Group, sink: Sink, doer: DoesTasks) -> Iterator[FinishedTask]:
-        """Does the tasks of a group, as long as nothing has gone wrong elsewhere.
+        """Do the tasks of a group until another thread fails.
 
-        What is told of the last is left to whoever notes that all are done.
+        The caller reports the last task after it has recorded the group.
         """
         for number in group[1]:
             if self._threads.stop.is_set():

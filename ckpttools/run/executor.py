@@ -1,4 +1,4 @@
-"""Making the checkpoint that a plan describes, from the first look at the destination to its name."""
+"""Execution of a plan, from the checks of the destination to the published checkpoint."""
 
 from __future__ import annotations
 
@@ -64,29 +64,29 @@ def execute(
     command: str = "",
     planned: str = "",
 ) -> Receipt:
-    """Makes the checkpoint that the plan describes, or goes on where an earlier run stopped.
+    """Create the checkpoint that a plan describes, or resume an interrupted run.
 
     Args:
-        plan: what to do.
-        writer: the one it was planned with.
-        destination: final name; it appears only when everything is written.
-        overwrite: whether what has that name, or an unfinished other conversion to it, may be replaced.
-        check_replaced: called with the destination where something is there; raises `DestinationExistsError`
-            if it may not be replaced by what will be written, whatever the user says.
+        plan: the plan.
+        writer: the writer that the plan was built with.
+        destination: the final location, which appears only when everything is written.
+        overwrite: whether an existing checkpoint, or another unfinished conversion, may be replaced.
+        check_replaced: called with the destination if it exists. Raises `DestinationExistsError` if it may
+            never be replaced by the new checkpoint.
         check_published: called with the destination after the checkpoint has replaced an older one. If it
             raises, the older one gets its name back.
-        observe: called with every event, from several threads but never at once.
-        watch: sees everything that is written; not what an earlier run wrote or what is only referenced.
-        conclude: called when the checkpoint has its name, before the journal goes: what it raises leaves the
-            same command something to go on with.
-        command: the command line, for whoever finds the work unfinished; "" where there is none.
-        planned: fingerprint under which others have done all the tasks, so that only the last steps are left;
-            "" to do the tasks, too.
+        observe: called with every event, from several threads but one at a time.
+        watch: receives everything that is written, except data of earlier runs and referenced data.
+        conclude: called when the checkpoint is published and before the journal is removed. If it raises, the
+            same command can resume.
+        command: the command line, for messages about unfinished work; "" if there is none.
+        planned: fingerprint under which other processes have done all tasks, so that only the last steps
+            remain; "" to do the tasks, too.
 
     Raises:
-        UnfinishedError: `planned`, and tasks are missing.
-        CheckpointError: of any kind; the destination is then as it was, and `<destination>.partial` keeps
-            what was done.
+        UnfinishedError: `planned` is set, and tasks are missing.
+        CheckpointError: of any kind. The destination is then unchanged, and `<destination>.partial` keeps the
+            finished work.
     """
     started = time.monotonic()
     location = parse(destination)
@@ -132,11 +132,11 @@ def execute(
 def _open_work(
     opened: ExitStack, staging: Staging, purpose: JobInfo, plan: Plan, location: Location, *, overwrite: bool
 ) -> Work:
-    """Take the destination. A complete result of an earlier run counts only if the source is unchanged."""
+    """Lock the destination. A complete result of an earlier run counts only if the source is unchanged."""
     work = opened.enter_context(staging.opened(purpose, plan.layout.nbytes))
     if not work.is_complete or is_written_from(work.records, identify_plan_copy(plan)):
         return work
-    # The plan did not notice: sizes, times and samples are unchanged.
+    # The plan did not notice the change: sizes, times and samples are equal.
     if not overwrite:
         raise _stale_error(purpose.source, location)
     # Replace it like any other checkpoint.
@@ -162,7 +162,7 @@ def check(
     check_replaced: Callable[[Location], None],
     planned: str = "",
 ) -> None:
-    """Raises what stops `execute` before it writes anything; arguments as there."""
+    """Raise the errors that stop `execute` before it writes anything; arguments as there."""
     location = parse(destination)
     _checked(
         plan, writer, location, staging_of(location, overwrite, partial(check_replaced, location)), planned
@@ -170,7 +170,7 @@ def check(
 
 
 def _checked(plan: Plan, writer: Writer, destination: Location, staging: Staging, planned: str = "") -> str:
-    """The fingerprint of a run that nothing stops before it writes anything."""
+    """Return the fingerprint of a run after all checks that precede the first write."""
     own, source = planned or fingerprint(plan, writer), plan.tree.metadata.location
     if source:
         check_apart(source, destination)
@@ -188,13 +188,13 @@ def _checked(plan: Plan, writer: Writer, destination: Location, staging: Staging
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """What of a run was done before it, and what came of all of it.
+    """The result of a run's tasks.
 
     Attributes:
-        tasks, bytes_out: done before it.
-        counts: what was counted.
-        unlinked: bytes that were copied where links were refused.
-        forked: bytes that worker processes had for themselves.
+        tasks, bytes_out: work of earlier runs.
+        counts: counters by array.
+        unlinked: bytes that were copied because links were refused.
+        forked: bytes of memory that the worker processes used.
     """
 
     tasks: int
@@ -207,7 +207,7 @@ class _Done:
 def _made(
     plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watch, *, only_last_steps: bool
 ) -> _Done:
-    """Makes the content, all but its name."""
+    """Write everything except the final name."""
     records, _ = select_sound_records(work)
     if isinstance(work, KeepsFiles):
         homes = (placement.home for placement in plan.layout.placements.values())
@@ -216,16 +216,16 @@ def _made(
     if not copy.is_known:
         # When the work is resumed, only digests can show that the finished tasks read the same model.
         plan = replace(plan, has_digests=True)
-    # The fingerprint consists of sizes, times and samples, which other content can share.
+    # The fingerprint covers sizes, times and samples, which other content can share.
     done: Sequence[FinishedTask] = select_comparable(kept(records, plan, work.content), copy)
     if only_last_steps and len(done) < len(plan.tasks):
         missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
         raise unfinished(missing, len(plan.tasks), work.content)
     check_same_model(plan, done, copy, work.content, lambda *nbytes: observe(Comparing(*nbytes)))
     bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
-    # What is watched is done in this process.
+    # A watch sees only tasks of this process.
     left = left_of(plan, done) if watch is see_nothing else ()
-    # Before work is said to begin: whoever shows how far it is may do so in a thread.
+    # Fork before `Started`, whose observer may start a thread.
     with worker_processes(plan, work, left) as processes:
         observe(Started(plan, len(done), bytes_done))
         unlinked = link_files(plan.layout, work.content)
@@ -243,8 +243,8 @@ def _made(
                 bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
                 work.enter([source_state_record(identify_plan_copy(plan))])
             except SourceChangedError:
-                # What was read, or is copied at the end, is not what was planned. One that is only away for
-                # now, with the disk that it is on, may be the same when it comes back.
+                # The bytes that were read, or would be copied at the end, differ from the plan. A source that
+                # is only missing, such as an unmounted disk, may come back unchanged.
                 work.discard()
                 raise
     return _Done(len(done), bytes_done, run.counts, unlinked, processes.nbytes)
@@ -277,21 +277,21 @@ def _run_tasks(
         run = Execution(plan, files, work, observe, watch, processes, copy=read)
         return run, run.work(kept_tasks), kept_tasks
 
-    # What is watched must not be seen twice.
+    # A watch must not see anything twice.
     return repeat_if_touched(attempt, partial(read_plan_states, plan), can_repeat=watch is see_nothing)
 
 
 def link_files(layout: Layout, content: Location) -> int:
-    """Links every file of a layout below a place; does nothing where an earlier run did.
+    """Link every file of a layout into a directory; skip existing links.
 
-    Where the store refuses although a trial went well, or none was made, the parts that are needed are copied
-    to the same places of a file with holes: the index that was planned is right for both.
+    If the store refuses a link in spite of a successful test, the needed parts are copied to the same offsets
+    of a sparse file, so that the planned index remains valid.
 
     Returns:
         Bytes that were copied instead.
 
     Raises:
-        FormatError: a file is not what it was when the plan was made.
+        FormatError: a file has changed since the plan was made.
         StorageError, NoSpaceError: the store reports an error.
     """
     copied = 0

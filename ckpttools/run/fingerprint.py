@@ -1,4 +1,4 @@
-"""What tells one run from another, and what is said of its source."""
+"""Fingerprints of runs, and the description of a run's source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckpttools.stores.samples import sampled_files
 
 
 def is_local(source: ByteSource) -> bool:
-    """Whether a source is a file whose version is a time, which can be put back."""
+    """Whether the version of a source is a modification time, which can be set back."""
     return isinstance(source, File) and parse(source.path).store.scheme == "file"
 
 
@@ -26,13 +26,14 @@ def fingerprint(
     declared: Callable[[str], str] = lambda text: text,
     is_timed: Callable[[ByteSource], bool] = is_local,
 ) -> str:
-    """The same for two runs that make the same files of the same sources by the same tasks.
+    """Return a text that is equal for two runs that write the same files from the same sources with the same
+    tasks.
 
     Args:
         plan, writer: the run.
-        identify: says which file a source is.
-        declared: a text that may name places, as it is to count.
-        is_timed: whether the version of a source is a time: then some of its bytes count as well.
+        identify: returns the identity of a source.
+        declared: normalizes texts that may contain locations.
+        is_timed: whether the version of a source is a time. Then sampled bytes are included, too.
 
     Raises:
         FormatError, StorageError: a source cannot be read.
@@ -57,7 +58,7 @@ def _samples(plan: Plan, identify: Identify, is_timed: Callable[[ByteSource], bo
 
 
 def source_of(plan: Plan) -> str:
-    """What is converted, for messages: where it was opened, or where all its files lie."""
+    """Return the location of the source for messages: where it was opened, or the directory of its files."""
     if plan.tree.metadata.location:
         return str(parse(plan.tree.metadata.location).absolute())
     directories = {parse(source.path).absolute().parent for source in plan.sources}

@@ -1,4 +1,4 @@
-"""Source and destination must be apart: what is read must not be replaced by what is made of it."""
+"""Checks that a destination does not overlap its sources, which a run must not replace."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def check_apart(source: LocationLike, destination: LocationLike, name: str | Non
 
 
 def check_unread(sources: Iterable[ByteSource], taken: Sequence[Location]) -> None:
-    """Refuses a destination that holds a file which is going to be read.
+    """Raise an error if the destination contains a file that will be read.
 
     Args:
-        sources: what is read.
-        taken: what is written, replaced or deleted, the destination first.
+        sources: the sources of the run.
+        taken: the locations that are written, replaced or deleted; the destination comes first.
 
     Raises:
-        UsageError: it does.
+        UsageError: the destination contains a source.
     """
     kept = [_path_aliases(item) for item in taken]
     directories: set[Location] = set()
@@ -64,7 +64,7 @@ def check_unread(sources: Iterable[ByteSource], taken: Sequence[Location]) -> No
 
 @dataclass(frozen=True, slots=True)
 class _PathAliases:
-    """All that identifies a location, and the directories that contain it.
+    """All identifiers of a location and of its parent directories.
 
     A directory has several paths if it is mounted twice: with `mount --bind`, or as two mounts of one network
     share. Then its inode is the same, or its path within the file system.

@@ -1,4 +1,4 @@
-"""Doing a part of a plan, beside other processes that do the others: see `ckpttools.stores.shares`."""
+"""Execution of one part of a plan while other processes do the rest: see `ckpttools.stores.shares`."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from ckpttools.stores.shares import PartWork, Share, shared_staging
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PartReceipt:
-    """What a process did of a plan.
+    """The result of one part of a plan.
 
     Attributes:
-        part: which, such as "3/8".
-        destination: where.
-        tasks: of the part; `tasks_resumed` of them were done before.
-        bytes_out: that they write; `bytes_resumed` of them were written before.
-        seconds: wall time, reading the plan left out.
-        peak_bytes: resident memory at its highest, or None where the system does not tell.
-        traffic: what stores were asked over a network, by address.
-        is_published: whether all was done and published before; then nothing was looked at.
+        part: name of the part, such as "3/8".
+        destination: the final location.
+        tasks: number of tasks in the part; earlier runs did `tasks_resumed` of them.
+        bytes_out: output of the part in bytes; earlier runs wrote `bytes_resumed` of it.
+        seconds: wall time without reading the plan.
+        peak_bytes: peak resident memory; None if the system does not report it.
+        traffic: network requests by address.
+        is_published: whether the checkpoint was already published; then nothing was checked.
     """
 
     part: str
@@ -81,33 +81,33 @@ def execute_part(
     check_replaced: Callable[[], None] = lambda: None,
     observe: Observer = lambda event: None,
 ) -> PartReceipt:
-    """Does the tasks of a part that nobody has done yet.
+    """Do the unfinished tasks of a part.
 
     Args:
-        plan: of these tasks alone.
-        first: number of the first one in the plan that they are of.
+        plan: the plan of this part's tasks.
+        first: index of its first task in the complete plan.
         share: the part.
-        destination: final name of the checkpoint.
-        purpose: whose plan that is.
+        destination: final location of the checkpoint.
+        purpose: description of the complete plan.
         nbytes: bytes that all parts will write.
-        overwrite: whether what is at the destination may be replaced when all is published.
-        sources: the files that were read.
+        overwrite: whether an existing destination may be replaced at publication.
+        sources: returns the files that were read.
         identify: identifies the copy of the source that this process reads.
         states: reads the states of the source files; see `ckpttools.run.source_copies`.
         check_replaced: as of `ckpttools.stores.publishing.staging_of`.
-        observe: called with every event, from several threads but never at once.
+        observe: called with every event, from several threads but one at a time.
 
     Raises:
-        LockedError: a single run is at work there, or another process on some of these tasks.
-        PublishedError: the checkpoint has its name.
-        SourceChangedError: a file is not what it was when the plan was made.
-        CheckpointError: of any kind; what was done stays, and the same part goes on from there.
+        LockedError: a single run is active there, or another process has some of these tasks.
+        PublishedError: the checkpoint is already published.
+        SourceChangedError: a file has changed since the plan was made.
+        CheckpointError: of any kind. Finished work is kept, and the same part resumes it.
     """
     started = time.monotonic()
     staging = staging_of(destination, overwrite, check_replaced)
     staging.check(purpose.plan, nbytes)
     with counted() as traffic, shared_staging(staging, destination).joined(purpose, nbytes, share) as work:
-        # Check the records of other parts, too: this part creates lost files again, at full length.
+        # Check the records of other parts, too: this part recreates lost files at full length.
         records, has_voided = select_sound_records(work, lambda task: first <= task < first + len(plan.tasks))
         shifted = _Shifted(work, first, len(plan.tasks))
         copy = identify()
@@ -197,7 +197,7 @@ def _work(
 
 
 class _Shifted:
-    """Records of a part, with its tasks counted from 0."""
+    """Renumbers the records of a part from 0."""
 
     def __init__(self, work: PartWork, first: int, count: int) -> None:
         self._work, self._first, self._count = work, first, count
@@ -213,7 +213,7 @@ class _Shifted:
 
 
 class _Own:
-    """Data files of which what is appended goes to files of this process alone."""
+    """Data files in which this process appends only to files of its own."""
 
     def __init__(self, files: DataFiles, token: str) -> None:
         self._files, self._token = files, token
@@ -224,7 +224,7 @@ class _Own:
                 yield _OwnSink(sink, self._token)
 
     def extend(self, name: str, end: int) -> None:
-        """What others have appended is in files of theirs."""
+        """Do nothing: other processes append to other files."""
 
     def sync(self) -> None:
         self._files.sync()
@@ -243,6 +243,6 @@ class _OwnSink:
 
 
 def finished_tasks(records: Iterable[Record], count: int) -> set[int]:
-    """The tasks that records tell of, of so many."""
+    """Return the task indexes below `count` in the records."""
     heads: Iterable[Sequence[object]] = drop_voided_records(records)
     return {head[0] for head in heads if head and isinstance(head[0], int) and 0 <= head[0] < count}

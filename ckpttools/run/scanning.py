@@ -1,7 +1,7 @@
-"""Looking at every element of many arrays, on a few threads, inside a memory budget.
+"""Scans of every element of many arrays with a few threads, within a memory budget.
 
-Arrays are cut into pieces, each piece is read into a buffer that its worker uses again and again, and a
-function looks at it. Results come back in the order of the pieces, whatever the number of workers.
+Arrays are cut into pieces. A worker reads each piece into a reused buffer and passes it to a function.
+Results are returned in the order of the pieces, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -28,39 +28,40 @@ from ckpttools.stores.base import check_unchanged
 Result_co = TypeVar("Result_co", covariant=True)
 Result = TypeVar("Result")
 
-# Small pieces are handed over together: to hand over takes 20 us, as long as reading and looking at 256 KiB.
-# Comparing 2.47 GB, stacked, with the same unstacked: 0.243 s in batches of 1 MiB, 0.238 of 16, 0.234 of 32.
+# Small pieces are batched, because a handover takes 20 us, as long as scanning 256 KiB. Comparing 2.47 GB of
+# stacked arrays with unstacked ones: 0.243 s in batches of 1 MiB, 0.238 of 16, 0.234 of 32.
 _BATCH_BYTES = 16 << 20
 
 
 Into = Callable[[int, Region], np.ndarray | None]
-"""Where a piece goes: an array of the region's shape, of carriers, with any strides."""
+"""Returns the output array of a piece: the region's shape, carriers, any strides."""
 
 
 class Visit(Protocol[Result_co]):
-    """What looks at a piece; called from several threads at once."""
+    """Inspects a piece; called from several threads at once."""
 
     def __call__(
         self, index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
     ) -> Result_co:
-        """
+        """Inspect one piece.
+
         Args:
-            index: of the item.
-            region: the part of it that is seen.
-            values: for each array of the item its elements in the region, in C order, as carriers of its
-                dtype. The next piece overwrites them, and so may the visit.
-            scratch: has the bytes free that `scan` was asked for.
+            index: index of the item.
+            region: region of the piece.
+            values: for each array of the item, the elements of the region in C order, as carriers of its
+                dtype. They may be overwritten, and the next piece overwrites them.
+            scratch: temporary memory with the size that `scan` was given.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[Result]):
-    """What became of one piece.
+    """The result of one piece.
 
     Attributes:
-        index: of its item.
-        region: the part of the item.
-        result: what the visit returned.
+        index: index of its item.
+        region: region of the piece.
+        result: return value of the visit.
     """
 
     index: int
@@ -81,35 +82,35 @@ def scan(
     name: Callable[[int], str] = lambda index: f"array {index}",
     into: Into = lambda index, region: None,
 ) -> Iterator[Seen[Result]]:
-    """Reads all elements of all items and shows them to `visit`, piece by piece.
+    """Read all elements of all items and pass them to `visit`, piece by piece.
 
     Args:
-        items: arrays, or several of one shape that are looked at side by side.
-        visit: looks at one piece.
-        memory: bytes that may be resident at most, results that wait included.
-        jobs: workers at a time; fewer where the memory is too small for so many.
-        cut: how an item is cut; None for `ckpttools.plan.pieces.Tiles`.
-        scratch: temporary bytes that a visit takes.
-        reserved: bytes of the memory that something else takes meanwhile.
-        observe: called with the bytes of every piece, before it is yielded, in the caller's thread.
-        name: of an item by its index, for messages.
-        into: where a piece of an item of one array is read to; None for the worker's buffer.
+        items: arrays, or several arrays of one shape that are inspected together.
+        visit: inspects one piece.
+        memory: maximum resident bytes, including waiting results.
+        jobs: number of workers; fewer if the memory is too small.
+        cut: how to cut items; None for `ckpttools.plan.pieces.Tiles`.
+        scratch: temporary bytes that a visit needs.
+        reserved: bytes of the memory that are used by something else.
+        observe: called with the size of every piece before it is yielded, in the caller's thread.
+        name: name of an item by its index, for messages.
+        into: output array for a piece of a single-array item; None for the worker's buffer.
 
     Returns:
-        Every piece in order: items as given, pieces as cut. Closing the iterator stops the workers.
+        Every piece in the order of items and cuts. Closing the iterator stops the workers.
 
     Raises:
         MemoryBudgetError: not even one worker fits into the memory; raised at once.
         ShapeError: arrays of one item differ in shape; raised at once.
-        CheckpointError: a piece cannot be read, or has bytes that are not booleans in an array of such. It
-            comes in its place, after the results before it. Last of all: a file was changed meanwhile.
+        CheckpointError: a piece cannot be read, or a boolean array has other bytes. It is raised in place of
+            the piece, after the preceding results. A file that changed during the scan is reported last.
     """
     fit = fitted_pieces(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
     return _Scan(items, visit, fit, cut or Tiles(), name, into).seen(observe)
 
 
 def _files(items: Sequence[Item]) -> Iterable[ByteSource]:
-    """What the items are read from, each file once."""
+    """Iterate over the files of the items without duplicates."""
     return {source.path: source for source in sources(chain.from_iterable(items))}.values()
 
 
@@ -121,7 +122,7 @@ def _pieces(items: Sequence[Item], fit: ScanMemory, cut: Cut) -> Iterator[tuple[
 
 @dataclass
 class _Batch(Generic[Result]):
-    """Pieces that one worker takes together, and what it found; an error is that of the piece after."""
+    """Pieces that one worker does together, and their results; an error belongs to the piece after them."""
 
     pieces: list[tuple[int, Region]]
     results: list[Result]
@@ -130,7 +131,7 @@ class _Batch(Generic[Result]):
 
 
 class _Scan(Generic[Result]):
-    """The moving state of one scan: the pieces still to be taken, the batches not yet handed out."""
+    """The mutable state of one scan: remaining pieces and waiting batches."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class _Scan(Generic[Result]):
                     yield Seen(index, region, result)
                 if batch.error is not None:
                     raise naming_all(batch.error, chain.from_iterable(self._items))
-            # What was seen is of one state only if all of it still is.
+            # The results are consistent only if no file has changed.
             check_unchanged(_files(self._items))
         finally:
             with self._changed:
@@ -174,7 +175,7 @@ class _Scan(Generic[Result]):
         return WorkerThread(lambda: self._worker(*blocks))
 
     def _first(self) -> _Batch[Result] | None:
-        """Waits for the batch in front; None when there is none left."""
+        """Wait for the first batch; None if there are no more."""
         with self._changed:
             self._changed.wait_for(lambda: self._batches[0].done if self._batches else self._ended)
             if not self._batches:
@@ -196,7 +197,7 @@ class _Scan(Generic[Result]):
                 self._changed.notify_all()
 
     def _next(self) -> _Batch[Result] | None:
-        """The next batch, once there is room for its results; None when there is nothing more to do."""
+        """Return the next batch once its results fit; None if there are no more."""
         with self._changed:
             limit = BATCHES_AHEAD * self._fit.jobs
             self._changed.wait_for(lambda: self._ended or len(self._batches) < limit)

@@ -233,7 +233,7 @@ def repeat_if_touched(
         touched = next(changed, "")
         if not touched:
             return result
-    # Other content, or other permissions: only reading the file again shows that.
+    # Either the content or the permissions changed: only reading the file again can tell.
     raise SourceChangedError(
         f"{touched} was changed while it was read",
         got="another status time (ctime), with the same size and modification time",

@@ -1,4 +1,4 @@
-"""Doing one task after another with the same buffers."""
+"""Execution of tasks one after the other with the same buffers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def run_task(
     scratch: Scratch,
     watch: Watch = lambda path, region, values: None,
 ) -> tuple[Mapping[Shape, Range], str]:
-    """Does a task.
+    """Do a task.
 
     Args:
-        plan: the one the task is of.
-        task: what to make.
-        files: what takes it.
-        buffer: has `plan.buffer_bytes`.
-        scratch: has `plan.scratch_bytes`.
-        watch: sees what is made.
+        plan: the plan of the task.
+        task: the task.
+        files: writes the output.
+        buffer: memory of `plan.buffer_bytes`.
+        scratch: memory of `plan.scratch_bytes`.
+        watch: receives the output.
 
     Returns:
         The locations of its encoded chunks, empty if the chunks are stored unencoded; and the digest of its
@@ -102,7 +102,7 @@ def _write_encoded(
     files: Sink,
     scratch: Scratch,
 ) -> Mapping[Shape, Range]:
-    """Encodes and writes every chunk of the region, which is made of whole chunks."""
+    """Encode and write every chunk of the region, which consists of complete chunks."""
     locations: dict[Shape, Range] = {}
     for index in placement.cells(task.region):
         part, inside = placement.part(task.region, index)
@@ -127,14 +127,14 @@ def _location(placement: Placement, index: Shape, encoded: bytes, files: Sink) -
 
 
 class DoesTasks(Protocol):
-    """A worker: what does tasks, one at a time."""
+    """A worker that does tasks one after the other."""
 
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
-        """Does a task.
+        """Do a task.
 
         Args:
-            number: of the task in its plan.
-            sink: takes its bytes.
+            number: index of the task in its plan.
+            sink: writes its bytes.
 
         Raises:
             CheckpointError: of any kind.
@@ -142,25 +142,25 @@ class DoesTasks(Protocol):
 
 
 def see_nothing(path: Path, region: Region, values: np.ndarray) -> None:
-    """Watches nothing."""
+    """Ignore the output."""
 
 
 class InThread:
-    """Does tasks in the thread that calls it; see `DoesTasks`."""
+    """Does tasks in the calling thread; see `DoesTasks`."""
 
     def __init__(self, plan: Plan, watch: Watch = see_nothing) -> None:
-        """Allocates what a task takes at most.
+        """Allocate the maximum memory of a task.
 
         Args:
-            plan: the one the tasks are of.
-            watch: sees what is made, as of `ckpttools.run.executor.execute`.
+            plan: the plan of the tasks.
+            watch: receives the output, as in `ckpttools.run.executor.execute`.
         """
         self._plan = plan
         self._watch = watch
         self._scratch, self._buffer = Scratch(plan.scratch_bytes), Scratch(plan.buffer_bytes)
 
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
-        """As `DoesTasks`."""
+        """See `DoesTasks`."""
         watch = see_nothing if sink.is_rehearsal else self._watch
         bound = BindingSink(sink)
         task = self._plan.tasks[number]

@@ -1,4 +1,6 @@
-"""Starting threads where the system may refuse to: fewer do the same work."""
+"""Worker threads: started as far as the system permits, interruptible, and with a journal of finished
+work.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,18 @@ from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.core.message_terms import option
 from ckpttools.stores.publishing import Record
 
-# What a thread takes before it can say that it has begun, beside its stack.
+# Memory that a thread needs to start, in addition to its stack.
 _BEGINNING_BYTES = 8 << 20
 _USUAL_STACK = 8 << 20
-# After which a thread whose start was interrupted is taken for one that never was; it takes a millisecond.
+# A thread whose start was interrupted counts as not started after this time; a start takes a millisecond.
 _BEGINS_SECONDS = 0.5
 
 
 class WorkerThread(threading.Thread):
-    """A thread that is waited for until it has ended.
+    """A thread whose `join` can be repeated after an interruption.
 
-    Where an exception interrupts `Thread.join`, as that of Ctrl-C does, CPython 3.10 to 3.12 take the thread
-    for ended, and who waits once more does not wait: what it used was closed, locks as well.
+    If an exception such as that of Ctrl-C interrupts `Thread.join`, CPython 3.10 to 3.12 consider the thread
+    ended, and a second `join` returns at once. Then files and locks were closed while the thread used them.
     """
 
     def __init__(self, target: Callable[[], None]) -> None:
@@ -41,7 +43,9 @@ class WorkerThread(threading.Thread):
             self._over.set()
 
     def join(self, timeout: float | None = None) -> None:
-        """As that of a thread, and may be interrupted and called again; returns where there is no thread."""
+        """Wait for the end of the thread. Can be interrupted and called again; returns if it was not
+        started.
+        """
         if self.ident is None and not self._begun.wait(_BEGINS_SECONDS):
             return
         self._over.wait(timeout)
@@ -49,11 +53,11 @@ class WorkerThread(threading.Thread):
 
 
 def join_all(started: Iterable[WorkerThread]) -> None:
-    """Waits until all have ended, and then raises what interrupted that last, such as `KeyboardInterrupt`.
+    """Wait until all threads have ended, then raise the last interruption, such as `KeyboardInterrupt`.
 
-    They have been told to stop, and end with the task in hand. Until then Ctrl-C waits, however often: what
-    they use (files, buffers, a lock) is closed next, and a thread that goes on would write into another file
-    that has got the same descriptor.
+    The threads have been asked to stop and finish their current task. Until then, repeated Ctrl-C has no
+    effect: their files, buffers and locks are closed next, and a running thread would write to another file
+    that reuses the descriptor.
     """
     interruption: BaseException | None = None
     for thread in started:
@@ -70,24 +74,24 @@ def join_all(started: Iterable[WorkerThread]) -> None:
 
 
 def start_some(make: Callable[[], WorkerThread], limit: int, started: list[WorkerThread]) -> None:
-    """Starts threads until there are so many, or the system gives no memory for another one.
+    """Start threads until the limit is reached or the system has no memory for another one.
 
     Args:
-        make: allocates what one needs.
-        limit: how many are expected.
-        started: gets them, also where something is raised.
+        make: creates a thread and allocates its memory.
+        limit: number of threads.
+        started: receives the threads, even if an error is raised.
 
     Raises:
-        MemoryBudgetError: there is not even one.
+        MemoryBudgetError: not even one thread can be started.
     """
     for _ in range(limit):
         try:
             thread = make()
             _require_room()
-            # First, so that whoever is interrupted while it begins waits for it, too.
+            # Append it first, so that an interruption during the start still waits for it.
             started.append(thread)
             thread.start()
-        # What CPython raises where pthread_create fails is a RuntimeError.
+        # CPython raises RuntimeError if pthread_create fails.
         except (MemoryError, OSError, RuntimeError) as error:
             started[:] = [item for item in started if item.ident is not None]
             if isinstance(error, OSError) and error.errno not in (errno.ENOMEM, errno.EAGAIN):
@@ -103,47 +107,50 @@ def start_some(make: Callable[[], WorkerThread], limit: int, started: list[Worke
 
 
 def is_ending(error: MemoryBudgetError) -> bool:
-    """Whether no thread began as the interpreter is ending, and waits for those that are at work."""
-    # Of Python 3.12 and later: "can't create new thread at interpreter shutdown".
+    """Whether a thread failed to start because the interpreter is shutting down."""
+    # Python 3.12 and later: "can't create new thread at interpreter shutdown".
     return isinstance(error.__cause__, RuntimeError) and "shutdown" in str(error.__cause__)
 
 
 def _require_room() -> None:
-    """Raises OSError where a thread would find no memory: one that does not get to its first line is waited
-    for without end (CPython's `Thread.start`)."""
+    """Raise OSError if a new thread would find no memory.
+
+    `Thread.start` of CPython waits forever for a thread that does not reach its first line.
+    """
     stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
     mmap.mmap(-1, (_USUAL_STACK if stack == resource.RLIM_INFINITY else stack) + _BEGINNING_BYTES).close()
 
 
-# How often finished work becomes durable: the most that a kill can lose. Syncing early also keeps the disk
-# busy from the start instead of leaving it all to the end.
+# Interval between syncs: the maximum work that a kill can lose. Early syncs also keep the disk busy from the
+# start instead of leaving everything to the end.
 _SYNC_SECONDS = 0.5
 
 
 class Syncs(Protocol):
-    """What of `DataFiles` a journal takes."""
+    """The method of `DataFiles` that a journal needs."""
 
     def sync(self) -> None: ...
 
 
 class Enters(Protocol):
-    """What of `Work` a journal takes."""
+    """The method of `Work` that a journal needs."""
 
     def enter(self, records: Iterable[Record]) -> None: ...
 
 
 class JournaledThreads:
-    """Threads that end at the first error of any of them; what they have finished by then is entered, too.
+    """Threads that stop at the first error of any of them; finished work is recorded even then.
 
     Attributes:
-        lock: for what they share.
-        stop: set where they are to end.
-        error: the first.
+        lock: guards shared state.
+        stop: set when the threads must end.
+        error: the first error.
     """
 
     def __init__(self, files: Syncs, work: Enters, check: Callable[[], object] = lambda: None) -> None:
-        """What is finished is durable once `files` are synced, counts if `check` raises nothing, and is then
-        entered in the journal of `work`."""
+        """Finished work is recorded in the journal of `work` after `files` are synced and `check` has
+        passed.
+        """
         self.lock = threading.Lock()
         self.stop = threading.Event()
         self.error: BaseException | None = None
@@ -154,15 +161,15 @@ class JournaledThreads:
         self._sync_failed = False
 
     def note(self, records: Iterable[Record]) -> None:
-        """What is finished; called with the lock."""
+        """Add finished work. The caller holds the lock."""
         self._finished += records
 
     def thread(self, target: Callable[[], None]) -> WorkerThread:
-        """One that is not started yet."""
+        """Create a thread without starting it."""
         return WorkerThread(lambda: self.guarded(target))
 
     def guarded(self, target: Callable[[], None]) -> None:
-        """Does it; an error ends all threads."""
+        """Run a function; an error stops all threads."""
         try:
             target()
         except BaseException as error:
@@ -172,9 +179,9 @@ class JournaledThreads:
 
     @contextmanager
     def working(self) -> Iterator[list[WorkerThread]]:
-        """Gives the list for the threads that are started within it, and waits for them at its end.
+        """Yield a list for the started threads, and wait for them at the end.
 
-        `error` is set then, where there was one.
+        Afterwards, `error` is set if there was one.
         """
         workers: list[WorkerThread] = []
         syncer: list[WorkerThread] = []
@@ -192,8 +199,8 @@ class JournaledThreads:
             try:
                 join_all((*workers, *syncer))
             finally:
-                # Also after an error or an interruption: what is done need not be done again. But after a
-                # sync that failed the system may call bytes durable that it has dropped (fsync(2)).
+                # Also after an error or an interruption, to keep the finished work. But after a failed sync,
+                # the system may report dropped bytes as durable (fsync(2)).
                 if not self._sync_failed:
                     self.guarded(self._sync)
 

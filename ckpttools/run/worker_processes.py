@@ -1,13 +1,13 @@
-"""Worker processes: each does tasks with an interpreter of its own.
+"""Worker processes, which do tasks without sharing an interpreter lock.
 
-numpy releases the interpreter lock within each call, so threads work side by side; but they hand it over at
-every call, and a thread that has to wait for it sleeps. The mean of two models of 2.47 GB took 3.7 s on two
-cores with one thread, 3.4 s with two and 4.4 s with four, 2.4 s with two processes and 2.9 s with four. Where
-bytes only move, calls are few and long, and threads are as fast.
+numpy releases the interpreter lock within each call, so threads run in parallel. But they hand the lock over
+at every call, and a thread that waits for it sleeps. The mean of two models of 2.47 GB took 3.7 s on two
+cores with one thread, 3.4 s with two and 4.4 s with four; 2.4 s with two processes and 2.9 s with four. Where
+bytes are only moved, calls are few and long, and threads are as fast.
 
-A process is forked while it has one thread: no lock of another can be held then. It inherits the plan and
-what is open, writes to its places in the data files, and answers which tasks are done; what is synced,
-entered, told and raised stays with the process that forked it.
+A process is forked while the parent has one thread, so no other thread can hold a lock. It inherits the plan
+and the open files, writes to the data files, and reports the finished tasks. The parent does the syncs,
+records, events and errors.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ from ckpttools.stores.publishing import ForksWriters, Sink
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-# Of numbers that are made. Means of 46 MiB take 0.10 s instead of 0.09, of 152 MiB 0.21 instead of 0.23, of
-# 304 MiB 0.35 instead of 0.43.
+# Minimum output of computed tasks. With processes, means of 46 MiB take 0.10 s instead of 0.09, of 152 MiB
+# 0.21 instead of 0.23, of 304 MiB 0.35 instead of 0.43.
 _LEAST_BYTES = 256 << 20
-# What a process has for itself beside its buffers.
+# Private memory of a process in addition to its buffers.
 _PROCESS_BYTES = 24 << 20
-# And of each task: counting references writes to the pages that what is planned lies in, and copies them. Of
-# 100,000 tasks two processes copied 190 MiB each, four 170.
+# Private memory per task: reference counts are written to the pages of the plan, which copies them. With
+# 100,000 tasks, two processes copied 190 MiB each, four 170.
 _TASK_BYTES = 2 << 10
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
-# Of mallopt(3): the most that may be free at the end of the heap, and what gets a mapping of its own.
+# Parameters of mallopt(3): maximum free memory at the end of the heap, and the threshold for separate
+# mappings.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 32 << 20
 
 
 class WorkerProcesses:
-    """Those of one run.
+    """The worker processes of one run.
 
     Attributes:
-        doers: one for each process; none where threads have to do.
-        nbytes: what all of them had for themselves, once they have ended.
+        doers: one worker per process; empty if threads do the tasks.
+        nbytes: private memory of all processes after they have ended.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class WorkerProcesses:
         self.nbytes = 0
 
     def close(self) -> None:
-        """Ends them, all at a time: each takes 20 ms to."""
+        """End all processes at the same time: each takes 20 ms."""
         for doer in self.doers:
             doer.dismiss()
         self.nbytes += sum(doer.close() for doer in self.doers)
@@ -70,17 +71,17 @@ class WorkerProcesses:
 
 @contextmanager
 def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterator[WorkerProcesses]:
-    """Processes that do tasks of a plan, as many as workers are planned; none where threads are better.
+    """Start one process per planned worker; none if threads are better.
 
     Args:
-        plan: what to do.
-        work: where; see `ckpttools.stores.publishing.ForksWriters`.
-        tasks: those that they would do.
+        plan: the plan.
+        work: the destination; see `ckpttools.stores.publishing.ForksWriters`.
+        tasks: the tasks for the processes.
     """
     result = WorkerProcesses()
     try:
         if isinstance(work, ForksWriters) and _is_worth_it(plan, tasks) and _may_fork():
-            # What the collector of cycles touches in another process is copied for it.
+            # Memory that the garbage collector touches in a fork is copied.
             gc.freeze()
             try:
                 _fork(result, plan, lambda: work.files_of_fork(plan.layout.files))
@@ -92,8 +93,8 @@ def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterato
 
 
 def _may_fork() -> bool:
-    """Whether no lock of another thread would be copied, and `multiprocessing` permits it: the workers of its
-    pools may have no processes.
+    """Whether no other thread can hold a lock, and `multiprocessing` permits a fork, which it forbids to
+    workers of its pools.
     """
     from multiprocessing import current_process
 
@@ -101,14 +102,14 @@ def _may_fork() -> bool:
 
 
 def _fork(result: WorkerProcesses, plan: Plan, sink: Callable[[], Sink]) -> None:
-    # A signal before they have handlers of their own would have those of this process, and one that is
-    # raised between two lines would leave a process that nobody ends.
+    # Before its handlers are installed, the fork would run those of this process, and an exception between
+    # two lines would leak the process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         for _ in range(plan.jobs):
             result.doers.append(InProcess(plan, sink, result.doers))
     except OSError:
-        # The system gives no more: threads take less.
+        # The system has no resources for more processes; threads need less.
         result.close()
         result.doers = []
     finally:
@@ -116,7 +117,7 @@ def _fork(result: WorkerProcesses, plan: Plan, sink: Callable[[], Sink]) -> None
 
 
 def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
-    """Whether many numbers are made, of sources that are near, and every byte has its place before."""
+    """Whether much output is computed from local sources, and all locations are known in advance."""
     arrays = plan.tree.arrays
     return (
         plan.jobs > 1
@@ -135,15 +136,15 @@ _Response: TypeAlias = tuple[Mapping[str, float], tuple[str, ...], str]
 
 
 class InProcess:
-    """Does tasks in a process that is forked for it."""
+    """Does tasks in a forked process."""
 
     def __init__(self, plan: Plan, sink: Callable[[], Sink], others: Sequence[InProcess]) -> None:
-        """Forks it.
+        """Fork the process.
 
         Args:
-            plan: the one the tasks are of.
-            sink: opens what takes their bytes, in the process.
-            others: what was forked before.
+            plan: the plan of the tasks.
+            sink: opens the output files in the fork.
+            others: processes that were forked before.
 
         Raises:
             OSError: the system refuses.
@@ -156,7 +157,7 @@ class InProcess:
         self._is_dismissed = False
         context = get_context("fork")
         self._pipe, far = context.Pipe()
-        # Who waits for an answer finds out that there will be none only if nobody else has that end.
+        # The parent notices the death of a fork only if no other process has that end of the pipe.
         inherited = [self._pipe, *(other._pipe for other in others)]
         arguments = plan, sink, far, inherited, os.getpid()
         self._process = context.Process(target=_serve, args=arguments, daemon=True)
@@ -169,12 +170,12 @@ class InProcess:
             far.close()
 
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
-        """As `InThread`."""
+        """See `InThread`."""
         if self._here is None:
             response = self._request(number)
             if response is not None:
                 return FinishedTask(number, {}, *response)
-            # Once more in this process, in the room of that one: an error is raised where it is understood.
+            # Repeat the task in this process, with the memory of the fork: its error can be handled here.
             self.close()
             self._here = InThread(self._plan)
         return self._here(number, sink)
@@ -199,14 +200,18 @@ class InProcess:
         )
 
     def dismiss(self) -> None:
-        """Tells the process to end, and does not wait for it."""
+        """Tell the process to end without waiting for it."""
         if not (self._pipe.closed or self._is_dismissed):
             self._is_dismissed = True
             with suppress(OSError):
                 self._pipe.send(None)
 
     def close(self) -> int:
-        """Ends the process; returns the bytes of memory that it alone had, 0 where it was ended before."""
+        """End the process.
+
+        Returns:
+            Its private memory in bytes; 0 if it was killed.
+        """
         self.dismiss()
         if not self._pipe.closed:
             with suppress(EOFError, OSError):
@@ -217,7 +222,7 @@ class InProcess:
 
 
 def _described(code: int | None) -> str:
-    """How a process ended; None where somebody else, or the system, has taken its exit code."""
+    """Describe how a process ended; None if its exit code was lost."""
     if code is None:
         return "no exit code is known"
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -226,7 +231,7 @@ def _described(code: int | None) -> str:
 def _serve(
     plan: Plan, sink: Callable[[], Sink], pipe: Connection, inherited: Sequence[Connection], parent: int
 ) -> None:
-    """What a worker process does until it is told to end, or whoever forked it has ended."""
+    """Do tasks in a worker process until it is dismissed or its parent has ended."""
     for item in _SIGNALS:
         signal.signal(item, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -247,22 +252,22 @@ def _serve(
             else:
                 pipe.send((dict(entry.counts), entry.bindings, entry.digest))
         pipe.send(private_bytes())
-    # All bytes are with the system then, and what else an interpreter does at its end took 20 ms.
-    end_process(0)  # shows what a plug-in printed
+    # All bytes are with the system; a normal interpreter exit took 20 ms.
+    end_process(0)  # This flushes the output of plug-ins.
 
 
 def _end_with(parent: int) -> None:
-    """Has the system end this process when its parent has ended, however that did."""
+    """Make the system kill this process when its parent ends for any reason."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def _keep_memory() -> None:
-    """Has the C library keep what is freed, for the next array of numpy's: new pages cost more than the work.
+    """Make the C library keep freed memory for the next numpy array: new pages cost more than the work.
 
-    MXFP4 that becomes bfloat16 takes 2.3 ns of a core for each number, and 4.2 with 1.2 page faults for every
-    thousand of them.
+    Converting MXFP4 to bfloat16 takes 2.3 ns of a core per value, and 4.2 with 1.2 page faults per thousand
+    values.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # glibc
