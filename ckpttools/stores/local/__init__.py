@@ -1,1 +1,1 @@
-"""Local files: reading by position, durable writes, links, and where a checkpoint grows."""
+"""Local files: reading by position, durable writes, links, and staging of checkpoints."""

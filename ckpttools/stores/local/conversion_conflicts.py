@@ -1,4 +1,4 @@
-"""What is said where a destination holds the beginning of another conversion."""
+"""Errors for a destination that contains another unfinished conversion."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from ckpttools.core.message_terms import option
 from ckpttools.stores.publishing import JobInfo
 
 _RESOURCES = frozenset(("--jobs", "--memory", "--requests", "--progress", "--no-progress", "--resume"))
-"""Options that change only how a command works: it resumes with other values, too."""
+"""Options that affect only how a command works: it resumes with other values, too."""
 
 
 def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> UsageError:
-    """What is wrong with going on in a directory.
+    """Return the error of a directory that contains another conversion.
 
     Args:
-        directory: where the other conversion grows.
-        begun: what that is; None where its journal is damaged.
-        purpose: what was to be done.
+        directory: the staging directory of the other conversion.
+        begun: the other conversion; None if its journal is damaged.
+        purpose: the requested conversion.
     """
     discard = f"delete {directory}, or discard it with {option('overwrite', True)}"
     if begun is None:
@@ -47,7 +47,7 @@ def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) ->
 
 
 def _is_alike(begun: JobInfo, purpose: JobInfo) -> bool:
-    """Whether the same is made of the same source, but for options."""
+    """Whether two conversions have the same command and source but different options."""
     names = [item.command.split()[:2] for item in (begun, purpose)]
     return begun.command != purpose.command and begun.source == purpose.source and names[0] == names[1]
 
@@ -70,14 +70,14 @@ def _options(command: str) -> Iterator[str]:
 
 
 def conversion_words(purpose: JobInfo) -> str:
-    """What a conversion is, in words."""
+    """Describe a conversion."""
     of = f"the conversion of {purpose.source}, " if purpose.source else ""
     by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""
     return f"{of}{by}plan {purpose.plan[:12]}"
 
 
 def _again(purpose: JobInfo) -> str:
-    """How to go on with a conversion."""
+    """Return a hint how to resume a conversion."""
     if not purpose.command:
         return "run the command that began it"
     return f"run in {purpose.directory}: {purpose.command}"

@@ -1,4 +1,4 @@
-"""The destination's data files, open for writing at any place from any thread."""
+"""The data files of a destination, which any thread can write at any offset."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from ckpttools.stores.local.files import MOST_SINGLE_SYNCS, sync_directory, writ
 from ckpttools.stores.local.written import WrittenFiles
 from ckpttools.stores.publishing import Series
 
-# Direct writes need memory, offset and length in whole blocks; a page is a multiple of every block size.
+# Direct writes need memory, offset and length in multiples of the block size; a page is a multiple of every
+# block size.
 _BLOCK = 4096
-# A link that has the name of a data file leads to a file of somebody else.
+# O_NOFOLLOW: a link with the name of a data file leads to an unowned file.
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-# Beside other processes. Not to be read: a client of NFS would fetch a page before it writes a part of it,
-# and send all of it back, over what other machines have written to the rest.
+# With other processes. Write-only: an NFS client would fetch a page before it writes part of it, and send all
+# of it back, over data of other machines.
 _FLAGS_BESIDE = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-# Smaller pieces go through the page cache. 2.47 GB unscanned took 2.2 s with 4 KiB, 2.05 s with 1 MiB, 2.4 s
+# Smaller pieces go through the page cache. Unscanning 2.47 GB took 2.2 s with 4 KiB, 2.05 s with 1 MiB, 2.4 s
 # with 16 MiB.
 _SMALLEST_DIRECT = 1 << 20
 
@@ -31,9 +32,9 @@ _SMALLEST_DIRECT = 1 << 20
 class LocalDataFiles:
     """Files of known size that are written in pieces, in any order.
 
-    Large pieces go straight from the buffer to the disk where the file system can do that (`O_DIRECT`):
-    the page cache would cost a second copy and its pages more than the copy. Measured for 2.47 GB with two
-    threads: 0.3 to 0.4 s of kernel time direct, 1.5 to 6.6 s through the cache.
+    Large pieces go directly from the buffer to the disk if the file system supports it (`O_DIRECT`): the page
+    cache costs a second copy, and its pages cost more than the copy. Measured for 2.47 GB with two threads:
+    0.3 to 0.4 s of kernel time direct, 1.5 to 6.6 s through the cache.
     """
 
     is_rehearsal: ClassVar[bool] = False
@@ -47,18 +48,18 @@ class LocalDataFiles:
         is_alone: bool = True,
         written: WrittenFiles | None = None,
     ) -> None:
-        """Creates each file at its full size, or opens it where an earlier run made it.
+        """Create each file at its full size, or open it if an earlier run created it.
 
         Args:
-            directory: where.
-            sizes: bytes of each.
-            heads: the first bytes of some.
-            is_alone: whether no other process writes them. Only then is room reserved: where a file system
-                cannot do that, the C library writes zeros, over what others have written.
-            written: where the files are registered; None to create a registry for them.
+            directory: directory of the files.
+            sizes: size of each file in bytes.
+            heads: first bytes of some files.
+            is_alone: whether no other process writes them. Only then is space reserved: if a file system
+                cannot reserve space, the C library writes zeros over the data of others.
+            written: registry of the files; None to create one.
 
         Raises:
-            StorageError, NoSpaceError: that is not possible.
+            StorageError, NoSpaceError: a file cannot be created or opened.
         """
         self._directory = directory
         self._heads = heads
@@ -124,11 +125,13 @@ class LocalDataFiles:
                 raise
 
     def passes(self, group: int) -> Generator[LocalDataFiles]:
-        """As `DataFiles.passes`: once."""
+        """See `DataFiles.passes`; there is one pass."""
         yield self
 
     def write_heads(self) -> None:
-        """As `DataFiles.write_heads`; last, so that what is interrupted is not taken for a checkpoint."""
+        """See `DataFiles.write_heads`. Heads come last, so that an interrupted file does not look like a
+        checkpoint.
+        """
         for name, head in self._heads.items():
             with self._again(name, self._cached) as descriptor:
                 self._write(name, descriptor, 0, memoryview(head))
@@ -136,7 +139,7 @@ class LocalDataFiles:
                 self._unsynced.add(name)
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
-        """As `DataFiles.write`."""
+        """See `DataFiles.write`."""
         if loose is not None:
             with self._loose(name, loose) as descriptor:
                 self._write(name, descriptor, offset, data)
@@ -151,24 +154,24 @@ class LocalDataFiles:
 
     @contextmanager
     def _again(self, name: str, files: Mapping[str, Reopened]) -> Iterator[int]:
-        """One of the files of known size, opened again where it was closed meanwhile."""
+        """Return the descriptor of a file of known size; reopen the file if it was closed since."""
         with ExitStack() as stack:
             try:
                 descriptor = stack.enter_context(files[name].lent())
             except OSError as error:
                 raise write_error(self._directory / name, error) from error
-            # A write at the end would hide that the file was cut. This costs 0.4 microseconds.
+            # A write at the end would hide that the file was cut. This check costs 0.4 microseconds.
             if os.fstat(descriptor).st_size != self._sizes[name]:
                 self._written.register(name, descriptor)
             yield descriptor
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """As `DataFiles.write_whole`."""
+        """See `DataFiles.write_whole`."""
         with self._loose(name, len(data)) as descriptor:
             self._write(name, descriptor, 0, memoryview(data))
 
     def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
-        """As `DataFiles.append`."""
+        """See `DataFiles.append`."""
         file, end = self._series.take(name, limit, len(data))
         with self._loose(file, None) as descriptor:
             self._write(file, descriptor, end, memoryview(data))
@@ -176,12 +179,12 @@ class LocalDataFiles:
         return file, end
 
     def extend(self, name: str, end: int) -> None:
-        """As `DataFiles.extend`."""
+        """See `DataFiles.extend`."""
         self._series.extend(name, end)
 
     @contextmanager
     def _loose(self, name: str, size: int | None) -> Iterator[int]:
-        """A file that is open only as long as it is written, remembered until it is synced."""
+        """Open a file only for one write, and remember that it must be synced."""
         with self._opened(name) as descriptor:
             if size is not None:
                 if os.fstat(descriptor).st_size != size:
@@ -192,7 +195,7 @@ class LocalDataFiles:
             self._unsynced.add(name)
 
     def _write_direct(self, name: str, offset: int, data: memoryview) -> int:
-        """Writes `data`; returns how much of it, which is nothing where the disk refuses its alignment."""
+        """Write `data` directly. Returns the number of bytes written, 0 if the disk refuses the alignment."""
         with self._again(name, self._direct) as descriptor:
             try:
                 return os.pwrite(descriptor, data, offset)
@@ -235,7 +238,7 @@ class LocalDataFiles:
                 self._sync_one(name, descriptor)
 
     def _sync_names(self, written: Iterable[str]) -> None:
-        """A file that was made survives a power cut only if the directories down to it do."""
+        """Sync the parent directories: without that, a new file does not survive a power cut."""
         changed = {directory for name in written for directory in PurePath(name).parents}
         for directory in changed:
             try:
@@ -275,9 +278,9 @@ def _new_registry(directory: Path) -> WrittenFiles:
 
 
 def _reserve(descriptor: int, size: int, is_alone: bool) -> None:
-    """Gives the file its size and, where the file system can, its room: a full disk shows at once."""
+    """Set the size of a file and reserve its space if possible, so that a full disk is detected at once."""
     if os.fstat(descriptor).st_size > size:
-        # Somebody has appended to it since an earlier run.
+        # The file grew since an earlier run.
         os.ftruncate(descriptor, size)
     if os.fstat(descriptor).st_size < size:
         os.ftruncate(descriptor, size)

@@ -1,16 +1,16 @@
-"""The place where a checkpoint grows before it gets its name: `<destination>.partial`, on the same disk.
+"""The staging directory `<destination>.partial`, in which a checkpoint is written before it gets its name.
 
-    DST.partial/journal.ckpttools   whose work this is and how far it has come; locked by the process at work
-    DST.partial/content/            the checkpoint; after an exchange what had the name before
-    DST.partial/parts/              what each of several processes has done (`ckpttools.stores.shares`)
-    DST.partial/replaced/           what had the name before, where the file system cannot swap two names
-    DST.partial/removed/            what is being deleted
+    DST.partial/journal.ckpttools   the plan and its progress; locked by the active process
+    DST.partial/content/            the checkpoint; after an exchange, the replaced one
+    DST.partial/parts/              finished tasks of each of several processes (`ckpttools.stores.shares`)
+    DST.partial/replaced/           the replaced checkpoint, if the file system cannot exchange two names
+    DST.partial/removed/            files that are being deleted
 
-Nothing is readable under the final name until everything is there; then one rename publishes it, or one
-exchange where something is replaced. From its first to its last moment in our hands a checkpoint carries a
-mark that names its plan: so all states that a crash can leave can be told apart, and what is not marked is
-never taken for ours. What is replaced goes after that, then the mark, then the journal. A directory
-of this name without a journal of ours is somebody else's, and left alone.
+Nothing is readable under the final name until everything is written; then one rename publishes it, or one
+exchange if a checkpoint is replaced. Until it is published, a checkpoint has a mark that names its plan. So
+all states after a crash can be distinguished, and unmarked files are never taken for ours. The replaced
+checkpoint is deleted after the publication, then the mark, then the journal. A directory with this name but
+without our journal is unowned and left unchanged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
 
 
 def is_free(path: Path) -> bool:
-    """Whether a directory can be renamed to this name without anything being lost."""
+    """Whether a directory can be renamed to this path without losing anything."""
     if not os.path.lexists(path):
         return True
     if path.is_symlink() or not path.is_dir():
@@ -51,7 +51,7 @@ def is_free(path: Path) -> bool:
 
 
 def check_directory(destination: Path) -> None:
-    """Raises DestinationExistsError if something is there that no checkpoint can replace."""
+    """Raise DestinationExistsError if the destination cannot be replaced by a checkpoint."""
     what = None
     hint = "choose another destination"
     mount = first_mount(destination)
@@ -73,9 +73,9 @@ def check_directory(destination: Path) -> None:
 
 
 def allocated(path: Path) -> int:
-    """Bytes on disk of all files below `path` that are not shared with another checkpoint."""
+    """Return the disk usage in bytes of all files below `path` that have no other hard link."""
     result = 0
-    # Another process may be giving it its name, or removing it, meanwhile.
+    # Another process may be publishing or removing it at the same time.
     for directory, _, names in os.walk(path):
         for name in names:
             with suppress(OSError):
@@ -85,8 +85,9 @@ def allocated(path: Path) -> int:
 
 
 def inventory(directory: Path) -> Iterator[str]:
-    """A line for each file at and below a directory: its length in bytes, when it was changed in nanoseconds,
-    and its name. The mark of the plan is left out: it goes when all is done.
+    """Iterate over a line for each file below a directory: size in bytes, mtime in nanoseconds, and path.
+
+    The mark of the plan is left out, because it is removed at the end.
 
     Raises:
         OSError: the system reports an error.
@@ -102,15 +103,15 @@ def inventory(directory: Path) -> Iterator[str]:
 
 
 def check_inventory(directory: Path, lines: Iterable[str], hint: str) -> None:
-    """Compares the files of a checkpoint with its inventory; what was added since does not matter.
+    """Compare the files of a checkpoint with its inventory; additional files are ignored.
 
     Args:
         directory: the checkpoint.
         lines: its inventory.
-        hint: the next step where it is not what it was.
+        hint: the hint of the error.
 
     Raises:
-        DestinationExistsError: a file was changed, or is not there any more.
+        DestinationExistsError: a file was changed or removed.
         OSError: the system reports an error.
     """
     for line in lines:
@@ -144,10 +145,10 @@ def _described(line: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StagingDirectory:
-    """The directory that a destination grows in, and the moves between the two.
+    """The staging directory of a destination, and the moves between the two.
 
     Attributes:
-        destination: the final name.
+        destination: the final location.
     """
 
     destination: Path
@@ -173,16 +174,16 @@ class StagingDirectory:
         return self.directory / REMOVED
 
     def is_published(self, plan: str) -> bool:
-        """Whether a run of this plan has published all and was interrupted before it could say so."""
+        """Whether a run of this plan was interrupted between the publication and the end of its work."""
         return mark_of(self.destination) == plan and is_staging(self.directory)
 
     def is_complete(self, journal: Journal, plan: str) -> bool:
-        """The same of what this plan's journal says, too; also where nothing but that is left to remove."""
+        """Whether everything is published according to the journal, even if only the journal is left."""
         may_be = journal.plan == plan and journal.publishing
         return may_be and (self.is_published(plan) or self._is_unmarked(journal))
 
     def _is_unmarked(self, journal: Journal) -> bool:
-        """Whether what has the name is what was published, in all its files, and only the mark is gone."""
+        """Whether the destination has exactly the published files and only the mark is gone."""
         is_moving = any(map(os.path.lexists, (self.content, self._replaced)))
         if journal.inventory is None or is_moving or is_free(self.destination):
             return False
@@ -193,22 +194,22 @@ class StagingDirectory:
         return True
 
     def old(self, journal: Journal) -> Path | None:
-        """What had the name before, and is in the directory now, as far as is known; None if nothing is."""
+        """Return the path of the replaced checkpoint in the directory; None if there is none."""
         if os.path.lexists(self._replaced):
             return self._replaced
         may_be_exchanged = journal.publishing or journal.plan is None
         if not may_be_exchanged or is_free(self.content):
             return None
-        # What grows here is marked from the beginning.
+        # New content is marked from the start.
         return self.content if mark_of(self.content) is None else None
 
     def finish_removing(self, journal: Journal, plan: str) -> None:
-        """Removes what is left of what was being removed, where that is known to be ours.
+        """Finish an interrupted removal of files that are ours.
 
-        What is not marked, to its last moment, had the name before its successor was published.
+        Unmarked files belong to a checkpoint that was replaced by a published one.
 
         Raises:
-            UsageError: it is not known.
+            UsageError: the owner of the files is unknown.
         """
         location = self._removed
         is_known = journal.publishing or self.is_published(plan)
@@ -224,7 +225,7 @@ class StagingDirectory:
             )
 
     def refuse_unmarked(self) -> None:
-        """Raises UsageError if something is where the checkpoint grows that is not ours."""
+        """Raise UsageError if the content directory is unowned."""
         is_marked = not self.content.is_symlink() and mark_of(self.content) is not None
         if not is_marked and not is_free(self.content):
             raise UsageError(
@@ -234,7 +235,7 @@ class StagingDirectory:
             )
 
     def settle(self, journal: Journal, plan: str) -> None:
-        """What was to be replaced is removed if its successor has the name, else it gets the name back."""
+        """Remove the replaced checkpoint if its successor is published, otherwise rename it back."""
         old = self.old(journal)
         if old is None:
             return
@@ -255,7 +256,7 @@ class StagingDirectory:
         if is_free(self.destination):
             self.content.rename(self.destination)
             return
-        # The mark of an earlier run that could not end: what is replaced must not be taken for ours.
+        # Remove the mark of an interrupted run, so that the replaced checkpoint is not taken for new content.
         unmark(self.destination)
         if not exchange(self.content, self.destination):
             self.destination.rename(self._replaced)
@@ -276,7 +277,9 @@ class StagingDirectory:
         sync_directory(self.destination.absolute().parent)
 
     def remove(self, location: Path) -> None:
-        """Removes a directory in here, if it is there: durably out of its place at once, then bit by bit."""
+        """Remove a directory in the staging directory if it exists: first rename it durably, then delete its
+        files.
+        """
         if os.path.lexists(location):
             check_no_mount(location)
             location.rename(self._removed)
@@ -284,6 +287,8 @@ class StagingDirectory:
             self._empty_removed()
 
     def _empty_removed(self) -> None:
-        """The mark goes last, and the journal changes only after that: these two tell what this is."""
+        """Delete the marked directory. The mark goes last, before any change of the journal: these two
+        identify it.
+        """
         remove_tree(self._removed, last=PLAN_MARK)
         sync_directory(self.directory)

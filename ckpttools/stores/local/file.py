@@ -25,34 +25,31 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-# Open files: few at a time, whatever the number of files; those that were not used for longest are closed.
-#
-# A checkpoint may have more shards than a process may have open files.
-#
-# More open files than this make nothing quicker.
+# Limit of open files, because a checkpoint may have more shards than a process may open. The least recently
+# used file is closed first. More open files than this bring no speedup.
 _MOST = 4096
-# What other parts of a process open: libraries, the journal, directories and files that are synced, pipes.
+# Descriptors for other parts of the process: libraries, the journal, directories, synced files, pipes.
 _RESERVE = 48
 _LEAST = 8
 
 
 class Reopened:
-    """A file that is open while it is used, and afterwards as long as there is room.
+    """A file that stays open while it is used, and afterwards as long as there are few others.
 
     Args:
-        opener: opens it; called again after it was closed. May raise `OSError`.
+        opener: opens the file, also after it was closed. May raise `OSError`.
     """
 
     def __init__(self, opener: Callable[[], int]) -> None:
         self._opener = opener
         self._opening = threading.Lock()
-        # One descriptor or none. Whoever takes it out closes it, which only one thread can do.
+        # One descriptor or none. The thread that removes it from the list closes it, so only one thread can.
         self._descriptor: list[int] = []
         self._users = 0
 
     @contextmanager
     def lent(self) -> Iterator[int]:
-        """Its descriptor, which stays open inside the `with`; errors as those of the opener."""
+        """Yield the descriptor, which stays open inside the `with`; errors as of the opener."""
         _POOL.enter(self)
         try:
             yield self._opened()
@@ -60,7 +57,7 @@ class Reopened:
             _POOL.leave(self)
 
     def close(self) -> None:
-        """Gives the descriptor back now; the next use opens the file again. Not while others use it."""
+        """Close the descriptor; the next use reopens the file. Must not be called during a use."""
         try:
             descriptor = self._descriptor.pop()
         except IndexError:
@@ -89,7 +86,7 @@ class Reopened:
 
 
 class _Pool:
-    """What may be open, the longest unused first."""
+    """The open files, least recently used first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,11 +107,11 @@ class _Pool:
             self.close_idle(_allowed(raised=True))
 
     def close_idle(self, limit: int) -> None:
-        """Closes files that nobody uses until there are so many at most."""
+        """Close idle files until at most `limit` files are open."""
         with self._lock:
             extra = len(self._files) - limit
             idle = (file for file in self._files if file.is_idle)
-            # Closed under the lock: nobody can begin to use one meanwhile.
+            # Closing under the lock prevents a new use at the same time.
             for file in list(islice(idle, max(0, extra))):
                 del self._files[file]
                 file.close()
@@ -124,10 +121,10 @@ _POOL = _Pool()
 
 
 def _allowed(*, raised: bool) -> int:
-    """How many files may be open here.
+    """Return the maximum number of open files.
 
     Args:
-        raised: whether the process's own limit may be raised, as far as the system permits.
+        raised: whether the process's soft limit may be raised.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     expected = _MOST + _RESERVE
@@ -140,31 +137,31 @@ def _allowed(*, raised: bool) -> int:
 
 
 def iso_time(nanoseconds: int) -> str:
-    """Nanoseconds since 1970 as ISO 8601 in UTC, with all digits, so that different times look different."""
+    """Format nanoseconds since 1970 as ISO 8601 in UTC, with all digits, to distinguish close times."""
     seconds, rest = divmod(nanoseconds, 10**9)
     try:
         text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     except (ValueError, OverflowError, OSError):
-        # A file system may have times beyond the year 9999.
+        # A file system can store times beyond the year 9999.
         return f"{nanoseconds} ns since 1970"
     return f"{text}.{rest:09}Z" if rest else f"{text}Z"
 
 
-# Linux transfers at most 2**31 - 4096 bytes a call (read(2)); ask for less, in whole pages.
+# Linux transfers at most 2**31 - 4096 bytes per call (read(2)); this is less, and whole pages.
 _MOST_AT_ONCE = 1 << 30
 _CHECKED_AT_ONCE = 1 << 20
-# A named pipe is opened without waiting for a writer, and refused when it is read by position.
+# A named pipe opens without waiting for a writer, and fails when it is read by position.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class LocalFile(File):
-    """One file, read by all threads; opened at the first read, and again where it had to be closed meanwhile.
+    """A file that all threads read; opened at the first read, and reopened if it had to be closed.
 
     Attributes:
-        path: where it is.
-        size: its length in bytes when it was opened; a later, shorter file is an error.
-        version: when it was last changed, in nanoseconds.
-        identity: device and inode that had the path then; None if that was not asked.
+        path: its path.
+        size: its length in bytes when it was opened; a shorter file later is an error.
+        version: its modification time then, in nanoseconds.
+        identity: its device and inode then; None if unknown.
     """
 
     __slots__ = ("__weakref__", "_file", "_head", "identity", "path", "size", "version")
@@ -180,10 +177,10 @@ class LocalFile(File):
 
     @classmethod
     def at(cls, path: str | Path) -> LocalFile:
-        """The file as it is now.
+        """Return the file with its present status.
 
         Raises:
-            FormatError: it is not there.
+            FormatError: it does not exist.
             StorageError: it cannot be accessed.
         """
         try:
@@ -194,13 +191,13 @@ class LocalFile(File):
         return cls(str(path), status.st_size, str(status.st_mtime_ns), identity)
 
     def remember_head(self, nbytes: int) -> None:
-        """Takes note of the first bytes: the time of change can be set back; errors as `read_into`."""
+        """Remember the first bytes, because modification times can be set back; errors as `read_into`."""
         self._head = nbytes, self._checksum(nbytes)
 
     def check_unchanged(self) -> None:
-        """Compares file, length, time of change and the remembered head; see `File`.
+        """Compare inode, length, modification time and remembered head; see `File.check_unchanged`.
 
-        Not the time of the last change of its status: another process that links the file changes that, too.
+        The ctime is not compared: it also changes when another process links the file.
         """
         now = LocalFile.at(self.path)
         if self.identity not in (None, now.identity):
@@ -226,10 +223,11 @@ class LocalFile(File):
         return checksum
 
     def read_into(self, offset: int, out: Buffer) -> None:
-        """Fills `out` with the bytes from `offset` on.
+        """Fill `out` with the bytes from `offset`.
 
         Raises:
-            FormatError: the file ends before, is gone, or was replaced or changed after it had been read.
+            FormatError: the file is too short, was removed, or was replaced or changed after it had been
+                read.
             StorageError: the system reports an error.
         """
         rest = memoryview(out).cast("B")
@@ -262,7 +260,7 @@ class LocalFile(File):
             rest = rest[count:]
 
     def close(self) -> None:
-        """Gives the descriptor back; a later read opens the file again. Not while others read."""
+        """Close the descriptor; a later read reopens the file. Must not be called during a read."""
         self._file.close()
 
     def __repr__(self) -> str:
@@ -274,7 +272,9 @@ def _summary(file: LocalFile) -> str:
 
 
 def _expected_status(size: int, version: str, identity: object) -> tuple[int, ...] | None:
-    """Return what a file must be when it is opened: a link can lead elsewhere by then, and back later."""
+    """Return the status that the file must have when it is opened: a link can change its target in
+    between.
+    """
     match identity:
         case (int(device), int(inode)) if version.isdecimal():
             return device, inode, size, int(version)
@@ -282,7 +282,7 @@ def _expected_status(size: int, version: str, identity: object) -> tuple[int, ..
 
 
 class _Opener:
-    """Opens a file for reading, and refuses another one that has its name by then."""
+    """Opens a file for reading, and refuses another file with its name."""
 
     __slots__ = ("_first", "_path")
 
@@ -291,9 +291,10 @@ class _Opener:
         self._first = first
 
     def __call__(self) -> int:
-        """
+        """Open the file.
+
         Raises:
-            FormatError: it is gone, or not the file, or not as long and as old, as at first.
+            FormatError: it was removed or replaced, or has another length or modification time.
             StorageError: the system reports an error other than too many open files.
         """
         try:
@@ -326,11 +327,10 @@ def _described(status: tuple[int, ...]) -> str:
 
 
 def read_whole(path: Path, limit: int = LARGEST_WHOLE) -> bytes:
-    """All of a small file.
+    """Read a small file completely.
 
     Raises:
-        FormatError: it is a pipe or a device, or of a size that no such file has; opening a pipe would wait
-            for a writer.
+        FormatError: it is a pipe or a device, which would wait for a writer, or it is too large.
         StorageError: it cannot be read.
     """
     try:
@@ -345,7 +345,9 @@ def read_whole(path: Path, limit: int = LARGEST_WHOLE) -> bytes:
 
 
 def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointError:
-    """The same for a file that a checkpoint names, not the user: without it the checkpoint is damaged."""
+    """Return the error of a file that belongs to a checkpoint: if it is missing, the checkpoint is
+    damaged.
+    """
     if not isinstance(error, FileNotFoundError):
         return storage_error(doing, path, error)
     return FormatError(
@@ -356,7 +358,7 @@ def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointEr
 
 
 def storage_error(doing: str, path: str | Path, error: OSError) -> StorageError:
-    """An operating-system error in our words, the system's own kept."""
+    """Convert an OSError, keeping the system's message."""
     hints = {
         "PermissionError": "check who owns it and its mode bits",
         "FileNotFoundError": "check the spelling of the path",

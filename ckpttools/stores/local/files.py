@@ -1,4 +1,4 @@
-"""Changes to the local file system, each in one place: what is made durable, what is atomic, what removes."""
+"""Changes to the local file system: durable and atomic writes, renames and removal."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from ckpttools.stores.concurrency import in_threads
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.mounts import first_mount
 
-# A file's own sync waits for the disk; beyond so many files one sync of all file systems comes first,
-# which is quicker but silent about errors. Each file's own then only asks for them.
+# The sync of a file waits for the disk. With more files than this, one sync of all file systems comes first:
+# it is faster but reports no errors, which the sync of each file then does.
 MOST_SINGLE_SYNCS = 64
 _SYNCS_AT_ONCE = 16
 _SYNCS_WAITING = 1024
-# Begins the name of a file that is being written; a checksum of the name that it gets follows, and 16 digits.
+# Prefix of temporary names of files that are being written; a checksum of the final name and 16 digits
+# follow.
 _UNFINISHED = ".ckpttools-unfinished-"
 _RENAME_EXCHANGE = 2  # linux/fs.h
 _AT_FDCWD = -100
-# What kernels and file systems answer that know no exchange.
+# Error numbers of kernels and file systems without renameat2(2) exchange.
 _NO_EXCHANGE = frozenset((errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP))
 
 
 def write_error(path: Path | str, error: OSError) -> CheckpointError:
-    """An error of a write in our words; a full disk is one of its own."""
+    """Convert an error of a write; a full disk becomes NoSpaceError."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return NoSpaceError(
             "the disk is full",
@@ -46,10 +47,10 @@ def write_error(path: Path | str, error: OSError) -> CheckpointError:
 
 
 def make_directory(path: Path) -> None:
-    """Makes a directory and those above it, as far as they are not there, and their names durable.
+    """Create a directory and its parents, and make their names durable.
 
     Raises:
-        OSError: the system reports an error, or something else has the name.
+        OSError: the system reports an error, or the path is not a directory.
     """
     missing = []
     for location in (path, *path.absolute().parents):
@@ -62,7 +63,7 @@ def make_directory(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a small file, in directories that are made if need be; it is durable when its tree is synced.
+    """Write a small file and create its directories if needed; durable after a sync of its tree.
 
     Raises:
         OSError: the system reports an error.
@@ -72,31 +73,31 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Writes all of `data` where the file stands; raises OSError."""
+    """Write all of `data` at the file's current offset; raises OSError."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
 
 
 def write_all_at(descriptor: int, offset: int, data: memoryview) -> None:
-    """Writes all of `data` at a byte of the file; raises OSError."""
+    """Write all of `data` at an offset; raises OSError."""
     while data:
         count = os.pwrite(descriptor, data, offset)
         offset, data = offset + count, data[count:]
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Writes a small file so that its content is durable; its name is when its directory is synced.
+    """Write a small file with durable content; its name is durable after a sync of its directory.
 
     Raises:
-        OSError: the system reports an error. The file is removed then: what a failed sync has left can be
-            read, and no later sync makes it durable (fsync(2)).
+        OSError: the system reports an error. The file is then removed: the result of a failed sync is
+            readable, but no later sync makes it durable (fsync(2)).
     """
     _write(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666), path, content)
 
 
 def _write(descriptor: int, path: Path, content: bytes) -> None:
-    """Fills a file, syncs and closes it; removes it where that fails."""
+    """Write, sync and close a file; remove it on failure."""
     try:
         write_all(descriptor, content)
         os.fsync(descriptor)
@@ -109,13 +110,13 @@ def _write(descriptor: int, path: Path, content: bytes) -> None:
 
 
 def claim(path: Path, content: bytes) -> bool:
-    """Writes a small file where nothing is, in directories that are made if need be; durable then.
+    """Create a small file durably unless the path exists; create its directories if needed.
 
     Returns:
-        Whether that was done; False where something has the name.
+        Whether the file was created; False if the path exists.
 
     Raises:
-        OSError: the system reports an error; the name is free again, where that can be.
+        OSError: the system reports an error; the file is then removed if possible.
     """
     make_directory(path.absolute().parent)
     try:
@@ -128,13 +129,13 @@ def claim(path: Path, content: bytes) -> bool:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a small file that has its name only once it is complete, and is durable then.
+    """Write a small file atomically and durably.
 
-    Until then it has a hidden name beside it. What a process left under such a name when it was killed goes
-    with the next one that writes this file, where the file system knows locks.
+    The file is written under a hidden temporary name. Temporary files of killed processes are removed by the
+    next write of this file, if the file system has locks.
 
     Raises:
-        OSError: the system reports an error; what had the name keeps it, unless only the last sync failed.
+        OSError: the system reports an error. An existing file is kept, unless only the last sync failed.
     """
     _remove_unfinished(path)
     growing, descriptor = _unfinished(path)
@@ -151,26 +152,26 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def _unfinished(path: Path) -> tuple[Path, int]:
-    """A new file beside `path` under a name that nobody has, locked, and its descriptor."""
+    """Create and lock a temporary file next to `path`. Returns its path and descriptor."""
     while True:
         growing = path.with_name(_unfinished_prefix(path) + os.urandom(8).hex())
         descriptor = os.open(growing, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         _lock(descriptor)
-        # Before it was locked, another process could take it for one that was left behind.
+        # Before it was locked, another process could have removed it as abandoned.
         if growing.exists():
             return growing, descriptor
         os.close(descriptor)
 
 
 def _unfinished_prefix(path: Path) -> str:
-    """Of hidden names for what becomes `path`; as short for a long name as for a short one."""
+    """Return the prefix of temporary names for `path`, whose length does not depend on the name."""
     return f"{_UNFINISHED}{zlib.crc32(os.fsencode(path.name)):08x}-"
 
 
 def _remove_unfinished(path: Path) -> None:
-    """Removes what killed processes began to write for `path`; a process that still writes holds a lock."""
+    """Remove temporary files for `path` of killed processes; active processes hold a lock."""
     unfinished = re.compile(re.escape(_unfinished_prefix(path)) + "[0-9a-f]{16}")
-    with suppress(OSError):  # one may write into a directory and not list it
+    with suppress(OSError):  # Write permission for a directory does not imply read permission.
         for name in filter(unfinished.fullmatch, names_in(path.parent)):
             _remove_if_unlocked(path.with_name(name))
 
@@ -186,7 +187,7 @@ def _remove_if_unlocked(path: Path) -> None:
 
 
 def _lock(descriptor: int, *, waiting: bool = True) -> bool:
-    """Whether a file is this process's alone now; False also where the file system knows no locks."""
+    """Whether this process has locked the file; False if another process has, or without lock support."""
     import fcntl
 
     try:
@@ -197,7 +198,7 @@ def _lock(descriptor: int, *, waiting: bool = True) -> bool:
 
 
 def sync_directory(path: Path) -> None:
-    """Makes the names in a directory durable."""
+    """Make the names in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -206,12 +207,12 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Makes every file and directory at and below `path` durable; symbolic links are not followed."""
+    """Make every file and directory at and below `path` durable; symbolic links are not followed."""
     below = (
         Path(top, name) for top, dirs, files in os.walk(path, onerror=_raise) for name in (*dirs, *files)
     )
     locations = chain([path], below)
-    # Not all at once: each place takes 2 KiB while it waits, and there may be hundreds of thousands.
+    # Not all at once: each waiting path takes 2 KiB, and there may be hundreds of thousands.
     first = list(islice(locations, MOST_SINGLE_SYNCS + 1))
     if len(first) > MOST_SINGLE_SYNCS:
         os.sync()
@@ -226,7 +227,7 @@ def _raise(error: OSError) -> NoReturn:
 
 
 def _sync_together(locations: Iterator[Path]) -> None:
-    """Each waits for the disk's journal, and those that wait together are served together."""
+    """Sync paths in threads: each sync waits for the disk's journal, which serves waiting ones together."""
     while some := list(islice(locations, _SYNCS_WAITING)):
         in_threads(_SYNCS_AT_ONCE, _sync_location, some)
 
@@ -243,13 +244,13 @@ def _sync_location(location: Path) -> None:
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Swaps two names of one file system in one step: at every instant both are there.
+    """Exchange two names of one file system atomically.
 
     Returns:
-        Whether that was done; False where the kernel or the file system knows no exchange (renameat2(2)).
+        Whether they were exchanged; False if the kernel or file system does not support it (renameat2(2)).
 
     Raises:
-        OSError: anything else that the system reports.
+        OSError: any other error of the system.
     """
     call = _renameat2()
     if call is None:
@@ -264,7 +265,7 @@ def exchange(a: Path, b: Path) -> bool:
 
 @cache
 def _renameat2() -> Callable[[bytes, bytes], int] | None:
-    """The exchange of two paths by the C library, which returns an error number; None if it has none."""
+    """Return the C function that exchanges two paths and returns an error number; None if there is none."""
     import ctypes
 
     try:
@@ -336,7 +337,7 @@ def rename_error(path: Path | str, error: OSError) -> StorageError:
 
 
 def names_in(directory: Path) -> list[str]:
-    """The names of what is in a directory, sorted.
+    """Return the sorted names in a directory.
 
     Raises:
         OSError: it cannot be listed.
@@ -345,11 +346,11 @@ def names_in(directory: Path) -> list[str]:
 
 
 def remove_tree(path: Path, last: str = "") -> None:
-    """Removes a directory and all below it, if it is there; symbolic links are removed, not followed.
+    """Remove a directory tree if it exists; symbolic links are removed, not followed.
 
     Args:
-        path: of the directory.
-        last: name of a file in it that goes when nothing else is left.
+        path: the directory.
+        last: name of a file in it that is removed last.
 
     Raises:
         StorageError: something is mounted at or below it; nothing is removed.
@@ -365,7 +366,7 @@ def remove_tree(path: Path, last: str = "") -> None:
 
 
 def check_no_mount(path: Path) -> None:
-    """Raises StorageError if something is mounted at or below a directory that is to be removed."""
+    """Raise StorageError if something is mounted at or below a directory that will be removed."""
     mount = first_mount(path)
     if mount is not None:
         raise StorageError(
@@ -378,7 +379,7 @@ def check_no_mount(path: Path) -> None:
 
 def _remove_entry(location: Path) -> None:
     if location.is_dir() and not location.is_symlink():
-        # The system's own words for an error name what is deep below without its directories.
+        # The system's own error names only the last part of a nested path.
         shutil.rmtree(location, onerror=_raise_with_path)
     else:
         location.unlink()
@@ -392,7 +393,7 @@ def _raise_with_path(function: Callable[..., object], path: str, error: tuple[An
 
 @contextmanager
 def errors_of(location: Path) -> Iterator[None]:
-    """What the system says within it, as errors that name the place."""
+    """Convert OSErrors inside the `with` to errors that name the location."""
     try:
         yield
     except OSError as error:

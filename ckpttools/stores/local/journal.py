@@ -1,10 +1,9 @@
-"""Which tasks are done, in a file beside the data, so that the same command can go on after `kill -9`.
+"""Journal of finished tasks in a file next to the data, so that the same command can resume after `kill -9`.
 
-The first line names the plan, and with it whose directory this is, also in words; then there is a line for
-each finished task, and when all is written and the checkpoint is about to get its name, lines that say what
-its files are then, and one that says that these are all. A task is entered only after its bytes were synced,
-so the journal never promises more than the disk holds. Every line carries a checksum; one that does not match
-does not count.
+The first line identifies the plan and its command. A line for each finished task follows. When everything is
+written and the checkpoint is about to be published, lines with the status of its files follow, and one that
+ends this list. A task is recorded only after its bytes were synced, so the journal never promises more than
+the disk holds. Every line has a checksum; lines with a wrong one are ignored.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from ckpttools.stores.local.files import moved_error, write_all, write_error
 from ckpttools.stores.local.staging_names import JOURNAL
 from ckpttools.stores.publishing import JobInfo, LockedError, Record
 
-# A line takes 60 bytes, and some more for each chunk that is encoded.
+# A line takes 60 bytes, and more for each encoded chunk.
 _LARGEST = 1 << 30
 _LINES_AT_ONCE = 1024
-# The first line, with a command as long as a system takes.
+# Maximum length of the first line, which contains a command as long as a system accepts.
 _LONGEST_PLAN = 4 << 20
 _PLAN, _TASK, _INVENTORY, _FILE, _PUBLISHING = "plan", "task", "inventory", "file", "publishing"
 _PREPARING = "preparing"
-# Worker processes have the lock as well, and end a moment after the process that forked them.
+# Worker processes inherit the lock, and end a moment after their parent.
 _ENDING_SECONDS, _ENDING_LOOKS = 0.2, 10
 _BEGINNING = re.compile(rb'[0-9a-f]{8} \["plan",\["')
 _LEAST_BEGINNING = b'00000000 ["plan",["'
@@ -48,28 +47,28 @@ Access: TypeAlias = Literal["alone", "together", "looking"]
 
 
 class Journal:
-    """The journal in one directory, open and locked as long as this object is.
+    """The journal of a staging directory, open and locked as long as this object exists.
 
     Attributes:
-        purpose: whose work this is; None where none is noted, or none can be read.
-        records: of the tasks that are finished, as they were entered.
-        publishing: whether all is written, and the checkpoint may have got its name.
-        inventory: of the checkpoint then, as it was found here; None if there was none, or not all of it.
-        preparing: the plan for which all this is being removed, as long as the journal is locked; or "".
+        purpose: the conversion; None if there is no readable entry.
+        records: records of the finished tasks.
+        publishing: whether everything is written, and the checkpoint may be published.
+        inventory: files of the checkpoint at that time; None if there is no complete list.
+        preparing: the plan for which the directory is being emptied, while the journal is locked; or "".
     """
 
     def __init__(self, directory: Path, access: Access = "alone") -> None:
-        """Opens and locks the journal, which is made if there is none.
+        """Open and lock the journal; create it if needed.
 
         Args:
-            directory: where it is.
-            access: whether it is locked "alone", "together" with others, or only looked at ("looking"), which
-                locks nothing; it is made and written only by who has it alone.
+            directory: the staging directory.
+            access: "alone" for an exclusive lock, "together" for a shared one, or "looking" for none. Only
+                "alone" creates and writes the file.
 
         Raises:
-            FileNotFoundError: the directory is not there, or the file was removed before it was locked.
-            LockedError: another process is at work here.
-            UsageError: what has the name was not written here, or has another name as well.
+            FileNotFoundError: the directory does not exist, or the file was removed before it was locked.
+            LockedError: another process has locked it.
+            UsageError: the file was not written by ckpttools, or has another hard link.
             OSError: it cannot be opened.
         """
         self._path = directory / JOURNAL
@@ -96,12 +95,12 @@ class Journal:
         except BlockingIOError:
             what = "another process is writing this checkpoint"
             raise locked_error(what, self._path.parent, self._descriptor) from None
-        # Who had the lock before may have removed the file as its last act.
+        # The last action of the previous lock holder may have been to remove the file.
         if not self._is_in_location():
             raise FileNotFoundError(self._path)
 
     def _flock(self, how: int) -> None:
-        """Takes the lock; where a process was killed, when those that it forked are gone, too."""
+        """Lock the file. If a process was killed, wait for the end of its forks."""
         for _ in range(_ENDING_LOOKS):
             with suppress(BlockingIOError):
                 fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
@@ -110,7 +109,7 @@ class Journal:
         fcntl.flock(self._descriptor, how | fcntl.LOCK_NB)
 
     def _is_in_location(self) -> bool:
-        """Whether the file that is open is the one of this name."""
+        """Whether the open file still has its name."""
         try:
             return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
         except FileNotFoundError:
@@ -122,7 +121,7 @@ class Journal:
             raise moved_error(self._path.parent)
 
     def _refuse_others(self) -> None:
-        """Raises UsageError if this is somebody else's file, which the next conversion would write over."""
+        """Raise UsageError if this is an unowned file, which the next conversion would overwrite."""
         status = os.fstat(self._descriptor)
         if not stat.S_ISREG(status.st_mode):
             got = stat.filemode(status.st_mode)
@@ -134,12 +133,12 @@ class Journal:
 
     @property
     def plan(self) -> str | None:
-        """Fingerprint of the plan whose work this is; None where none is known."""
+        """Return the fingerprint of the plan; None if it is unknown."""
         return None if self.purpose is None else self.purpose.plan
 
     def _load(self) -> None:
         size = os.fstat(self._descriptor).st_size
-        # What is longer was not written here.
+        # A larger file was not written by ckpttools.
         data = os.pread(self._descriptor, size, 0) if size <= _LARGEST else b""
         whole = data.rfind(b"\n") + 1
         files: list[str] = []
@@ -164,11 +163,11 @@ class Journal:
         if self.purpose is None:
             self.records, self.publishing, self.inventory = [], False, None
         elif whole < size and self._access == "alone":
-            # A line was being written when the process died: the next one must not be joined to it.
+            # The process died while it wrote the last line, to which the next one must not be joined.
             os.ftruncate(self._descriptor, whole)
 
     def begin(self, purpose: JobInfo) -> None:
-        """Makes this the journal of a conversion of which nothing is done.
+        """Start the journal of a new conversion.
 
         Raises:
             StorageError, NoSpaceError: the file cannot be written.
@@ -182,12 +181,14 @@ class Journal:
         self.preparing = ""
 
     def note_preparing(self, plan: str) -> None:
-        """Notes that all this is removed to make room for a plan, or "" that it is not; errors as `begin`."""
+        """Record that the directory is being emptied for a plan, or "" for the end of that; errors as
+        `begin`.
+        """
         self._append([(_PREPARING, plan)])
         self.preparing = plan
 
     def note_publishing(self, inventory: Iterable[str]) -> None:
-        """Notes that the checkpoint is about to get its name, and what its files are; errors as `begin`."""
+        """Record the files of the checkpoint before it is published; errors as `begin`."""
 
         def entries() -> Iterator[tuple[str, object]]:
             count = 0
@@ -201,7 +202,7 @@ class Journal:
         self.publishing = True
 
     def enter(self, records: Iterable[Record]) -> None:
-        """Notes that the bytes of these tasks are durable; errors as `begin`."""
+        """Record tasks whose bytes are durable; errors as `begin`."""
         self._append([(_TASK, record) for record in records])
 
     def _append(self, lines: Iterable[tuple[str, object]]) -> None:
@@ -215,13 +216,13 @@ class Journal:
             raise write_error(self._path, error) from error
 
     def close(self) -> None:
-        """Gives up the lock."""
+        """Release the lock."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
     def remove(self) -> bool:
-        """Deletes the file, while it is locked; returns whether it was still there.
+        """Delete the locked file. Returns whether it still existed.
 
         Raises:
             OSError: the system reports an error.
@@ -233,13 +234,13 @@ class Journal:
 
 
 def line(kind: str, content: object) -> bytes:
-    """An entry with its checksum."""
+    """Encode an entry with its checksum."""
     text = json.dumps([kind, content], separators=(",", ":")).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 
 def lines(data: bytes) -> Iterator[tuple[str, object]]:
-    """Kind and content of each line whose checksum matches."""
+    """Iterate over kind and content of each line with a correct checksum."""
     for line in data.split(b"\n"):
         checksum, _, text = line.partition(b" ")
         if text and checksum == b"%08x" % zlib.crc32(text):
@@ -251,7 +252,7 @@ def lines(data: bytes) -> Iterator[tuple[str, object]]:
 
 
 def purpose_at(directory: Path) -> JobInfo | None:
-    """Whose work a directory holds, as its journal says, locked or not; None where that cannot be read."""
+    """Return the conversion of a staging directory, locked or not; None if its journal is unreadable."""
     try:
         with (directory / JOURNAL).open("rb") as file:
             line = file.readline(_LONGEST_PLAN)
@@ -261,8 +262,8 @@ def purpose_at(directory: Path) -> JobInfo | None:
 
 
 def _may_be_torn(data: bytes) -> bool:
-    """Whether a crash can leave this of a first line that was not durable: it ends anywhere, and there may be
-    zeros in place of any block of it.
+    """Whether a crash can leave this data of an unsynced first line: truncated, or with zeros in any
+    block.
     """
     begins = data[:1] == b"\0" or _begins(data.partition(b"\0")[0])
     return begins and _TEXT.fullmatch(data.replace(b"\0", b"")) is not None
@@ -282,7 +283,7 @@ def _anothers(path: Path, got: str) -> UsageError:
 
 
 def _purpose(content: object) -> JobInfo | None:
-    """What a line says of whose work it is; None where it is not one of ours."""
+    """Parse the description of a conversion; None if it is malformed."""
     # Earlier versions recorded no division.
     is_ours = (
         isinstance(content, list)

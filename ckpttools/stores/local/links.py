@@ -1,4 +1,6 @@
-"""Hard links: a second name for a file that is there already, which takes no room and outlives the first."""
+"""Hard links: additional names of existing files, which take no space and remain if the first name is
+removed.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,8 @@ from ckpttools.stores.local.files import write_all_at
 from ckpttools.stores.local.staging_names import CONTENT
 from ckpttools.stores.publishing import SUFFIX
 
-# What a file system or the kernel answers where it does not link: another file system, a file of somebody
-# else's (`fs.protected_hardlinks`), too many names, no links at all.
+# Error numbers of refused links: another file system, another owner's file (`fs.protected_hardlinks`), too
+# many links, or no support for links.
 _REFUSALS = frozenset(
     (
         errno.EXDEV,
@@ -30,18 +32,19 @@ _REFUSALS = frozenset(
     )
 )
 _COPY_BYTES = 8 << 20
-# A trial is a second name for weights, for as long as a system call takes.
+# A trial is a second name of a weights file for the duration of a system call.
 _TRIAL = re.compile(r"\.ckpttools-trial-[0-9a-f]{16}")
 
 
 class LocalTrials:
-    """Finds out whether files can be linked into a directory, by doing it: once for files that are alike."""
+    """Tests whether files can be linked into a directory by doing it, once per group of similar files."""
 
     def __init__(self, directory: Path) -> None:
-        """
+        """Remember the directory.
+
         Args:
-            directory: where links would go. The trials are made beside it, where it grows until it gets its
-                name: what is in it now is not touched.
+            directory: directory of the future links. Trials are made in its staging directory, so that its
+                present files are not touched.
         """
         self._near = next(location for location in directory.absolute().parents if location.is_dir())
         self._directories = directory, directory.with_name(directory.name + SUFFIX) / CONTENT
@@ -49,7 +52,7 @@ class LocalTrials:
         _remove_trials(self._near)
 
     def refusal(self, source: File) -> str | None:
-        """Why a file cannot be linked, in the system's words; None if it can."""
+        """Return the system's reason why a file cannot be linked; None if it can."""
         if not isinstance(source, LocalFile):
             return "it is not a local file"
         try:
@@ -58,7 +61,7 @@ class LocalTrials:
         except OSError as error:
             return error.strerror or str(error)
         if status.st_nlink > 1 and (status.st_dev, status.st_ino) in self._linked:
-            # A trial would change the ctime, by which an interrupted run knows its sources again.
+            # A trial would change the ctime, by which an interrupted run recognizes its sources.
             return None
         kind = (real.parent, status.st_dev, status.st_uid, status.st_mode)
         if kind not in self._known:
@@ -67,7 +70,7 @@ class LocalTrials:
 
     @cached_property
     def _linked(self) -> frozenset[tuple[int, int]]:
-        """The files that an earlier run has linked."""
+        """Return the device and inode of files that an earlier run has linked."""
         result = set()
         for directory in self._directories:
             for parent, _, names in os.walk(directory):
@@ -90,9 +93,9 @@ class LocalTrials:
 
 
 def _remove_trials(directory: Path) -> None:
-    """Removes trials that a killed process left: they would keep the weights from being deleted.
+    """Remove trials of killed processes, which would keep the weights from being deleted.
 
-    One that is going on right now loses nothing by it: that its link was made is known already.
+    A concurrent trial is not affected: its link was already successful.
     """
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -101,18 +104,18 @@ def _remove_trials(directory: Path) -> None:
 
 
 def link(source: LocalFile, target: Path) -> bool:
-    """Gives a file the name `target`, too, unless it has it already.
+    """Link a file to `target`, unless it is already linked there.
 
     Returns:
-        Whether that was done; False where the file system refuses it.
+        Whether it is linked; False if the file system refuses.
 
     Raises:
-        FormatError: the file is not what it was when it was opened.
-        StorageError: it is not there any more.
-        OSError: anything else that the system reports.
+        FormatError: the file has changed since it was opened.
+        StorageError: it does not exist anymore.
+        OSError: any other error of the system.
     """
     check_unchanged([source])
-    # Python's `os.link` links a symbolic link itself, and all files of the Hugging Face cache are such.
+    # Python's `os.link` would link the symbolic link itself, and the Hugging Face cache consists of these.
     real = Path(os.path.realpath(source.path))
     try:
         if os.path.lexists(target):
@@ -128,12 +131,12 @@ def link(source: LocalFile, target: Path) -> bool:
 
 
 def copy_parts(source: File, target: Path, parts: Iterable[tuple[int, int]]) -> None:
-    """Makes a file of the same length that has the same bytes in some parts, and holes between them.
+    """Create a sparse file of the same length that has the same bytes in the given ranges.
 
     Args:
         source: the file.
-        target: the new one, which must not be there: what has that name might be a link.
-        parts: (start, stop) of each part.
+        target: the new file, which must not exist: an existing one might be a link.
+        parts: (start, stop) of each range.
 
     Raises:
         FormatError, StorageError: reading fails.

@@ -1,4 +1,4 @@
-"""Where file systems are mounted, and of which type they are."""
+"""Mount points and file system types."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from pathlib import Path
 
-# One line for each mount that this process can see; its place is the fifth word (proc(5)).
+# One line per visible mount; the fifth word is the mount point (proc(5)).
 _TABLE = "/proc/self/mountinfo"
 LOCAL_CTIME_TYPES = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "jfs"))
 """File systems that assign the ctime themselves, and that no tool builds with a chosen ctime.
@@ -24,10 +24,10 @@ _ESCAPED = re.compile(rb"\\([0-7]{3})")
 
 
 def first_mount(path: Path) -> Path | None:
-    """The first place at or below a path where something is mounted, also from the same file system.
+    """Return the first mount point at or below a path, including bind mounts; None if there is none.
 
     Args:
-        path: a file or directory, or nothing; a link that has the last name is not followed.
+        path: a path, which need not exist; a link in its last part is not followed.
     """
     location = Path(os.path.realpath(path.absolute().parent), path.name)
     return min(
@@ -72,7 +72,9 @@ def boot_id() -> str:
 
 
 def _mounts(location: Path) -> Iterator[Path]:
-    """All mounts; without a table of them those at and below a place that have another device."""
+    """Iterate over all mount points. Without a table of them: the paths at and below a location with another
+    device.
+    """
     lines = _mount_lines()
     if lines is None:
         below = (Path(top, name) for top, inner, files in os.walk(location) for name in (*inner, *files))

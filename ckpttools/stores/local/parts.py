@@ -1,7 +1,7 @@
-"""What each of several processes has done, in a file of its own: `<destination>.partial/parts/TOKEN`.
+"""Journals of several processes, each in a file of its own: `<destination>.partial/parts/TOKEN`.
 
-Its process alone writes it, from the first line to the last, and has it locked as long as it lives. A line is
-as in the journal (`ckpttools.stores.local.journal`): first whose it is, then finished tasks, at last the end.
+Only its process writes the file, and keeps it locked while it is alive. The lines have the format of the main
+journal (`ckpttools.stores.local.journal`): first the share, then finished tasks, and finally the outcome.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _LARGEST = 1 << 30
 
 
 class PartJournal:
-    """The file of this process, open and locked as long as this object is.
+    """The journal of this process, open and locked as long as this object exists.
 
     Attributes:
-        token: its name, which no other process has.
+        token: unique name of the file.
     """
 
     def __init__(self, directory: Path, plan: str, share: Share) -> None:
-        """Makes it.
+        """Create the file.
 
         Args:
-            directory: the staging directory, which the process has locked together with others.
+            directory: the staging directory, of which the process holds a shared lock.
             plan: fingerprint of the plan.
-            share: what the process is going to do.
+            share: the share of the process.
 
         Raises:
-            StorageError, NoSpaceError: it cannot be made.
+            StorageError, NoSpaceError: it cannot be created.
         """
         self.token = os.urandom(6).hex()
         self._path = directory / PARTS / self.token
@@ -49,7 +49,7 @@ class PartJournal:
             sync_directory(directory)
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o666)
-            # Who looks whether it is locked has it for a moment.
+            # Processes that test the lock hold it for a moment.
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         except OSError as error:
             raise write_error(error.filename or self._path, error) from error
@@ -58,11 +58,11 @@ class PartJournal:
         sync_directory(self._path.parent)
 
     def enter(self, records: Iterable[Record]) -> None:
-        """Notes that the bytes of these tasks are durable; errors as when it is made."""
+        """Record tasks whose bytes are durable; errors as of the constructor."""
         self._append([(_TASK, record) for record in records])
 
     def end(self, outcome: str) -> None:
-        """Notes how it ended; errors as when it is made."""
+        """Record the outcome; errors as of the constructor."""
         self._append([(_END, outcome)])
 
     def _append(self, entries: Iterable[tuple[str, object]]) -> None:
@@ -73,7 +73,7 @@ class PartJournal:
             raise write_error(self._path, error) from error
 
     def discard(self) -> None:
-        """Gives up what was entered: nobody finds it any more."""
+        """Discard the recorded tasks."""
         try:
             self._path.unlink(missing_ok=True)
             sync_directory(self._path.parent)
@@ -81,12 +81,12 @@ class PartJournal:
             raise write_error(self._path, error) from error
 
     def close(self) -> None:
-        """Gives up the lock."""
+        """Release the lock."""
         os.close(self._descriptor)
 
 
 def members(directory: Path, plan: str) -> list[Member]:
-    """The processes that do, or did, shares of a plan in a staging directory.
+    """Return the processes that do or did shares of a plan in a staging directory.
 
     Raises:
         OSError: the system reports an error.
@@ -96,7 +96,7 @@ def members(directory: Path, plan: str) -> list[Member]:
 
 
 def remove_parts(directory: Path) -> None:
-    """Removes all files of shares, durably; nobody does one. Raises OSError."""
+    """Remove the files of all shares durably; none may be active. Raises OSError."""
     try:
         names = names_in(directory / PARTS)
     except FileNotFoundError:
@@ -115,13 +115,13 @@ def _names(directory: Path) -> list[str]:
 
 
 def _member(path: Path, plan: str) -> Member | None:
-    """What a file says; None where it is not one of this plan."""
+    """Parse a file; None if it does not belong to the plan."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
-        # Before it is read: what is entered after that is somebody's who is alive.
+        # Test the lock before reading: later records then belong to an active process.
         is_alive = _is_locked(descriptor)
         status = os.fstat(descriptor)
         data = _read(descriptor, min(status.st_size, _LARGEST))
@@ -161,7 +161,7 @@ def _parsed(
 
 
 def _release(process: str) -> str:
-    """The command that ends a process, as `this_process` describes it, and with it its lock."""
+    """Return the command that ends a process, given as by `this_process`, and so releases its lock."""
     match process.split():
         case ["process", pid, "on", host] if pid.isdecimal():
             return f"kill {pid}" if host == socket.gethostname() else f"ssh {quote(host)} kill {pid}"

@@ -1,4 +1,4 @@
-"""A directory in which several processes make one checkpoint: see `ckpttools.stores.shares`."""
+"""A directory in which several processes write one checkpoint: see `ckpttools.stores.shares`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, Record
 from ckpttools.stores.shares import DONE, Share, Standing, check_free, prepared, published
 
-# Who has prepared the directory makes its names durable before others come in.
+# After preparing the directory, a process syncs its names before others can join.
 _PREPARED_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class SharedLocalStaging(LocalStaging):
-    """The same for one process, or for several at once."""
+    """A local staging for one or several processes."""
 
     @contextmanager
     def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> Iterator[LocalPartWork]:
-        """Takes a share of the destination; see `SharedStaging`."""
+        """Join the work on the destination; see `SharedStaging.joined`."""
         journal = self._joined(purpose, nbytes)
         try:
             with errors_of(self.directory):
@@ -48,7 +48,7 @@ class SharedLocalStaging(LocalStaging):
             journal.close()
 
     def _part_work(self, journal: Journal, plan: str, own: PartJournal, share: Share) -> LocalPartWork:
-        """Raises LockedError if somebody else has begun on the same tasks at the same moment."""
+        """Return the work, or raise LockedError if another process has just started the same tasks."""
         with errors_of(self.directory):
             all_members = members(self.directory, plan)
             self.refuse_links()
@@ -59,7 +59,7 @@ class SharedLocalStaging(LocalStaging):
         return LocalPartWork(self, own, [*journal.records, *records], files)
 
     def _joined(self, purpose: JobInfo, nbytes: int) -> Journal:
-        """The journal of this plan, locked together with others; prepared by whoever comes first."""
+        """Return the journal of this plan with a shared lock; the first process prepares it."""
 
         def attempt() -> Journal | None:
             journal = self._shared(purpose.plan)
@@ -72,13 +72,13 @@ class SharedLocalStaging(LocalStaging):
         return prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
 
     def _is_preparing(self, plan: str) -> bool:
-        """Whether the process that has this alone makes it the place of a plan."""
+        """Whether the process that has locked the directory is preparing it for a plan."""
         with errors_of(self.directory):
             result = self.looked_at()
             return result is not None and result.preparing == plan
 
     def _shared(self, plan: str) -> Journal | None:
-        """The journal, where all is prepared for the parts of a plan; None where it is not."""
+        """Return the journal if the directory is prepared for the parts of a plan, otherwise None."""
         with errors_of(self.directory):
             try:
                 journal = Journal(self.directory, "together")
@@ -90,7 +90,7 @@ class SharedLocalStaging(LocalStaging):
             return None
 
     def standing(self, plan: str) -> Standing:
-        """How far a plan has come; see `SharedStaging`."""
+        """Return the progress of a plan; see `SharedStaging.standing`."""
         with errors_of(self.directory):
             result = self.looked_at()
             if result is None or result.plan is None:
@@ -107,8 +107,8 @@ class LocalPartWork:
 
     Attributes:
         staging: the directory.
-        own: what this process enters.
-        records: what all had entered when it began.
+        own: journal of this process.
+        records: records of all processes when it started.
         files: the files that are written in the directory.
     """
 

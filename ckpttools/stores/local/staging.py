@@ -1,4 +1,4 @@
-"""Taking a destination on this disk, and what becomes of it: see `ckpttools.stores.local.directory`."""
+"""Locking, checking and publishing a local destination: see `ckpttools.stores.local.directory`."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ from ckpttools.stores.shares import at_work, claimed_error, who_does_what
 
 @dataclass(frozen=True, slots=True)
 class LocalWork:
-    """A staging directory that is this process's; see `publishing.Work`.
+    """A staging directory that this process has locked; see `publishing.Work`.
 
     Attributes:
         staging: the directory.
-        journal: open and locked.
-        plan: fingerprint of what is to be done.
-        files: the files that are written in the directory; None if everything is published already.
+        journal: the open and locked journal.
+        plan: fingerprint of the plan.
+        files: the files that are written in the directory; None if everything is already published.
     """
 
     staging: LocalStaging
@@ -107,33 +107,33 @@ _PROBE = "probe"
 
 
 def _nothing_more() -> None:
-    """Refuses nothing."""
+    """Accept the destination."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalStaging(StagingDirectory):
-    """A destination and the directory it grows in; see `ckpttools.stores.publishing.Staging`.
+    """A destination and its staging directory; see `ckpttools.stores.publishing.Staging`.
 
     Attributes:
-        overwrite: whether what has that name may be replaced.
-        check_replaced: called where something is there; raises `DestinationExistsError` if it may not be
-            replaced by what will be written, whatever the user says.
+        overwrite: whether an existing destination may be replaced.
+        check_replaced: called if the destination exists. Raises `DestinationExistsError` if it may never be
+            replaced by the new checkpoint.
     """
 
     overwrite: bool = False
     check_replaced: Callable[[], None] = _nothing_more
 
     def check(self, plan: str, nbytes: int) -> None:
-        """Refuses before anything is written.
+        """Check the destination before anything is written.
 
         Args:
-            plan: fingerprint of what is to be done.
+            plan: fingerprint of the plan.
             nbytes: bytes that will be written.
 
         Raises:
-            UsageError: the destination cannot be one.
-            DestinationExistsError: the name is taken and may not be replaced.
-            NoSpaceError: the disk has less room than needed.
+            UsageError: the path cannot be a destination.
+            DestinationExistsError: it exists and may not be replaced.
+            NoSpaceError: the disk has too little free space.
         """
         check_name(self.taken[0])
         if not (self.is_published(plan) or self._is_concluding(plan)):
@@ -141,7 +141,7 @@ class LocalStaging(StagingDirectory):
             self._check_room(nbytes)
 
     def _is_concluding(self, plan: str) -> bool:
-        """Whether a run of this plan was stopped while it removed the traces of its work."""
+        """Whether a run of this plan was interrupted while it removed the traces of its work."""
         with errors_of(self.directory):
             journal = None if is_free(self.destination) else self.looked_at()
             return journal is not None and self.is_complete(journal, plan)
@@ -176,7 +176,7 @@ class LocalStaging(StagingDirectory):
         location = next(parent for parent in self.directory.absolute().parents if parent.exists())
         disk = shutil.disk_usage(location)
         free = disk.free + allocated(self.content)
-        # Some file systems (of the kernel, of some stores) report no size at all.
+        # Some file systems report no size.
         if nbytes > free and disk.total:
             raise NoSpaceError(
                 "the destination has too little room",
@@ -188,7 +188,7 @@ class LocalStaging(StagingDirectory):
 
     @contextmanager
     def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[LocalWork]:
-        """Takes the destination for this process, from the first look at it to the end; see `publishing`."""
+        """Lock the destination until the end of the `with`; see `Staging.opened`."""
         journal = self._locked()
         try:
             self._recover(journal, purpose, nbytes)
@@ -206,7 +206,7 @@ class LocalStaging(StagingDirectory):
             return None if self.is_complete(journal, plan) else StagingFiles(self.content)
 
     def _locked(self) -> Journal:
-        """The journal of the directory, which is made if it is not there."""
+        """Lock and return the journal of the directory; create it if needed."""
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 make_directory(self.directory)
@@ -214,7 +214,7 @@ class LocalStaging(StagingDirectory):
                 raise storage_error("cannot create", error.filename or self.directory, error) from error
             with errors_of(self.directory):
                 self._refuse_foreign()
-                # Another process may just have finished here and removed its directory: once more.
+                # Another process may just have finished and removed the directory: try again.
                 with suppress(FileNotFoundError) if attempt < _ATTEMPTS else nullcontext():
                     return self._locked_alone()
         raise AssertionError("the last attempt returns or raises")
@@ -235,7 +235,7 @@ class LocalStaging(StagingDirectory):
             ) from error
 
     def looked_at(self) -> Journal | None:
-        """The journal as it is now; None if there is none."""
+        """Return the journal without locking it; None if there is none."""
         try:
             result = Journal(self.directory, "looking")
         except (FileNotFoundError, NotADirectoryError):
@@ -244,7 +244,7 @@ class LocalStaging(StagingDirectory):
         return result
 
     def _refuse_foreign(self) -> None:
-        """Raises UsageError if the directory holds something, and that is not ours or lies elsewhere."""
+        """Raise UsageError if the directory is not empty, and unowned or a link."""
         try:
             names = names_in(self.directory)
         except FileNotFoundError:
@@ -265,10 +265,10 @@ class LocalStaging(StagingDirectory):
             )
 
     def _recover(self, journal: Journal, purpose: JobInfo, nbytes: int) -> None:
-        """Brings what an earlier run left into a state that this one can go on from."""
+        """Bring the remains of an earlier run into a state that this run can resume."""
         with errors_of(self.destination):
             if self.is_published(journal.plan or purpose.plan):
-                # Who gave it the name was stopped before this, or it failed.
+                # The process that published it may have been interrupted before this sync.
                 self.sync_names()
             self.finish_removing(journal, journal.plan or purpose.plan)
             is_changed = self.is_complete(journal, purpose.plan) and self._is_changed(journal)
@@ -282,10 +282,10 @@ class LocalStaging(StagingDirectory):
             raise held_by_another(self.directory, journal.purpose, purpose)
 
     def _is_changed(self, journal: Journal) -> bool:
-        """Whether what was published is not what it was then, and may be replaced.
+        """Whether the published checkpoint was changed since and may be replaced.
 
         Raises:
-            DestinationExistsError: it may not.
+            DestinationExistsError: it was changed and may not be replaced.
         """
         old = self.old(journal)
         rest = "" if old is None else f" ({old} is what {self.destination} was before)"
@@ -307,14 +307,14 @@ class LocalStaging(StagingDirectory):
         return False
 
     def _begin(self, journal: Journal, purpose: JobInfo) -> None:
-        """Makes the directory this plan's, with what was done of it or empty."""
+        """Assign the directory to this plan, with the work already done or empty."""
         plan = purpose.plan
         with errors_of(self.directory):
             if journal.plan != plan or mark_of(self.content) != plan:
                 if journal.purpose is not None:
-                    # What is there may be large, and others wait for this plan.
+                    # The old content may be large, and other processes wait for this plan.
                     journal.note_preparing(plan)
-                # First: no record may outlive what it tells of.
+                # Records must not outlive the data that they describe.
                 remove_parts(self.directory)
                 self.remove(self.content)
                 journal.begin(purpose)
@@ -344,10 +344,10 @@ class LocalStaging(StagingDirectory):
                 )
 
     def discard(self, journal: Journal) -> None:
-        """Gives up what was done.
+        """Discard the finished work.
 
         Raises:
-            StorageError: that is not possible.
+            StorageError: it cannot be removed.
         """
         with errors_of(self.directory):
             remove_parts(self.directory)
@@ -356,16 +356,16 @@ class LocalStaging(StagingDirectory):
             journal.begin(journal.purpose)
 
     def publish(self, journal: Journal, files: StagingFiles | None, check: Callable[[], None]) -> None:
-        """Gives the content its final name, in one step; what had the name before goes last.
+        """Give the content its final name in one step; a replaced checkpoint is removed last.
 
         Args:
-            journal: of this process.
-            files: the files that this process has written; None if it has written nothing.
-            check: called after the checkpoint has its name and before the old one is removed. If it raises,
-                the old one gets its name back.
+            journal: the journal of this process.
+            files: the files that this process has written; None if it has written none.
+            check: called after the publication and before the old checkpoint is removed. If it raises, the
+                old one gets its name back.
 
         Raises:
-            DestinationExistsError: somebody else has taken the name meanwhile.
+            DestinationExistsError: another process has created the destination since.
             StorageError, NoSpaceError: a written file was lost, or the system reports an error.
             CheckpointError: as `check`.
         """
@@ -405,20 +405,20 @@ class LocalStaging(StagingDirectory):
             raise
 
     def conclude(self, journal: Journal) -> None:
-        """Removes all traces of the work.
+        """Remove all traces of the work.
 
         Raises:
-            StorageError: that is not possible.
+            StorageError: they cannot be removed.
         """
         with errors_of(self.directory):
             remove_parts(self.directory)
             unmark(self.destination)
             journal.remove()
-            with suppress(OSError):  # somebody else has put something there
+            with suppress(OSError):  # Another process may have put something there.
                 self.directory.rmdir()
 
     def _leave(self, journal: Journal) -> None:
-        """Takes the directory away where there is nothing in it to go on with."""
+        """Remove the directory if it contains no work to resume."""
         with suppress(OSError, StorageError):
             is_needed = journal.plan is not None and self.is_published(journal.plan)
             if not is_needed and names_in(self.directory) == [JOURNAL] and journal.remove():

@@ -1,4 +1,4 @@
-"""The mark that names the plan of a checkpoint, from its first to its last moment in our hands."""
+"""Names in a staging directory, and the mark that names the plan of an unpublished checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTENT, REPLACED, REMOVED = "content", "replaced", "removed"
 
 
 def is_staging(path: Path) -> bool:
-    """Whether a directory is one in which a conversion grows, or grew until it was interrupted."""
+    """Whether a directory is the staging directory of an active or interrupted conversion."""
     return path.name.endswith(SUFFIX) and (path / JOURNAL).is_file()
 
 
@@ -23,10 +23,10 @@ _LONGEST_MARK = 1 << 10
 
 
 def mark_of(location: Path) -> str | None:
-    """The plan that a directory is marked with; None if it is not there or not marked.
+    """Return the plan in the mark of a directory; None if there is no directory or mark.
 
     Raises:
-        StorageError: the system does not tell.
+        StorageError: the mark cannot be inspected.
     """
     mark = location / PLAN_MARK
     try:
@@ -40,7 +40,7 @@ def mark_of(location: Path) -> str | None:
 
 
 def unmark(location: Path) -> None:
-    """Takes the mark out of a checkpoint, durably, if there is one."""
+    """Remove the mark of a checkpoint durably, if there is one."""
     mark = location / PLAN_MARK
     if os.path.lexists(mark):
         mark.unlink()

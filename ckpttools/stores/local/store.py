@@ -1,4 +1,4 @@
-"""The local file system as a store. Keys are paths, as `pathlib` writes them; "" is the current directory."""
+"""The local file system as a store. Keys are paths as written by `pathlib`; "" is the current directory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from ckpttools.stores.local.shared_staging import SharedLocalStaging
     from ckpttools.stores.location import Location
 
-# Clusters keep checkpoints on these, where each host reads the same files.
+# Network file systems, on which clusters keep checkpoints: each host reads the same files.
 _SHARED = frozenset(("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph"))
-# As `pathlib` takes them for names of nothing: links in a circle, too. Nor can there be anything under a name
-# that the system calls too long.
+# Errors that `pathlib` treats as "does not exist", including link cycles. A name that is too long cannot
+# exist.
 _NOTHING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP, errno.ENAMETOOLONG))
 
 
@@ -41,7 +41,7 @@ def _stat_result(key: str) -> os.stat_result | None:
 
 
 class LocalStore(Store):
-    """Files of this machine, and of what it has mounted."""
+    """The files of this machine and of its mounts."""
 
     scheme: ClassVar[str] = "file"
 
@@ -71,7 +71,7 @@ class LocalStore(Store):
                 yield from map(_entry, entries)
         except OSError as error:
             raise storage_error("cannot list", key or ".", error) from error
-        except ValueError as error:  # no name at all: it has a zero in it
+        except ValueError as error:  # a name with a NUL byte is invalid
             raise StorageError(f"cannot list {key!r}", got=error) from error
 
     def open(self, key: str, result: Status | None = None) -> LocalFile:
@@ -86,7 +86,7 @@ class LocalStore(Store):
         return key or "."
 
     def absolute(self, key: str) -> str:
-        # Not `abspath`: what is above a link is not what `..` leads to.
+        # Not `abspath`: `..` after a link leads to the parent of its target.
         return str(Path(key).absolute())
 
     def real(self, key: str) -> str:
@@ -140,7 +140,7 @@ class LocalStore(Store):
             check_can_rename(Path(key), Path(scratch))
 
     def claim(self, key: str, content: bytes) -> bool:
-        """See `Removes`."""
+        """See `Removes.claim`."""
         from ckpttools.stores.local.files import claim
 
         with _writing(key):
@@ -148,7 +148,7 @@ class LocalStore(Store):
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        """See `Removes`; the directory itself is locked, so that nothing is left of it."""
+        """See `Removes.locked`. The directory itself is locked, so that no lock file remains."""
         import fcntl
 
         from ckpttools.stores.local.journal import locked_error
@@ -156,7 +156,7 @@ class LocalStore(Store):
         with _writing(key):
             descriptor = os.open(key or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            with suppress(OSError):  # file systems without locks
+            with suppress(OSError):  # Some file systems have no locks.
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
@@ -166,7 +166,7 @@ class LocalStore(Store):
             os.close(descriptor)
 
     def remove(self, key: str) -> None:
-        """See `Removes`."""
+        """See `Removes.remove`."""
         from ckpttools.stores.local.files import remove_tree, sync_directory
 
         with _writing(key):
@@ -261,7 +261,7 @@ def _entry(result: os.DirEntry[str]) -> DirEntry:
     is_link = result.is_symlink()
     try:
         is_file, is_dir = result.is_file(), result.is_dir()
-    except OSError:  # links in a circle, or to what may not be looked at
+    except OSError:  # link cycles, or targets without permission
         is_file, is_dir = False, False
     kind = FileKind.FILE if is_file else FileKind.DIRECTORY if is_dir else FileKind.OTHER
     return DirEntry(result.name, kind, is_link)

@@ -127,7 +127,8 @@ class WrittenFiles:
             chosen = [*(self._files if names is None else names)]
         self.check_directory(directory)
         for name in chosen:
-            expected = self._files[name]  # before the look: other threads append, and then expect more
+            # Read it before the stat: other threads append and raise the expected size.
+            expected = self._files[name]
             try:
                 status = os.stat(os.path.join(directory, name))
             except OSError as error:
@@ -170,7 +171,7 @@ class StagingFiles:
     """
 
     def __init__(self, content: Path) -> None:
-        """Raises OSError if the directory cannot be inspected."""
+        """Record the directory. Raises OSError if it cannot be inspected."""
         self.written = WrittenFiles(content)
         self.store = StagingStore(self.written, str(content))
 
