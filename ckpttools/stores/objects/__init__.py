@@ -1,4 +1,4 @@
-"""Object stores, read: `gs://`, `s3://` and `az://`, by obstore (`pip install 'ckpttools[cloud]'`).
+"""Object stores `gs://`, `s3://` and `az://`, based on obstore (`pip install 'ckpttools[cloud]'`).
 
-A key is `bucket/name/of/object`. A directory is whatever names have in common before a `/`.
+A key is `bucket/name/of/object`. A directory is a common prefix of names that ends before a `/`.
 """

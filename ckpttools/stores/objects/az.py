@@ -1,4 +1,4 @@
-"""`az://container/key`: Azure Blob Storage; the account and its credentials come from the environment."""
+"""`az://container/key`: Azure Blob Storage, with the account and credentials from the environment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from ckpttools.stores.objects.errors import MessageTerms, elsewhere
 from ckpttools.stores.objects.store import ObjectStore
 
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
-# What Azure's command line and libraries call it.
+# Names of the variable in Azure's command line and libraries.
 _ACCOUNTS = (_ACCOUNT, "AZURE_STORAGE_ACCOUNT")
 _ENDPOINTS = ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-# What obstore takes from the environment: keys, signatures, tokens, service principals, workload identities.
+# Credentials that obstore takes from the environment: keys, signatures, tokens, service principals, workload
+# identities.
 _EXPLICIT = (
     "AZURE_STORAGE_ACCOUNT_KEY",
     "AZURE_STORAGE_ACCESS_KEY",
@@ -71,7 +72,7 @@ class AzureStore(ObjectStore):
 
 
 def _credentials() -> tuple[dict[str, Any], str]:
-    """What a client is made with, and as whom it asks."""
+    """Return the client configuration, and the identity for messages."""
     if os.environ.get("AZURE_SKIP_SIGNATURE"):
         return {"skip_signature": True}, "nobody (AZURE_SKIP_SIGNATURE is set)"
     explicit = next((name for name in _EXPLICIT if os.environ.get(name)), None)

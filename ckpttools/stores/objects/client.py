@@ -1,4 +1,4 @@
-"""Buckets, asked through obstore: as whom, how long an answer is waited for, how often it is asked again."""
+"""Requests to buckets with obstore: identity, timeouts and retries."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from ckpttools.stores.objects.errors import (
 )
 
 Object: TypeAlias = tuple[str, Status]
-"""The rest of an object's key, and what it is."""
+"""The relative key of an object, and its status."""
 
 CONNECT_SECONDS = 10.0
-# Before the first byte of an answer, and between two of them.
+# Before the first byte of a response, and between two reads.
 STALL_SECONDS = 30.0
-# For all of one answer: 8 MiB at 30 KB/s.
+# For a complete response: 8 MiB at 30 KB/s.
 ANSWER_SECONDS = 300.0
-# Who mistypes a name or is not connected hears of it soon. Once a bucket has answered, hours of work may
-# depend on its answering again: 0.1 to 15 s lie between two tries (429, 408, 5xx, broken connections).
+# Typing errors and missing connections should be reported soon. Once a bucket has responded, hours of work
+# may depend on it: retries follow after 0.1 to 15 s (429, 408, 5xx, broken connections).
 FIRST_RETRIES, FIRST_SECONDS = 4, 10.0
 RETRIES, RETRY_SECONDS = 10, 180.0
-# For deletions, on which there are no conditions: none is under way any more when a lock that was held a
-# moment before is another's.
+# For deletions, which cannot have conditions: none may be in flight when another process takes over an
+# expired lock.
 BRIEF_SECONDS = 15.0
 # obstore resumes a truncated object, but never repeats a listing. `Bucket` repeats listings with the tries
 # and pauses of obstore.
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 15.0
 _NAMES_TO_A_PAGE = 1000
-# How versions of objects begin that have no ETag.
+# Prefix of the versions of objects without an ETag.
 _BY_TIME = "changed "
 _ENDPOINT = re.compile(r"https?://[^\s\[\]]*(\[[0-9A-Fa-f:.]+\][^\s\[\]]*)?")
-# What obstore does not take for a key.
+# Keys that obstore does not accept.
 _UNUSABLE = re.compile(r"[\x00-\x1f\x7f]|(^|/)\.\.?(/|$)")
 _LOGIN = re.compile(r"(?<=//)[^/@]*(?=@)")
 _Answer = TypeVar("_Answer")
@@ -96,14 +96,14 @@ class ObjectChangedError(Exception):
 
 
 class Access(NamedTuple):
-    """How a bucket is reached.
+    """How to reach a bucket.
 
     Attributes:
         kind: name of the class in `obstore.store`.
-        config: what it is made with.
-        identity: as whom, for messages.
-        endpoint: URL, where it is not the cloud's own.
-        log_in: what to do about who asks, where that is not what the cloud's own tools want; "" where it is.
+        config: its arguments.
+        identity: the identity of the client, for messages.
+        endpoint: URL, if it is not the cloud's own.
+        log_in: hint for authentication, if it differs from the cloud's own tools; otherwise "".
     """
 
     kind: str
@@ -114,16 +114,16 @@ class Access(NamedTuple):
 
 
 class Bucket:
-    """One bucket. Keys are those in it; "" is what all of them are below.
+    """A bucket. Keys are relative to it; "" is its root.
 
     Args:
-        name: of the bucket.
-        location: the same as users write it, for messages.
-        access: how it is reached.
-        words: what messages say of its cloud.
-        meter: counts questions, pages of listings, and bytes of objects. What obstore does by itself is not
-            seen: tries after a failure, tokens that it fetches, the bytes of listings, pages that a server
-            makes shorter than a thousand names.
+        name: name of the bucket.
+        location: its URL, for messages.
+        access: how to reach it.
+        words: terms of its cloud for messages.
+        meter: counts requests, pages of listings, and bytes of objects. It does not see internal requests of
+            obstore: retries, tokens, the bytes of listings, and pages that a server makes shorter than a
+            thousand names.
 
     Attributes:
         conditions: the write conditions that the bucket honors; all of them until it is probed.
@@ -135,7 +135,7 @@ class Bucket:
         self._access = access
         self._meter = meter
         self._endpoint = _LOGIN.sub("…", access.endpoint)
-        # obstore panics at others.
+        # obstore panics at other endpoints.
         if access.endpoint and not _ENDPOINT.fullmatch(access.endpoint):
             raise StorageError(
                 "the endpoint that the environment names is no address",
@@ -149,7 +149,7 @@ class Bucket:
         self.conditions, self.is_probed = Conditions(), False
 
     def uri(self, key: str) -> str:
-        """A key as users write it."""
+        """Return the URL of a key."""
         return f"{self._location}/{key}" if key else self._location
 
     def removal(self, key: str) -> str:
@@ -158,7 +158,9 @@ class Bucket:
         return shlex.join(words)
 
     def head(self, key: str) -> Status | None:
-        """What an object is; None if there is none. Raises StorageError where there is no answer."""
+        """Return the status of an object; None if it does not exist. Raises StorageError without a
+        response.
+        """
         import obstore
 
         try:
@@ -168,8 +170,10 @@ class Bucket:
         return _status(result)
 
     def objects_below(self, key: str, limit: int | None = None) -> Sequence[Object] | None:
-        """All objects below a key; None if they are more than `limit`, or one has a name that cannot be read.
-        Errors as `head`.
+        """Return all objects below a key; errors as `head`.
+
+        Returns:
+            None if there are more than `limit` objects, or one has an unreadable name.
         """
         import obstore
         from obstore.exceptions import BaseError
@@ -200,7 +204,7 @@ class Bucket:
         return result and _without_markers(result)
 
     def names_below(self, key: str) -> Mapping[str, Status]:
-        """Objects and directories directly below a key, by name; errors as `head`."""
+        """Return the objects and directories directly below a key, by name; errors as `head`."""
         import obstore
 
         try:
@@ -213,7 +217,7 @@ class Bucket:
         names = [item.rpartition("/")[2] for item in result["common_prefixes"]]
         objects = dict(_below(key, result["objects"]))
         for name in names:
-            # Consoles make empty objects for directories.
+            # Consoles create empty objects for directories.
             if name in objects and objects[name].size:
                 raise name_collision(self.uri(f"{key}/{name}" if key else name))
         return {**objects, **dict.fromkeys(names, Status(FileKind.DIRECTORY))}
@@ -244,12 +248,12 @@ class Bucket:
             raise not_the_api(self._asked("cannot list", key), "a response for an object that does not exist")
 
     def read(self, key: str, version: str, start: int, length: int) -> memoryview:
-        """The bytes of an object from `start` on, so many, in memory of their own.
+        """Read bytes of an object into a new buffer.
 
         Raises:
-            ObjectChangedError: it has another version.
-            FileNotFoundError: there is none.
-            FormatError: it is shorter.
+            ObjectChangedError: the object has another version.
+            FileNotFoundError: it does not exist.
+            FormatError: it is too short.
             StorageError: as `head`.
         """
         import obstore
@@ -258,7 +262,7 @@ class Bucket:
 
         def read(client: Any) -> memoryview:
             answer = obstore.get(client, key, options=options)
-            # Not every server that speaks S3 heeds `If-Match`.
+            # Not every S3-compatible server respects `If-Match`.
             if _status(answer.meta).version != version:
                 raise ObjectChangedError
             return memoryview(answer.bytes())
@@ -309,13 +313,16 @@ class Bucket:
         requests: int = 1,
         is_brief: bool = False,
     ) -> _Answer:
-        """The answer to a question; errors as `read`.
+        """Send a request; errors as `read`.
 
         Args:
-            doing, key: what for, for messages.
-            question: asked of obstore's client.
-            requests: that it takes.
-            is_brief: whether it is given up after `BRIEF_SECONDS` instead of being tried for longer.
+            doing, key: the action and the object, for messages.
+            question: sends the request with obstore's client.
+            requests: number of requests that this takes.
+            is_brief: whether to give up after `BRIEF_SECONDS`.
+
+        Returns:
+            The result of `question`.
         """
         from obstore.exceptions import BaseError
 
@@ -339,7 +346,7 @@ class Bucket:
         return BucketRequest(doing, self.uri(key), self._name, access.identity, self._endpoint, words)
 
     def _with_code(self, client: Any, key: str, error: Exception) -> Exception:
-        """Return the error of reading a byte of an object, whose answer has a body with the server's code."""
+        """Read a byte of an object to get the server's error code, which other responses lack."""
         import obstore
         from obstore.exceptions import BaseError
 
@@ -390,7 +397,7 @@ class Bucket:
 
 
 def require_obstore(scheme: str) -> None:
-    """Raises UsageError where the package that reads object stores is not installed."""
+    """Raise UsageError if obstore is not installed."""
     if find_spec("obstore") is None:
         raise UsageError(
             f"{scheme}:// is read by the package obstore, which is not installed",
@@ -400,7 +407,7 @@ def require_obstore(scheme: str) -> None:
 
 
 def _status(result: Any) -> Status:
-    """What obstore says of an object."""
+    """Convert obstore's metadata of an object."""
     # Azure's listings leave out the quotes.
     etag = (result["e_tag"] or "").strip('"')
     changed = result["last_modified"]
@@ -411,14 +418,14 @@ def _status(result: Any) -> Status:
 
 
 def _pinned(version: str) -> dict[str, object]:
-    """The condition under which an object is answered."""
+    """Return the options that pin a request to a version."""
     if version.startswith(_BY_TIME):
         return {}
     return {"if_match": version if version.startswith("W/") else f'"{version}"'}
 
 
 def _below(key: str, result: Sequence[Any]) -> list[Object]:
-    """Objects by the rest of their keys; not the empty one that stands for the directory itself."""
+    """Return objects by relative key, without the empty object of the directory itself."""
     start = f"{key}/" if key else ""
     return [(item["path"][len(start) :], _status(item)) for item in result if item["path"] != key]
 
@@ -467,7 +474,7 @@ class _Pages:
 
 
 def _without_markers(objects: list[Object]) -> list[Object]:
-    """Without the empty objects `name/` by which consoles make directories; they come without their `/`."""
+    """Remove the empty objects `name/` that consoles create for directories; their keys lack the `/` here."""
     if all(result.size for _, result in objects):
         return objects
     names = (name for name, _ in objects)
@@ -475,13 +482,13 @@ def _without_markers(objects: list[Object]) -> list[Object]:
     return [(name, result) for name, result in objects if result.size or name not in directories]
 
 
-# The same address in every cloud; each answers in its own way.
+# The address is the same in every cloud; the protocols differ.
 _ADDRESS = "169.254.169.254"
 _SECONDS = 1.0
 
 
 def metadata_headers(path: str, headers: Mapping[str, str]) -> Mapping[str, str] | None:
-    """The headers of a good answer of the metadata server; None without one, after a second at most."""
+    """Return the response headers of the machine's metadata server; None without success within a second."""
     connection = http.client.HTTPConnection(_ADDRESS, timeout=_SECONDS)
     try:
         connection.request("GET", path, headers=dict(headers))

@@ -27,11 +27,11 @@ def honored(bucket: Bucket, key: str) -> Conditions:
     """Return the conditions that a bucket honors. The first call in a process probes them.
 
     Args:
-        bucket: The bucket.
-        key: Key prefix of the scratch object, which is deleted afterwards.
+        bucket: the bucket.
+        key: key prefix of the scratch object, which is deleted afterwards.
 
     Raises:
-        StorageError: The bucket cannot be written.
+        StorageError: the bucket cannot be written.
     """
     if not bucket.is_probed:
         bucket.conditions = _probe(bucket, f"{key}{uuid.uuid4().hex}")
@@ -47,7 +47,7 @@ def _probe(bucket: Bucket, scratch: str) -> Conditions:
             raise
         left = f"{bucket.uri(scratch)} may be left: {bucket.removal(scratch)}"
         raise error.at(hint=f"{error.hint}; {left}" if error.hint else left) from error
-    _try_delete(bucket, scratch)  # `conclude` deletes the object if this fails
+    _try_delete(bucket, scratch)  # `conclude` deletes the object if this fails.
     return conditions
 
 

@@ -1,4 +1,4 @@
-"""Data files in a bucket: one object each, written by one thread from its first byte to its last."""
+"""Data files in a bucket: one object each, written sequentially by one thread."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Versions: TypeAlias = Mapping[str, Collection[tuple[int, str]]]
 
 
 class ObjectDataFiles:
-    """See `ckpttools.stores.publishing.DataFiles`.
+    """Data files in a bucket; see `ckpttools.stores.publishing.DataFiles`.
 
     Args:
-        bucket: where.
-        key: what the names of files are below.
-        sizes: bytes of files.
-        heads: the first bytes of some.
-        plan: fingerprint of the plan, with which objects are marked.
-        check: raises where the destination no longer belongs to this process.
+        bucket: the bucket.
+        key: key prefix of the files.
+        sizes: size of each file in bytes.
+        heads: first bytes of some files.
+        plan: fingerprint of the plan, which marks the objects.
+        check: raises an error if the destination no longer belongs to this process.
     """
 
     def __init__(
@@ -46,18 +46,19 @@ class ObjectDataFiles:
         self._unrecorded: dict[str, tuple[int, str]] = {}
 
     def passes(self, group: int) -> Generator[ObjectSink]:
-        """Once: what has been written is complete when the next is asked for, and there is none."""
+        """Yield one sink, whose objects are complete when the generator ends."""
         with ExitStack() as uploads:
             yield ObjectSink(self, uploads, group)
-            # Here and not in each of them: a file may be complete before another of the group fails.
+            # Check here rather than per file: one file may be complete before another file of the group
+            # fails.
             self.check()
 
     def begun(self, name: str, size: int) -> Upload:
-        """A file of which nothing is written but its head.
+        """Start the upload of a file and write its head.
 
         Args:
-            name: of the file.
-            size: bytes that it will have at least, if it is not one of those given in the beginning.
+            name: name of the file.
+            size: its minimum size in bytes if it was not declared in advance.
         """
         self._begun.add(name)
         upload = Upload(self._bucket, f"{self._key}/{name}", self._sizes.get(name, size), self._plan)
@@ -74,7 +75,7 @@ class ObjectDataFiles:
         return [[_VERSIONS, {name: list(item) for name, item in versions.items()}]] if versions else []
 
     def write_heads(self) -> None:
-        """As `DataFiles.write_heads`: of files of which no task writes anything."""
+        """See `DataFiles.write_heads`; writes the files that no task writes."""
         for name in self._sizes.keys() - self._begun:
             if self._bucket.head(f"{self._key}/{name}") is None:
                 with self.begun(name, 0):
@@ -86,13 +87,13 @@ class ObjectDataFiles:
         return {**dict.fromkeys(self._begun, 0), **self._sizes}
 
     def extend(self, name: str, end: int) -> None:
-        """Each group appends to files of its own."""
+        """Do nothing: each group appends to files of its own."""
 
     def sync(self) -> None:
-        """An object that is there is durable."""
+        """Do nothing: complete objects are durable."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: no resources are held."""
 
 
 class ObjectSink:
@@ -111,7 +112,7 @@ class ObjectSink:
         upload.fill(offset)
         upload.write(data)
         if loose is not None and upload.position >= loose:
-            # A task may write hundreds of chunks; what is kept of each would be as much as all of them.
+            # A task may write hundreds of chunks; keeping them all would need their complete size.
             self._files.check()
             upload.complete()
 
@@ -120,7 +121,9 @@ class ObjectSink:
         return upload
 
     def identity(self, name: str) -> str:
-        """As `IdentifiesFiles.identity`: empty, because an object's version is recorded on its own."""
+        """Return "" because the versions of objects are recorded separately; see
+        `IdentifiesFiles.identity`.
+        """
         return ""
 
     def write_whole(self, name: str, data: bytes) -> None:
@@ -164,7 +167,7 @@ def find_changed_objects(
             size == status.size and version in ("", status.version) for size, version in versions[name]
         )
 
-    # Some servers list another tag than they answer a request for the object with: only that one counts.
+    # Some servers list another tag than they return for a request; only the latter counts.
     return sorted(
         name
         for name in versions

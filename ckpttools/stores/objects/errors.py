@@ -1,4 +1,4 @@
-"""What a cloud answers, in our words: place, what came back and to whom, what is missing, the next step."""
+"""Errors of clouds: location, response, identity, missing permission and hint."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ _CLOCK = frozenset(("RequestExpired", "RequestTimeTooSkewed"))
 _EXPIRED = frozenset(("ExpiredToken", "TokenRefreshRequired"))
 _CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(.*?)\s*,?\s*\)\s*,\s*\}", re.DOTALL)
 _NOT_TLS = re.compile(r"InvalidContentType|InvalidMessage|corrupt message")
-# Answers of a server that knows another API, such as emulators that know only Google's JSON API.
+# Responses of servers with another API, such as emulators that support only Google's JSON API.
 _NOT_THE_API = re.compile(
     "(?i)invalid list response|Unable to extract metadata from headers|Header missing from response"
 )
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
-# What Azure answers who is nobody, with 409.
+# Azure's response to anonymous requests, with status 409.
 _NOT_PUBLIC = "Public access is not permitted"
 _UNREACHED = re.compile("error sending request|HttpError|connect error|dns error|TimedOut")
-# The innermost of the reasons for a broken connection.
+# The innermost reason for a broken connection.
 _CAUSE = re.compile(r'message: "([^"]+)"|error: "([^"]+)"')
 
 
 @dataclass(frozen=True)
 class MessageTerms:
-    """What messages say of a cloud.
+    """Terms of a cloud for messages.
 
     Attributes:
         cloud: its name.
-        bucket: what it calls a bucket.
-        list_permission, read_permission, write_permission: what one must be allowed.
-        list_buckets: the command that lists buckets.
-        remove: the command that deletes all below a key, `{bucket}` and `{key}` in it.
-        remove_object: the command that deletes one object, the same in it.
-        log_in: how one says who one is.
-        endpoint: what names other servers.
-        api: the API that a server has to offer.
+        bucket: its word for a bucket.
+        list_permission, read_permission, write_permission: names of the required permissions.
+        list_buckets: command that lists buckets.
+        remove: command that deletes everything below a key, with `{bucket}` and `{key}`.
+        remove_object: command that deletes one object, with the same placeholders.
+        log_in: how to authenticate.
+        endpoint: environment variables for other servers.
+        api: the API that a server must offer.
     """
 
     cloud: str
@@ -83,15 +83,15 @@ class MessageTerms:
 
 @dataclass(frozen=True)
 class BucketRequest:
-    """A question to a bucket.
+    """A request to a bucket.
 
     Attributes:
-        doing: what for, as in "cannot list".
-        location: of what, as users write it.
-        bucket: its name.
-        identity: as whom.
-        endpoint: where, if not at the cloud's own address.
-        words: of the cloud.
+        doing: the action, such as "cannot list".
+        location: URL of the object.
+        bucket: name of the bucket.
+        identity: identity of the client.
+        endpoint: URL, if it is not the cloud's own.
+        words: terms of the cloud.
     """
 
     doing: str
@@ -103,24 +103,24 @@ class BucketRequest:
 
 
 def elsewhere(words: MessageTerms, endpoint: str) -> str:
-    """What to do about who asks where another server than the cloud's own is asked; "" where none is."""
+    """Return the hint for authentication with a custom endpoint; "" without one."""
     if not endpoint:
         return ""
     return f"{words.log_in}, as that server knows you; unset {words.endpoint} to ask {words.cloud} itself"
 
 
 def is_no_object(error: Exception) -> bool:
-    """Whether the bucket is there and the object is not; so is what can be no key."""
+    """Whether the bucket exists and the object does not, or the key is invalid."""
     if isinstance(error, ValueError):
         return True
     status = _STATUS.search(str(error))
-    # What writes in parts raises OSError.
+    # Multipart writers raise OSError.
     is_absent = isinstance(error, FileNotFoundError) or (status is not None and status[1].startswith("404"))
     return is_absent and not _NO_BUCKET.search(str(error))
 
 
 def is_changed(error: Exception) -> bool:
-    """Whether an object is not the one that was asked for, also in the middle of an answer; or is there."""
+    """Whether an object has changed, possibly during the response, or already exists."""
     from obstore.exceptions import AlreadyExistsError
 
     return isinstance(error, AlreadyExistsError) or "precondition failure" in str(error)
@@ -133,7 +133,7 @@ def is_unsupported(error: StorageError) -> bool:
 
 
 def is_refused_without_code(error: Exception) -> bool:
-    """Whether a request for the metadata of an object is refused: its answer has no body, and so no code."""
+    """Whether a metadata request is refused: its response has no body and so no error code."""
     text = str(error)
     status = _STATUS.search(text)
     is_refused = status is not None and status[1].startswith("403")
@@ -141,7 +141,7 @@ def is_refused_without_code(error: Exception) -> bool:
 
 
 def is_no_listing(error: Exception) -> bool:
-    """Whether a server does not know the request for a listing: that for a missing bucket has a code."""
+    """Whether a server does not support listings: the response for a missing bucket has an error code."""
     text = str(error)
     status = _STATUS.search(text)
     is_absent = status is not None and status[1][:3] in ("404", "405")
@@ -149,7 +149,7 @@ def is_no_listing(error: Exception) -> bool:
 
 
 def is_broken_off(error: Exception) -> bool:
-    """Whether an answer ended too early."""
+    """Whether a response was truncated."""
     return "response body" in str(error)
 
 
@@ -159,7 +159,7 @@ def repeated(error: Exception, retries: int) -> Exception:
 
 
 def is_no_key(error: Exception) -> bool:
-    """Whether a listing has an object whose name obstore does not take."""
+    """Whether a listing contains an object whose name obstore does not accept."""
     return "Encountered object with invalid path" in str(error)
 
 
@@ -169,7 +169,7 @@ def is_not_the_api(error: Exception) -> bool:
 
 
 def explained(error: Exception, asked: BucketRequest) -> StorageError:
-    """What obstore raised, in our words."""
+    """Convert an error of obstore."""
     text = str(error)
     status = _STATUS.search(text)
     code = int(status[1][:3]) if status else 0
@@ -225,7 +225,7 @@ def _no_bucket(asked: BucketRequest) -> StorageError:
 
 
 def _is_of_region(text: str) -> bool:
-    """Whether a request was sent to another region than that of the bucket."""
+    """Whether a request was sent to another region than the bucket's."""
     return "region" in text.partition("Debug source")[0].lower()
 
 
@@ -278,8 +278,8 @@ def not_the_api(asked: BucketRequest, answer: str) -> StorageError:
     """Return the error of a server that does not offer the cloud's API.
 
     Args:
-        asked: The request.
-        answer: The response, for the message.
+        asked: the request.
+        answer: the response, for the message.
     """
     words = asked.words
     server = asked.endpoint or words.cloud
@@ -312,7 +312,7 @@ def _no_connection(asked: BucketRequest, text: str) -> StorageError:
 
 
 def _answer(text: str) -> str:
-    """What the server said: status, and its message where it sent one."""
+    """Return the server's status, and its message if there is one."""
     status, code, message = _STATUS.search(text), _CODE.search(text), _MESSAGE.search(text)
     if status is None:
         return text.partition("\n")[0]

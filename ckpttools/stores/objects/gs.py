@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from ckpttools.stores.costs import Meter
 
 
-# Where an emulator answers: of Google's libraries, and of tensorstore.
+# Emulator addresses in Google's libraries and in tensorstore.
 _EMULATORS = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL")
-# What obstore itself takes from the environment.
+# Credentials that obstore takes from the environment.
 _EXPLICIT = (
     "GOOGLE_SERVICE_ACCOUNT",
     "GOOGLE_SERVICE_ACCOUNT_PATH",
@@ -90,7 +90,7 @@ class GoogleStore(ObjectStore):
 
 def _emulated(address: str, variable: str) -> Access:
     url = address.rstrip("/") if "://" in address else f"http://{address.rstrip('/')}"
-    # Without a signature obstore would ask for tokens all the same.
+    # Without these keys, obstore would still request tokens.
     nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     key = json.dumps({"gcs_base_url": url, "disable_oauth": True, **nobody})
     log_in = (
@@ -101,10 +101,10 @@ def _emulated(address: str, variable: str) -> Access:
 
 
 def _credentials() -> tuple[dict[str, Any], str]:
-    """What a client is made with, and as whom it asks: application default credentials, in their order.
+    """Return the client configuration and the identity for messages: application default credentials.
 
     Raises:
-        StorageError: a file of credentials is not there, or of no use.
+        StorageError: a credentials file does not exist or is unusable.
     """
     if os.environ.get("GOOGLE_SKIP_SIGNATURE"):
         return _NOBODY, "nobody (GOOGLE_SKIP_SIGNATURE is set)"
@@ -152,7 +152,7 @@ def _by_google_auth(path: Path, kind: str) -> object:
 
 
 def _is_on_google() -> bool:
-    """Whether this is a machine of Google's, which has an identity."""
+    """Whether this is a Google Cloud machine, which has an identity."""
     if os.environ.get("GCE_METADATA_HOST"):
         return True
     result = metadata_headers("/", {"Metadata-Flavor": "Google"})
@@ -167,16 +167,16 @@ _WHAT = "unfinished uploads cannot be looked for"
 
 
 def _list_uploads(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iterator[PendingUpload]:
-    """Uploads to keys that begin so.
+    """List uploads to keys with a prefix.
 
     Args:
-        endpoint: URL of an emulator, which asks for no token; "" for the cloud itself.
+        endpoint: URL of an emulator, which needs no token; "" for the cloud.
         bucket: name of the bucket.
-        prefix: what keys begin with.
+        prefix: key prefix.
         meter: counts the requests.
 
     Raises:
-        StorageError: they cannot be _list_uploads.
+        StorageError: they cannot be listed.
     """
     asked = {"uploads": "", "prefix": prefix}
     headers = _authorization(endpoint)
@@ -200,7 +200,7 @@ def _parse_upload(bucket: str, declared: ElementTree.Element) -> PendingUpload:
 
 
 def _abort_upload(endpoint: str, upload: PendingUpload) -> None:
-    """Gives one up; none is there afterwards. Raises StorageError where that fails."""
+    """Abort an upload if it exists. Raises StorageError on failure."""
     _request("DELETE", endpoint, upload.key, {"uploadId": upload.upload}, _authorization(endpoint))
 
 
@@ -231,17 +231,17 @@ def _pool() -> urllib3.PoolManager:
 
 
 def _authorization(endpoint: str) -> dict[str, str]:
-    """The header that says who asks."""
+    """Return the authorization header; empty for an emulator."""
     if endpoint:
         return {}
     return {"Authorization": f"Bearer {os.environ.get('GOOGLE_BEARER_TOKEN') or _token()}"}
 
 
 def _token() -> str:
-    """A token of application default credentials, or of this machine.
+    """Return an access token from application default credentials or the metadata server.
 
     Raises:
-        StorageError: there is none.
+        StorageError: there is no token.
     """
     try:
         import google.auth

@@ -1,10 +1,10 @@
-"""What is done of a conversion to a bucket: objects below `<destination>.partial/journal/`, each put once.
+"""Journal of a conversion to a bucket: objects below `<destination>.partial/journal/`, each written once.
 
-plan              whose work it is, and where it is written
-done-RUN-NUMBER   tasks that are finished
-linked-NUMBER     a file that is about to be copied there from elsewhere in the bucket
-publishing        all is written, beside what it is going to replace, whose place it takes now
-published         the checkpoint has its name; what its objects are
+plan              the conversion, and where it is written
+done-RUN-NUMBER   finished tasks
+linked-NUMBER     a file that is about to be copied from elsewhere in the bucket
+publishing        everything is written next to the checkpoint that is now being replaced
+published         the objects of the published checkpoint
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from ckpttools.stores.publishing import JobInfo, Record
 PLAN, PUBLISHING, PUBLISHED = "plan", "publishing", "published"
 _DONE, _LINKED = "done-", "linked-"
 Inventory: TypeAlias = Mapping[str, Sequence[Any]]
-"""Size and version of objects, by name below a checkpoint."""
+"""Size and version of objects, by path below a checkpoint."""
 
 
 @dataclass(frozen=True)
 class ObjectJournal:
-    """The journal of one destination, as it was when it was read.
+    """The journal of a destination at the time it was read.
 
     Attributes:
-        bucket, key: where it is.
-        purpose: whose work it is; None where none is noted, or it cannot be read.
-        is_beside: whether the checkpoint grows beside the destination, which it will replace.
-        by_run: records of the finished tasks, by the run that entered them.
-        linked: names of files that were, or may have been, copied from elsewhere.
-        replacing: what is to be replaced, of which some may be gone, and what takes its place: two of what
-            `published` is; None as long as all of it is there.
-        published: the objects of the checkpoint (size and ETag by name), if it has its name; it is then the
-            last that goes of the journal.
-        is_there: whether anything of a journal is.
+        bucket, key: its location.
+        purpose: the conversion; None if there is no readable entry.
+        is_beside: whether the checkpoint is written next to the destination, which it will replace.
+        by_run: records of the finished tasks, by run ID.
+        linked: names of files that were or may have been copied from elsewhere.
+        replacing: inventories of the replaced checkpoint, which may be partly deleted, and of the new one;
+            None while the old one is complete.
+        published: inventory of the published checkpoint (size and ETag by name). It is then the last entry to
+            be removed.
+        is_there: whether there is any entry.
     """
 
     bucket: Bucket
@@ -57,26 +57,26 @@ class ObjectJournal:
 
     @property
     def plan(self) -> str | None:
-        """Fingerprint of the plan whose work this is; None where none is known."""
+        """Return the fingerprint of the plan; None if it is unknown."""
         return None if self.purpose is None else self.purpose.plan
 
     @property
     def records(self) -> list[Record]:
-        """Of the finished tasks."""
+        """Return the records of all runs."""
         return [record for records in self.by_run.values() for record in records]
 
     @property
     def grows_there(self) -> bool:
-        """Whether what has the destination's name is not complete."""
+        """Return whether the destination's name has an incomplete checkpoint."""
         return self.published is None and (self.is_replacing or not self.is_beside)
 
     @classmethod
     def read(cls, bucket: Bucket, key: str, *, with_records: bool = True) -> ObjectJournal:
-        """What is noted.
+        """Read the journal.
 
         Args:
-            bucket, key: where.
-            with_records: also which tasks are done: an object for each second of each process.
+            bucket, key: its location.
+            with_records: whether to read the finished tasks, one object per second and process.
 
         Raises:
             StorageError: the store reports an error.
@@ -111,37 +111,38 @@ class ObjectJournal:
         )
 
     def begin(self, purpose: JobInfo, is_beside: bool) -> ObjectJournal:
-        """Notes whose work this is; errors as `read`."""
+        """Record the conversion; errors as `read`."""
         self._put(PLAN, {"purpose": asdict(purpose), "is_beside": is_beside})
         return ObjectJournal(self.bucket, self.key, purpose, is_beside, is_there=True)
 
     @property
     def is_replacing(self) -> bool:
-        """Whether what was replaced may be gone."""
+        """Return whether the replaced checkpoint may be partly deleted."""
         return self.replacing is not None
 
     def note_replacing(self, old: Inventory, new: Inventory) -> ObjectJournal:
-        """Notes that what is replaced goes now; errors as `read`."""
+        """Record that the replaced checkpoint is being deleted; errors as `read`."""
         self._put(PUBLISHING, [old, new])
         return dataclass_replace(self, replacing=(old, new))
 
     def note_published(self, inventory: Inventory) -> None:
-        """Notes that all is done but to remove the journal; errors as `read`."""
+        """Record that only the journal remains to be removed; errors as `read`."""
         purpose = asdict(self.purpose) if self.purpose else None
         self._put(PUBLISHED, {"purpose": purpose, "objects": inventory})
 
     def note_link(self, name: str) -> None:
-        """Notes that a file is copied, which has no mark of the plan; errors as `read`."""
+        """Record that a file is being copied, which has no mark of the plan; errors as `read`."""
         self._put(f"{_LINKED}{uuid.uuid4().hex}", name)
 
     def _put(self, name: str, content: object) -> None:
         put(self.bucket, f"{self.key}/{name}", json.dumps(content).encode())
 
     def remove(self, check: Callable[[], None]) -> None:
-        """Removes all but the last word, so that what is left at any moment says what is still to be done.
+        """Remove all entries but the last, in an order that keeps the remaining work recognizable.
 
         Args:
-            check: raises where the destination no longer belongs to this process; asked before each deletion.
+            check: raises an error if the destination no longer belongs to this process; called before each
+                deletion.
 
         Raises:
             StorageError: the store reports an error.
@@ -159,16 +160,16 @@ class ObjectJournal:
                 remove(name)
 
     def remove_last(self) -> None:
-        """Removes what says that the checkpoint has its name; errors as `remove`."""
+        """Remove the entry of the published checkpoint; errors as `remove`."""
         delete(self.bucket, [f"{self.key}/{PUBLISHED}"])
 
 
 class JournalEntries:
-    """Enters what a run finishes.
+    """Records the finished tasks of a run.
 
     Args:
-        journal: where.
-        run: what tells its entries from those of other runs; "" for a new name.
+        journal: the journal.
+        run: ID that distinguishes its entries from those of other runs; "" for a new one.
     """
 
     def __init__(self, journal: ObjectJournal, run: str = "") -> None:
@@ -177,19 +178,19 @@ class JournalEntries:
         self._count = 0
 
     def enter(self, records: Iterable[Record]) -> None:
-        """Notes that tasks are done; errors as `ObjectJournal.read`."""
+        """Record finished tasks; errors as `ObjectJournal.read`."""
         journal, name = self._journal, f"{_DONE}{self._run}-{self._count:06d}"
         put(journal.bucket, f"{journal.key}/{name}", json.dumps(list(records)).encode())
         self._count += 1
 
     def remove(self) -> None:
-        """Removes what was entered; errors as `ObjectJournal.read`."""
+        """Remove the entries of this run; errors as `ObjectJournal.read`."""
         names = [f"{_DONE}{self._run}-{number:06d}" for number in range(self._count)]
         delete(self._journal.bucket, [f"{self._journal.key}/{name}" for name in names])
 
 
 def _two(declared: Any) -> tuple[Inventory, Inventory]:
-    """What is replaced, and by what; nothing is known of either where it cannot be read."""
+    """Parse the old and the new inventory; both are empty if they are malformed."""
     is_known = (
         isinstance(declared, list) and len(declared) == 2 and all(isinstance(item, dict) for item in declared)
     )
@@ -197,7 +198,7 @@ def _two(declared: Any) -> tuple[Inventory, Inventory]:
 
 
 def _parsed(content: bytes) -> Any:
-    """What an object says; None for what was not written here."""
+    """Parse an entry; None if it is malformed."""
     try:
         return json.loads(content)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Which objects the cloud itself can copy to another key."""
+"""Files in a bucket, and the conditions for copies inside the cloud."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class ObjectFile(File):
-    """An object as it was when it was looked at; every read asks for that version, and is refused another."""
+    """An object at one version: every read requests this version and fails for another."""
 
-    # What comes at 100 MB/s in the 20 ms that a request takes.
+    # 100 MB/s transfer this in 20 ms, the time of a request.
     gap: ClassVar[int] = 2 << 20
     price: ClassVar[int] = FAR
 
@@ -53,7 +53,7 @@ class ObjectFile(File):
             raise self.changed(result)
 
     def changed(self, result: Status | None) -> FormatError:
-        """The error of a file that is another one now, or gone."""
+        """Return the error of an object that was changed or removed."""
         if result is None:
             return FormatError(f"{self.path} was removed while it was read", hint=retry_term())
         return SourceChangedError(
@@ -64,8 +64,8 @@ class ObjectFile(File):
         )
 
 
-# An ETag that is computed from the content (MD5, S3) is the same again when old content is put back. Others
-# are different after each write.
+# An ETag computed from the content (MD5, S3) is equal again if old content is restored. Other ETags are never
+# reused.
 _CONTENT_TAG = re.compile(r"[0-9a-f]{32}(-[0-9]+)?|changed .*")
 # HEAD requests report the modification time in whole seconds.
 _CLOCK_SECONDS = 2
@@ -87,25 +87,25 @@ def is_proven_copy(source: ObjectFile, result: Status, built: Status | None, sec
         return False
     if not _CONTENT_TAG.fullmatch(source.version):
         return True
-    # By the cloud's clock: a source that was put back has been changed since the copy began.
+    # The cloud's clock shows whether a restored source was modified after the copy began.
     age = ((built.modified or 0) - (result.modified or 0)) / 1e9
     return age > seconds + _CLOCK_SECONDS
 
 
 @dataclass(frozen=True)
 class CopyTrials:
-    """See `ckpttools.stores.abilities.LinkTrials`: nothing has to be tried.
+    """See `ckpttools.stores.abilities.LinkTrials`; needs no trial.
 
     Attributes:
-        store: where to.
-        bucket: its name.
+        store: store of the destination.
+        bucket: name of its bucket.
     """
 
     store: ObjectStore
     bucket: str
 
     def refusal(self, source: File) -> str | None:
-        """Why an object cannot be copied, in the store's words; None if it can."""
+        """Return the store's reason why an object cannot be copied; None if it can."""
         if not isinstance(source, ObjectFile) or source.store is not self.store:
             return f"it is not in {self.store.words.cloud}"
         if source.key.partition("/")[0] != self.bucket:

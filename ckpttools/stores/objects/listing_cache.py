@@ -1,8 +1,8 @@
-"""What is known of the keys of an object store, for a moment: each question to it is a request.
+"""Short-lived cache of listings of an object store, because every question is a request.
 
-Looking for a checkpoint asks for dozens of names in the same few directories. Everything below a key comes
-in one listing, a thousand names to a request, with sizes and ETags: so what is asked for first is listed with
-all below it, and what is asked for then is answered from that.
+The search for a checkpoint needs dozens of names in the same few directories. One listing returns everything
+below a key with sizes and ETags, a thousand names per request. So the first question about a directory lists
+it completely, and the cache answers the following ones.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.base import FileKind, Status
 from ckpttools.stores.objects.client import Object, name_collision
 
-# Beyond so many objects a directory is listed without what is in its directories: 5 requests in vain.
+# With more objects than this, a directory is listed without its subdirectories, after 5 wasted requests.
 _MOST_OBJECTS = 5000
-# How long a listing is believed, in seconds; or so many times as long as it took.
+# Validity of a listing in seconds; or this multiple of its duration.
 _BELIEVED = 5.0
 _TIMES_AS_LONG = 10
 _FILE_NAME = re.compile(r"\.[A-Za-z]\w*$")
@@ -28,30 +28,30 @@ _DIRECTORY = Status(FileKind.DIRECTORY)
 
 
 class Source(Protocol):
-    """Who is asked. Raises StorageError where there is no answer."""
+    """The store behind the cache. Methods raise StorageError without a response."""
 
     def uri(self, key: str) -> str:
-        """Return a key as users write it."""
+        """Return the URL of a key."""
 
     def head(self, key: str) -> Status | None:
-        """The object of a key; None if there is none."""
+        """Return the status of an object; None if it does not exist."""
 
     def objects_below(self, key: str, limit: int | None = None) -> Sequence[Object] | None:
-        """All objects below a key; None if they are more than `limit`."""
+        """Return all objects below a key; None if there are more than `limit`."""
 
     def names_below(self, key: str) -> Mapping[str, Status]:
-        """Objects and directories directly below a key, by name."""
+        """Return the objects and directories directly below a key, by name."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What was below a key.
+    """A listing of everything below a key.
 
     Attributes:
-        asked: when, by the monotonic clock.
-        until: when it is believed no longer.
-        directories: key of a directory, from the listing's own on -> what is directly in it, by name.
-        objects: all objects below; None where the directories below were not listed.
+        asked: request time, by the monotonic clock.
+        until: end of its validity.
+        directories: entries by name for each relative directory.
+        objects: all objects below; None if subdirectories were not listed.
     """
 
     asked: float
@@ -64,12 +64,12 @@ class Listing:
         return self.objects is not None
 
     def tells(self, rest: str) -> bool:
-        """Whether it says what is at a key, from its own on."""
+        """Whether the listing covers a relative key."""
         first, _, below = rest.partition("/")
         return self.is_deep or not below or self.directories[""].get(first) != _DIRECTORY
 
     def status(self, rest: str) -> Status | None:
-        """What is at a key."""
+        """Return the status of a relative key."""
         if not rest:
             return _DIRECTORY
         directory, _, name = rest.rpartition("/")
@@ -77,7 +77,7 @@ class Listing:
 
 
 class KnownObjects:
-    """Answers from listings where they have the answer, and takes them where that saves questions."""
+    """Answers from cached listings, and requests listings if that saves requests."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -87,7 +87,7 @@ class KnownObjects:
         self._lock = threading.Lock()
 
     def forget(self, key: str) -> None:
-        """Believes no listing any more that tells of a key, or of one below."""
+        """Discard all listings that cover a key or a key below it."""
         with self._lock:
             for item in [listing for listing in self._listings if listing.startswith(f"{key}/")]:
                 del self._listings[item]
@@ -95,14 +95,14 @@ class KnownObjects:
                 self._listings.pop(above, None)
 
     def status(self, key: str) -> Status | None:
-        """What is at a key; None if nothing is."""
+        """Return the status of a key; None if it does not exist."""
         for listing, rest in self._listed(key, time.monotonic()):
             if listing.tells(rest):
                 return listing.status(rest)
         return self._looked_up(key)
 
     def status_after(self, key: str, moment: float) -> Status | None:
-        """The same, asked for after a moment of the monotonic clock; with neighbours if these are known."""
+        """Return a status that is newer than a moment of the monotonic clock; lists known siblings, too."""
         for listing, rest in self._listed(key):
             if rest and listing.tells(rest):
                 above = key.removesuffix(rest).rstrip("/")
@@ -110,7 +110,7 @@ class KnownObjects:
         return self._source.head(key)
 
     def names(self, key: str) -> Mapping[str, Status]:
-        """What is directly below a key, by name; nothing if it is no directory."""
+        """Return the entries directly below a key, by name; empty if it is not a directory."""
         for listing, rest in self._listed(key, time.monotonic()):
             if listing.is_deep or not rest:
                 break
@@ -124,7 +124,7 @@ class KnownObjects:
         return result
 
     def objects(self, key: str) -> Sequence[Object]:
-        """All objects below a key."""
+        """Return all objects below a key."""
         for listing, rest in self._listed(key, time.monotonic()):
             if listing.objects is not None:
                 start = f"{rest}/" if rest else ""
@@ -142,33 +142,33 @@ class KnownObjects:
         return objects
 
     def _listed(self, key: str, now: float = 0.0) -> Iterator[tuple[Listing, str]]:
-        """Listings that are believed at a time of what is above a key, the nearest first; the rest of it."""
+        """Iterate over valid listings of the key's ancestors, the nearest first, with the relative key."""
         for above in _and_above(key):
             listing = self._listings.get(above)
             if listing and now < listing.until:
                 yield listing, key[len(above) + 1 :]
 
     def _looked_up(self, key: str) -> Status | None:
-        """What is at a key of which no listing tells."""
+        """Request the status of a key that no listing covers."""
         above = key.rpartition("/")[0]
         with self._lock:
             is_first = above not in self._asked_in
             self._asked_in.add(above)
-        # Whoever asks for two names in a directory will ask for more.
+        # The second name that is requested in a directory suggests more.
         if above and not is_first and (listing := self._list_if_allowed(above)):
             return listing.status(key[len(above) + 1 :])
         is_file_first = bool(_FILE_NAME.search(key)) and "/" in key
         if is_file_first and (result := self._source.head(key)):
             return result
         if "/" not in key:
-            self._list(key)  # raises where there is no such bucket
+            self._list(key)  # This raises an error if the bucket does not exist.
             return _DIRECTORY
         if self._list(key).directories[""]:
             return _DIRECTORY
         return None if is_file_first else self._source.head(key)
 
     def _list_if_allowed(self, key: str) -> Listing | None:
-        """A listing without what is in directories; None where this user may read and not list."""
+        """List a directory without subdirectories; None if the user may read but not list it."""
         if key in self._unlistable:
             return None
         try:
@@ -184,7 +184,7 @@ class KnownObjects:
         now = time.monotonic()
         until = now + max(_BELIEVED, _TIMES_AS_LONG * (now - asked))
         listing = Listing(asked, until, directories, objects)
-        # Below a file there is nothing, too.
+        # Nothing can be below a file either.
         if directories[""]:
             with self._lock:
                 self._listings[key] = listing
@@ -192,7 +192,7 @@ class KnownObjects:
 
 
 def _directories(objects: Iterable[Object]) -> Mapping[str, Mapping[str, Status]]:
-    """What is directly in each directory that has one of these objects below."""
+    """Return the entries of each directory that contains one of these objects."""
     result: dict[str, dict[str, Status]] = {"": {}}
     for key, status in objects:
         above, _, name = key.rpartition("/")
@@ -206,7 +206,7 @@ def _directories(objects: Iterable[Object]) -> Mapping[str, Mapping[str, Status]
 
 
 def _and_above(key: str) -> Iterator[str]:
-    """A key and those of the directories that it is in, the nearest first."""
+    """Iterate over a key and its ancestors, the nearest first."""
     while key:
         yield key
         key = key.rpartition("/")[0]

@@ -1,8 +1,8 @@
-"""Whose a destination is: an object that its owner writes again every few seconds.
+"""Lock of a destination: an object that its owner rewrites every few seconds.
 
-It is written on the condition that it is new, or still the one that was written last: so of two processes one
-has it. Whoever finds one that has not been written for a minute, by the clock of the bucket, takes it over;
-at once, if it says that a process of this machine wrote it which is not there any more.
+Each write has the condition that the object is new or unchanged since the last write, so only one of two
+processes succeeds. A lock that has not been written for a minute, by the bucket's clock, is taken over;
+immediately, if its content names a process of this machine that no longer exists.
 
 A process probes which conditions the bucket honors before it takes the lock (`objects/conditions.py`). If the
 bucket does not honor `If-Match`, the owner reads the lock before each renewal, and a process that takes over
@@ -33,33 +33,33 @@ from ckpttools.stores.publishing import LockedError
 
 RENEWED_SECONDS = 10.0
 EXPIRED_SECONDS = 60.0
-# Of these, how many its owner believes in: what is asked for then should be done when another takes over.
+# Fraction of this time for which the owner trusts the lock, so that its requests end before a takeover.
 _BELIEVED = 0.75
 # Seconds between writing and reading a lock if the bucket does not exclude a second writer.
 SETTLED_SECONDS = 3.0
 PROBE = "-"
-"""What follows the name of a lock in those of objects by which the bucket is asked for the time."""
+"""Suffix of lock names for objects that are written to read the bucket's clock."""
 
 
 # Maximum number of processes that die one after the other while they take over one dead lock.
 _CLAIMS = 8
-# States of processes that are listed and run no more.
+# States of processes that are listed but have ended.
 _ENDED = "ZX"
-# Those of this process, which is not gone when one of them is given back.
+# Locks of this process, which continues to exist after it releases one of them.
 _HELD: set[str] = set()
 
 
 class Lock:
-    """A destination that is this process's, as long as this object is in a `with` statement.
+    """A lock that this process holds inside a `with` statement.
 
     Args:
         bucket, key: the object.
         location: the destination, for messages.
-        declared: what else the object says.
+        declared: additional content of the object.
     """
 
     lapses = False
-    """Whether others do without it once it has expired, and do not take it over: then it is lost."""
+    """Whether an expired lock is lost without a takeover, because others ignore it."""
 
     def __init__(
         self, bucket: Bucket, key: str, location: str, declared: Mapping[str, object] | None = None
@@ -74,15 +74,15 @@ class Lock:
         self._is_lost = False
 
     def __enter__(self) -> Lock:
-        """Takes it.
+        """Take the lock.
 
         Raises:
-            LockedError: another process has it.
+            LockedError: another process holds it.
             StorageError: the store reports an error.
         """
         honored(self._bucket, f"{self._key}{PROBE}")
         asked = _now()
-        # Before others can read who has it: they would take a thread of this process for gone.
+        # Add it before others can read the owner: they would consider a thread of this process dead.
         _HELD.add(self._owner["owner"])
         try:
             self._version = self._taken()
@@ -90,7 +90,7 @@ class Lock:
             _HELD.discard(self._owner["owner"])
             raise
         self._renewed = asked
-        # None begins in a process that is ending, or where the system has no room: then `check` renews.
+        # A process that is ending or out of memory starts no thread; then `check` renews the lock.
         with suppress(RuntimeError):
             self._thread.start()
         return self
@@ -100,20 +100,20 @@ class Lock:
         if self._is_kept:
             self._thread.join()
         _HELD.discard(self._owner["owner"])
-        # What stays says that this process is gone once it is.
+        # A remaining object shows that this process is dead once it is.
         with suppress(StorageError):
             self.release()
 
     def release(self) -> None:
-        """Gives it back. Raises StorageError where that fails; then it is taken over later."""
+        """Release the lock. Raises StorageError on failure; then it is taken over later."""
         result = read(self._bucket, self._key)
         if result and self._is_mine(result[0]):
             delete(self._bucket, [self._key])
 
     def check(self) -> None:
-        """Raises StorageError where it may be another process's by now."""
+        """Raise StorageError if another process may have taken over."""
         if not (self._is_kept or self._is_lost) and _now() - self._renewed > RENEWED_SECONDS:
-            # Where that fails its age tells.
+            # If the renewal fails, the age of the lock decides.
             with suppress(StorageError), self._lock:
                 self._write_again()
         if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
@@ -126,22 +126,22 @@ class Lock:
             )
 
     def renew(self) -> None:
-        """Writes a sign of life. Raises StorageError where that fails, or another process has taken over."""
+        """Rewrite the lock. Raises StorageError on failure or if another process has taken over."""
         with self._lock:
-            # Whoever took over keeps it: it is never asked for again.
+            # A lost lock is never renewed: its new owner keeps it.
             if not self._is_lost:
                 self._write_again()
         self.check()
 
     @property
     def _is_kept(self) -> bool:
-        """Whether a thread renews it."""
+        """Whether a thread renews the lock."""
         return self._thread.ident is not None
 
     def _write_again(self) -> None:
         before = self._renewed
         self._written()
-        # Also where the answer, and so perhaps what was asked, was late.
+        # This includes late responses, and therefore possibly late requests.
         if self.lapses and _now() - before > EXPIRED_SECONDS:
             self._is_lost = True
 
@@ -155,7 +155,7 @@ class Lock:
             try:
                 self._version = put(self._bucket, self._key, content, instead_of=self._version)
             except TakenError:
-                # Either another process wrote it, or a response with the new tag was lost.
+                # Either another process wrote it, or the response with the new tag was lost.
                 result = read(self._bucket, self._key)
                 if result is None or not self._is_mine(result[0]):
                     self._is_lost = True
@@ -172,7 +172,7 @@ class Lock:
             try:
                 self.renew()
             except StorageError:
-                # The next try, or whoever asks whether the lock is still held, will know.
+                # The next attempt or the next `check` will detect it.
                 if self._is_lost:
                     return
 
@@ -194,7 +194,7 @@ class Lock:
     def _taken_over(self) -> Version:
         result = read(self._bucket, self._key)
         if result is None:
-            # It was given back just now.
+            # It was released just now.
             return self._put_or_refuse(None)
         content, version = result
         owner = _parsed(content)
@@ -268,19 +268,19 @@ class Lock:
         return _parsed(content).get("owner") == self._owner["owner"]
 
     def _content(self) -> bytes:
-        # Another content each time, so that its ETag is another one.
+        # The content differs each time, so that its ETag does.
         return json.dumps({**self._said, **self._owner, "written": time.time_ns()}).encode()
 
 
 def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLock | None:
-    """Return the details of a lock, or None if there is none.
+    """Return the details of a lock; None if it does not exist.
 
     Args:
-        bucket, key: The lock.
-        now: The time by the clock of the bucket, in seconds since 1970; None for that of this machine.
+        bucket, key: the lock.
+        now: seconds since 1970 by the bucket's clock; None for the clock of this machine.
 
     Raises:
-        StorageError: The store reports an error.
+        StorageError: the store reports an error.
     """
     result, status = read(bucket, key), bucket.head(key)
     if result is None or status is None:
@@ -309,29 +309,29 @@ def locked_error(location: str, lock: StoredLock) -> LockedError:
 
 
 def process_of(owner: Mapping[str, object]) -> str:
-    """The process that wrote a lock, in words."""
+    """Describe the process that wrote a lock."""
     return f"process {owner.get('pid', '?')} on {owner.get('host', '?')}"
 
 
 def is_live(owner: Mapping[str, object], age: float) -> bool:
-    """Whether the process that wrote a lock, so many seconds ago, may still be there."""
+    """Whether the process that wrote a lock `age` seconds ago may still exist."""
     return age < EXPIRED_SECONDS and not _is_gone({name: str(value) for name, value in owner.items()})
 
 
 def _now() -> float:
-    """Seconds, those in which the machine was suspended as well."""
+    """Return a time in seconds that includes suspension of the machine."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _process() -> dict[str, str]:
-    """What tells this process from others, on this machine and elsewhere."""
+    """Return the identity of this process, on this machine and elsewhere."""
     pid = os.getpid()
     where = {"host": socket.gethostname(), "boot": _boot(), "space": _space()}
     return {**where, "pid": str(pid), "began": _began(pid)}
 
 
 def _space() -> str:
-    """Within what numbers of processes mean something: a container has its own."""
+    """Return the ID of the PID namespace, because every container has its own."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -346,17 +346,17 @@ def _boot() -> str:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in the system's ticks; "" if it is not there any more, or cannot be looked at."""
+    """Return the start time of a process in system ticks; "" if it has ended or cannot be inspected."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # One that was killed is listed until its parent asks how it ended, which in a container may be never.
+        # A killed process is listed until its parent waits for it, which may never happen in a container.
         return "" if state in _ENDED else fields[18]
     except (OSError, IndexError, ValueError):
         return ""
 
 
 def _is_gone(owner: dict[str, str]) -> bool:
-    """Whether it is known that an owner is not there any more: one of this machine."""
+    """Whether an owner is a process of this machine that no longer exists."""
     here = _process()
     is_here = bool(here["boot"]) and all(owner.get(name) == here[name] for name in ("host", "boot", "space"))
     pid = owner.get("pid", "")

@@ -1,7 +1,7 @@
-"""Who does a share of a conversion to a bucket: an object for each process, `DST.partial/parts/TOKEN`.
+"""Claims of shares of a conversion to a bucket: an object per process, `DST.partial/parts/TOKEN`.
 
-It is a lock that nobody else wants (`ckpttools.stores.objects.lock`), and says which groups its process does.
-In the end it is not deleted but says how it ended. What was done is in the journal.
+A claim is a lock that no other process wants (`ckpttools.stores.objects.lock`), with the groups of its
+process as content. At the end it is not deleted, but records the outcome. Finished tasks are in the journal.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ckpttools.stores.shares import DONE, PARTS, Member, Share, share_of
 
 @dataclass(frozen=True, slots=True)
 class PartClaim:
-    """The share of this process.
+    """The claim of this process.
 
     Attributes:
-        token: name of the object, which no other process has.
-        lock: the object itself.
+        token: unique name of the object.
+        lock: the object.
     """
 
     token: str
@@ -39,11 +39,11 @@ class PartClaim:
 
 @contextmanager
 def claimed(bucket: Bucket, partial: str, location: str, plan: str, share: Share) -> Iterator[PartClaim]:
-    """Says that this process does a share, as long as it does, and then how it ended.
+    """Claim a share inside the `with`, then record the outcome.
 
     Args:
-        bucket: where.
-        partial: key of what there is beside the checkpoint as long as it grows.
+        bucket: the bucket.
+        partial: key of the staging directory.
         location: the destination, for messages.
         plan: fingerprint of the plan.
         share: its groups.
@@ -65,14 +65,14 @@ def claimed(bucket: Bucket, partial: str, location: str, plan: str, share: Share
 
 
 class _HeldLock(Lock):
-    """A lock that says how it ended."""
+    """A lock that records an outcome."""
 
     outcome = ""
     lapses = True
 
     def release(self) -> None:
         result = read(self._bucket, self._key)
-        # Whoever took this process for gone may have removed it with all the rest.
+        # A process that considered this one dead may have removed the object.
         if result and self._is_mine(result[0]):
             content = {**json.loads(self._content()), "ended": self.outcome}
             with suppress(TakenError):
@@ -86,13 +86,13 @@ def members(
     done: Mapping[str, Sequence[Record]],
     now: float | None = None,
 ) -> list[Member]:
-    """The processes that do, or did, shares of a plan.
+    """Return the processes that do or did shares of a plan.
 
     Args:
-        bucket, partial: as of `claimed`.
-        plan: the same; None for any plan.
-        done: what each has entered, by token.
-        now: by the clock of the bucket; None for that of this machine.
+        bucket, partial: as in `claimed`.
+        plan: fingerprint of the plan; None for any plan.
+        done: records of each process by token.
+        now: time of the bucket's clock; None for the clock of this machine.
 
     Raises:
         StorageError: the store reports an error.
@@ -122,7 +122,7 @@ def members(
 
 
 def _read_all(bucket: Bucket, partial: str) -> Iterator[tuple[str, Status, dict[str, Any]]]:
-    """Name, status and content of the object of each process: a job may have had a thousand."""
+    """Iterate over name, status and content of all claims: a job may have had a thousand."""
     result = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
     contents = in_threads(writes_at_once(), lambda item: read(bucket, f"{partial}/{PARTS}/{item[0]}"), result)
     for (token, status), content in zip(result, contents, strict=True):

@@ -1,4 +1,4 @@
-"""`s3://bucket/key`: Amazon S3 and what speaks like it, with the credentials that AWS's own tools find."""
+"""`s3://bucket/key`: Amazon S3 and compatible servers, with the credentials that AWS's own tools find."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ class AmazonStore(ObjectStore):
 
 
 def _credentials() -> tuple[dict[str, Any], str]:
-    """What a client is made with, and as whom it asks.
+    """Return the client configuration, and the identity for messages.
 
     Raises:
-        StorageError: a profile is not there, or of no use.
+        StorageError: a profile does not exist or is unusable.
     """
     if os.environ.get("AWS_SKIP_SIGNATURE"):
         return {"skip_signature": True}, "nobody (AWS_SKIP_SIGNATURE is set)"
-    # boto3 takes 0.3 s to import, and what it would find here obstore finds as well.
+    # boto3 takes 0.3 s to import, and obstore also finds these credentials.
     key = os.environ.get("AWS_ACCESS_KEY_ID")
     if key and os.environ.get("AWS_SECRET_ACCESS_KEY") and not os.environ.get("AWS_PROFILE"):
         return {}, f"{_short(key)} of AWS_ACCESS_KEY_ID"
@@ -117,20 +117,20 @@ def _by_boto3(session: Any) -> tuple[dict[str, Any], str]:
 
 
 def _short(key: str) -> str:
-    """Enough of an access key to tell whose it is."""
+    """Shorten an access key so that it is recognizable."""
     return f"{key[:4]}…{key[-4:]}"
 
 
 def _list_uploads(access: Any, bucket: str, prefix: str) -> Iterator[PendingUpload]:
-    """Uploads to keys that begin so.
+    """List uploads to keys with a prefix.
 
     Args:
-        access: what obstore's client is made with: region, endpoint, whether anything is signed.
+        access: configuration of obstore's client: region, endpoint, signature.
         bucket: name of the bucket.
-        prefix: what keys begin with.
+        prefix: key prefix.
 
     Raises:
-        StorageError: they cannot be _list_uploads.
+        StorageError: they cannot be listed.
     """
     with _upload_client(access, bucket) as client:
         for page in client.get_paginator("list_multipart_uploads").paginate(Bucket=bucket, Prefix=prefix):
@@ -140,7 +140,7 @@ def _list_uploads(access: Any, bucket: str, prefix: str) -> Iterator[PendingUplo
 
 
 def _abort_upload(access: Any, upload: PendingUpload) -> None:
-    """Gives one up; none is there afterwards. Raises StorageError where that fails."""
+    """Abort an upload if it exists. Raises StorageError on failure."""
     bucket, _, key = upload.key.partition("/")
     with _upload_client(access, bucket) as client:
         try:

@@ -1,4 +1,4 @@
-"""A destination in a bucket that several processes make: see `ckpttools.stores.shares`."""
+"""A destination in a bucket that several processes write: see `ckpttools.stores.shares`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from ckpttools.stores.objects.staging import PREPARING, ObjectStaging
 from ckpttools.stores.publishing import JOURNAL, LOCK, SUFFIX, JobInfo, LockedError, Record
 from ckpttools.stores.shares import PARTS, Member, Share, Standing, check_free, prepared, published
 
-# Who has prepared this gives it back after a few requests.
+# A process that has prepared the destination releases it after a few requests.
 _PREPARED_SECONDS = 30.0
 _LOOK_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class SharedObjectStaging(ObjectStaging):
-    """The same for one process, or for several at once."""
+    """A staging in a bucket for one or several processes."""
 
     @contextmanager
     def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> Iterator[ObjectPartWork]:
-        """Takes a share of the destination; see `SharedStaging`."""
+        """Join the work on the destination; see `SharedStaging.joined`."""
         self.check_protected(is_shared=True)
         self._prepare(purpose)
         self._wait_for_the_lost(purpose.plan, share)
@@ -43,7 +43,7 @@ class SharedObjectStaging(ObjectStaging):
                     self.store.forget(key)
 
     def _prepare(self, purpose: JobInfo) -> None:
-        """Makes this a place for the parts of a plan, if no other part has done that."""
+        """Prepare the destination for the parts of a plan, unless another part has done that."""
 
         def attempt() -> ObjectJournal | None:
             journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
@@ -57,17 +57,17 @@ class SharedObjectStaging(ObjectStaging):
         prepared(attempt, lambda: self._is_preparing(purpose.plan), _PREPARED_SECONDS)
 
     def _is_preparing(self, plan: str) -> bool:
-        """Whether the process that has this alone makes it the place of a plan."""
+        """Whether the process that has locked the destination is preparing it for a plan."""
         return said_by(self.bucket, f"{self.partial}/{LOCK}").get(PREPARING) == plan
 
     def _joined(self, plan: str, share: Share, claim: PartClaim) -> ObjectJournal:
-        """The journal, looked at after it was said that this process is at work.
+        """Return the journal, read after this process has written its claim.
 
         Raises:
-            LockedError: somebody else is.
+            LockedError: another process is active.
         """
         ahead = self.now(f"{PARTS}/{claim.token}") - time.time()
-        # Who has prepared this gives it back a moment after its journal is there.
+        # A process that has prepared the destination releases it a moment after its journal exists.
         prepared(partial(self._refuse_owner, ahead), lambda: self._is_preparing(plan), 0.0)
         now = time.time() + ahead
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
@@ -82,14 +82,18 @@ class SharedObjectStaging(ObjectStaging):
         return journal
 
     def _refuse_owner(self, ahead: float) -> bool:
-        """True, or raises LockedError where a process has this alone; `ahead` is the clock of the bucket."""
+        """Return True, or raise LockedError if a process has locked the destination.
+
+        Args:
+            ahead: offset of the bucket's clock in seconds.
+        """
         lock = stored_lock(self.bucket, f"{self.partial}/{LOCK}", time.time() + ahead)
         if lock is not None and lock.is_held:
             raise locked_error(self.location, lock)
         return True
 
     def _wait_for_the_lost(self, plan: str, share: Share) -> None:
-        """Waits for processes that may be gone, until they are known to be, or give a sign of life."""
+        """Wait until processes that may be dead expire or give a sign of life."""
         first: dict[str, float] = {}
         while True:
             journal = ObjectJournal(self.bucket, "", JobInfo(plan))
@@ -104,7 +108,7 @@ class SharedObjectStaging(ObjectStaging):
         return members(self.bucket, self.partial, journal.plan or "", journal.by_run, now)
 
     def standing(self, plan: str) -> Standing:
-        """How far a plan has come; see `SharedStaging`."""
+        """Return the progress of a plan; see `SharedStaging.standing`."""
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         if journal.purpose is None:
             return Standing(False)
@@ -122,8 +126,8 @@ class ObjectPartWork:
 
     Attributes:
         staging: the destination.
-        claim: what says so.
-        journal: as it was when the process began.
+        claim: the claim of the share.
+        journal: the journal when the process started.
         plan: fingerprint of the plan.
     """
 

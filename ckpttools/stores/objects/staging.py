@@ -1,4 +1,4 @@
-"""How a checkpoint grows in a bucket: see "In a bucket" in `ckpttools.stores.publishing`."""
+"""Staging of checkpoints in a bucket: see "Buckets" in `ckpttools.stores.publishing`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
 
 PREPARING = "preparing"
-"""What the lock of a part says that prepares a destination: for which plan."""
+"""Key in the lock of a part that prepares a destination; the value is the plan."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class ObjectStaging:
     """A destination in a bucket; see `ckpttools.stores.publishing.Staging`.
 
     Attributes:
-        store: the one that has the bucket.
+        store: the store of the bucket.
         bucket: the bucket.
-        key: of the destination, in the store.
-        rest: the same in the bucket.
+        key: key of the destination in the store.
+        rest: key of the destination in the bucket.
         overwrite, check_replaced: as of `Publishes.staging`.
     """
 
@@ -61,7 +61,7 @@ class ObjectStaging:
 
     @property
     def partial(self) -> str:
-        """Key in the bucket of what there is beside the checkpoint as long as it grows."""
+        """Return the key of the staging directory in the bucket."""
         return self.rest + SUFFIX
 
     @property
@@ -94,15 +94,15 @@ class ObjectStaging:
             self.check_taken(journal)
 
     def check_taken(self, journal: ObjectJournal) -> None:
-        """Raises DestinationExistsError if something that may not be replaced is there."""
+        """Raise DestinationExistsError if the destination exists and may not be replaced."""
         status = self.bucket.head(self.rest)
         if status is not None and status.kind is FileKind.FILE:
             raise DestinationExistsError(f"{self.location} is an object", hint="choose another destination")
         if not self.objects(self.rest):
             return
         if journal.purpose is not None and not journal.is_beside and journal.published is None:
-            return  # what is there is the beginning of another conversion: `opened` says so
-        # What was listed a moment ago may not tell of all that would be replaced.
+            return  # Another unfinished conversion is there, which `opened` reports.
+        # A recent listing may lack objects that would be replaced.
         self.store.forget(self.key)
         self.check_replaced()
         if not self.overwrite:
@@ -113,7 +113,7 @@ class ObjectStaging:
             )
 
     def objects(self, key: str) -> Sequence[Object]:
-        """All objects below a key of the bucket, as they are now."""
+        """Return the present objects below a key of the bucket."""
         return self.bucket.objects_below(key) or ()
 
     @contextmanager
@@ -123,7 +123,9 @@ class ObjectStaging:
 
     @contextmanager
     def opened_for(self, purpose: JobInfo, preparing: str = "") -> Iterator[ObjectWork]:
-        """As `opened`; `preparing` is the plan for whose parts it is done, if it is."""
+        """Lock the destination as `opened` does. `preparing` is the plan for whose parts this is done, or
+        "".
+        """
         declared = {PREPARING: preparing} if preparing else None
         self.check_protected(is_shared=bool(preparing))
         with Lock(self.bucket, f"{self.partial}/{LOCK}", self.location, declared) as lock:
@@ -142,7 +144,7 @@ class ObjectStaging:
         """Raise UsageError if a second writer could replace or share the checkpoint undetected.
 
         Args:
-            is_shared: Whether several processes write it.
+            is_shared: whether several processes write it.
         """
         is_safe = honored(self.bucket, f"{self.partial}/{LOCK}{PROBE}").creates
         if is_safe or os.environ.get(UNPROTECTED) or not (self.overwrite or is_shared):
@@ -157,7 +159,7 @@ class ObjectStaging:
         )
 
     def _refuse_beside_parts(self) -> None:
-        """Raises LockedError if processes do shares; one that begins from now on finds the lock."""
+        """Raise LockedError if shares are active; a share that starts later sees the lock."""
         result = at_work(members(self.bucket, self.partial, None, {}, self.now()))
         if result:
             begun = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
@@ -170,12 +172,12 @@ class ObjectStaging:
             )
 
     def now(self, name: str = LOCK) -> float:
-        """The time by the clock of the bucket, when an object of this process was written just now."""
+        """Return the time of the bucket's clock by writing an object."""
         result = self.bucket.head(f"{self.partial}/{name}")
         return time.time() if result is None or result.modified is None else result.modified / 1e9
 
     def _begun(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> ObjectJournal:
-        """The journal of this plan, with what was done of it or empty."""
+        """Return the journal of this plan, with the finished work or empty."""
         is_ours = journal.plan == purpose.plan
         if journal.published is not None:
             if is_ours and self.inventory() == journal.published:
@@ -207,10 +209,10 @@ class ObjectStaging:
             )
 
     def _abort_uploads(self) -> None:
-        """Gives up what a process that is gone, or has lost the destination, was uploading to it."""
+        """Abort uploads to the destination by processes that are dead or have lost it."""
         if not isinstance(self.store, KeepsUploads):
             return
-        # Who may not list them can write all the same; `ckpt doctor` says so.
+        # A user without permission to list them can still write; `ckpt doctor` reports that.
         with suppress(StorageError):
             for key in (self.key, self.key + SUFFIX):
                 self.store.abort(self.store.uploads(key))
@@ -223,14 +225,14 @@ class ObjectStaging:
         )
 
     def inventory(self, key: str | None = None) -> Inventory:
-        """Size and version of each object below a key; by default those of the destination."""
+        """Return size and version of each object below a key, by default below the destination."""
         return {name: [result.size, result.version] for name, result in self.objects(key or self.rest)}
 
     def _give_up(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> None:
-        """Removes what another conversion has begun, if that is allowed.
+        """Remove another unfinished conversion, if that is allowed.
 
         Raises:
-            UsageError: it is not.
+            UsageError: it is not allowed.
         """
         partial = self.location + SUFFIX
         begun = journal.purpose
@@ -269,7 +271,7 @@ class ObjectStaging:
         )
 
     def conclude(self, journal: ObjectJournal, lock: Lock) -> None:
-        """Removes what tells of a conversion whose checkpoint has its name, all but the last word."""
+        """Remove the traces of a published conversion except the last entry."""
         kinds = [f"{PARTS}/", LOCK + PROBE, *([f"{CONTENT}/"] if journal.is_beside else [])]
         names = [name for name, _ in self.objects(self.partial) if name.startswith(tuple(kinds))]
 
@@ -281,11 +283,11 @@ class ObjectStaging:
         journal.remove(lock.check)
 
     def content(self, journal: ObjectJournal) -> str:
-        """Where the checkpoint of a journal grows: a key of the bucket."""
+        """Return the key in the bucket of the unpublished checkpoint."""
         return f"{self.partial}/{CONTENT}" if journal.is_beside else self.rest
 
     def check_copied(self, journal: ObjectJournal, sizes: Mapping[str, int]) -> None:
-        """Raises UsageError if files grow beside the destination that cannot be copied there."""
+        """Raise UsageError if staged files are too large to be copied to the destination."""
         largest, limit = max(sizes.values(), default=0), self.store.largest_copy
         if journal.is_beside and largest > limit:
             raise UsageError(
@@ -296,10 +298,11 @@ class ObjectStaging:
             )
 
     def discard(self, journal: ObjectJournal, lock: Lock) -> None:
-        """Deletes what was written by the plan of a journal, and nothing else.
+        """Delete the objects that the journal's plan has written, and nothing else.
 
-        The lock is looked at each time: who has slept would delete what another has finished since. One by
-        one: no request can be made to depend on the lock, so as few as can be are between that look and it.
+        The lock is checked before each deletion: a suspended process could delete a result that another
+        process has finished since. A deletion cannot have the lock as condition, so nothing else happens
+        between the two.
         """
         plan, content = journal.plan, self.content(journal)
         for name, _ in self.objects(content):

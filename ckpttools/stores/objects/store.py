@@ -1,4 +1,4 @@
-"""An object store, read: keys are `bucket/name/of/object`, questions are few, objects are pinned."""
+"""An object store: keys are `bucket/name/of/object`, requests are cached, objects are pinned to versions."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from ckpttools.stores.shares import PARTS, at_work
 if TYPE_CHECKING:
     from ckpttools.stores.objects.shared_staging import SharedObjectStaging
 
-# What can be directly below where a conversion leaves its traces.
+# Names directly below a staging directory.
 _OURS = (LOCK, JOURNAL, CONTENT)
-# 400 MiB is what Orbax makes of it on gs://; a smaller one is written again sooner.
+# Orbax uses 400 MiB on gs://; a smaller file is rewritten faster.
 _FILE_BYTES = 256 << 20
 _FILES = 16
 _RUN_LOCK = f".ckpttools-{LOCK}"
@@ -61,9 +61,9 @@ class ObjectStore(Store):
     """The buckets of one cloud.
 
     Attributes:
-        words: what messages say of it.
-        largest_copy: bytes of an object that the cloud copies in one request.
-        header_variables: variables of the environment whose values become headers of requests.
+        words: terms of the cloud for messages.
+        largest_copy: maximum size of an object that the cloud copies in one request, in bytes.
+        header_variables: environment variables whose values become request headers.
     """
 
     streams: ClassVar[Streams | None] = Streams(
@@ -71,7 +71,7 @@ class ObjectStore(Store):
     )
     link_copies: ClassVar[bool] = True
     words: ClassVar[MessageTerms]
-    # What Google and Azure take for an object at all.
+    # Maximum object size of Google and Azure.
     largest_copy: ClassVar[int] = 5 << 40
     header_variables: ClassVar[Sequence[str]] = ()
 
@@ -85,10 +85,10 @@ class ObjectStore(Store):
 
     @abstractmethod
     def access(self, bucket: str) -> Access:
-        """How a bucket is reached, as the environment says it.
+        """Return how to reach a bucket, according to the environment.
 
         Raises:
-            StorageError: it says too little, or something that cannot be used.
+            StorageError: settings are missing or unusable.
         """
 
     @property
@@ -133,7 +133,7 @@ class ObjectStore(Store):
         return ObjectFile(self, key, result)
 
     def put(self, key: str, content: bytes) -> None:
-        """See `Puts`."""
+        """See `Puts.put`."""
         bucket, rest = self._at(key)
         above = self.stat(key.rpartition("/")[0])
         if not rest or bucket.names_below(rest):
@@ -144,7 +144,7 @@ class ObjectStore(Store):
         self.forget(key)
 
     def claim(self, key: str, content: bytes) -> bool:
-        """See `Removes`."""
+        """See `Removes.claim`."""
         bucket, rest = self._at(key)
         try:
             put(bucket, rest, content)
@@ -155,18 +155,18 @@ class ObjectStore(Store):
         return True
 
     def locked(self, key: str) -> Lock:
-        """See `Removes`; an object in it says who has it."""
+        """See `Removes.locked`; an object in the directory holds the lock."""
         bucket, rest = self._at(key)
         return Lock(bucket, f"{rest}/{_RUN_LOCK}", self.uri(key))
 
     def locks(self, key: str) -> Sequence[StoredLock]:
-        """See `KeepsLocks`: that of a conversion to a key, and that of a command on the run there."""
+        """See `KeepsLocks.locks`: locks of a conversion to a key, and of a command on a run there."""
         bucket, rest = self._at(key.removesuffix(SUFFIX))
         names = (f"{rest}{SUFFIX}/{LOCK}", f"{rest}/{_RUN_LOCK}") if rest else ()
         return [lock for name in names if (lock := stored_lock(bucket, name)) is not None]
 
     def remove(self, key: str) -> None:
-        """See `Removes`; a listing made just now says what there is."""
+        """See `Removes.remove`; uses a new listing."""
         bucket, rest = self._at(key)
         if not rest:
             raise self._no_name()
@@ -207,7 +207,9 @@ class ObjectStore(Store):
         )
 
     def _left_at(self, key: str) -> Unfinished | None:
-        """What is left of a conversion without its journal: nothing but a lock, or what has no owner."""
+        """Return an unfinished conversion without a journal, of which only a lock or unowned objects
+        exist.
+        """
         bucket, rest = self._at(key)
         names = bucket.names_below(rest) if rest else {}
         others = (f"{LOCK}{PROBE}", f"{PARTS}/")
@@ -230,7 +232,7 @@ class ObjectStore(Store):
         return CopyTrials(self, key.partition("/")[0])
 
     def link(self, source: File, key: str) -> bool:
-        """See `Links`: a copy that the cloud makes, if it is proven to be of the version that was opened."""
+        """See `Links.link`: a copy inside the cloud, if it is proven to be of the version that was opened."""
         if self.trials(key).refusal(source) is not None:
             return False
         assert isinstance(source, ObjectFile)
@@ -255,7 +257,7 @@ class ObjectStore(Store):
         return True
 
     def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
-        """See `Links`: the rest is zeros."""
+        """See `Links.copy_parts`: the other bytes are zeros."""
         bucket, rest = self._at(key)
         with Upload(bucket, rest, source.size, "") as upload:
             for start, stop in parts:
@@ -265,15 +267,15 @@ class ObjectStore(Store):
         self.forget(key)
 
     def forget(self, key: str) -> None:
-        """Asks again for what is at a key and below."""
+        """Discard cached listings of a key and below it."""
         self._known.forget(key)
 
     def status_after(self, key: str, moment: float) -> Status | None:
-        """What is at a key, asked for after a moment by the monotonic clock; errors as `stat`."""
+        """Return a status that is newer than a moment of the monotonic clock; errors as `stat`."""
         return self._known.status_after(key, moment)
 
     def read_into(self, file: ObjectFile, start: int, out: memoryview) -> None:
-        """Fills `out` with bytes of a file of this store; errors as `File.read_into`."""
+        """Fill `out` with bytes of a file of this store; errors as `File.read_into`."""
         fetch = partial(self._fetch, file)
         if self._blocks.takes(file.key, file.size, len(out)):
             name, read = (file.key, file.version), partial(self._reads.read_into, fetch=fetch)
@@ -289,7 +291,7 @@ class ObjectStore(Store):
             self._known.forget(file.key)
             raise file.changed(bucket.head(key)) from None
 
-    # -- whom `KnownObjects` asks
+    # -- methods for `KnownObjects`
 
     def head(self, key: str) -> Status | None:
         """See `Source`."""
@@ -317,7 +319,9 @@ class ObjectStore(Store):
             return self._buckets[name], rest
 
     def _check_headers(self) -> None:
-        """Raise StorageError if a value has a character that no header can have: obstore panics at it."""
+        """Raise StorageError if a value contains a character that headers cannot have: obstore would
+        panic.
+        """
         result = next((n for n in self.header_variables if not os.environ.get(n, "").isprintable()), None)
         if result is not None:
             raise StorageError(

@@ -1,4 +1,4 @@
-"""A destination in a bucket that is this process's: what is done to it until it is published."""
+"""The work on a destination in a bucket until it is published."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ckpttools.stores.publishing import SUFFIX, JobInfo, Record
 if TYPE_CHECKING:
     from ckpttools.stores.objects.staging import ObjectStaging
 
-# What says that a checkpoint is there is small, and goes before what is large.
+# The files that complete a checkpoint are small, and are removed before large ones.
 _SMALL = 1 << 20
 
 
 @dataclass
 class ObjectWork:
-    """A destination in a bucket that is this process's; see `ckpttools.stores.publishing.Work`.
+    """A destination in a bucket that this process has locked; see `ckpttools.stores.publishing.Work`.
 
     Attributes:
         staging: the destination.
-        lock: held.
-        journal: as it was when the work was taken up.
-        purpose: what for.
+        lock: the held lock.
+        journal: the journal when the work was opened.
+        purpose: the conversion.
     """
 
     staging: ObjectStaging
@@ -72,7 +72,7 @@ class ObjectWork:
 
     @property
     def records(self) -> Sequence[Record]:
-        # What an earlier run wrote is looked for in the bucket, not in what was known of it before.
+        # Look for files of earlier runs in the bucket rather than in the cache.
         self.staging.store.forget(self.content.key)
         return self.journal.records
 
@@ -92,15 +92,15 @@ class ObjectWork:
         self.lock.check()
         versions = [] if self.files is None else self.files.take_version_records()
         self.entries.enter([*records, *versions])
-        # Who looks for what is done finds it.
+        # Later readers must see the new objects.
         self.staging.store.forget(self.content.key)
 
     def discard(self) -> None:
         self.lock.renew()
-        # As it is now: what was copied since it was taken up has no mark of the plan.
+        # Read the journal again: files that were copied since have no mark of the plan.
         self.staging.discard(ObjectJournal.read(self._bucket, self.journal.key), self.lock)
         self.journal.remove(self.lock.check)
-        # Of this plan nothing is left: whoever has another one may begin.
+        # Nothing remains of this plan, so another plan may start.
         self.journal = ObjectJournal(self._bucket, self.journal.key)
 
     def publish(self) -> None:
@@ -151,10 +151,10 @@ class ObjectWork:
             )
 
     def _checked_inventory(self) -> Inventory:
-        """Check and return the inventory of the final name. The copy next to it is deleted afterwards.
+        """Check and return the inventory of the published checkpoint; its staged copy is deleted afterwards.
 
         Raises:
-            StorageError: objects differ from those that were copied.
+            StorageError: objects differ from the copied ones.
         """
         inventory = self.staging.inventory()
         _, new = self.journal.replacing or ({}, {})
@@ -170,19 +170,19 @@ class ObjectWork:
         return inventory
 
     def _put(self, key: str, content: bytes) -> None:
-        """Puts one of the small files, where nothing is yet but what an earlier run of this plan put."""
+        """Write a small file that does not exist or was written by an earlier run of this plan."""
         self.lock.check()
         put_again(self._bucket, key.partition("/")[2], content, self.purpose.plan)
 
     def _replace(self, old: Inventory, new: Inventory) -> None:
-        """What was there goes; what is complete beside it is copied there, the small files last.
+        """Delete the old checkpoint, and copy the new one to its place, small files last.
 
         Args:
-            old: what was there.
-            new: what takes its place. What an earlier run has copied is copied again.
+            old: inventory of the old checkpoint.
+            new: inventory of the new one. Files that an earlier run has copied are copied again.
         """
         last = [key.removeprefix(f"{self.content.key}/") for key in self.pending.files]
-        # What is shared with a source has been copied anew, and has another version.
+        # Files shared with a source were copied again and have another version.
         there = {name: result.size for name, result in self.staging.objects(self._content)}
         sizes = {name: size for name, (size, _) in new.items()}
         if lost := sorted(name for name in {*new, *last} if there.get(name, -1) != sizes.get(name)):
@@ -195,7 +195,8 @@ class ObjectWork:
         changed = [name for name, status in result if old.get(name) != [status.size, status.version]]
         in_threads(writes_at_once(), partial(self._check_copied, new), changed)
         for name, _ in result:
-            # Asked each time: what would be deleted by who has slept may be another's by now.
+            # Check the lock before each deletion: after a suspension, the object may belong to another
+            # process.
             self.lock.check()
             delete(self._bucket, [f"{self.staging.rest}/{name}"])
         self.lock.renew()
@@ -204,9 +205,9 @@ class ObjectWork:
             self._move(name)
 
     def _check_copied(self, new: Inventory, name: str) -> None:
-        """Raises DestinationExistsError if this was put by somebody else, not copied by an earlier run."""
+        """Raise DestinationExistsError if another process wrote this object."""
         key = f"{self.staging.rest}/{name}"
-        is_linked = name in self.journal.linked  # has no mark of the plan
+        is_linked = name in self.journal.linked  # Linked files have no mark of the plan.
         if name not in new or not (is_linked or mark(self._bucket, key) == self.purpose.plan):
             raise taken_error(self._bucket, key)
 
@@ -216,7 +217,7 @@ class ObjectWork:
 
     def conclude(self) -> None:
         self.staging.conclude(self.journal, self.lock)
-        # Whoever takes over here finds that nothing is left to do.
+        # A process that takes over finds nothing left to do.
         self.lock.release()
         self.journal.remove_last()
 

@@ -1,7 +1,7 @@
-"""The small files of a checkpoint that grows in a bucket or on the hub: in memory until it is published.
+"""Buffer for the small files of an unpublished checkpoint in a bucket or on the hub.
 
-A reader goes by them. So they are put when all data is there, and those that were written last, which say
-that this is a checkpoint, when all others are.
+Readers recognize a checkpoint by these files. So they are written after all data, and the last ones, which
+mark it as complete, after all others.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ckpttools.stores.memory import Bytes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Item and step have a file each that says that they are complete.
+# An item and a step each have a file that marks them as complete.
 _LAST = 2
 
 
 class PendingFiles(Store):
-    """A store with files that are not there yet. Keys are those of the store below it.
+    """A store that buffers new files in memory. Keys are those of the underlying store.
 
     Args:
-        store: the one below.
+        store: the underlying store.
         note_link: called with the key of a file before it is copied there.
     """
 
@@ -39,7 +39,7 @@ class PendingFiles(Store):
 
     @property
     def files(self) -> Iterable[str]:
-        """Keys of what was written, in that order."""
+        """Return the keys of the buffered files in the order of their writes."""
         return list(self._files)
 
     def stat(self, key: str) -> Status | None:
@@ -67,23 +67,23 @@ class PendingFiles(Store):
         return self._store.open(key) if content is None else Bytes(self.uri(key), content)
 
     def write(self, key: str, content: bytes) -> None:
-        """As `Writes.write`: it is put when all is published."""
+        """See `Writes.write`; the file is written at publication."""
         with self._lock:
             self._files.pop(key, None)
             self._files[key] = content
 
     def write_at(self, key: str, offset: int, content: bytes) -> None:
-        """As `Writes.write_at`, of what was written before."""
+        """See `Writes.write_at`; the file must be buffered."""
         with self._lock:
             data = bytearray(self._files[key])
             data[offset : offset + len(content)] = content
             self._files[key] = bytes(data)
 
     def put_all(self, put: Callable[[str, bytes], None]) -> None:
-        """Writes them: the last two when all others are there, one after the other.
+        """Write all buffered files: the last two one after the other, when all others exist.
 
         Args:
-            put: writes one.
+            put: writes one file.
         """
         names = list(self._files)
         in_threads(writes_at_once(), lambda key: put(key, self._files[key]), names[:-_LAST])

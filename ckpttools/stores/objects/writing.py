@@ -1,4 +1,4 @@
-"""Writing to a bucket: small objects in one request, on a condition; large ones in parts."""
+"""Writes to a bucket: small objects in one conditional request, large ones in parts."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from ckpttools.stores.objects.client import IGNORED, Bucket, ObjectChangedError,
 
 PART_BYTES = 8 << 20
 PARTS_UNDER_WAY = 3
-# A name without a hyphen, which Azure does not take, or an underscore, which proxies drop.
+# Azure does not accept a hyphen, and proxies drop names with an underscore.
 MARK = "ckpttoolsplan"
 """Attribute of objects that a conversion writes: the fingerprint of its plan."""
-_MOST_PARTS = 9_000  # 10,000 is what S3 takes
+_MOST_PARTS = 9_000  # S3 accepts 10,000 parts.
 _DOING = "cannot write"
 
 
 class TakenError(Exception):
-    """An object is there already, or is not the one that was meant."""
+    """An object already exists, or is not the expected one."""
 
 
 def put(
     bucket: Bucket, key: str, content: bytes, *, instead_of: Version | None = None, plan: str = ""
 ) -> Version:
-    """Writes an object that is new, or takes the place of one that is known.
+    """Write an object that is new or replaces a known version.
 
     Args:
         bucket, key, content: the object.
-        instead_of: what it replaces; None where nothing may be there.
-        plan: the mark that it gets; "" for none.
+        instead_of: the version that it replaces; None if it must not exist.
+        plan: the mark of the object; "" for none.
 
     Returns:
-        What it is now.
+        Its new version.
 
     Raises:
-        TakenError: another object is there; not if it has the same content.
+        TakenError: another object exists, with other content.
         StorageError: it cannot be written.
     """
     conditions = bucket.conditions
@@ -52,7 +52,7 @@ def put(
             mode = "overwrite"
         return put_if(bucket, key, content, mode, plan)
     except (ObjectChangedError, FileNotFoundError):
-        # A request that was answered, and whose answer was lost, was made again.
+        # The response to a successful request was lost, and the request was repeated.
         result = read(bucket, key)
         if result is None or result[0] != content:
             raise TakenError(key) from None
@@ -60,7 +60,7 @@ def put(
 
 
 def _compare(bucket: Bucket, key: str, expected: Version | None) -> None:
-    """Raise ObjectChangedError if an object differs, for requests that cannot have such a condition."""
+    """Raise ObjectChangedError if an object differs, for buckets without conditional writes."""
     result = bucket.head(key)
     tag = None if expected is None else expected.get("e_tag", "").strip('"')
     if (None if result is None else result.version) != tag:
@@ -71,16 +71,16 @@ def put_if(bucket: Bucket, key: str, content: bytes, mode: Any, plan: str = "") 
     """Write an object in one request.
 
     Args:
-        bucket, key, content: The object.
+        bucket, key, content: the object.
         mode: "create", "overwrite", or the version that it replaces.
-        plan: The mark that it gets; "" for none.
+        plan: the mark of the object; "" for none.
 
     Returns:
         Its version.
 
     Raises:
-        ObjectChangedError: The condition does not hold.
-        StorageError: It cannot be written.
+        ObjectChangedError: the condition does not hold.
+        StorageError: it cannot be written.
     """
     import obstore
 
@@ -96,13 +96,13 @@ def put_if(bucket: Bucket, key: str, content: bytes, mode: Any, plan: str = "") 
 
 
 def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> Version:
-    """Writes an object where nothing is yet but what an earlier run of the plan put.
+    """Write an object that does not exist, or that an earlier run of the plan has written.
 
     Returns:
         Its version.
 
     Raises:
-        DestinationExistsError: something else is there.
+        DestinationExistsError: another object exists.
         StorageError: it cannot be written.
     """
     try:
@@ -112,19 +112,21 @@ def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> Version:
     try:
         if result is None or mark(bucket, key) != plan:
             raise TakenError(key)
-        # Such as one that tells when it was made.
+        # The content may contain a creation time.
         return put(bucket, key, content, instead_of=result[1], plan=plan)
     except TakenError:
         raise taken_error(bucket, key) from None
 
 
 def replace(bucket: Bucket, key: str, content: bytes) -> None:
-    """Writes an object, whatever is there. Raises StorageError where that fails."""
+    """Write an object unconditionally. Raises StorageError on failure."""
     put_if(bucket, key, content, "overwrite")
 
 
 def read(bucket: Bucket, key: str) -> tuple[bytes, Version] | None:
-    """A small object and what it is; None if there is none. Raises StorageError where there is no answer."""
+    """Read a small object and its version; None if it does not exist. Raises StorageError without a
+    response.
+    """
     import obstore
 
     def question(client: Any) -> tuple[bytes, Version]:
@@ -138,11 +140,11 @@ def read(bucket: Bucket, key: str) -> tuple[bytes, Version] | None:
 
 
 def mark(bucket: Bucket, key: str, *, is_brief: bool = False) -> str | None:
-    """The plan by which an object was written; None if it has none, or is not there. Errors as `read`.
+    """Return the plan that an object is marked with; None without a mark or object. Errors as `read`.
 
     Args:
         bucket, key: the object.
-        is_brief: as of `Bucket.ask`, by whose connection a deletion goes that comes next.
+        is_brief: as of `Bucket.ask`; the following deletion uses the same connection.
     """
     import obstore
 
@@ -160,7 +162,7 @@ def mark(bucket: Bucket, key: str, *, is_brief: bool = False) -> str | None:
 
 
 def delete(bucket: Bucket, keys: Iterable[str]) -> None:
-    """Deletes objects, also such as are not there. Raises StorageError where that fails."""
+    """Delete objects if they exist. Raises StorageError on failure."""
     import obstore
 
     for key in keys:
@@ -171,10 +173,10 @@ def delete(bucket: Bucket, keys: Iterable[str]) -> None:
 
 
 def copy(bucket: Bucket, old: str, new: str) -> None:
-    """Gives the bytes of an object another key, too; they stay where they are, in the cloud.
+    """Copy an object inside the cloud.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: it does not exist.
         StorageError: it cannot be copied, for example because it is too large for one request.
     """
     import obstore
@@ -183,19 +185,19 @@ def copy(bucket: Bucket, old: str, new: str) -> None:
 
 
 class Upload:
-    """An object that is written from its first byte to its last, and is there once it is complete.
+    """An object that is written sequentially and exists once it is complete.
 
-    One that is short is put in one request, on the condition that nothing is there but what the same plan put
-    there. Used in a `with` statement: of what an exception ends nothing remains.
+    A short object is written in one request, on the condition that no object of another plan exists. Use it
+    in a `with` statement: after an exception, nothing remains.
     """
 
     def __init__(self, bucket: Bucket, key: str, size: int, plan: str) -> None:
-        """Begins one.
+        """Prepare the upload.
 
         Args:
-            bucket, key: where.
-            size: bytes that it will have at least: what is missing in the end is filled with zeros.
-            plan: the mark that it gets; "" where whatever is there may be replaced.
+            bucket, key: the object.
+            size: minimum size in bytes; missing bytes are filled with zeros.
+            plan: the mark of the object; "" to replace any existing object.
 
         `on_complete` is called with the size and the version of the complete object; the version is "" if it
         is unknown.
@@ -209,19 +211,19 @@ class Upload:
         self.on_complete: Callable[[int, str], object] = lambda size, version: None
 
     def write(self, data: memoryview) -> None:
-        """Writes what comes next.
+        """Write the next bytes.
 
         Raises:
-            StorageError: it cannot be written.
-            DestinationExistsError: somebody else has written the object.
+            StorageError: they cannot be written.
+            DestinationExistsError: another process has written the object.
         """
         for start in range(0, len(data), PART_BYTES):
-            # obstore keeps what it is given until it is sent, and this memory gets other content before.
+            # obstore keeps a reference until the data is sent, but the caller reuses this memory.
             self._write(bytes(data[start : start + PART_BYTES]))
         self.position += len(data)
 
     def fill(self, until: int) -> None:
-        """Writes zeros up to an offset; errors as `write`."""
+        """Write zeros up to an offset; errors as `write`."""
         while self.position < until:
             self.write(memoryview(bytes(min(PART_BYTES, until - self.position))))
 
@@ -236,7 +238,7 @@ class Upload:
         self._ask(lambda: self._writer.write(part))
 
     def _begin(self) -> None:
-        """Begins to write in parts, for which the clouds know no conditions."""
+        """Start a multipart upload, for which clouds have no conditions."""
         import obstore
 
         self._check_free()
@@ -255,21 +257,21 @@ class Upload:
         self._ask(self._writer.__enter__)
 
     def _check_free(self) -> None:
-        """Raises DestinationExistsError if something is there that this plan has not put there."""
+        """Raise DestinationExistsError if an object of another plan exists."""
         if self._plan and self._bucket.head(self._key) and mark(self._bucket, self._key) != self._plan:
             raise taken_error(self._bucket, self._key)
 
     def complete(self) -> None:
-        """Ends it before the `with` statement does; errors as `write`."""
+        """Complete the upload before the end of the `with` statement; errors as `write`."""
         self.fill(self._size)
         if self._writer is not None:
-            # Minutes may have passed since it was begun.
+            # The upload may have taken minutes.
             try:
                 self._check_free()
             except CheckpointError as error:
                 self._abort(error)
                 raise
-            # With those that begin it and put its parts together.
+            # This includes the requests that start and complete the upload.
             requests = ceil_div(self.position, self._part_bytes) + 2
             try:
                 self._ask(lambda: self._writer.__exit__(None, None, None), requests)
@@ -294,7 +296,7 @@ class Upload:
         return False
 
     def _is_there(self) -> bool:
-        """Whether all of it is there."""
+        """Whether the complete object exists."""
         result = self._bucket.head(self._key) if self._plan else None
         is_whole = result is not None and result.size == self.position
         return is_whole and mark(self._bucket, self._key) == self._plan
@@ -323,7 +325,7 @@ class Upload:
             self._abort(error)
 
     def _abort(self, error: BaseException) -> None:
-        """Give up the upload because of an error, which counts more than one of giving up."""
+        """Abort the upload after an error, which takes precedence over errors of the abort."""
         if self._writer is None:
             return
         with suppress(StorageError):
@@ -331,7 +333,7 @@ class Upload:
 
 
 def taken_error(bucket: Bucket, key: str) -> DestinationExistsError:
-    """The error of an object that somebody else has written."""
+    """Return the error of an object that another process has written."""
     return DestinationExistsError(
         f"{bucket.uri(key)} was written by somebody else meanwhile",
         expected="a destination that nothing else is written to",
