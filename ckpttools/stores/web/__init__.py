@@ -1,1 +1,1 @@
-"""Files that lie behind HTTP, read by ranges: `http.py` and `hub.py` over one client and one kind of file."""
+"""Files over HTTP, read by ranges: `http.py` and `hub.py` share one client and one file class."""

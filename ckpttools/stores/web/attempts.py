@@ -1,4 +1,4 @@
-"""How often a request is made again, after how long, and when that has to end."""
+"""Retries of requests: number, pauses and limits."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.message_terms import retry_term
 
-# What came before a body was cut counts as progress from so many bytes on.
+# Minimum bytes of a truncated body that count as progress.
 _PROGRESS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """What is waited for.
+    """Timeouts and limits of retries.
 
     Attributes:
-        connect: seconds until there is a connection.
+        connect: seconds to establish a connection.
         stall: seconds without a byte, before the first and after each.
-        attempts: at one read that bring it no further.
-        first_wait: seconds before the second attempt at most; twice as long before each after it.
-        longest_wait: seconds that a server may ask for with `Retry-After`.
-        failures: attempts of the process that may fail beyond one for each ten that did not.
+        attempts: attempts of one read without progress.
+        first_wait: maximum seconds before the second attempt; doubled before each further attempt.
+        longest_wait: maximum seconds that a server may request with `Retry-After`.
+        failures: failed attempts that the process may have in addition to one per ten successful ones.
     """
 
     connect: float = 10
@@ -37,7 +37,7 @@ class Patience:
 
 
 class Budget:
-    """Counts the attempts of a process, so that they end where most of them fail."""
+    """Counts the attempts of a process, so that retries end if most of them fail."""
 
     def __init__(self, failures: int) -> None:
         self._lock = threading.Lock()
@@ -49,20 +49,20 @@ class Budget:
             self.answered += 1
 
     def allows_another(self) -> bool:
-        """Whether there may be one more attempt after one that failed."""
+        """Count a failed attempt. Returns whether another one may follow."""
         with self._lock:
             self.failed += 1
             return self.failed <= self._failures + self.answered // 10
 
 
 class Attempts:
-    """The attempts at one read.
+    """The attempts of one read.
 
     Args:
         location: what is read, for messages.
-        patience: when they end.
-        budget: of all reads.
-        doing: what is done with it, for messages.
+        patience: the limits.
+        budget: the budget of the process.
+        doing: the action, for messages.
     """
 
     def __init__(self, location: str, patience: Patience, budget: Budget, doing: str = "read") -> None:
@@ -75,21 +75,21 @@ class Attempts:
         self._budget.succeeded()
 
     def cut(self, received: int, got: str) -> None:
-        """As `failed`, of an answer that ended early; one that brought the read so many bytes on is free."""
+        """Count a truncated response as `failed`, unless it brought enough progress."""
         if received < _PROGRESS:
             self.failed(got)
 
     def failed(self, got: str, asked: float | None = None, limit: int | None = None, hint: str = "") -> None:
-        """Waits until there may be another attempt.
+        """Wait until another attempt may start.
 
         Args:
-            got: what came of this one.
+            got: result of the failed attempt.
             asked: seconds that the server asks to wait.
-            limit: attempts that make sense after such a failure, where that is fewer than usual.
-            hint: what to do about it; "" for what helps against most failures.
+            limit: useful number of attempts after this failure, if it is smaller than usual.
+            hint: hint for the error; "" for the general one.
 
         Raises:
-            StorageError: there may be none.
+            StorageError: no more attempts are allowed.
         """
         self._made += 1
         limit = min(limit or self.patience.attempts, self.patience.attempts)
@@ -117,7 +117,7 @@ def tried(attempts: int) -> str:
 
 
 def seconds_asked(text: str | None) -> float | None:
-    """What `Retry-After` asks for, a number of seconds or a date; None if it says nothing of use."""
+    """Parse `Retry-After`, which has seconds or a date; None if it is unusable."""
     if not text:
         return None
     if text.strip().isdecimal():

@@ -1,4 +1,4 @@
-"""Requests over a pool of connections: made again where that may help, errors in our words."""
+"""HTTP requests with a connection pool, retries and uniform errors."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
 
 Headers = Callable[[str], Mapping[str, str]]
-"""What a request to a URL says of who asks: not the same to every host."""
+"""Returns the authorization headers for a URL, which depend on the host."""
 
 _AGAIN = frozenset((408, 429, 500, 502, 503, 504))
 _TOO_MANY = frozenset((429, 503))
 _REDIRECTS = frozenset((301, 302, 303, 307, 308))
 _MOST_REDIRECTS = 10
-# Connections to one host that are kept.
+# Number of connections to keep per host.
 CONNECTIONS = MOST
-# What is read of an answer that is not expected, so that its connection can be used again.
+# Maximum bytes to read of an unexpected response, so that its connection can be reused.
 _SMALL = 64 << 10
-# A server that is not there will not be there in a moment either.
+# A server that does not exist will not exist a moment later either.
 _ABSENT = 2
-# Storage says that it has 5 GB some time after the last of them has come.
+# Storage confirms 5 GB some time after the last byte.
 LONGEST_STORING = 180
 _ALWAYS = {"User-Agent": "ckpttools", "Accept-Encoding": "identity"}
 _NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST"))
@@ -44,11 +44,11 @@ FAILURES = (failures.HTTPError, OSError)
 
 
 class Client:
-    """A pool of connections and what is waited for; used by many threads at once.
+    """A thread-safe connection pool with timeouts and retries.
 
     Attributes:
-        meter: counts requests, attempts and redirects among them, and the bytes of bodies that were read.
-        reads: of its files; they become fewer at once where a server says that they are too many.
+        meter: counts requests (with retries and redirects) and the bytes of bodies that were read.
+        reads: pool of the reads of its files, which slows down when a server reports too many requests.
     """
 
     def __init__(self, patience: Patience | None = None) -> None:
@@ -59,7 +59,7 @@ class Client:
         self._pools: dict[tuple[str, bool], urllib3.PoolManager] = {}
 
     def attempts(self, location: str, doing: str = "read") -> Attempts:
-        """What counts the attempts at one read or write."""
+        """Return a counter for the attempts of one read or write."""
         return Attempts(location, self.patience, self._budget, doing)
 
     def request(
@@ -71,14 +71,14 @@ class Client:
         body: bytes | None = None,
         stall: float | None = None,
     ) -> BaseHTTPResponse:
-        """The answer to one request, its body unread, whatever its status; redirects are not followed.
+        """Send a request and return the response with an unread body and any status; follow no redirects.
 
         Args:
-            method, url, headers, attempts, body: of the request.
-            stall: seconds without a byte; None for those of the client.
+            method, url, headers, attempts, body: the request.
+            stall: seconds without a byte; None for the client's default.
 
         Raises:
-            StorageError: there is none, or the server is busy or broken at each attempt.
+            StorageError: every attempt failed or got the response of a busy or broken server.
         """
         patience = self.patience
         timeout = urllib3.Timeout(connect=patience.connect, read=stall or patience.stall)
@@ -100,15 +100,15 @@ class Client:
             attempts.failed(status_text(response), asked)
 
     def send(self, url: str, headers: Mapping[str, str], body: Iterable[bytes]) -> BaseHTTPResponse:
-        """The answer to a PUT whose body is made while it is sent, so that it cannot be sent again.
+        """Send a PUT with a generated body, which cannot be repeated.
 
         Args:
-            url: where; redirects are not followed.
-            headers: with `Content-Length`.
-            body: so many bytes.
+            url: the URL; redirects are not followed.
+            headers: the headers, with `Content-Length`.
+            body: the bytes.
 
         Raises:
-            urllib3.exceptions.HTTPError, OSError: there is none.
+            urllib3.exceptions.HTTPError, OSError: there is no response.
         """
         self.meter.add(requests=1)
         timeout = urllib3.Timeout(connect=self.patience.connect, read=LONGEST_STORING)
@@ -142,15 +142,15 @@ class Client:
         attempts: Attempts,
         check: Callable[[BaseHTTPResponse], None] = lambda response: None,
     ) -> tuple[BaseHTTPResponse, str]:
-        """The answer at the end of all redirects, and its URL; errors as `request`.
+        """Send a request, follow redirects, and return the last response and its URL; errors as `request`.
 
         Args:
             method, url, attempts: as `request`.
-            headers: of the request to each URL.
-            check: called with each answer, and raises what is wrong with it.
+            headers: returns the headers for each URL.
+            check: called with each response; raises an error if it is wrong.
 
         Raises:
-            StorageError: the redirects do not end, or lead from https to http.
+            StorageError: there are too many redirects, or one leads from https to http.
         """
         _check_address(url, attempts.location)
         for _ in range(_MOST_REDIRECTS):
@@ -172,7 +172,9 @@ class Client:
     def whole(
         self, url: str, headers: Headers, attempts: Attempts, limit: int
     ) -> tuple[BaseHTTPResponse, str, bytes]:
-        """The answer to a GET, its URL and its body, of so many bytes at most; the rest as `follow`."""
+        """Send a GET and return the response, its URL and its body of at most `limit` bytes; the rest as
+        `follow`.
+        """
         while True:
             response, result = self.follow("GET", url, headers, attempts)
             try:
@@ -189,7 +191,7 @@ class Client:
             return response, result, body
 
     def start_of(self, response: BaseHTTPResponse, limit: int) -> bytes:
-        """The body of an answer, of so many bytes at most; empty if it does not come whole."""
+        """Read a body of at most `limit` bytes; empty if it is truncated."""
         try:
             with closing(response):
                 body = response.read(limit)
@@ -199,7 +201,7 @@ class Client:
         return body
 
     def _pool(self, url: str) -> urllib3.PoolManager:
-        """Connections to a host, through the proxy that the environment names, as other tools have it."""
+        """Return the connections for a URL, through the proxy that the environment configures."""
         address = urlsplit(url)
         proxy = getproxies().get(address.scheme, "")
         proxy = f"http://{proxy}" if proxy and "://" not in proxy else proxy
@@ -215,7 +217,7 @@ class Client:
 
 
 def _check_address(url: str, location: str) -> None:
-    """Raises StorageError if nobody can be asked for an address."""
+    """Raise StorageError if an address is malformed."""
     try:
         urlsplit(url)
     except ValueError as error:
@@ -225,7 +227,7 @@ def _check_address(url: str, location: str) -> None:
 
 
 def redirected(url: str, target: str, location: str) -> str:
-    """The address to which a server sends on; raises StorageError if that is none."""
+    """Return the target of a redirect; raises StorageError if it is malformed."""
     try:
         address = urljoin(url, target)
         urlsplit(address)
@@ -272,7 +274,7 @@ def _basic(login: str) -> str:
 
 
 class Logins:
-    """Who the user is at which host: `~/.netrc`, or the file that NETRC names."""
+    """Credentials by host from `~/.netrc`, or the file in NETRC."""
 
     @cached_property
     def _file(self) -> netrc.netrc | None:
@@ -280,7 +282,7 @@ class Logins:
             return netrc.netrc(os.environ.get("NETRC"))
         except FileNotFoundError:
             return None
-        # What it found there may be part of a password.
+        # The error message may contain part of a password.
         except netrc.NetrcParseError as error:
             raise _no_logins(f"line {error.lineno} cannot be understood") from error
         except UnicodeDecodeError as error:
@@ -289,7 +291,7 @@ class Logins:
             raise _no_logins(error) from error
 
     def __call__(self, url: str) -> Mapping[str, str]:
-        """The header that says it; none where there is none for the host."""
+        """Return the authorization header; empty without credentials for the host."""
         host = urlsplit(url).hostname or ""
         result = self._login(host)
         return {"Authorization": _basic(f"{result[0]}:{result[2]}")} if result else {}
@@ -311,7 +313,7 @@ def _no_logins(got: object) -> StorageError:
 
 @contextmanager
 def closing(response: BaseHTTPResponse) -> Iterator[None]:
-    """Gives the connection back if the body was read to its end; else it is closed."""
+    """Return the connection to the pool if the body was read completely, otherwise close it."""
     try:
         yield
     finally:
@@ -321,7 +323,7 @@ def closing(response: BaseHTTPResponse) -> Iterator[None]:
 
 
 def discard(response: BaseHTTPResponse) -> None:
-    """Does without the body of an answer."""
+    """Discard the body of a response."""
     try:
         if (response.length_remaining or 0) <= _SMALL:
             response.read(_SMALL)
@@ -332,17 +334,17 @@ def discard(response: BaseHTTPResponse) -> None:
 
 
 def status_text(response: BaseHTTPResponse) -> str:
-    """The status of an answer, as the server says it."""
+    """Return the status of a response with the server's reason."""
     return " ".join(filter(None, (f"status {response.status}", response.reason)))
 
 
 def failure_words(error: Exception, patience: Patience) -> str:
-    """Why there is no answer, or no more of it; without addresses, which may have been signed."""
+    """Describe a failed request, without addresses, which may contain signatures."""
     if isinstance(error, failures.ProxyError) and error.original_error is not None:
         return f"at the proxy: {failure_words(error.original_error, patience)}"
     if isinstance(error, failures.NameResolutionError):
         return "no host of this name"
-    # urllib3 derives a refused connection from one that took too long.
+    # urllib3 derives a refused connection from a timeout.
     if isinstance(error, failures.TimeoutError | TimeoutError) and not _is_absent(error):
         if isinstance(error, failures.ConnectTimeoutError):
             return f"no connection in {patience.connect:g} s"

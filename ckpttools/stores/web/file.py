@@ -1,4 +1,4 @@
-"""Files behind HTTP, read by ranges; of two states of a file no bytes are ever mixed."""
+"""Files over HTTP, read by ranges; bytes of different states of a file are never mixed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from ckpttools.stores.web.client import Client, closing, discard, failure_words,
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# The header of a shard of two thousand tensors, read with the 8 bytes that say how long it is.
+# The header of a shard with two thousand tensors, read together with its 8-byte length.
 HEAD = 256 << 10
 _KEPT = 32 << 20
-# What may come of a server that sends files whole only and is not asked for.
+# Maximum bytes to receive from a server that sends only complete files.
 _MOST_WASTED = 1 << 20
-# A call to urllib3, which makes a buffer of so many bytes.
+# Size of a read call to urllib3, which allocates a buffer of this size.
 _AT_ONCE = 256 << 10
-# What 100 MB/s bring in 20 ms.
+# 100 MB/s transfer this in 20 ms.
 GAP = 2 << 20
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _LENGTH = re.compile(r"[0-9]{1,18}")
@@ -38,11 +38,11 @@ _EXPIRED = frozenset((400, 401, 403, 404, 410))
 
 
 class Validator(NamedTuple):
-    """What a server says by which a file can be told from another state of it.
+    """A server's identification of the state of a file.
 
     Attributes:
-        etag: as it is sent; "" without one.
-        modified: `Last-Modified`; "" without it.
+        etag: the `ETag` header; "" without one.
+        modified: the `Last-Modified` header; "" without one.
     """
 
     etag: str = ""
@@ -55,7 +55,7 @@ class Validator(NamedTuple):
 
     @property
     def version(self) -> str:
-        """One text for both; "" where the server says nothing."""
+        """Return one text for both; "" without any."""
         return self.etag or self.modified
 
     def is_confirmed_by(self, later: Validator) -> bool:
@@ -69,22 +69,23 @@ class Validator(NamedTuple):
         return not self.modified or later.modified == self.modified
 
     def condition(self) -> Mapping[str, str]:
-        """The header by which a range is sent of this state alone; a weak ETag may not stand in it."""
+        """Return the header that requests a range only of this state; weak ETags are not allowed there."""
         condition = self.modified if self.etag.startswith("W/") else self.etag or self.modified
         return {"If-Range": condition} if condition else {}
 
 
 def length_in(text: str) -> int | None:
-    """The number of bytes that a header says; None where it says none."""
+    """Parse a number of bytes in a header; None if there is none."""
     return int(text) if _LENGTH.fullmatch(text.strip()) else None
 
 
 class _Pinned(NamedTuple):
-    """What the next answer has to be from.
+    """The expected origin of the next response.
 
     Attributes:
-        address: where redirects led to last, which may have been signed and be of use for some minutes only.
-        validator: of what was found there, or at any address of a file that is not named by its content.
+        address: target of the last redirects, which may be signed and valid for a few minutes only.
+        validator: state of the file at this address, or at any address if the file is not named by its
+            content.
     """
 
     address: str | None
@@ -92,14 +93,13 @@ class _Pinned(NamedTuple):
 
 
 class WebStore(Store):
-    """A store behind HTTP.
+    """A store over HTTP.
 
     Attributes:
-        client: makes its requests.
-        kept: the beginnings of files and small files that were read last, by key and version.
-        blocks: what short reads beyond the beginnings got, kept with these.
-        is_named_by_content: whether an address always leads to the same bytes, whatever ETag a mirror gives
-            them.
+        client: sends the requests.
+        kept: LRU cache of heads and small files by key and version.
+        blocks: cache of other short reads, which shares this memory.
+        is_named_by_content: whether an address always has the same bytes, whatever ETag a mirror sends.
     """
 
     is_named_by_content: ClassVar[bool] = False
@@ -120,34 +120,34 @@ class WebStore(Store):
 
     @abstractmethod
     def url(self, key: str) -> str:
-        """Where a file is asked for; it may be sent on from there."""
+        """Return the URL of a file, which may redirect."""
 
     @abstractmethod
     def headers(self, url: str) -> Mapping[str, str]:
-        """What a request to a URL says of who asks."""
+        """Return the authorization headers for a URL."""
 
     @abstractmethod
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
-        """The error of an answer that brings nothing."""
+        """Return the error for an unsuccessful response."""
 
     def check_answer(self, file: WebFile, response: BaseHTTPResponse) -> None:
-        """Raises SourceChangedError if an answer on the way to a file shows that it is another by now."""
+        """Raise SourceChangedError if a response or redirect shows that the file has changed."""
         return
 
     def is_unchanged(self, file: WebFile) -> bool:
-        """Whether a file is what it was; errors as `Store.stat`."""
+        """Whether a file is unchanged; errors as `Store.stat`."""
         return True
 
     def forget(self, key: str) -> None:
-        """Forgets what was known of a file that has changed."""
+        """Discard the cached status of a changed file."""
         return
 
 
 class WebFile(File):
-    """A file behind HTTP, as it was when it was looked at; see `File`.
+    """A file over HTTP in one state; see `File`.
 
     Attributes:
-        has_version: whether the server says by what another state of it can be told.
+        has_version: whether the server identifies the state of the file.
     """
 
     gap: ClassVar[int] = GAP
@@ -157,13 +157,14 @@ class WebFile(File):
     def __init__(
         self, store: WebStore, key: str, size: int, version: str, validator: Validator | None = None
     ) -> None:
-        """
+        """Create the file without a request.
+
         Args:
-            store: where it is.
+            store: its store.
             key: its key there.
-            size: bytes.
+            size: its size in bytes.
             version: see `Status`.
-            validator: what every answer has to say; None for what the first one says.
+            validator: required in every response; None to use that of the first response.
         """
         self.path = store.uri(key)
         self.store, self.key = store, key
@@ -200,7 +201,7 @@ class WebFile(File):
             raise self.changed("another version of it")
 
     def changed(self, got: str) -> SourceChangedError:
-        """The error of a file that is not what it was."""
+        """Return the error of a changed file."""
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=got,
@@ -209,7 +210,7 @@ class WebFile(File):
         )
 
     def _head(self, offset: int, stop: int) -> bytes:
-        """What is kept of the file's beginning; it is read now if a header or a document is being read."""
+        """Return the cached head of the file. It is read now if a header or a document is requested."""
         name = self.key, self.version
         head = self.store.kept.get(name)
         if stop <= len(head):
@@ -220,7 +221,7 @@ class WebFile(File):
             built = bytearray(length)
             self._fill(0, memoryview(built))
             head = bytes(built)
-            # Without a version another state of the file could not be told from this one.
+            # Without a version, another state of the file would not be noticed.
             if self.has_version:
                 self.store.kept.put(name, head)
         return head
@@ -229,7 +230,7 @@ class WebFile(File):
         self.store.client.reads.read_into(offset, target, self._fetch)
 
     def _fetch(self, offset: int, length: int) -> bytearray:
-        """A range; one that ends too early is asked for again from the byte on at which it ended."""
+        """Read a range; a truncated response is continued with another request."""
         client, done = self.store.client, 0
         built = bytearray(length)
         attempts, target = client.attempts(self.path), memoryview(built)
@@ -249,7 +250,7 @@ class WebFile(File):
         return built
 
     def _answer(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, int]:
-        """An answer whose body has the bytes from `start` on, after so many that are not expected."""
+        """Return a response whose body contains the bytes from `start`, and the number of preceding bytes."""
         response, pinned = self._asked(start, stop, attempts)
         try:
             if response.status == 206:
@@ -266,7 +267,7 @@ class WebFile(File):
             raise
 
     def _asked(self, start: int, stop: int, attempts: Attempts) -> tuple[BaseHTTPResponse, _Pinned]:
-        """The answer to a GET of a range, where the file was found last or, at need, at a new address."""
+        """Send a GET for a range, to the last known address or, if necessary, to a new one."""
         client, store, pinned = self.store.client, self.store, self._pinned
         if pinned.address is not None:
             headers = self._headers(pinned.address, start, stop, pinned)
@@ -301,7 +302,9 @@ class WebFile(File):
         self._check_same(response, int(match[3]) if match[3] != "*" else self.size, pinned)
 
     def _check_whole(self, response: BaseHTTPResponse, start: int, stop: int, pinned: _Pinned) -> None:
-        """An answer without a range: of another file, or of a server that knows none."""
+        """Check a response without a range: either the file has changed, or the server does not support
+        ranges.
+        """
         length = length_in(response.headers.get("Content-Length", ""))
         self._check_same(response, self.size if length is None else length, pinned)
         if start + self.size - stop > _MOST_WASTED or response.headers.get("Content-Encoding"):

@@ -1,7 +1,7 @@
-"""Files of any web server: http://host/path. Keys are addresses without their scheme.
+"""Files of any web server: http://host/path. Keys are URLs without the scheme.
 
-HTTP has no directories. What is one here is what the server makes a page of names for or, without such a
-page, a path below which there are files with the names that those of a model have.
+HTTP has no directories. A path counts as a directory if the server has a page with a listing of it, or
+otherwise if files with the usual names of a model exist below it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from ckpttools.stores.web.file import HEAD, Validator, WebFile, WebStore, length
 from ckpttools.stores.web.listing import names_in
 
 _WEIGHTS = ".safetensors"
-# Of these so much is read at least, for what the file may be instead.
+# Minimum read of weights files, to detect a page that is sent instead.
 _SHORTEST = 1024
 _INDEX = "model.safetensors.index.json"
-# What is looked for where a server does not say what is in a directory: files of models and of Orbax items.
+# Names to look for if a server has no listings: files of models and of Orbax items.
 MODEL_NAMES = (
     _INDEX,
     "model.safetensors",
@@ -53,25 +53,25 @@ MODEL_NAMES = (
     "_METADATA",
     "_CHECKPOINT_METADATA",
 )
-# What was found out is not asked again for so many seconds. Opening a checkpoint asks for the same names
-# again and again; what was opened is looked at again, whatever is remembered here, when it has been read.
+# Validity of cached results in seconds. Opening a checkpoint requests the same names again and again; opened
+# files are always checked again after they were read.
 _REMEMBERED = 60.0
 _LARGEST_PAGE = 64 << 20
 _FILE_SUFFIX = re.compile(r".\.[A-Za-z]{2,}$")
 _HUB = frozenset(("huggingface.co", "www.huggingface.co", "hf.co"))
-# Servers that answer no HEAD answer with these.
+# Statuses of servers that do not support HEAD.
 _NO_HEAD = frozenset((400, 403, 405, 501))
 _FOUND = frozenset((200, 206, 416))
 _NOTHING = frozenset((401, 403, 404, 410))
 
 
 class _KeyState(NamedTuple):
-    """What was at a key.
+    """The state of a key.
 
     Attributes:
-        status: None if nothing was.
-        validator: of a file.
-        time: when it was looked at, by the clock that only goes on.
+        status: its status; None if it does not exist.
+        validator: validator of a file.
+        time: time of the request, by the monotonic clock.
     """
 
     status: Status | None
@@ -83,9 +83,9 @@ class _DirectoryListing(NamedTuple):
     """Names in a directory.
 
     Attributes:
-        kinds: by name.
-        is_complete: whether there are no others.
-        time: as `_KeyState`.
+        kinds: kinds by name.
+        is_complete: whether there are no other names.
+        time: as in `_KeyState`.
     """
 
     kinds: Mapping[str, FileKind]
@@ -112,7 +112,7 @@ class HttpStore(WebStore):
         return self._logins(url)
 
     def uri(self, key: str) -> str:
-        """Without what may be a secret, in addresses that are refused."""
+        """Return the URL without possible secrets, for refused addresses."""
         host, slash, path = key.partition("/")
         login, _, host = host.rpartition("@")
         path, query, _ = path.partition("?")
@@ -182,7 +182,7 @@ class HttpStore(WebStore):
         return StorageError(f"{location} may not be read", got=f"{got}, {known}", hint=hint)
 
     def _look(self, key: str) -> _KeyState:
-        """What is at a key, as far as possible by what is known of the directory that it would be in."""
+        """Return the state of a key, if possible from the listing of its parent directory."""
         result = self._looked.get(key)
         if result is None or result.time + _REMEMBERED < time.monotonic():
             _check(key, self.uri(key))
@@ -205,10 +205,10 @@ class HttpStore(WebStore):
         return _nothing() if directory.is_complete else self._guessed(key)
 
     def _begun(self, key: str) -> _KeyState | None:
-        """The same of weights, by their beginning: one request for length, version and header.
+        """Request the beginning of a weights file: one request for length, version and header.
 
         Returns:
-            What is there; None where it has to be asked for in another way.
+            The state; None if another kind of request is needed.
         """
         if not key.endswith(_WEIGHTS):
             return None
@@ -226,10 +226,10 @@ class HttpStore(WebStore):
         return looked
 
     def _asked(self, key: str, is_file: bool = False) -> _KeyState:
-        """What the server says now of a key that somebody has named.
+        """Request the state of a key that the user named.
 
         Raises:
-            StorageError: it does not tell.
+            StorageError: the server does not report it.
         """
         response, url = self._answer(key, _NO_HEAD)
         if "/" not in key or (url.endswith("/") and response.status in (200, 401, 403)):
@@ -238,7 +238,7 @@ class HttpStore(WebStore):
             if not is_file and _is_page(response, key) and self._listed(key) is not None:
                 return _looked(Status(FileKind.DIRECTORY))
             return self._file(key, response)
-        # Buckets say 403 of what is not there to those who may not list them.
+        # Buckets respond with 403 for missing files if the client may not list them.
         may_be = not is_file and not _FILE_SUFFIX.search(key.rpartition("/")[2])
         if response.status in _NOTHING and may_be and self._directory(key).kinds:
             return _looked(Status(FileKind.DIRECTORY))
@@ -247,9 +247,9 @@ class HttpStore(WebStore):
         raise self.refusal(key, response)
 
     def _guessed(self, key: str) -> _KeyState:
-        """The same of a key that nobody has named; errors as `_asked`."""
+        """Request the state of a key that the user did not name; errors as `_asked`."""
         response, _ = self._answer(key, frozenset((405, 501)))
-        # Applications and logins have a page for every name.
+        # Applications and login services return a page for every name.
         is_page = _is_page(response, key)
         if response.status in _FOUND and not is_page:
             return self._file(key, response)
@@ -258,11 +258,11 @@ class HttpStore(WebStore):
         raise self.refusal(key, response)
 
     def _answer(self, key: str, no_head: Container[int]) -> tuple[BaseHTTPResponse, str]:
-        """What the server says of a file without sending it, and at which address in the end.
+        """Request the headers of a file; returns the response and its final URL.
 
         Args:
-            key: of the file.
-            no_head: statuses upon which its first byte is asked for: that tells length and version, too.
+            key: key of the file.
+            no_head: statuses after which the first byte is requested, which also returns length and version.
         """
         attempts = self.client.attempts(self.uri(key))
         response, url = self.client.follow("HEAD", self.url(key), self.headers, attempts)
@@ -286,8 +286,8 @@ class HttpStore(WebStore):
                 expected="a server that sends files as they are (`Content-Length`, `Accept-Ranges: bytes`)",
                 hint="fetch the file and name the copy, or have another server serve it",
             )
-        # Where the server tells none, nobody knows at the next look whether the file is what it was: what
-        # is done of a conversion then is done again.
+        # Without a version from the server, a later request cannot show whether the file is unchanged, so an
+        # interrupted conversion starts over.
         version = validator.version or f"of no version that the server tells ({secrets.token_hex(4)})"
         status = Status(FileKind.FILE, size, version, modified=_nanoseconds(validator.modified))
         return _looked(status, validator)
@@ -301,7 +301,9 @@ class HttpStore(WebStore):
         return self._directories[key]
 
     def _listed(self, key: str) -> Mapping[str, FileKind] | None:
-        """The names in a directory, if the server has a page of them; also kept."""
+        """Return the names on the server's listing page of a directory and cache them; None without a
+        page.
+        """
         url, attempts = self.url(key), self.client.attempts(self.uri(key))
         wants = {"Accept": "application/json, text/html;q=0.9, */*;q=0.1"}
         response, result, page = self.client.whole(
@@ -316,7 +318,7 @@ class HttpStore(WebStore):
         return kinds
 
     def _named(self, key: str) -> Mapping[str, FileKind]:
-        """Those names of a model's files that are there, and the shards that its index names."""
+        """Return the usual names of model files that exist, and the shards in their index."""
         start = f"{key}/"
         result = at_once(self, lambda name: self._guessed(start + name), MODEL_NAMES)
         there = {name: looked for name, looked in zip(MODEL_NAMES, result, strict=True) if looked.status}
@@ -325,7 +327,7 @@ class HttpStore(WebStore):
         return dict.fromkeys((*there, *shards), FileKind.FILE)
 
     def _shards(self, key: str) -> Iterable[str]:
-        """Names in an index; none if it is none, which is told by who reads it for what it says."""
+        """Return the names in an index; empty if it is malformed, which its reader reports."""
         try:
             shards = set(json.loads(self.read(key))["weight_map"].values())
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -335,12 +337,12 @@ class HttpStore(WebStore):
         )
 
 
-# Keys are written as addresses are, with what stands for another letter in them.
+# Keys are written like URLs, with their percent-encoding.
 _SAFE = "/%:@!$&'()*+,;=~"
 
 
 def _header(start: bytes) -> bytes:
-    """Of the beginning of weights what is read to look at them; the rest would take the room of others'."""
+    """Return the header from the beginning of a weights file; more would displace other cache entries."""
     return start[: max(_SHORTEST, 8 + int.from_bytes(start[:8], "little"))]
 
 
@@ -353,7 +355,7 @@ def _nothing() -> _KeyState:
 
 
 def _check(key: str, location: str) -> None:
-    """Raises UsageError if a key is no address of a file."""
+    """Raise UsageError if a key is not the address of a file."""
     host, _, path = key.partition("/")
     if not host or "@" in host or "?" in key or "#" in key:
         raise UsageError(
@@ -379,7 +381,7 @@ def _is_page(response: BaseHTTPResponse, key: str) -> bool:
 
 
 def _size(response: BaseHTTPResponse) -> int | None:
-    """The length of the file that an answer is about; None if it does not say."""
+    """Return the file size that a response reports; None without one."""
     text = response.headers.get("Content-Length", "")
     if response.status in (206, 416):
         text = response.headers.get("Content-Range", "").rpartition("/")[2]

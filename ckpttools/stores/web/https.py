@@ -1,4 +1,4 @@
-"""The same as `http.py`, over TLS."""
+"""The store of `http.py` over TLS."""
 
 from typing import ClassVar
 

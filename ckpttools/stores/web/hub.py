@@ -1,7 +1,7 @@
 """Models on the Hugging Face Hub: hf://org/name[@revision][/path].
 
-A revision is the commit that it names when a process first looks at it, until that process ends: whatever
-is pushed meanwhile, nothing is read of two states.
+A process resolves a revision to a commit once, and uses this commit until it ends: later pushes cannot lead
+to a mix of two states.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 _LARGEST_ANSWER = 64 << 20
 _MOST_PAGES = 1000
-# Weights are fetched where they are needed; what else a command looks into takes little.
+# Weights are fetched explicitly; other files that a command reads are small.
 _WEIGHTS = ".safetensors"
 _OF_REPOSITORIES = (".*", "README.md", "LICENSE*", "NOTICE*")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubFile(WebFile):
-    """A file of the hub, read from its local copy once it was fetched."""
+    """A file on the hub, read from its local copy once it was fetched."""
 
     __slots__ = ()
     store: HubStore
@@ -80,15 +80,15 @@ class HubFile(WebFile):
 
 
 class HubStore(WebStore):
-    """Repositories of the hub; endpoint, token, cache and offline mode are those of `huggingface_hub`.
+    """Repositories on the hub, with the endpoint, token, cache and offline mode of `huggingface_hub`.
 
     Attributes:
-        cached: files that were fetched into the cache by this process, by their keys.
+        cached: files that this process has fetched into the cache, by key.
     """
 
     scheme: ClassVar[str] = "hf"
     is_named_by_content: ClassVar[bool] = True
-    # A file that breaks off is made and sent once more from its beginning.
+    # An interrupted file is produced and sent again from its beginning.
     streams: ClassVar[Streams | None] = Streams(MEMORY, file_bytes=400 << 20, files=5, is_readable=False)
 
     def __init__(self) -> None:
@@ -99,18 +99,20 @@ class HubStore(WebStore):
         self._lock = threading.Lock()
         self._snapshots: dict[tuple[str, str], Snapshot] = {}
 
-    # -- the store
+    # -- Store
 
     def stat(self, key: str) -> Status | None:
         try:
             name = HubName.of(key)
             return self._snapshot(name).status(name.path)
-        # What is above a repository is looked at as well by who looks for the run that a step is of.
+        # The search for the run of a step also inspects the parents of a repository.
         except (UsageError, AbsentError):
             return None
 
     def why_absent(self, key: str) -> CheckpointError:
-        """That there is no such repository or revision, or where its files are listed."""
+        """Return the error for a missing repository or revision, or for a missing file with the page that
+        lists files.
+        """
         try:
             name = HubName.of(key)
             hint = f"its files are listed at {self._page(name)}/tree/{self._snapshot(name).commit}"
@@ -130,7 +132,7 @@ class HubStore(WebStore):
         return [DirEntry(item, kind) for item, kind in result.items()]
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        """See `Walks`: the listing has all names."""
+        """See `Walks`: the listing contains all names."""
         return ((path, entry.status) for path, entry in self._below(key))
 
     def _below(self, key: str) -> Iterator[tuple[str, Entry]]:
@@ -142,7 +144,7 @@ class HubStore(WebStore):
                 yield path[len(start) :], entry
 
     def contents(self, key: str) -> Contents:
-        """See `ListsContents`: large files are listed by their SHA-256, others as git names them."""
+        """See `ListsContents`: large files are listed with their SHA-256, others with their git blob ID."""
         name = HubName.of(key)
         snapshot = self._snapshot(name)
         alone = snapshot.files.get(name.path)
@@ -178,7 +180,9 @@ class HubStore(WebStore):
         return cached_file(self.uri(key), name.repo, name.path, self._snapshot(name).commit, entry)
 
     def fetch(self, files: Sequence[File], observe: Observe) -> None:
-        """See `Fetches`: into the cache of `huggingface_hub`, with all but weights that was looked into."""
+        """See `Fetches`. Copies to the cache of `huggingface_hub`, with all other files that were read except
+        weights.
+        """
         read = {file.key for file in files if isinstance(file, HubFile)}
         repos = {HubName.of(key).repo for key in read}
         keys = read | {key for key in self._looked_into if HubName.of(key).repo in repos}
@@ -215,7 +219,9 @@ class HubStore(WebStore):
         )
 
     def absolute(self, key: str) -> str:
-        """With the commit that the revision is: what an unfinished conversion notes as its source."""
+        """Return the key with the commit of its revision, which unfinished conversions record as their
+        source.
+        """
         try:
             name = HubName.of(key)
             at = f"{name.repo}@{self._snapshot(name).commit}"
@@ -228,7 +234,7 @@ class HubStore(WebStore):
         result = self.absolute(key)
         return None if result == key and not COMMIT.fullmatch(HubName.of(key).revision) else self.uri(result)
 
-    # -- requests for files
+    # -- WebStore
 
     def url(self, key: str) -> str:
         name = HubName.of(key)
@@ -236,7 +242,7 @@ class HubStore(WebStore):
         return f"{self._endpoint}/{name.repo}/resolve/{commit}/{quote(name.path)}"
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """The token, to the hub alone: signed addresses elsewhere say themselves who may read."""
+        """Return the token only for the hub: signed addresses elsewhere contain their authorization."""
         hub, asked = urlsplit(self._endpoint), urlsplit(url)
         token = _token() if (hub.scheme, hub.netloc) == (asked.scheme, asked.netloc) else None
         return {"Authorization": f"Bearer {token}"} if token else {}
@@ -254,7 +260,7 @@ class HubStore(WebStore):
         page = self._page(name)
         return HubRequest(self.uri(key), name.repo, name.revision, page, bool(self.headers(page)))
 
-    # -- what is written
+    # -- writing
 
     def shared(self, sharing: RepositoryOptions) -> HubStore:
         """See `Shares`."""
@@ -278,32 +284,32 @@ class HubStore(WebStore):
         return matches_any(name, _OF_REPOSITORIES)
 
     def unfinished(self, key: str) -> None:
-        """See `Publishes`: nothing shows before it is whole."""
+        """See `Publishes`: nothing is visible before it is complete."""
 
     def begun_at(self, key: str) -> None:
-        """See `Publishes`: what storage has of an interrupted conversion is in no repository."""
+        """See `Publishes`: uploaded parts of an interrupted conversion are not in any repository."""
 
     @property
     def is_offline(self) -> bool:
         return bool(_constants().HF_HUB_OFFLINE)
 
     def files_at(self, repo: str, commit: str) -> Iterable[str]:
-        """Paths of all files that a repository has at a commit; errors as `list`."""
+        """Return the paths of all files in a repository at a commit; errors as `list`."""
         return self._snapshot(HubName(repo, commit, "")).files
 
     def forget_repository(self, repo: str) -> None:
-        """Forgets which commits branches of a repository are, after one was made."""
+        """Discard the cached commits of a repository after a new commit."""
         with self._lock:
             for snapshot in [known for known in self._snapshots if known[0] == repo]:
                 del self._snapshots[snapshot]
 
-    # -- what is in a repository
+    # -- snapshots
 
     def _snapshot(self, name: HubName) -> Snapshot:
-        """All files of a revision, pinned to its commit.
+        """Return all files of a revision, pinned to its commit.
 
         Raises:
-            StorageError: there is no such repository or revision, or the hub does not tell.
+            StorageError: the repository or revision does not exist, or the hub does not respond.
         """
         known = name.repo, name.revision
         with self._lock:
@@ -339,7 +345,7 @@ class HubStore(WebStore):
         raise StorageError(f"cannot list {self.uri(name.repo)}", got=f"more than {_MOST_PAGES} pages")
 
     def _said(self, name: HubName, url: str) -> tuple[Any, str | None]:
-        """What the hub's API says, and where it says more."""
+        """Request JSON from the hub's API. Returns it with the URL of the next page."""
         location = self._page(name)
         response, _, body = self.client.whole(
             url, self.headers, self.client.attempts(location), limit=_LARGEST_ANSWER
@@ -364,28 +370,28 @@ class HubStore(WebStore):
 
 
 def _constants() -> ModuleType:
-    """What `huggingface_hub` has read from the environment; imported when it is needed."""
+    """Import the settings of `huggingface_hub`, which it reads from the environment."""
     from huggingface_hub import constants
 
     return constants
 
 
 def _token() -> str | None:
-    """The token of the user, wherever `huggingface_hub` finds it; None where there is none to be sent.
+    """Return the user's token as `huggingface_hub` finds it; None if there is none to send.
 
     Raises:
-        StorageError: it cannot be had.
+        StorageError: it cannot be obtained.
     """
     from huggingface_hub import get_token
 
     try:
         return None if _constants().HF_HUB_DISABLE_IMPLICIT_TOKEN else get_token()
-    except Exception as error:  # whatever it takes to renew one
+    except Exception as error:  # renewing a token can fail in any way
         raise StorageError("cannot get the token for the hub", got=error, hint="`hf auth login`") from error
 
 
 def _entry(declared: Mapping[str, Any]) -> Entry:
-    """A file as the hub lists it: large ones are named by their SHA-256, others as git names them."""
+    """Parse a listed file: large ones have a SHA-256, others a git blob ID."""
     large = declared.get("lfs")
     of = large if isinstance(large, dict) else declared
     size = of.get("size")
@@ -393,7 +399,7 @@ def _entry(declared: Mapping[str, Any]) -> Entry:
 
 
 def _next_page(url: str, response: BaseHTTPResponse) -> str | None:
-    """The address in `Link: <…>; rel="next"` of the answer from another."""
+    """Return the URL in the header `Link: <…>; rel="next"` of a response."""
     for link in response.headers.get("Link", "").split(","):
         address, _, relation = link.partition(";")
         if 'rel="next"' in relation:

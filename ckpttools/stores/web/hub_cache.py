@@ -1,4 +1,4 @@
-"""Files of the hub that are in the cache of `huggingface_hub` already."""
+"""Files on the hub that are already in the cache of `huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Entry(NamedTuple):
-    """A file.
+    """A file on the hub.
 
     Attributes:
-        size: bytes.
-        version: its SHA-256, or what git calls it.
+        size: its size in bytes.
+        version: its SHA-256 or git blob ID.
     """
 
     size: int
@@ -35,11 +35,11 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a repository had at a commit, which never changes.
+    """The files of a repository at a commit.
 
     Attributes:
-        commit: its 40 hexadecimal digits.
-        files: by path.
+        commit: the commit hash, 40 hexadecimal digits.
+        files: entries by path.
     """
 
     commit: str
@@ -47,7 +47,7 @@ class Snapshot:
 
     @cached_property
     def names(self) -> Mapping[str, Mapping[str, FileKind]]:
-        """For each directory, "" for the whole, what is directly in it."""
+        """Return the entries of each directory; "" is the root."""
         result: dict[str, dict[str, FileKind]] = {"": {}}
         for path in self.files:
             kind = FileKind.FILE
@@ -58,14 +58,14 @@ class Snapshot:
         return result
 
     def status(self, path: str) -> Status | None:
-        """What is at a path; None if nothing is."""
+        """Return the status of a path; None if it does not exist."""
         if path in self.files:
             return self.files[path].status
         return Status(FileKind.DIRECTORY) if path in self.names else None
 
 
 class CachedFile(File):
-    """A file of the hub that is read from its local copy."""
+    """A file on the hub that is read from its local copy."""
 
     __slots__ = ("_copy", "path", "size", "version")
 
@@ -92,28 +92,28 @@ class CachedFile(File):
 
 
 def cached_file(location: str, repo: str, path: str, commit: str, entry: Entry) -> CachedFile | None:
-    """The copy of a file; None where there is none that is whole.
+    """Return the local copy of a file; None without a complete one.
 
     Args:
-        location: what messages call it.
-        repo, path, commit: which file.
-        entry: what it has to be.
+        location: its name in messages.
+        repo, path, commit: the file.
+        entry: the expected entry.
     """
     from huggingface_hub import try_to_load_from_cache
 
     try:
         result = try_to_load_from_cache(repo, path, revision=commit)
     except ValueError:
-        return None  # a name that huggingface_hub keeps no file by, such as one with `\\..\\`
+        return None  # `huggingface_hub` does not accept names such as `\\..\\`
     if not isinstance(result, str) or not _is_copy(Path(result), entry):
         return None
     return CachedFile(location, entry.version, LocalFile.at(result))
 
 
 def note_revision(repo: str, revision: str, commit: str) -> None:
-    """Notes which commit a branch or tag was, so that its name is enough where the hub is not asked.
+    """Record the commit of a branch or tag in the cache, so that the name works offline.
 
-    `hf_hub_download` does so where it is given the name; it is given the commit, which stays what it is.
+    `hf_hub_download` does that only if it is given the name, but it is given the commit.
     """
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.file_download import repo_folder_name
@@ -127,16 +127,16 @@ def note_revision(repo: str, revision: str, commit: str) -> None:
 
 
 def _is_copy(path: Path, entry: Entry) -> bool:
-    """Whether a file of the cache is what the hub lists; what a link leads to is named by its content."""
+    """Whether a cached file matches the hub's listing; the target of a link is named after its content."""
     result = _entry(path)
     return result == entry if path.is_symlink() else result.size == entry.size
 
 
 def cached_snapshot(repo: str, revision: str) -> Snapshot:
-    """What the cache has of a revision, where the hub may not be asked.
+    """Return the cached files of a revision in offline mode.
 
     Raises:
-        StorageError: nothing.
+        StorageError: the revision is not in the cache.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -150,13 +150,13 @@ def cached_snapshot(repo: str, revision: str) -> Snapshot:
             hint=f"unset it, or fetch the model first: hf download {repo} --revision {revision}",
         ) from error
     result = (Path(above) / name for above, _, names in os.walk(folder) for name in names)
-    # A link whose blob was removed leads to nothing, as does one in a circle.
+    # Skip broken links, whose blobs were removed, and link cycles.
     there = (path for path in result if path.is_file())
     return Snapshot(folder.name, {path.relative_to(folder).as_posix(): _entry(path) for path in there})
 
 
 def _entry(path: Path) -> Entry:
-    """A file of the cache: mostly a link to one with the name that the hub gives the content."""
+    """Return the entry of a cached file: usually a link whose target is named after the content."""
     real = path.resolve()
     status = real.stat()
     version = real.name if path.is_symlink() else str(status.st_mtime_ns)

@@ -1,4 +1,4 @@
-"""Data files of a checkpoint on the hub: made once for their digests, and once more where it lacks them."""
+"""Data files of a checkpoint on the hub: produced once for their digests, and again if the hub lacks them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 1 << 20
 WAITING = 4
-# Seconds.
+# In seconds.
 _PATIENCE = 2.0
 
 
 class _GivenUpError(Exception):
-    """What raises in the thread that sends, so that the connection is closed in the middle of the body."""
+    """Raised in the sending thread to close the connection in the middle of a body."""
 
 
 class HubStream:
-    """A large file that is sent from its first byte to its last, part by part.
+    """An upload of a large file, sequential and in parts.
 
-    What goes wrong is kept until `ended` is called; what is written meanwhile goes nowhere. The last piece is
-    held back until the digest of all is known to be right: storage never gets other bytes under its name.
+    Errors are kept until `ended` is called; later writes are ignored. The last piece is held back until the
+    digest of the complete file is verified, so storage never has wrong content under a digest.
     """
 
     def __init__(self, repository: Repository, path: str, blob: Blob, target: CommitTarget) -> None:
-        """
+        """Prepare the upload.
+
         Args:
-            repository, path: what it will be.
-            blob: what it has to be.
-            target: where it goes.
+            repository, path: the future file.
+            blob: its expected content.
+            target: its upload addresses.
         """
         self._repository, self._path, self._blob, self._target = repository, path, blob, target
         self._hasher = hashlib.sha256()
@@ -59,7 +60,7 @@ class HubStream:
         return self._error is not None
 
     def write(self, data: memoryview) -> None:
-        """Sends what comes next, or keeps why that is not possible."""
+        """Send the next bytes, or keep the error."""
         for start in range(0, len(data), PIECE_BYTES):
             if self._error is not None:
                 return
@@ -69,7 +70,7 @@ class HubStream:
             self._kept(held)
 
     def ended(self) -> Exception | None:
-        """Waits until storage has it; returns why it does not, None if all is well."""
+        """Wait until storage has the file. Returns the error, or None on success."""
         if self._error is None and self._hasher.hexdigest() != self._blob.sha256:
             self._error = SourceChangedError(
                 f"{self._path}: its content was another when it was made for the second time",
@@ -87,7 +88,7 @@ class HubStream:
         return self._error
 
     def give_up(self) -> None:
-        """Leaves what is under way; nothing of it remains."""
+        """Abort the upload; nothing remains of it."""
         if self._part is not None:
             self._part.give_up()
             self._part = None
@@ -127,7 +128,7 @@ class HubStream:
 
 
 class _UploadPart:
-    """One request; another thread sends what is handed over here."""
+    """A request whose body another thread sends."""
 
     def __init__(self, repository: Repository, url: str, target: CommitTarget, nbytes: int) -> None:
         self._pieces: queue.Queue[bytes | None] = queue.Queue(WAITING)
@@ -141,7 +142,7 @@ class _UploadPart:
         self._thread.start()
 
     def write(self, piece: bytes) -> None:
-        """Hands over what comes next; raises what has gone wrong with what came before."""
+        """Queue the next bytes; raises the error of earlier ones."""
         while True:
             try:
                 self._pieces.put(piece, timeout=0.1)
@@ -151,14 +152,14 @@ class _UploadPart:
                     self.answer()
 
     def answer(self) -> object:
-        """The answer, when there is one; raises why there is none."""
+        """Wait for the response; raises the error if there is none."""
         self._thread.join()
         if isinstance(self._answer, BaseException):
             raise self._answer
         return self._answer
 
     def give_up(self) -> None:
-        """Has the connection closed; where it takes nothing, not even that, nobody waits for it."""
+        """Close the connection, without waiting for a server that accepts nothing."""
         until = time.monotonic() + _PATIENCE
         while not self._done.is_set() and time.monotonic() < until:
             try:
@@ -184,39 +185,40 @@ class _UploadPart:
             yield piece
 
 
-# What a group keeps of small files, which spares making them twice.
+# Bytes of small files that a group keeps, so that they are not produced twice.
 KEPT_BYTES = 4 << 20
 MEMORY = KEPT_BYTES + (WAITING + 4) * PIECE_BYTES
-"""What a group of tasks takes beside the bytes that are being made."""
+"""Memory of a group of tasks in addition to the data being produced."""
 _MOST_SMALL_BYTES = 32 << 20
 _ZEROS = memoryview(bytes(1 << 20))
-# Each time all bytes of a group are made anew.
+# Each attempt produces all bytes of a group again.
 _ATTEMPTS = 3
 
 
 class _Output(Protocol):
-    """What takes the bytes of one file in order."""
+    """Receives the bytes of one file in order."""
 
     def write(self, data: memoryview) -> None: ...
 
 
 class HubDataFiles:
-    """See `ckpttools.stores.publishing.DataFiles`.
+    """Data files on the hub; see `ckpttools.stores.publishing.DataFiles`.
 
     Attributes:
-        sizes, heads: of files by name: their bytes, and the first of them.
-        large: what the hub's storage has of this checkpoint, by path.
-        small: what goes into the commit itself.
+        sizes, heads: size in bytes and first bytes of files, by name.
+        large: files of the checkpoint in the hub's storage, by path.
+        small: files to include in the commit.
     """
 
     def __init__(
         self, repository: Repository, root: str, sizes: Mapping[str, int], heads: Mapping[str, bytes]
     ) -> None:
-        """
+        """Create the data files.
+
         Args:
-            repository: where they go.
-            root: what the names of files are below; "" for the repository itself.
-            sizes, heads: as `Work.data_files`.
+            repository: the repository.
+            root: directory of the files; "" for the root of the repository.
+            sizes, heads: as of `Work.data_files`.
         """
         self._repository, self._root = repository, root
         self.sizes, self.heads = sizes, heads
@@ -225,11 +227,11 @@ class HubDataFiles:
         self._lock = threading.Lock()
 
     def path(self, name: str) -> str:
-        """Where a file will be in the repository."""
+        """Return the path of a file in the repository."""
         return f"{self._root}/{name}" if self._root else name
 
     def passes(self, group: int) -> Generator[HubSink]:
-        """First for digests; then, if the hub lacks any of the files, to send those."""
+        """Yield a sink for digests and, if the hub lacks any of the files, one that sends these."""
         looked = _Digests()
         sink = HubSink(self, group, looked.begun, lambda: True)
         yield sink
@@ -240,7 +242,7 @@ class HubDataFiles:
                 return
             with closing(_UploadStreams(self, missing)) as streams:
                 if streams.files:
-                    # What was told once is not told again.
+                    # Each task is reported only once.
                     is_silent = streams.have_failed if attempt == 1 else lambda: True
                     sink = HubSink(self, group, streams.files.get, is_silent)
                     yield sink
@@ -250,10 +252,10 @@ class HubDataFiles:
                 time.sleep(4 * attempt * self._repository.client.patience.first_wait)
 
     def take(self, files: Mapping[str, Blob]) -> dict[str, Blob]:
-        """Takes note of files; those whose content is known are sent, if they are to be.
+        """Register files, and upload files with known content if they are needed.
 
         Returns:
-            The others, whose bytes have to be made once more.
+            The other files, whose bytes must be produced again.
         """
         is_large = self._repository.is_large(files) if files else {}
         for path, blob in files.items():
@@ -268,7 +270,7 @@ class HubDataFiles:
         return {path: item for path, item in files.items() if is_large[path] and item.content is None}
 
     def _check_small(self) -> None:
-        """Raises UsageError where what waits for the commit would take more memory than anything counts."""
+        """Raise UsageError if the small files for the commit would take too much memory."""
         nbytes = sum(map(len, self.small.values()))
         if nbytes > _MOST_SMALL_BYTES:
             raise UsageError(
@@ -282,24 +284,24 @@ class HubDataFiles:
             )
 
     def stream(self, path: str, blob: Blob) -> HubStream | None:
-        """What sends a large file; None if the hub has it."""
+        """Return the upload of a large file; None if the hub has it."""
         target = self._repository.target(path, blob)
         return target and HubStream(self._repository, path, blob, target)
 
     def write_heads(self) -> None:
-        """As `DataFiles.write_heads`: of files of which no task writes anything."""
+        """See `DataFiles.write_heads`; writes the files that no task writes."""
         names = [name for name in self.sizes if self.path(name) not in (*self.small, *self.large)]
         contents = {name: self.heads.get(name, b"").ljust(self.sizes[name], b"\0") for name in names}
         self.take({self.path(name): Blob.of(content) for name, content in contents.items()})
 
     def extend(self, name: str, end: int) -> None:
-        """Each group appends to files of its own."""
+        """Do nothing: each group appends to files of its own."""
 
     def sync(self) -> None:
-        """What storage has is durable."""
+        """Do nothing: the storage is durable."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: no resources are held."""
 
 
 class HubSink:
@@ -312,13 +314,14 @@ class HubSink:
         output: Callable[[str], _Output | None],
         is_rehearsal: Callable[[], bool],
     ) -> None:
-        """
+        """Create the sink.
+
         Args:
-            files: all files.
-            group: its number.
-            output: what takes the bytes of a file, by its path; None where nobody wants them.
-            is_rehearsal: whether nobody is to be told of them, because they will be asked for once more, as
-                far as that is known by now, or have been sent once.
+            files: the data files.
+            group: index of the group.
+            output: returns the receiver of a file by its path; None to ignore the file.
+            is_rehearsal: whether the tasks should not be reported, as far as is known, because they will be
+                repeated or were reported before.
         """
         self._files, self._group = files, group
         self._output, self._is_rehearsal = output, is_rehearsal
@@ -345,7 +348,7 @@ class HubSink:
         return file, position
 
     def fill(self) -> None:
-        """Gives all files their lengths."""
+        """Fill all files to their sizes."""
         for name in self._begun:
             self._fill(name, self._files.sizes.get(name, 0))
 
@@ -367,7 +370,7 @@ class HubSink:
 
 
 class _FileDigest:
-    """What a file is, found out from its bytes."""
+    """Digest, sample and content of a file, collected from its bytes."""
 
     def __init__(self, group: _Digests) -> None:
         self._group = group
@@ -395,10 +398,10 @@ class _FileDigest:
 
 
 class _Digests:
-    """Those of the files of a group.
+    """Digests of the files of a group.
 
     Attributes:
-        files: by path.
+        files: digests by path.
         room: bytes of content that may still be kept.
     """
 
@@ -411,10 +414,10 @@ class _Digests:
 
 
 class _UploadStreams:
-    """Files of a group on their way.
+    """Uploads of the files of a group.
 
     Attributes:
-        files: by path, those that the hub lacks.
+        files: files that the hub lacks, by path.
     """
 
     def __init__(self, files: HubDataFiles, missing: Mapping[str, Blob]) -> None:
@@ -426,16 +429,16 @@ class _UploadStreams:
         return any(file.has_failed for file in self.files.values())
 
     def ended(self, attempt: int) -> dict[str, Blob]:
-        """Waits until the hub has them.
+        """Wait until the hub has the files.
 
         Args:
-            attempt: the number of this one; there is none after `_ATTEMPTS`.
+            attempt: index of the attempt, at most `_ATTEMPTS`.
 
         Returns:
-            Those that have to be sent once more.
+            The files that must be sent again.
 
         Raises:
-            CheckpointError: one is not taken.
+            CheckpointError: a file is refused.
         """
         failed = {}
         for path, stream in self.files.items():

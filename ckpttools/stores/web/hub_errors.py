@@ -1,4 +1,4 @@
-"""What the hub answers where it gives nothing, in our words."""
+"""Errors for unsuccessful responses of the hub."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ckpttools.stores.certificates import added_certificates, distrust, tls_cont
 
 
 class AbsentError(StorageError):
-    """There is no such repository or revision, as far as whoever asks may know."""
+    """A repository or revision does not exist, or the user may not see it."""
 
 
 class HubRequest(NamedTuple):
-    """What was asked for.
+    """A request to the hub.
 
     Attributes:
-        location: as users write it.
+        location: its URL, as users write it.
         repo: org/name.
-        revision: as it was written.
-        page: of the repository, for people.
-        has_token: whether the hub was told who asks.
+        revision: the revision in the URL.
+        page: web page of the repository.
+        has_token: whether a token was sent.
     """
 
     location: str
@@ -35,12 +35,12 @@ class HubRequest(NamedTuple):
 
     @property
     def hub(self) -> str:
-        """The address of the hub."""
+        """Return the address of the hub."""
         return self.page.rsplit("/", 2)[0]
 
     @property
     def login(self) -> str:
-        """What comes before the rest of the next step for who has not logged in."""
+        """Return the first part of the hint for users who are not logged in."""
         return "" if self.has_token else "log in with `hf auth login`, or set HF_TOKEN; "
 
     @property
@@ -49,13 +49,13 @@ class HubRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the hub answered.
+    """A response of the hub.
 
     Attributes:
-        status: of HTTP.
-        reason: as it is sent beside it.
-        headers: where the hub says more; their names may be asked for in any case.
-        body: as text.
+        status: the HTTP status.
+        reason: its reason phrase.
+        headers: headers with details; names are case-insensitive.
+        body: the body as text.
     """
 
     status: int
@@ -65,12 +65,12 @@ class Answer(NamedTuple):
 
     @property
     def code(self) -> str:
-        """What the hub calls the error."""
+        """Return the hub's error code."""
         return self.headers.get("X-Error-Code", "")
 
     @property
     def declared(self) -> str:
-        """What it says in words, with the status."""
+        """Return the status and the message of the hub."""
         words = self.headers.get("X-Error-Message", "") or _words(self.body)
         return f"{words} ({self.text})" if words else self.text
 
@@ -83,7 +83,7 @@ _LONGEST_WORDS = 300
 
 
 def _words(body: str) -> str:
-    """What the body of an answer says: {"error": "…"}, or as storage says it, in XML."""
+    """Return the message in a body: {"error": "…"}, or XML from storage."""
     try:
         declared = json.loads(body)
         text = str(declared.get("error", "")) if isinstance(declared, dict) else ""
@@ -93,7 +93,7 @@ def _words(body: str) -> str:
     return " ".join(text.split())[:_LONGEST_WORDS]
 
 
-# Words of the hub about a token that it does not know; 401 also stands for a private or missing repository.
+# The hub's message about an invalid token; status 401 also stands for a private or missing repository.
 _REJECTED = re.compile(
     r"(?i)invalid (credentials|username or password|user token)|token .*expired|expired.* token"
 )
@@ -106,7 +106,7 @@ def _is_rejected(asked: HubRequest, answer: Answer) -> bool:
 
 
 def refused(asked: HubRequest, answer: Answer) -> StorageError:
-    """The error of an answer that brings nothing of what was to be read."""
+    """Return the error for an unsuccessful read."""
     page, got = asked.page, f"{answer.text}, {asked.identity}"
     if _is_rejected(asked, answer):
         return StorageError(
@@ -145,19 +145,19 @@ def refused(asked: HubRequest, answer: Answer) -> StorageError:
 
 
 class ConflictError(StorageError):
-    """A revision is not what it was when the work began."""
+    """A revision has changed since the work began."""
 
 
 _FULL = re.compile(r"(?i)storage|quota|space limit|too large|exceed")
 
 
 def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | NoSpaceError:
-    """The error of an answer to a question on the way to a commit.
+    """Return the error for an unsuccessful request on the way to a commit.
 
     Args:
-        asked: what is written.
-        answer: what came back.
-        doing: what was to be done, such as "upload".
+        asked: the request.
+        answer: the response.
+        doing: the action, such as "upload".
     """
     got = f"{answer.declared or answer.text}, {asked.identity}"
     if doing == "look at" or answer.code in ("RevisionNotFound", "GatedRepo") or _is_rejected(asked, answer):

@@ -1,4 +1,4 @@
-"""Files of the hub brought into the cache of `huggingface_hub`, where everybody finds them, and checked."""
+"""Download of files from the hub into the cache of `huggingface_hub`, with verification."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from ckpttools.stores.contents import Content
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.web.hub_errors import Answer, refuse_untrusted, trust_certificates
 
-# As many as `hf download` takes.
+# The same number as in `hf download`.
 _AT_ONCE = 8
 _BLOCK = 1 << 20
 
 
 class ExpectedFile(NamedTuple):
-    """A file to be fetched.
+    """A file to fetch.
 
     Attributes:
-        key: in the store.
-        location: what messages call it.
-        repo, path, commit: which it is.
-        content: what it has to be.
+        key: its key in the store.
+        location: its name in messages.
+        repo, path, commit: the file.
+        content: its expected content.
     """
 
     key: str
@@ -50,15 +50,15 @@ class ExpectedFile(NamedTuple):
 
 
 Explain = Callable[["ExpectedFile", Answer], CheckpointError]
-"""Makes an error of an answer of the hub that brings nothing."""
+"""Converts an unsuccessful response of the hub to an error."""
 
 
 def fetch(files: Sequence[ExpectedFile], endpoint: str, explain: Explain, observe: Observe) -> None:
-    """Fetches files, several at once; each is there whole and checked, or not at all.
+    """Fetch files, several at once. Each file is complete and verified, or does not exist.
 
     Raises:
-        FormatError: what came of some is not what the hub lists of them; those are removed.
-        StorageError, NoSpaceError: a file does not come, or cannot be kept.
+        FormatError: files differ from the hub's listing; they are removed.
+        StorageError, NoSpaceError: a file cannot be fetched or stored.
     """
     trust_certificates()
     progress = _FetchProgress(sum(file.content.size for file in files), observe)
@@ -81,11 +81,11 @@ def fetch(files: Sequence[ExpectedFile], endpoint: str, explain: Explain, observ
 
 
 class _FetchStoppedError(Exception):
-    """Another file could not be fetched, or the user has stopped it."""
+    """Another file could not be fetched, or the user has interrupted the command."""
 
 
 class _FetchProgress:
-    """Adds up what has come of all files; who tells it of more after the end is stopped."""
+    """Total progress of all files; raises an error in updates after the end."""
 
     def __init__(self, total: int, observe: Observe) -> None:
         self.total = total
@@ -104,7 +104,7 @@ class _FetchProgress:
 
 
 class _TqdmBar:
-    """What `huggingface_hub` takes for a bar of tqdm's, of one file."""
+    """A progress bar of one file with the interface that `huggingface_hub` expects of tqdm."""
 
     def __init__(self, add: Callable[[int], None], **_: object) -> None:
         self._add = add
@@ -125,7 +125,7 @@ class _TqdmBar:
 
 
 def _fetched(expected: ExpectedFile, endpoint: str, explain: Explain, progress: _FetchProgress) -> str | None:
-    """Fetches a file; what is wrong with it, None if nothing is."""
+    """Fetch a file. Returns the mismatch, or None if the file is correct."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     came = 0
@@ -145,7 +145,7 @@ def _fetched(expected: ExpectedFile, endpoint: str, explain: Explain, progress: 
             revision=expected.commit,
             endpoint=endpoint,
             tqdm_class=bar,
-            force_download=isinstance(known, str),  # else it would not be fetched
+            force_download=isinstance(known, str),  # Otherwise it would not be fetched.
         )
         got = _digest(path, expected.content, progress)
     progress.add(expected.content.size - came)
@@ -185,7 +185,7 @@ def _check_room(nbytes: int) -> None:
 
 @contextmanager
 def _explained(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
-    """What `huggingface_hub` and the libraries below it raise, in our words."""
+    """Convert the errors of `huggingface_hub` and its dependencies."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:

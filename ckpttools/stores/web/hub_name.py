@@ -1,4 +1,4 @@
-"""What hf:// addresses name: org/name[@revision][/path]."""
+"""Parser of hf:// addresses: org/name[@revision][/path]."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from urllib.parse import unquote
 
 from ckpttools.core.errors import UsageError
 
-# What the hub takes for a name of an organisation or model.
+# Valid names of organizations and models on the hub.
 _HUB_NAME = re.compile(r"(?!.*(?:--|\.\.|\.git$))\w(?:[\w.-]{0,94}\w)?", re.ASCII)
-# What hf:// names elsewhere and is no model.
+# Prefixes of hf:// addresses in other tools that do not name models.
 _OTHERS = frozenset(("datasets", "spaces", "buckets", "kernels", "models"))
 
 COMMIT = re.compile("[0-9a-f]{40}")
-"""What a revision is that never changes."""
+"""A revision that never changes."""
 
 
 def is_model_name(text: str) -> bool:
-    """Whether a text may be the name of a model, org/name or org/name@revision, as its page has it."""
+    """Whether a text may be the name of a model: org/name or org/name@revision."""
     org, slash, name = text.partition("/")
     name, at, revision = name.partition("@")
     is_whole = bool(slash) and bool(revision) == bool(at) and org not in _OTHERS
@@ -30,8 +30,8 @@ class HubName(NamedTuple):
 
     Attributes:
         repo: org/name.
-        revision: as it was written; "" where none was.
-        path: in the repository; "" for all of it.
+        revision: the revision; "" without one.
+        path: path in the repository; "" for its root.
     """
 
     repo: str
@@ -40,9 +40,10 @@ class HubName(NamedTuple):
 
     @classmethod
     def of(cls, key: str) -> HubName:
-        """
+        """Parse a key.
+
         Raises:
-            UsageError: it names no repository.
+            UsageError: it does not name a repository.
         """
         org, _, rest = key.partition("/")
         named, _, path = rest.partition("/")

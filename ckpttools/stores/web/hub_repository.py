@@ -1,7 +1,7 @@
-"""A repository of the hub as it is written: questions, large files to its storage, one commit.
+"""Writes to a repository on the hub: checks, uploads of large files to its storage, one commit.
 
-Large files go to a storage that knows them by their SHA-256; they are in no repository before a commit
-names them, and stay there if none does: what was sent once is not asked for again.
+Storage identifies large files by their SHA-256. They are not in any repository before a commit refers to
+them, and uploaded files need not be sent again.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from ckpttools.stores.web.hub_errors import (
 
 _LARGEST_ANSWER = 64 << 20
 SAMPLE_BYTES = 512
-"""The first bytes of a file, by which the hub tells whether it is text."""
+"""Size of the sample by which the hub detects text files, in bytes."""
 _AT_ONCE = 256
-# How often a commit is looked for that may have been made.
+# Number of checks whether a commit was made in spite of an error.
 _LOOKED = 3
 _LFS = {"Accept": "application/vnd.git-lfs+json", "Content-Type": "application/vnd.git-lfs+json"}
 _JSON = {"Content-Type": "application/json"}
 
 
 class BusyError(StorageError):
-    """Storage took nothing now, and may do so later."""
+    """Storage is busy and may accept the file later."""
 
 
 class RepositoryHead(NamedTuple):
-    """What a revision is now.
+    """The state of a revision.
 
     Attributes:
-        commit: its name.
-        is_private: whether the repository is.
+        commit: the commit hash.
+        is_private: whether the repository is private.
     """
 
     commit: str
@@ -56,13 +56,13 @@ class RepositoryHead(NamedTuple):
 
 
 class Blob(NamedTuple):
-    """A file to be written.
+    """A file to write.
 
     Attributes:
-        size: bytes.
-        sha256: their digest, in hexadecimal digits.
-        sample: the first of them.
-        content: all of them, where they are few.
+        size: its size in bytes.
+        sha256: its digest in hexadecimal digits.
+        sample: its first bytes.
+        content: the complete content of a small file.
     """
 
     size: int
@@ -76,13 +76,13 @@ class Blob(NamedTuple):
 
 
 class CommitTarget(NamedTuple):
-    """Where the bytes of a large file are expected.
+    """Upload addresses of a large file.
 
     Attributes:
-        parts: an address for each part, and how many bytes of the file go there, in their order.
-        headers: of the requests that bring them.
-        complete: where is said that all parts have come; "" if there is one part, which says it itself.
-        verify: where is asked whether it is there; "" if nobody is.
+        parts: URL and size in bytes of each part, in order.
+        headers: headers of the upload requests.
+        complete: URL to call after the last part; "" for a single part, which needs no call.
+        verify: URL to verify the upload; "" if none is needed.
     """
 
     parts: tuple[tuple[str, int], ...]
@@ -93,15 +93,15 @@ class CommitTarget(NamedTuple):
 
 @dataclass(frozen=True)
 class Repository:
-    """A repository, written by one process.
+    """A repository that one process writes.
 
     Attributes:
-        client: makes requests.
-        endpoint: of the hub.
+        client: sends requests.
+        endpoint: address of the hub.
         repo: org/name.
         revision: a branch.
-        headers: what a request to a URL says of who asks.
-        location: what messages call it.
+        headers: returns the authorization headers for a URL.
+        location: its name in messages.
     """
 
     client: Client
@@ -115,13 +115,13 @@ class Repository:
     def page(self) -> str:
         return f"{self.endpoint}/{self.repo}"
 
-    # -- what is there
+    # -- state of the repository
 
     def head(self) -> RepositoryHead | None:
-        """What the revision is now; None if there is no such repository, as far as the user may know.
+        """Return the state of the revision; None if the repository does not exist or is hidden from the user.
 
         Raises:
-            StorageError: the hub does not tell, or there is no such revision.
+            StorageError: the hub does not respond, or the revision does not exist.
         """
         try:
             declared = self._said("GET", f"{self._api}/revision/{self._revision}", doing="look at")
@@ -132,7 +132,7 @@ class Repository:
         return RepositoryHead(str(declared.get("sha", "")), bool(declared.get("private")))
 
     def latest(self) -> str:
-        """What the last commit says of itself; "" where there is none."""
+        """Return the message of the last commit; "" without one."""
         declared = self._said("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
         last = (
             declared[0] if isinstance(declared, list) and declared and isinstance(declared[0], dict) else {}
@@ -141,20 +141,20 @@ class Repository:
 
     @property
     def no_revision(self) -> StorageError:
-        """The error of a branch of a repository that is not there either."""
+        """Return the error for a branch that does not exist."""
         return refused(self._asked, Answer(404, "", {"X-Error-Code": "RevisionNotFound"}))
 
     # -- before the commit
 
     def check_writable(self) -> None:
-        """Raises StorageError if the user may not write: asked with the question that comes first anyway."""
+        """Raise StorageError if the user may not write, with the request that comes first anyway."""
         self.is_large({"config.json": Blob.of(b"{}")})
 
     def create(self, *, private: bool) -> None:
-        """Makes the repository; not where somebody has made it meanwhile.
+        """Create the repository, unless it was created since.
 
         Raises:
-            StorageError: it cannot be made.
+            StorageError: it cannot be created.
         """
         from huggingface_hub import HfApi
         from huggingface_hub.errors import HfHubHTTPError
@@ -168,18 +168,18 @@ class Repository:
                 text = error.server_message or ""
                 answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
                 raise not_taken(self._asked, answer, "make") from error
-        except Exception as error:  # whatever the HTTP library of `huggingface_hub` raises
+        except Exception as error:  # the HTTP library of `huggingface_hub` can raise anything
             refuse_untrusted(error, self.location)
             raise StorageError(f"cannot make {self.location}", got=first_line(error)) from error
 
     def is_large(self, files: Mapping[str, Blob]) -> Mapping[str, bool]:
-        """Which files go to the storage for large ones, and which into the commit.
+        """Return which files belong into the storage for large files rather than into the commit.
 
         Args:
-            files: by path; of those without `content` all do.
+            files: blobs by path. Blobs without `content` are always large.
 
         Raises:
-            StorageError: the hub does not tell, or nothing may be written.
+            StorageError: the hub does not respond, or the user may not write.
         """
         result: dict[str, bool] = {}
         names = list(files)
@@ -194,10 +194,10 @@ class Repository:
         }
 
     def target(self, path: str, blob: Blob) -> CommitTarget | None:
-        """Where a large file is to be sent; None if the storage has it.
+        """Return the upload addresses of a large file; None if the storage has it.
 
         Raises:
-            StorageError, NoSpaceError: it is not taken.
+            StorageError, NoSpaceError: the file is refused.
         """
         question = {
             "operation": "upload",
@@ -219,7 +219,7 @@ class Repository:
             raise self._not_understood(path) from error
 
     def put(self, path: str, blob: Blob) -> None:
-        """Brings a large file that is in memory, if the storage lacks it; errors as `target`."""
+        """Upload a large file from memory, if the storage lacks it; errors as `target`."""
         target = self.target(path, blob)
         if target is None:
             return
@@ -233,11 +233,11 @@ class Repository:
         self.complete(path, blob, target, tags)
 
     def checked(self, path: str, response: Any) -> str:
-        """The ETag that a part got.
+        """Return the ETag of an uploaded part.
 
         Raises:
-            BusyError: it was not taken now.
-            StorageError, NoSpaceError: it was not taken.
+            BusyError: the storage is busy.
+            StorageError, NoSpaceError: the part was refused.
         """
         text = _text(response)
         if response.status >= 500 or response.status in (408, 429):
@@ -250,7 +250,7 @@ class Repository:
         return str(response.headers.get("ETag", ""))
 
     def complete(self, path: str, blob: Blob, target: CommitTarget, tags: Iterable[str]) -> None:
-        """Says that all parts of a large file have come; errors as `target`."""
+        """Complete the upload of a large file after all its parts; errors as `target`."""
         if target.complete:
             parts = [{"partNumber": number, "etag": tag} for number, tag in enumerate(tags, 1)]
             self._said("POST", target.complete, {"oid": blob.sha256, "parts": parts}, _LFS, path)
@@ -269,21 +269,18 @@ class Repository:
         large: Mapping[str, Blob],
         deleted: Collection[str],
     ) -> str:
-        """Makes one commit of everything, if the revision is still what it was.
+        """Make one commit of everything, if the revision is unchanged.
 
         Args:
-            parent: what it was.
-            title, text: of the commit; the text has something in it that no other has.
+            parent: the expected commit of the revision.
+            title, text: the commit message; the text is unique.
             small, large, deleted: files by path.
 
         Returns:
-            The name of the commit; "" where the hub did not say it.
-
-        Returns:
-            Its name; "" where the hub did not say it.
+            The commit hash; "" if the hub did not return it.
 
         Raises:
-            ConflictError: it is not.
+            ConflictError: the revision has changed.
             StorageError, NoSpaceError: there is no commit.
         """
         header = {"summary": title, "description": text, "parentCommit": parent}
@@ -310,14 +307,14 @@ class Repository:
                 "POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to"
             )
         except StorageError:
-            # An answer may be lost on its way, and the commit be made all the same, then or a little later.
+            # The commit may exist although its response was lost, or appear a little later.
             if not self._was_committed(text):
                 raise
             declared = {}
         return str(declared.get("commitOid") or "")
 
     def _was_committed(self, text: str) -> bool:
-        """Whether the last commit has this text, as far as the hub can be asked."""
+        """Whether the last commit has this text, as far as the hub responds."""
         for attempt in range(_LOOKED):
             time.sleep(attempt * 4 * self.client.patience.first_wait)
             with suppress(StorageError):
@@ -349,7 +346,7 @@ class Repository:
         what: str = "",
         doing: str = "upload",
     ) -> Any:
-        """What the hub answers, as JSON; {} where it answers nothing."""
+        """Send a request and return the JSON response; {} if it is empty."""
         body = (
             question if isinstance(question, bytes) else json.dumps(question).encode() if question else None
         )
@@ -386,7 +383,7 @@ def _question(path: str, blob: Blob) -> dict[str, object]:
 
 
 def _target(actions: Mapping[str, Any], size: int) -> CommitTarget:
-    """What the answer to a batch question asks for; raises what a malformed one leads to."""
+    """Parse the upload addresses in the response to a batch request; raises errors of malformed responses."""
     upload, verify = actions["upload"], actions.get("verify") or {}
     headers, url = upload.get("header") or {}, str(upload["href"])
     checked = str(verify.get("href", ""))

@@ -1,13 +1,13 @@
-"""How a checkpoint comes to the hub: large files to its storage while they are made, then one commit.
+"""Staging of a checkpoint on the hub: large files go to its storage, then everything is committed at once.
 
-    repository as it is now        its commit is noted; a new one is made, private
-    large files                    to the storage, which keeps them for a while whatever comes
-    small files                    in memory
-    publish                        one commit, refused if the repository has changed meanwhile
-    the same command after a kill  makes the digests anew; what storage has is not sent again
+    the repository                 its commit is recorded; a new repository is created, private
+    large files                    uploaded to the storage, which keeps them for a while
+    small files                    kept in memory
+    publish                        one commit, which fails if the repository has changed
+    the same command after a kill  computes the digests again; uploaded files are not sent again
 
-Nothing is on disk, and nothing shows in the repository before the commit. That names the plan, so that a
-command which was stopped right after it finds that nothing is left to do.
+Nothing is written to disk, and the repository does not change before the commit. The commit names the plan,
+so that a command which was killed right after it has nothing left to do.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class HubStaging:
     """A destination on the hub; see `ckpttools.stores.publishing.Staging`.
 
     Attributes:
-        store: of the destination.
-        key: of the destination.
-        name: what it names.
-        repository: where it is.
+        store: the store of the destination.
+        key: key of the destination.
+        name: the parsed key.
+        repository: the repository.
         overwrite, check_replaced: as of `Publishes.staging`.
-        sharing: what the user says of it.
+        sharing: the user's options for the repository.
     """
 
     store: HubStore
@@ -63,11 +63,11 @@ class HubStaging:
         self._looked(plan)
 
     def mark(self, plan: str) -> str:
-        """What a commit says of the plan that it is of, and where that put its files."""
+        """Return the line of a commit message that names the plan and its directory."""
         return f"ckpttools-plan: /{self.name.path} {plan}"
 
     def _looked(self, plan: str) -> tuple[RepositoryHead | None, bool]:
-        """What the repository is now, and whether this plan was the last to be committed to it."""
+        """Return the state of the repository, and whether its last commit is that of the plan."""
         self._check_said()
         head = self.repository.head()
         if head is None:
@@ -92,7 +92,7 @@ class HubStaging:
         return head, False
 
     def _check_said(self) -> None:
-        """Raises what is wrong whatever the repository is."""
+        """Raise errors that do not depend on the state of the repository."""
         if COMMIT.fullmatch(self.name.revision) or self.name.revision.startswith("refs/"):
             raise UsageError(
                 f"{self.repository.location} cannot be a destination",
@@ -140,7 +140,7 @@ class HubStaging:
             )
 
     def files(self, head: RepositoryHead) -> list[str]:
-        """What is at the destination and would be part of a checkpoint: paths in the repository, sorted."""
+        """Return the sorted paths in the repository that would be part of a checkpoint at the destination."""
         start = f"{self.name.path}/" if self.name.path else ""
         result = self.store.files_at(self.name.repo, head.commit)
         below = [path for path in result if path.startswith(start) or path == self.name.path]
@@ -165,13 +165,13 @@ class HubStaging:
 
 @dataclass
 class HubWork:
-    """A destination on the hub, with what will be committed to it; see `Work`.
+    """A destination on the hub with the files to commit; see `Work`.
 
     Attributes:
         staging: the destination.
-        head: what it was when the work began.
-        purpose: what for.
-        is_complete: whether an earlier run has committed all of it.
+        head: state of the repository when the work began.
+        purpose: the conversion.
+        is_complete: whether an earlier run has committed everything.
     """
 
     staging: HubStaging
@@ -190,7 +190,7 @@ class HubWork:
 
     @property
     def records(self) -> Sequence[Record]:
-        """None: what was done of a plan is what storage has."""
+        """Return no records: the storage knows the finished work."""
         return ()
 
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> HubDataFiles:
@@ -198,10 +198,10 @@ class HubWork:
         return self.files
 
     def enter(self, records: Iterable[Record]) -> None:
-        """Storage knows."""
+        """Do nothing: the storage knows the finished work."""
 
     def discard(self) -> None:
-        """Nothing was published, and storage drops what no commit names."""
+        """Do nothing: the storage drops files that are not in a commit."""
 
     def publish(self) -> None:
         staging, files = self.staging, self.files
@@ -230,13 +230,13 @@ class HubWork:
 
     @property
     def published(self) -> Published:
-        """See `SupportsPublished`: the head is what was there until it is what was made."""
+        """See `SupportsPublished`: the state before or after the commit."""
         repository = self.staging.repository
         branch = "" if repository.revision == "main" else f"/tree/{repository.revision}"
         return Published(f"{repository.page}{branch}", self.head.is_private, self.head.commit)
 
     def conclude(self) -> None:
-        """Nothing but the commit tells of the work."""
+        """Do nothing: only the commit is left."""
 
 
 def _of(source: str) -> str:
@@ -247,13 +247,13 @@ CARD = "README.md"
 
 
 def model_card(repo: str, source: str, files: Container[str], base: str = "") -> bytes:
-    """What the page says.
+    """Return the text of a model card.
 
     Args:
         repo: org/name.
-        source: what was converted; told only if it is a model of the hub.
-        files: names of files beside the weights.
-        base: the model that the user says it came from; told only if it is one of the hub.
+        source: the converted source; mentioned only if it is on the hub.
+        files: names of the files next to the weights.
+        base: the base model that the user named; mentioned only if it is on the hub.
     """
     named = next((item for item in (base, source) if item.startswith("hf://")), "")
     model = "/".join(named.removeprefix("hf://").partition("@")[0].split("/")[:2])

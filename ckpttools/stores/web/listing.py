@@ -1,4 +1,4 @@
-"""Names in a directory, from the page that a server makes of it."""
+"""Parser of directory listings of web servers."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ckpttools.stores.base import FileKind, is_inside
 
-# Titles of such pages: nginx, Apache, lighttpd and Python's http.server have the first two.
+# Titles of listing pages: nginx, Apache, lighttpd and Python's http.server use the first two.
 _TITLE = re.compile(r"(?i)\s*(index of|directory listing|files within|listing of)\b")
 
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def names_in(page: str, url: str) -> Mapping[str, FileKind] | None:
-    """What is in the directory of which a server has made a page; None if it is another page.
+    """Return the entries on a listing page; None if it is another page.
 
     Args:
-        page: JSON, as nginx (`autoindex_format json`) and Caddy make it, or HTML.
-        url: where it is from.
+        page: JSON, as from nginx (`autoindex_format json`) and Caddy, or HTML.
+        url: the page's URL.
     """
     if page.lstrip().startswith("["):
         return _from_json(page)
@@ -34,7 +34,7 @@ def names_in(page: str, url: str) -> Mapping[str, FileKind] | None:
 
 
 def plain_name(text: str) -> str:
-    """A name as it stands in a key: decoded, but for what means something else in an address."""
+    """Decode a name for a key, except characters with a meaning in URLs."""
     try:
         name = unquote(text, errors="strict")
     except UnicodeDecodeError:
@@ -55,17 +55,17 @@ def _from_json(page: str) -> Mapping[str, FileKind] | None:
 
 
 def is_name(text: str) -> bool:
-    """Whether this can be the name of one thing directly in a directory, and be shown and asked for."""
+    """Whether a text can be the name of an entry that can be displayed and requested."""
     return is_inside(text) and "/" not in text and is_text(text)
 
 
 def is_plain(path: str) -> bool:
-    """Whether a path has no empty part and no `.`, which are other spellings of a shorter one."""
+    """Whether a path has no empty part and no `.`, which are other spellings of a shorter path."""
     return not any(part in ("", ".") for part in path.split("/"))
 
 
 def is_text(text: str) -> bool:
-    """Whether it can be written: half a surrogate pair, which JSON may have, cannot."""
+    """Whether a text can be encoded: half a surrogate pair, which JSON may contain, cannot."""
     return not _HALF.search(text)
 
 
@@ -75,7 +75,9 @@ def _kind(entry: Mapping[str, Any]) -> FileKind:
 
 
 def _below(base: str, link: str) -> tuple[str, FileKind] | None:
-    """What a link leads to, if that is directly below; not the parent, nor the same page in another order."""
+    """Return the name and kind of a linked entry, but not of the parent or of the same page in another
+    order.
+    """
     try:
         there, here = urlsplit(urljoin(base, link)), urlsplit(base)
     except ValueError:
