@@ -15,7 +15,7 @@ CI_SECONDS ?= 5
 # Tests wait a fifth of their time for servers, locks and processes: three workers keep two cores busy.
 WORKERS ?= 3
 
-.PHONY: demo test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
+.PHONY: demo quick test crash crash-remote memory oracle oracle-one damage lint types fuzz bench docs clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,14 @@ $(STAMP): pyproject.toml
 
 demo: $(STAMP)
 	$(BIN)/ckpt demo
+
+# What a contributor runs on each change, under a minute: style, types where mypy has seen the rest, and the rooms that
+# touch no process, network or large file.
+QUICK := core array mapping codecs plan
+quick: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	CI=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(addprefix tests/,$(QUICK))
 
 test: $(STAMP) lint types
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -41,11 +49,11 @@ crash-remote: $(STAMP)
 # interpreter of an environment with torch and transformers records the verdicts again.
 damage: $(STAMP)
 	$(if $(TORCH),$(TORCH) tests/damage/verdicts.py 500 tests/damage/verdicts.json)
-	CKPTTOOLS_DAMAGE=all $(BIN)/python -m pytest -q -n 2 tests/test_damage.py
+	CKPTTOOLS_DAMAGE=all $(BIN)/python -m pytest -q -n 2 tests/damage/test_damage.py
 
 # Every command at every budget on 100,000 tensors, an hour or more, where `make test` tries some.
 memory: $(STAMP)
-	CKPTTOOLS_MEMORY=all $(BIN)/python -m pytest -n 2 tests/test_memory_matrix.py
+	CKPTTOOLS_MEMORY=all $(BIN)/python -m pytest -n 2 tests/memory/test_memory_matrix.py
 
 # MaxText and transformers themselves on what is converted, 3 to 6 minutes for each model and form of its layers:
 # FAMILY=llama,qwen3-next for some. ORACLE_MAXTEXT and ORACLE_TORCH name environments that are there.
@@ -57,7 +65,7 @@ oracle: $(STAMP)
 # environment.
 oracle-one: $(STAMP)
 	tests/oracle/setup.sh .venv-oracle maxtext
-	$(BIN)/python -m pytest -q tests/test_oracle.py -k "maxtext or weights_in_another_order"
+	$(BIN)/python -m pytest -q tests/oracle/test_oracle.py -k "maxtext or weights_in_another_order"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

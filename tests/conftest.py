@@ -17,7 +17,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 HERE = Path(__file__).parent
-# What is synced, when, and what a crash leaves is the subject of these, and of those in sub-directories.
+FOLDERS = sorted({path.parent for path in HERE.rglob("test_*.py")})
+sys.path[:0] = map(str, FOLDERS)
+# These test what is synced, when, and what a crash leaves; so do all modules in tests/crash.
 WAITING = ("test_durability.py", "test_run.py")
 
 
@@ -33,7 +35,7 @@ def pytest_collection_modifyitems(items):
 
 def _scope_bytes(path):
     """Return the size of a module, or of all modules that run in one worker with it."""
-    if path.parent == HERE:
+    if path.parent.name != "crash":
         return path.stat().st_size
     return sum(item.stat().st_size for item in path.parent.glob("*.py"))
 
@@ -56,7 +58,7 @@ def pytest_collection(session):
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if is_of_all and count > 1:
-        modules = sorted(path.stem for path in HERE.glob("test_*.py"))
+        modules = sorted(path.stem for path in HERE.rglob("test_*.py"))
         for name in modules[int(worker) :: count]:
             # Collection reports errors of the module.
             with suppress(Exception, pytest.skip.Exception):
@@ -71,7 +73,7 @@ def pytest_collection_finish():
 @pytest.fixture(scope="module", autouse=True)
 def no_waiting_for_the_disk(request):
     """Nothing that other tests write must outlive a crash: a third of their time was spent in syncs."""
-    if request.path.parent != HERE or request.path.name in WAITING:
+    if request.path.parent.name == "crash" or request.path.name in WAITING:
         yield
         return
     with pytest.MonkeyPatch.context() as patch:

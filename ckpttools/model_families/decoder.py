@@ -1,7 +1,7 @@
 """The rows, sizes and flags that the decoders of the Llama line share.
 
 MaxText on the left, Hugging Face on the right. Every row was compared with what MaxText's own converter
-writes (commit e591f30), bit by bit: tests/test_golden.py.
+writes (commit e591f30), bit by bit: tests/model_families/test_golden.py.
 """
 
 from ckpttools.mapping.row import rows

@@ -1,7 +1,7 @@
 """Fuzzes the parsers: `python tests/fuzz/run.py [--seconds N] [--seed N] [--jobs N] [TARGET ...]`.
 
 Each target runs in a process of its own. Exits with 1 if one found something: the input is then in
-tests/fuzz/found, where tests/test_fuzz.py runs it from then on.
+tests/fuzz/found, where tests/fuzz/test_fuzz.py runs it from then on.
 """
 
 from __future__ import annotations

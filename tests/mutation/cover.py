@@ -1,6 +1,6 @@
 """A plugin of pytest that notes which functions of the package each test enters, and how long it takes.
 
-    python -m pytest -p mutation.cover --cover-to FILE tests/test_x.py
+    python -m pytest -p mutation.cover --cover-to FILE tests/array/test_tree.py
 
 FILE gets JSON: test -> its seconds and the functions that it enters, `file:qualified name`. What other
 processes do is not seen. The first test that needs a cached value or a fixture stands for all that share it.

@@ -36,7 +36,7 @@ from mutation.waiting import ended  # noqa: E402
 
 ROOMS = "plan,run,formats,maxtext,compare"
 # What the processes that tests start do is not seen when functions are noted: asked only of survivors.
-BESIDE = {"run": ("tests/crash", "tests/test_stopping.py"), "plan": ("tests/test_memory.py",)}
+BESIDE = {"run": ("tests/crash", "tests/run/test_stopping.py"), "plan": ("tests/memory/test_memory.py",)}
 _BESIDE_SECONDS = 200
 # A change may make a test allocate without end.
 _MOST_BYTES = 6 << 30
@@ -90,7 +90,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1, help="how many at a time, in a copy each (1)")
     parser.add_argument("--quick", action="store_true", help="survivors are not shown to tests/crash")
     parser.add_argument("--seconds", type=float, default=60, help="of tests for each change, at most (60)")
-    every = [path.name for path in sorted(TESTS.glob("test_*.py"))]
+    modules = (path.relative_to(TESTS) for path in sorted(TESTS.rglob("test_*.py")))
+    every = [path.as_posix() for path in modules if path.parts[0] != "crash"]
     parser.add_argument("--tests", nargs="+", default=every, help="files that may notice, by default all")
     parser.add_argument("--work", type=Path, default=ROOT / ".mutation", help="where results are kept")
     return parser.parse_args()

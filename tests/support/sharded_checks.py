@@ -1,4 +1,4 @@
-"""What `tests/test_eight_devices.py` asks of `ckpttools.load` on eight devices, in a process of its own.
+"""Checks of `ckpttools.load` on eight devices, for `tests/sharding/test_eight_devices.py`.
 
 Each function of `CHECKS` is a test; all run in one process, since starting JAX takes seconds.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-FUZZ = Path(__file__).parent / "fuzz"
+FUZZ = Path(__file__).parents[1] / "fuzz"
 sys.path.insert(0, str(FUZZ))
 
 from child import alarmed  # noqa: E402

@@ -8,7 +8,7 @@ import pytest
 from support.command_line import ckpt, run, succeed
 from support.hf_models import write_llama
 
-FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
+FIXTURES = Path(__file__).parents[2] / "fixtures/torch"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from ckpttools.formats.torch.replica_check import ProcessFile, ends_of, refuse_c
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.stores.registry import parse
 
-FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
+FIXTURES = Path(__file__).parents[2] / "fixtures/torch"
 DCP, SHARDS, RANKS = (FIXTURES / name for name in ("dcp", "dcp-safetensors", "ranks"))
 FSDP = FIXTURES / "trainers/fsdp/pytorch_model_fsdp_0"
 # Bytes of a tensor that says which ranks a mesh is of.

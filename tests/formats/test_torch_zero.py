@@ -18,7 +18,7 @@ from ckpttools.core.region import Region
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 
-FIXTURES = Path(__file__).parents[1] / "fixtures/torch/zero"
+FIXTURES = Path(__file__).parents[2] / "fixtures/torch/zero"
 TRAINED = FIXTURES.parent / "deepspeed"
 
 

@@ -8,14 +8,14 @@ import shutil
 
 import numpy as np
 import pytest
-from oracle import cases, environments, images, results, run, settings, steps
-from oracle.results import FAILED, PASSED, Finding, Row
-from oracle.run import found
-from oracle.worker import StepError, Worker
 from support.locations import FIXTURES, GOLDEN
 
 import ckpttools
 from ckpttools.maxtext.config import models
+from oracle import cases, environments, images, results, run, settings, steps
+from oracle.results import FAILED, PASSED, Finding, Row
+from oracle.run import found
+from oracle.worker import StepError, Worker
 
 CASE = "llama3.1"
 # What transformers made of these tokens once: MaxText alone is needed beside.

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from oracle import environments, settings, steps
-from oracle.worker import Worker
 from support.locations import HF
 from support.scripts import answers
+
+from oracle import environments, settings, steps
+from oracle.worker import Worker
 
 PYTHON = environments.present(environments.MAXTEXT)
 pytestmark = pytest.mark.skipif(PYTHON is None, reason=f"no environment with MaxText: {environments.MAXTEXT}")

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+import ckpttools
 from mutation.mutants import mutants_of
 from mutation.run import CAUGHT, SURVIVED, UNSURE, Outcome, Timed, _end, _try, asked, confirmed
 from mutation.waiting import ASLEEP, BUSY, ended
-
-import ckpttools
 
 SOURCE = '''
 """Text == other text."""

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage.models import BASES, Model, base, damaged
-from damage.verdicts import digest, verdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.command_line import ckpt, succeed
 
 from ckpttools.formats.registry import open_tree
+from damage.models import BASES, Model, base, damaged
+from damage.verdicts import digest, verdict
 
 RECORDED: dict[str, Any] = json.loads(
-    Path(__file__).with_name("damage").joinpath("verdicts.json").read_bytes()
+    Path(__file__).parents[1].joinpath("damage").joinpath("verdicts.json").read_bytes()
 )
 SEEDS = [int(item) for item in RECORDED if item.isdecimal()]
 IS_ALL = os.environ.get("CKPTTOOLS_DAMAGE") == "all"

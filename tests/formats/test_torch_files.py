@@ -33,7 +33,7 @@ from ckpttools.formats.torch.tensors import NotReadableError, _unwrapped
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.registry import parse
 
-FIXTURES = Path(__file__).parents[1] / "fixtures/torch"
+FIXTURES = Path(__file__).parents[2] / "fixtures/torch"
 
 
 def anything(name):

@@ -26,7 +26,7 @@ from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.transforms.select import Select
 from ckpttools.transforms.strip_wrappers import patterns_of_others, unwrapped, without_states
 
-TRAINERS = Path(__file__).parents[1] / "fixtures/torch/trainers"
+TRAINERS = Path(__file__).parents[2] / "fixtures/torch/trainers"
 TITAN, FSDP, HUB = (TRAINERS / name for name in ("torchtitan/step-10", "fsdp/pytorch_model_fsdp_0", "hub"))
 NAMES = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight", "lm_head.weight")
 

@@ -17,7 +17,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import open_tree
 
 ts = pytest.importorskip("tensorstore")
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def write(path, value, driver="zarr", fill=None, base=None):

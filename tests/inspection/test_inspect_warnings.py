@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.orbax_items import LITTLE, sharded, values_of, write_item, zarr3
 
-from ckpttools.array import chunk_sizes
+from ckpttools.array import storage
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked, Constant
 from ckpttools.array.tree import Metadata, Path, Tree
@@ -141,7 +141,7 @@ def test_arrays_named_are_those_with_the_fault(sizes: dict[Path, tuple[int, int,
 def test_advice_about_chunks_is_of_the_same_arrays(tmp_path, monkeypatch):
     """`inspect tree` warns and `inspect chunks` advises by one rule, of pieces where chunks are shards."""
     for name, value in (("GIANT", 400), ("FINE", 20), ("MANY", 10)):
-        monkeypatch.setattr(chunk_sizes, name, value)
+        monkeypatch.setattr(storage, name, value)
     grids = {
         "giant": zarr3([LITTLE], [8, 16]),
         "one": zarr3([LITTLE], [1, 16]),

@@ -1,7 +1,8 @@
 """Every command that `ckpt doctor` suggests: run as it is printed, it repairs the damage and loses nothing.
 
 Paths contain a space and a quote, so that a command that does not quote them fails.
-`tests/test_safetensors.py` runs those for indexes, `tests/test_tied_head.py` those for output heads.
+`tests/formats/test_safetensors.py` runs those for indexes, `tests/formats/test_tied_head.py` those for
+output heads.
 """
 
 from __future__ import annotations

@@ -500,7 +500,7 @@ def docstrings(path):
 
 def test_tests_share_helpers_and_not_each_other():
     """What two of them need is in tests/support; tests/crash and tests/fuzz have machinery of their own."""
-    tests = Path(__file__).parent
+    tests = Path(__file__).parents[1]
     beside = {path.stem for path in tests.glob("*.py")} - {"conftest"}
     assert [stem for stem in sorted(beside) if not stem.startswith("test_")] == []
     assert [

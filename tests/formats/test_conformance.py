@@ -1,6 +1,6 @@
 """Every pair of formats carries trees over: written in one, opened, written in the other, opened, the same.
 
-Each format alone passes the shipped conformance tests: tests/test_orbax_write.py, test_zarr3.py,
+Each format alone passes the shipped conformance tests: tests/formats/test_orbax_write.py, test_zarr3.py,
 test_safetensors_write.py; the plainest of them here.
 """
 
