@@ -222,7 +222,7 @@ class TestPace:
             web.fault("GET .*x.bin", status(503), times=2)
             file = parse(f"http://{web.address}/x.bin").open()
             file.read(0, 1 << 20)
-            assert plain.STORE.client.reads.concurrency.limit == concurrency.USUAL // 4
+            assert plain.STORE.client.reads.pace.limit == concurrency.USUAL // 4
         ckpttools.stores.registry._store.cache_clear()
 
     def test_what_is_under_way_is_bounded_in_bytes(self):
