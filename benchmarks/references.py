@@ -25,7 +25,7 @@ from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.synthetic import synthetic
+from ckpttools.maxtext.synthetic import synthetic_model
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.view import view_of
 from ckpttools.plan.plan import build
@@ -36,7 +36,7 @@ from ckpttools.testing.models import LlamaSizes, write_llama, write_model
 def write_training(directory: Path, sizes: LlamaSizes) -> int:
     """A scanned train state of adamw in float32 as MaxText names it, all on disk; returns its bytes."""
     config = sizes.config()
-    model = to_maxtext(synthetic(config), ToMaxText()).state
+    model = to_maxtext(synthetic_model(config), ToMaxText()).state
     shapes = {name: array.shape for name, array in view_of(model).named.items()}
     leaves: dict[TreePath, Leaf] = {("step",): _constant((), "int32", 7)}
     for prefix in (("params", "params"), ("opt_state", 0, "mu", "params"), ("opt_state", 0, "nu", "params")):

@@ -26,11 +26,11 @@ from ckpttools.formats.adapters import ADAPTER, BASE_NAME
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
-from ckpttools.maxtext.bound_model import ModelRows, rows_of
+from ckpttools.maxtext.bound_model import ModelRows, model_rows
 from ckpttools.maxtext.conversion_options import ToHuggingFace
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_options import ModelOptions, family_for, rope_flags
-from ckpttools.maxtext.source_checks import named_as
+from ckpttools.maxtext.source_checks import name_style
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import family_of
@@ -44,7 +44,7 @@ _FLOAT32 = DTYPES["float32"]
 # A module of Mixtral, Phi MoE and MiniMax in transformers 5 (conversion_mapping.py), and in files of the hub.
 _RENAMED = ".mlp.", ".block_sparse_moe."
 # Added to anything it changes no bit.
-_NOTHING = b"\x00\x00\x00\x80"
+_NEGATIVE_ZERO = b"\x00\x00\x00\x80"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Base:
             return {path: changes[name] for name, path in self._paths.items() if name in changes}
         return self._padded(self.in_rows(changes))
 
-    def exchanged(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
+    def replacements_at_paths(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
         """Whole weights as the base has them: path -> array of the base's shape and dtype.
 
         Of stacked layers those that are not exchanged stay the base's own.
@@ -93,18 +93,18 @@ class Base:
         wide = {name: cast(array, _FLOAT32) for name, array in arrays.items()}
         new = {id(item) for item in distinct(wide.values())}
         return {
-            path: self._own_beside(path, built, self.tree.arrays[path], new)
+            path: self._replace_parts(path, built, self.tree.arrays[path], new)
             for path, built in self.moved(wide).items()
         }
 
-    def _own_beside(self, path: Path, built: LazyArray, own: LazyArray, new: Collection[int]) -> LazyArray:
+    def _replace_parts(self, path: Path, built: LazyArray, own: LazyArray, new: Collection[int]) -> LazyArray:
         """`built`, with the base's own array where nothing new is in it."""
         inside = list(distinct([built]))
         if not any(id(each) in new for each in inside):
             return own
         if isinstance(built, Stack):
             parts = enumerate(built.parts)
-            each = [self._own_beside(path, part, take(own, built.axis, k), new) for k, part in parts]
+            each = [self._replace_parts(path, part, take(own, built.axis, k), new) for k, part in parts]
             return stack(each, built.axis)
         if any(isinstance(each, Constant) and id(each) not in new for each in inside):
             raise FormatError(
@@ -118,7 +118,7 @@ class Base:
         """Of a MaxText base: dotted name -> what the rows make of changes; nothing is added elsewhere."""
         assert self.rows is not None
         nothing = {
-            name: Constant(array.shape, _FLOAT32, _NOTHING)
+            name: Constant(array.shape, _FLOAT32, _NEGATIVE_ZERO)
             for name, array in self.weights.items()
             if name not in changes
         }
@@ -191,7 +191,7 @@ class Base:
             yield from (str(ours.key(Key((plain,)))) for ours in self.family.spellings)
 
 
-def base_of(tree: Tree, model: ModelOptions | None = None, like: LocationLike | None = None) -> Base:
+def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike | None = None) -> Base:
     """The base that a tree is; quantised weights count as their numbers in bfloat16.
 
     Args:
@@ -201,19 +201,21 @@ def base_of(tree: Tree, model: ModelOptions | None = None, like: LocationLike | 
 
     Raises:
         FormatError: weights are quantised and no numbers can be made of them, or two have one name.
-        CheckpointError: as of `ckpttools.maxtext.to_hf.rows_of`.
+        CheckpointError: as of `ckpttools.maxtext.to_hf.model_rows`.
     """
     tree = dequantized(tree).tree
-    if named_as(tree.arrays) != "maxtext":
+    if name_style(tree.arrays) != "maxtext":
         weights = by_name(tree.arrays)
         refuse_quantized(weights, tree.metadata.config, tree.metadata.location)
         return Base(tree, weights, tree.metadata.config, model=model or ModelOptions())
     options = ToHuggingFace(like=like, model=model or ModelOptions())
-    rows = rows_of(tree, options, ModelFiles.of(tree, like))
+    rows = model_rows(tree, options, ModelFiles.of(tree, like))
     return Base(tree, rows.as_huggingface().arrays, rows.config, rows, options.model)
 
 
-def not_of_base(adapter: str, base: str, lacking: Collection[str], names: Iterable[str]) -> FormatError:
+def missing_weights_error(
+    adapter: str, base: str, lacking: Collection[str], names: Iterable[str]
+) -> FormatError:
     """The error about weights that an adapter changes and its base does not have."""
     known = list(names)
     near = [
@@ -248,7 +250,7 @@ def base_name(base: Base, adapter: Adapter, given: str | None) -> BaseName:
     """
     if given:
         return BaseName(given, Notes())
-    result = next((item for item in _said(base, adapter) if _is_of_hub(item)), None)
+    result = next((item for item in _recorded_names(base, adapter) if _is_hub_name(item)), None)
     if result is not None:
         return BaseName(result, Notes())
     location = base.tree.metadata.location
@@ -260,7 +262,7 @@ def base_name(base: Base, adapter: Adapter, given: str | None) -> BaseName:
     return BaseName(location, Notes(remarks=(remark,)))
 
 
-def _said(base: Base, adapter: Adapter) -> Iterator[str]:
+def _recorded_names(base: Base, adapter: Adapter) -> Iterator[str]:
     yield str(adapter.config.get(BASE_NAME) or "")
     yield str((base.config or {}).get("_name_or_path") or "")
     location = parse(base.tree.metadata.location)
@@ -268,7 +270,7 @@ def _said(base: Base, adapter: Adapter) -> Iterator[str]:
         yield HubName.of(location.key).repo
 
 
-def _is_of_hub(name: str) -> bool:
+def _is_hub_name(name: str) -> bool:
     """Whether a text is org/name, or a name alone, as the first models of the hub have it.
 
     A relative directory may be called so, too; what is written then is no worse than its path.
@@ -276,7 +278,7 @@ def _is_of_hub(name: str) -> bool:
     return is_model_name(name) or is_model_name(f"org/{name}")
 
 
-def said_of_another(base: Base, adapter: Adapter, used: str) -> Iterator[str]:
+def other_base_remarks(base: Base, adapter: Adapter, used: str) -> Iterator[str]:
     """What to know where an adapter says that it is of a model of another name than that of its base.
 
     Args:
@@ -295,7 +297,7 @@ def said_of_another(base: Base, adapter: Adapter, used: str) -> Iterator[str]:
         )
 
 
-def noted_base(tree: Tree) -> str:
+def recorded_base(tree: Tree) -> str:
     """What is noted beside a MaxText adapter of its base's name; "" where nothing is."""
     noted = tree.metadata.custom.get(BASE_NAME)
     return noted if isinstance(noted, str) else ""

@@ -16,7 +16,7 @@ from ckpttools.formats.adapters import MERGE_WITH_PEFT
 
 WITH_PEFT = f"merge it with PEFT, {MERGE_WITH_PEFT}"
 # Field -> why such an adapter is more than factors that are added to weights.
-_REFUSED = {
+_UNSUPPORTED = {
     "layer_replication": "it has more layers than its base",
     "use_qalora": "its factors are of groups of inputs",
     "alora_invocation_tokens": "it acts only from certain tokens on",
@@ -29,7 +29,7 @@ _REFUSED = {
     "monteclora_config": "its weights are random variables",
 }
 # Ways to begin that change the base, which then is not the model that it names.
-_CHANGING = ("pissa", "olora", "corda", "lora_ga", "loftq")
+_BASE_CHANGING_INITS = ("pissa", "olora", "corda", "lora_ga", "loftq")
 # All others that PEFT 0.21 has (LoraConfig): where training begins and ends, and what patterns say.
 _PLAIN = """
     task_type peft_type auto_mapping peft_version base_model_name_or_path revision inference_mode r
@@ -45,7 +45,7 @@ _HEADS = ("lm_head", "embed_out", "output_projection")
 _CLASSIFIERS = ("score", "classifier")
 # Modules that PEFT 0.21 keeps tied if `ensure_weight_tying` is set (EMBEDDING_LAYER_NAMES).
 _TIED = ("embed_tokens", "lm_head")
-_MOST = sys.float_info.max
+_MAX_FLOAT = sys.float_info.max
 _CONVERTED = "path_initial_model_for_weight_conversion"
 
 
@@ -83,15 +83,15 @@ class PeftConfig:
             )
 
     def _problems(self) -> Iterator[str]:
-        for name, why in _REFUSED.items():
+        for name, why in _UNSUPPORTED.items():
             if self.declared.get(name):
                 yield f"{name}: {why}"
         if self.declared.get("bias", "none") != "none":
             yield f"bias {self.declared['bias']!r}: it trains the model's own biases"
         yield from self._contradictions()
-        begun = str(self.declared.get("init_lora_weights", "")).lower()
-        if begun.startswith(_CHANGING) and not self.declared.get(_CONVERTED):
-            yield f"init_lora_weights {begun!r}: its base is not the model that it names"
+        init = str(self.declared.get("init_lora_weights", "")).lower()
+        if init.startswith(_BASE_CHANGING_INITS) and not self.declared.get(_CONVERTED):
+            yield f"init_lora_weights {init!r}: its base is not the model that it names"
 
     def _contradictions(self) -> Iterator[str]:
         """Describe combinations of settings that PEFT refuses (LoraConfig.__post_init__)."""
@@ -106,7 +106,7 @@ class PeftConfig:
 
     def rank(self, module: str) -> int:
         """The rank of a module's factors. Raises ConfigError where that is no whole number."""
-        declared = self._of("rank_pattern", module, "r", 8)
+        declared = self._number_for("rank_pattern", module, "r", 8)
         if declared != int(declared) or declared < 1:
             raise ConfigError(
                 "a rank is no whole number", location=self.location, got=declared, expected="1 or more"
@@ -115,13 +115,13 @@ class PeftConfig:
 
     def scale(self, module: str) -> float:
         """What the product of a module's factors is multiplied by; errors as of `rank`."""
-        alpha, rank = self._of("alpha_pattern", module, "lora_alpha", 8), self.rank(module)
-        return alpha / (math.sqrt(rank) if self._is_said("use_rslora") else rank)
+        alpha, rank = self._number_for("alpha_pattern", module, "lora_alpha", 8), self.rank(module)
+        return alpha / (math.sqrt(rank) if self._flag("use_rslora") else rank)
 
     @property
     def is_dora(self) -> bool:
         """Whether rows are given lengths. Raises ConfigError where that is neither true nor false."""
-        return self._is_said("use_dora")
+        return self._flag("use_dora")
 
     @property
     def replaced(self) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ class PeftConfig:
 
     def _is_tied(self, module: str) -> bool:
         """Whether PEFT ties the factors of embeddings and head: then one of them as a target is enough."""
-        if not self._is_said("ensure_weight_tying") or module.rpartition(".")[2] not in _TIED:
+        if not self._flag("ensure_weight_tying") or module.rpartition(".")[2] not in _TIED:
             return False
         targets = self.declared.get("target_modules")
         if isinstance(targets, str):
@@ -259,13 +259,13 @@ class PeftConfig:
             (key for key in declared if self._matches(key, module, f"a key of {field}", below=True)), None
         )
 
-    def _is_said(self, name: str) -> bool:
+    def _flag(self, name: str) -> bool:
         declared = self.declared.get(name) or False
         if declared not in (True, False):
             raise ConfigError(f"{name} is neither true nor false", location=self.location, got=repr(declared))
         return bool(declared)
 
-    def _of(self, patterns: str, module: str, otherwise: str, default: int) -> float:
+    def _number_for(self, patterns: str, module: str, otherwise: str, default: int) -> float:
         """A number for a module: that of its pattern, if there is one."""
         pattern = self.pattern_of(patterns, module)
         if pattern is not None:
@@ -293,14 +293,14 @@ class PeftConfig:
         return value
 
     @property
-    def is_in_first(self) -> bool:
+    def has_inputs_first(self) -> bool:
         """Whether weights have their inputs first, as GPT-2's; errors as of `is_dora`."""
-        return self._is_said("fan_in_fan_out")
+        return self._flag("fan_in_fan_out")
 
 
 def unknown_settings(declared: Mapping[str, Any]) -> list[str]:
     """What a configuration sets that PEFT 0.21 has no name for: of a later version, or of another program."""
-    beside = {*_PLAIN.split(), *_REFUSED, _CONVERTED}
+    beside = {*_PLAIN.split(), *_UNSUPPORTED, _CONVERTED}
     return sorted(name for name, value in declared.items() if value and name not in beside)
 
 
@@ -319,4 +319,4 @@ def listed_names(declared: Mapping[str, Any], field: str, location: str = "") ->
 
 def is_number(value: object) -> TypeGuard[float]:
     """Whether a value of JSON is a number, and finite: whole ones can be larger than any float."""
-    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= _MOST
+    return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= _MAX_FLOAT

@@ -27,11 +27,11 @@ from ckpttools.stores.memory import Bytes
 if TYPE_CHECKING:
     import numpy as np
 
-_MOST_LISTED = 5
+_MAX_LISTED = 5
 
 
 @dataclass(frozen=True)
-class Extracting:
+class ExtractOptions:
     """How a difference becomes an adapter.
 
     Attributes:
@@ -60,7 +60,7 @@ class Extracting:
 
 
 @dataclass(frozen=True)
-class Extracted:
+class ExtractedAdapter:
     """An adapter made of a difference.
 
     Attributes:
@@ -74,7 +74,7 @@ class Extracted:
     notes: Notes
 
 
-def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extracted:
+def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: int) -> ExtractedAdapter:
     """The adapter that makes of a base nearly what fine-tuning made of it. Reads both models.
 
     The matrices of linear layers are compared; what else differs is left out, and the notes name it.
@@ -92,7 +92,7 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
         SourceChangedError: a model was changed while it was read.
     """
     tuned, base = without_copied_head(tuned, base), without_copied_head(base, tuned)
-    _require_same(tuned, base)
+    _require_same_weights(tuned, base)
     factors: list[FactorPair] = []
     errors: dict[str, float] = {}
     others: list[str] = []
@@ -108,7 +108,7 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
             factors.append(factor)
             errors[name] = result.error(factor.rank)
             nbytes += factor.a.nbytes + factor.b.nbytes
-            _require_room(nbytes, memory)
+            _require_memory(nbytes, memory)
     read = sources([*tuned.tree.arrays.values(), *base.tree.arrays.values()])
     check_unchanged({item.path: item for item in read}.values())
     if not factors:
@@ -118,24 +118,24 @@ def extracted(tuned: Base, base: Base, options: Extracting, memory: int) -> Extr
             got=base.tree.metadata.location,
             hint="`ckpt diff` says what differs",
         )
-    return Extracted(
+    return ExtractedAdapter(
         Adapter(tuned.tree.metadata.location, tuple(factors)), nbytes, _notes(factors, errors, others)
     )
 
 
 def _factor(name: str, result: Spectrum, dtype: DType) -> FactorPair:
-    a, b = _held(f"{name} A", result.right, dtype), _held(f"{name} B", result.left, dtype)
+    a, b = _in_memory(f"{name} A", result.right, dtype), _in_memory(f"{name} B", result.left, dtype)
     return FactorPair(name, a, b, 1.0, len(result.values))
 
 
-def _held(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
+def _in_memory(name: str, values: np.ndarray, dtype: DType) -> LazyArray:
     import numpy as np
 
     data = np.ascontiguousarray(values, np.float32).astype(dtype.numpy).tobytes()
     return Stored(values.shape, dtype, Bytes(name, data), 0)
 
 
-def _require_same(tuned: Base, base: Base) -> None:
+def _require_same_weights(tuned: Base, base: Base) -> None:
     of_tuned = [f"{name}: not in the base" for name in tuned.weights if name not in base.weights]
     of_base = [f"{name}: in the base alone" for name in base.weights if name not in tuned.weights]
     if unlike := of_tuned + of_base:
@@ -155,7 +155,7 @@ def _require_same(tuned: Base, base: Base) -> None:
             )
 
 
-def _require_room(nbytes: int, memory: int) -> None:
+def _require_memory(nbytes: int, memory: int) -> None:
     if nbytes > memory:
         raise MemoryBudgetError(
             "the factors do not fit into the memory",
@@ -171,10 +171,10 @@ def _notes(factors: list[FactorPair], errors: Mapping[str, float], others: list[
     declared = f"ranks {several}" if len(ranks) > 1 else f"rank {ranks[0][0]}"
     worst = max(errors, key=lambda name: errors[name])
     text = f"{declared}; {errors[worst]:.2%} of the difference is left in the worst, {worst}"
-    return Notes((Note.of_arrays(len(factors), text),), remarks=tuple(_left_out(others)))
+    return Notes((Note.of_arrays(len(factors), text),), remarks=tuple(_left_out_remarks(others)))
 
 
-def _left_out(others: list[str]) -> Iterator[str]:
+def _left_out_remarks(others: list[str]) -> Iterator[str]:
     if others:
-        shown = sample_names(others, _MOST_LISTED)
+        shown = sample_names(others, _MAX_LISTED)
         yield f"left out, as they differ and are no matrices of layers: {array_count(others)} ({shown})"

@@ -23,10 +23,10 @@ from ckpttools.mapping.axes import Side
 from ckpttools.mapping.keys import AxisGroup, Key
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.values import Scale
-from ckpttools.maxtext.config_agreement import own_rows
+from ckpttools.maxtext.config_agreement import require_own_rows
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.layout import DECODER
-from ckpttools.maxtext.to_maxtext import bound
+from ckpttools.maxtext.to_maxtext import bind_family
 from ckpttools.model_families.family import Family
 
 A, B = "_lora_a", "_lora_b"
@@ -70,13 +70,17 @@ class ModelFactorRows:
     scan_axis: int | None
 
     def of(self, row: Row, number: int, style: Style = "flat") -> FactorRow:
-        """The rows of a weight's factors, for one of which `why_no_factors` gives no reason."""
+        """The rows of a weight's factors, for one of which `no_factors_reason` gives no reason."""
         rank = f"rank_{number}"
         outs, ins = (set(group) for group in row.right.groups)
-        right_a = Side(_with_end(row.right.key, WEIGHT, PARTS[0]), ((rank,), row.right.groups[1]))
-        right_b = Side(_with_end(row.right.key, WEIGHT, PARTS[1]), (row.right.groups[0], (rank,)))
-        left_a = Side(_with_end(row.left.key, "", A), self._groups(row.left, outs, rank, style, is_last=True))
-        left_b = Side(_with_end(row.left.key, "", B), self._groups(row.left, ins, rank, style, is_last=False))
+        right_a = Side(_with_suffix(row.right.key, WEIGHT, PARTS[0]), ((rank,), row.right.groups[1]))
+        right_b = Side(_with_suffix(row.right.key, WEIGHT, PARTS[1]), (row.right.groups[0], (rank,)))
+        left_a = Side(
+            _with_suffix(row.left.key, "", A), self._groups(row.left, outs, rank, style, is_last=True)
+        )
+        left_b = Side(
+            _with_suffix(row.left.key, "", B), self._groups(row.left, ins, rank, style, is_last=False)
+        )
         return FactorRow(row, Row(left_a, right_a), Row(left_b, right_b, row.op), rank)
 
     def _groups(
@@ -86,20 +90,20 @@ class ModelFactorRows:
         if style == "kept":
             kept = tuple(group for group in left.groups if not set(group) & without)
             return (*kept, (rank,)) if is_last else ((rank,), *kept)
-        repeated = self._repeated(left, without)
+        repeated = self._repeated_axes(left, without)
         own = tuple(axis for axis in left.array_axes if axis not in without and axis not in repeated)
         built: tuple[AxisGroup, ...] = (own, (rank,)) if is_last else ((rank,), own)
         at = 0 if style == "first" else self.scan_axis or 0
         return (*built[:at], *((axis,) for axis in repeated), *built[at:])
 
-    def _repeated(self, left: Side, without: set[str]) -> tuple[str, ...]:
+    def _repeated_axes(self, left: Side, without: set[str]) -> tuple[str, ...]:
         """Axes of the array that are neither factor's own."""
         mine = next(row for row in self.rows if row.left is left)
         both = {axis for group in mine.right.groups for axis in group}
         return tuple(axis for axis in left.array_axes if axis not in both)
 
 
-def why_no_factors(row: Row) -> str | None:
+def no_factors_reason(row: Row) -> str | None:
     """Why MaxText has no factors of this weight; None where it has."""
     left, right = str(row.left.key), str(row.right.key)
     if not left.endswith(_KERNEL):
@@ -124,7 +128,7 @@ def why_no_factors(row: Row) -> str | None:
     return None
 
 
-def rows_of_factors(base: Base, scan_axis: int | None, family: Family) -> ModelFactorRows:
+def model_factor_rows(base: Base, scan_axis: int | None, family: Family) -> ModelFactorRows:
     """The rows of a base's model.
 
     Args:
@@ -147,14 +151,14 @@ def rows_of_factors(base: Base, scan_axis: int | None, family: Family) -> ModelF
 
 
 def _require_own_rows(base: Base) -> None:
-    """Raises as `rows_of_factors`; of a MaxText base that is seen to where it is opened."""
+    """Raises as `model_factor_rows`; of a MaxText base that is seen to where it is opened."""
     if base.rows is None and base.config is not None:
         options = ToMaxText(scan=False, model=base.model)
-        own_rows(
+        require_own_rows(
             base.model.family,
             base.config,
             base.tree.metadata.location,
-            lambda item: bound(item, base.tree, base.weights, options)[1].to_left(base.weights).arrays,
+            lambda item: bind_family(item, base.tree, base.weights, options)[1].to_left(base.weights).arrays,
         )
 
 
@@ -170,7 +174,7 @@ def required_family(base: Base) -> Family:
     return base.family
 
 
-def _with_end(key: Key, old: str, new: str) -> Key:
+def _with_suffix(key: Key, old: str, new: str) -> Key:
     """A key template with another end; it ends in text."""
     *parts, last = key.parts
     assert isinstance(last, str) and last.endswith(old)

@@ -29,7 +29,7 @@ class FactorPair:
         b: (out, rank); of experts (out, rank * expert), of an embedding (embed, rank).
         scale: what the product `b @ a` is multiplied by.
         kind: what the weight is of: its axes are (out, in), (vocab, embed) or (expert, …, …).
-        is_in_first: whether a weight has its inputs before its outputs; None for experts where shapes tell.
+        has_inputs_first: whether the inputs come before the outputs; None for experts, whose shapes decide.
         magnitude: (out,) lengths of the rows of the changed weight (DoRA), or None.
         rank: of the product; of experts that of each.
     """
@@ -40,7 +40,7 @@ class FactorPair:
     scale: float
     rank: int
     kind: Kind = "linear"
-    is_in_first: bool | None = False
+    has_inputs_first: bool | None = False
     magnitude: LazyArray | None = None
 
     @property
@@ -56,7 +56,7 @@ class FactorPair:
         outer, inner = self.b.shape[0], self.a.shape[1]
         if self.kind == "experts":
             return None
-        return (inner, outer) if self.kind == "embedding" or self.is_in_first else (outer, inner)
+        return (inner, outer) if self.kind == "embedding" or self.has_inputs_first else (outer, inner)
 
     def fits(self, shape: Shape) -> bool:
         """Whether these are the factors of a weight of this shape."""
@@ -80,7 +80,7 @@ class FactorPair:
         delta = self.delta(weight.shape)
         if self.magnitude is None:
             return delta
-        if self.kind != "linear" or self.is_in_first or self.magnitude.shape != weight.shape[:1]:
+        if self.kind != "linear" or self.has_inputs_first or self.magnitude.shape != weight.shape[:1]:
             raise FormatError(
                 "a magnitude (DoRA) is read for weights (out, in) of linear layers alone",
                 location=self.name,
@@ -96,7 +96,7 @@ class FactorPair:
             return low_rank(swapped(self.a), swapped(self.b), self.scale)
         if self.kind == "linear":
             built = low_rank(self.b, self.a, self.scale)
-            return swapped(built) if self.is_in_first else built
+            return swapped(built) if self.has_inputs_first else built
         experts, rank = shape[0], self.rank
         outputs, inputs = self.b.shape[0], self.a.shape[1]
         right = relayout(self.a, ((experts, rank), (inputs,)), (0, 1, 2), (1, 1, 1))
@@ -107,8 +107,8 @@ class FactorPair:
 
     def _has_inputs_first(self, shape: Shape) -> bool:
         """Of experts, whether the weight is (expert, in, out)."""
-        if self.is_in_first is not None:
-            return self.is_in_first
+        if self.has_inputs_first is not None:
+            return self.has_inputs_first
         if shape[1] == shape[2]:
             raise FormatError(
                 "it cannot be told which axis of these experts is that of their inputs",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
-from ckpttools.adapters.bases import Base, not_of_base
+from ckpttools.adapters.bases import Base, missing_weights_error
 from ckpttools.adapters.config import listed_names
 from ckpttools.adapters.factors import Adapter, FactorPair, same_bits
 from ckpttools.array.lazy import LazyArray
@@ -20,21 +20,21 @@ _CONV1D_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer")
 _CONV1D = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".q_attn.weight")
 
 
-def fitted(base: Base, adapter: Adapter) -> Adapter:
+def fit_adapter(base: Base, adapter: Adapter) -> Adapter:
     """The adapter in the base's names.
 
     Raises:
         FormatError: it is not of this base: lists what that lacks; it changes a weight several times, or
             lacks what it says that it replaces.
     """
-    adapter = as_saved(base, adapter)
+    adapter = split_as_base(base, adapter)
     expected = [*(factor.name for factor in adapter.factors), *adapter.replaced]
     names = {name: own for name in expected if (own := base.named(name)) is not None}
     if lacking := [name for name in dict.fromkeys(expected) if name not in names]:
         _refuse_head(base, adapter, lacking)
-        raise not_of_base(adapter.location, base.tree.metadata.location, lacking, base.weights)
+        raise missing_weights_error(adapter.location, base.tree.metadata.location, lacking, base.weights)
     oriented = tuple(_oriented(base, replace(factor, name=names[factor.name])) for factor in adapter.factors)
-    _refuse_twice(
+    _refuse_duplicates(
         adapter, [*(item.name for item in oriented), *(f"{names[item]}, whole" for item in adapter.replaced)]
     )
     replaced = {names[name]: array for name, array in adapter.replaced.items()}
@@ -42,7 +42,7 @@ def fitted(base: Base, adapter: Adapter) -> Adapter:
     return replace(adapter, factors=oriented, replaced=replaced)
 
 
-def as_saved(base: Base, adapter: Adapter) -> Adapter:
+def split_as_base(base: Base, adapter: Adapter) -> Adapter:
     """The adapter with its experts apart and without a tied head, where the base's files are so.
 
     Raises:
@@ -50,7 +50,7 @@ def as_saved(base: Base, adapter: Adapter) -> Adapter:
     """
     adapter = _without_tied_head(base, adapter)
     return replace(
-        adapter, factors=tuple(item for factor in adapter.factors for item in _apart(base, factor))
+        adapter, factors=tuple(item for factor in adapter.factors for item in _split_experts(base, factor))
     )
 
 
@@ -62,7 +62,9 @@ def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
     if base.named(HEAD) is not None:
         return adapter
     tables = [factor for factor in adapter.factors if factor.name.endswith(_TABLES)]
-    factors = [factor for factor in adapter.factors if not any(_is_again(factor, table) for table in tables)]
+    factors = [
+        factor for factor in adapter.factors if not any(_is_tied_copy(factor, table) for table in tables)
+    ]
     whole = {name: array for name, array in adapter.replaced.items() if name.endswith(_TABLES)}
     replaced = {
         name: array
@@ -72,7 +74,7 @@ def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
     return replace(adapter, factors=tuple(factors), replaced=replaced)
 
 
-def _is_again(factor: FactorPair, table: FactorPair) -> bool:
+def _is_tied_copy(factor: FactorPair, table: FactorPair) -> bool:
     """Whether the factors of an output head are those of a table of embeddings, each the other transposed."""
     return (
         (factor.name, factor.kind, table.kind) == (HEAD, "linear", "embedding")
@@ -96,10 +98,10 @@ def without_copied_head(model: Base, other: Base) -> Base:
     return replace(model, weights=rest) if any(same_bits(head, table) for table in tables) else model
 
 
-def _refuse_twice(adapter: Adapter, changed: Sequence[str]) -> None:
-    if twice := [name for name, times in Counter(changed).items() if times > 1]:
+def _refuse_duplicates(adapter: Adapter, changed: Sequence[str]) -> None:
+    if duplicates := [name for name, times in Counter(changed).items() if times > 1]:
         raise FormatError(
-            "the adapter changes these weights several times:" + listing(twice),
+            "the adapter changes these weights several times:" + listing(duplicates),
             location=adapter.location,
             expected="one pair of factors for each weight",
             hint="save each adapter in a directory of its own",
@@ -118,7 +120,7 @@ def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None
         )
 
 
-def _apart(base: Base, factor: FactorPair) -> list[FactorPair]:
+def _split_experts(base: Base, factor: FactorPair) -> list[FactorPair]:
     """Factors of fused experts as the base has these: apart, or as they are."""
     if factor.kind != "experts" or base.named(factor.name) is not None:
         return [factor]
@@ -127,7 +129,7 @@ def _apart(base: Base, factor: FactorPair) -> list[FactorPair]:
 
 def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -> None:
     """Raises FormatError where weights of a module that was trained as a whole are not in the adapter."""
-    lacking = [name for name in _said_to_be_replaced(base, adapter) if name not in replaced]
+    lacking = [name for name in _declared_replacements(base, adapter) if name not in replaced]
     if lacking:
         raise FormatError(
             "modules_to_save names modules of the base, and the adapter has no weights of these:"
@@ -138,7 +140,7 @@ def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -
         )
 
 
-def _said_to_be_replaced(base: Base, adapter: Adapter) -> Iterator[str]:
+def _declared_replacements(base: Base, adapter: Adapter) -> Iterator[str]:
     """Weights of the base in modules that `modules_to_save` names: PEFT compares the ends of their paths."""
     ends = listed_names(adapter.config, "modules_to_save")
     for name in base.weights if ends else ():
@@ -151,7 +153,7 @@ def _oriented(base: Base, factor: FactorPair) -> FactorPair:
     """With the order of axes that the base's modules have, which PEFT takes for them whatever a file says."""
     if factor.kind == "linear" and base.config is not None:
         is_conv1d = base.config.get("model_type") in _CONV1D_MODELS and factor.name.endswith(_CONV1D)
-        return replace(factor, is_in_first=is_conv1d)
+        return replace(factor, has_inputs_first=is_conv1d)
     shape = base.weights[factor.name].shape
     if factor.kind != "experts" or len(shape) != 3 or shape[1] != shape[2]:
         return factor
@@ -160,7 +162,7 @@ def _oriented(base: Base, factor: FactorPair) -> FactorPair:
     if sibling is None or sibling.shape[1] == sibling.shape[2]:
         return factor
     # As wide as the model: the inputs of gate and up.
-    return replace(factor, is_in_first=sibling.shape[1] == shape[1])
+    return replace(factor, has_inputs_first=sibling.shape[1] == shape[1])
 
 
 # What transformers 5.23 (conversion_mapping.py) makes of the modules of hub models, and of their weights: one
@@ -188,11 +190,11 @@ def single_experts(factor: FactorPair, names: Collection[str]) -> list[FactorPai
     for module in modules:
         for parts in _PARTS.get(last, ()):
             if f"{module}.0.{parts[0]}.weight" in names:
-                return list(_single(factor, module, parts, names))
+                return list(_split_factor(factor, module, parts, names))
     return None
 
 
-def _single(
+def _split_factor(
     factor: FactorPair, module: str, parts: tuple[str, ...], names: Collection[str]
 ) -> Iterator[FactorPair]:
     count, outputs = factor.a.shape[0] // factor.rank, factor.b.shape[0]

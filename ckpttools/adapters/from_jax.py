@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from ckpttools.adapters.bases import Base, not_of_base, noted_base
+from ckpttools.adapters.bases import Base, missing_weights_error, recorded_base
 from ckpttools.adapters.config import PeftConfig, is_number
 from ckpttools.adapters.factor_rows import (
     PARTS,
@@ -22,9 +22,9 @@ from ckpttools.adapters.factor_rows import (
     B,
     FactorRow,
     ModelFactorRows,
+    model_factor_rows,
+    no_factors_reason,
     required_family,
-    rows_of_factors,
-    why_no_factors,
 )
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.array.lazy import LazyArray
@@ -64,7 +64,7 @@ class KernelFactors:
         return self.a.shape[-1] if self.a.shape else 0
 
 
-def pairs_of(tree: Tree) -> dict[str, KernelFactors]:
+def factor_pairs(tree: Tree) -> dict[str, KernelFactors]:
     """The factors in a tree, by dotted names of kernels; empty where there are none.
 
     Raises:
@@ -73,7 +73,7 @@ def pairs_of(tree: Tree) -> dict[str, KernelFactors]:
     roles = view_of(tree).roles
     halves: dict[str, dict[str, LazyArray]] = {}
     for path, array in tree.arrays.items():
-        result = half_of(path) if roles.of(path) == "parameter" else None
+        result = factor_half(path) if roles.of(path) == "parameter" else None
         if result is not None:
             halves.setdefault(result[0], {})[result[1]] = array
     alone = [name for name, both in halves.items() if len(both) < 2]
@@ -87,7 +87,7 @@ def pairs_of(tree: Tree) -> dict[str, KernelFactors]:
     return {name: KernelFactors(both["a"], both["b"]) for name, both in halves.items()}
 
 
-def half_of(path: Path) -> tuple[str, str] | None:
+def factor_half(path: Path) -> tuple[str, str] | None:
     """The kernel, and which factor of it lies at a path; None for what is none."""
     keys = [str(key) for key in (path[:-1] if path[-1:] == (VALUE,) else path)]
     if DECODER in keys:
@@ -100,7 +100,7 @@ def half_of(path: Path) -> tuple[str, str] | None:
     return None
 
 
-def said_of(tree: Tree) -> Mapping[str, object]:
+def recorded_settings(tree: Tree) -> Mapping[str, object]:
     """What is noted of rank and alpha: in MaxText's metadata, or in a configuration of PEFT beside it.
 
     Raises:
@@ -112,11 +112,11 @@ def said_of(tree: Tree) -> Mapping[str, object]:
     location = parse(tree.metadata.location) if tree.metadata.location else None
     for above in () if location is None else (location, *list(location.parents)[:3]):
         if (above / ADAPTER).is_file():
-            return _said_beside(PeftConfig(read_json(above / ADAPTER), str(above / ADAPTER)))
+            return _settings_from_peft(PeftConfig(read_json(above / ADAPTER), str(above / ADAPTER)))
     return {}
 
 
-def _said_beside(config: PeftConfig) -> Mapping[str, object]:
+def _settings_from_peft(config: PeftConfig) -> Mapping[str, object]:
     """Rank and alpha by a configuration of PEFT; of rsLoRA the alpha that gives its scale without it."""
     odd = [name for name in ("rank_pattern", "alpha_pattern") if config.declared.get(name)]
     if odd:
@@ -146,28 +146,28 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
         ConfigError: nothing says alpha, or what is noted is not so.
         UsageError: `alpha` is NaN or infinite.
     """
-    pairs, location = pairs_of(tree), tree.metadata.location
-    known = _rows(base, pairs)
+    pairs, location = factor_pairs(tree), tree.metadata.location
+    known = _best_rows(base, pairs)
     by_kernel = {name: row for row in known.rows for name in _kernels(row, known.sizes)}
-    if lacking := [name for name in pairs if name not in by_kernel or why_no_factors(by_kernel[name])]:
-        raise not_of_base(location, base.tree.metadata.location, lacking, by_kernel)
+    if lacking := [name for name in pairs if name not in by_kernel or no_factors_reason(by_kernel[name])]:
+        raise missing_weights_error(location, base.tree.metadata.location, lacking, by_kernel)
     touched = dict.fromkeys(by_kernel[name] for name in pairs)
-    declared = said_of(tree)
+    declared = recorded_settings(tree)
     built: list[FactorPair] = []
     for number, row in enumerate(touched):
         own = {name: pairs[name] for name in _kernels(row, known.sizes) if name in pairs}
-        fitting = _fitting(known, row, number, own, location)
+        fitting = _matching_row(known, row, number, own, location)
         rank = next(iter(own.values())).rank
         built += _factors(fitting, known, rank, own, scale_of(declared, rank, alpha, location), base)
-    return Adapter(location, tuple(built), config={BASE_NAME: noted_base(tree)})
+    return Adapter(location, tuple(built), config={BASE_NAME: recorded_base(tree)})
 
 
-def _rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRows:
+def _best_rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRows:
     """The rows in the layout that has most of the names; on the base's scan axis, where it has one."""
     family = required_family(base)
     own = base.rows.scan_axis if base.rows is not None else None
     axes = (1 if own is None else own, None)
-    all_rows = [rows_of_factors(base, axis, item) for item in layouts_of(family) for axis in axes]
+    all_rows = [model_factor_rows(base, axis, item) for item in layouts_of(family) for axis in axes]
 
     def met(rows: ModelFactorRows) -> int:
         names = {name for row in rows.rows for name in _kernels(row, rows.sizes)}
@@ -182,7 +182,7 @@ def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
         yield from row.left.keys(sizes)
 
 
-def _fitting(
+def _matching_row(
     known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, KernelFactors], location: str
 ) -> FactorRow:
     """The rows of the style that all these factors have.
@@ -240,8 +240,8 @@ def _factors(
         a, b = (None, None) if pair is None else (pair.a, pair.b)
         # What is divided on the way back is so before it is rounded to few bits.
         b = cast(b, _FLOAT32) if b is not None and row.row.op is not None and b.dtype.bits < 32 else b
-        arrays[name + A] = _nothing(row.a.left.shape(sizes), pairs, "a") if a is None else a
-        arrays[name + B] = _nothing(row.b.left.shape(sizes), pairs, "b") if b is None else b
+        arrays[name + A] = _zeros(row.a.left.shape(sizes), pairs, "a") if a is None else a
+        arrays[name + B] = _zeros(row.b.left.shape(sizes), pairs, "b") if b is None else b
     lengths = {axis: Size(length, "the base") for axis, length in sizes.items()}
     built = Table((row.a, row.b), lengths, location=base.tree.metadata.location).to_right(arrays).arrays
     for weight in row.row.right.keys(known.sizes):
@@ -250,7 +250,7 @@ def _factors(
             yield FactorPair(weight, a, b, scale, rank)
 
 
-def _nothing(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], which: str) -> Constant:
+def _zeros(shape: tuple[int, ...], pairs: Mapping[str, KernelFactors], which: str) -> Constant:
     dtype = getattr(next(iter(pairs.values())), which).dtype
     return Constant(shape, dtype, bytes(dtype.itemsize))
 
@@ -315,7 +315,7 @@ def tunix_kernels(paths: Iterable[Path]) -> list[str]:
     Args:
         paths: Paths of parameters.
     """
-    halves = filter(None, map(half_of, paths))
+    halves = filter(None, map(factor_half, paths))
     return [name for name in dict.fromkeys(name for name, _ in halves) if _tunix_weights(name)]
 
 
@@ -332,7 +332,7 @@ def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapte
         ConfigError: Nothing states alpha, or the adapter has another.
         UsageError: `alpha` is NaN or infinite.
     """
-    pairs = pairs_of(tree)
+    pairs = factor_pairs(tree)
     if not any(map(_tunix_weights, pairs)):
         return adapter_of_maxtext(base, tree, alpha)
     location = tree.metadata.location
@@ -345,15 +345,15 @@ def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapte
         )
     names = {weight: base.named(weight) for name in pairs for weight in _tunix_weights(name)}
     if lacking := [weight for weight, own in names.items() if own is None]:
-        raise not_of_base(location, base.tree.metadata.location, lacking, base.weights)
-    declared = said_of(tree)
+        raise missing_weights_error(location, base.tree.metadata.location, lacking, base.weights)
+    declared = recorded_settings(tree)
     built: list[FactorPair] = []
     for name, pair in pairs.items():
         scale = scale_of(declared, pair.rank, alpha, location)
         built += _tunix_factors(location, name, pair, scale, names)
     for factor in built:
         factor.require_fit(base.weights[factor.name].shape)
-    return Adapter(location, tuple(built), config={BASE_NAME: noted_base(tree)})
+    return Adapter(location, tuple(built), config={BASE_NAME: recorded_base(tree)})
 
 
 def _tunix_weights(kernel: str) -> tuple[str, ...]:

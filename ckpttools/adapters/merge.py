@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from ckpttools.adapters.bases import Base, said_of_another
+from ckpttools.adapters.bases import Base, other_base_remarks
 from ckpttools.adapters.config import unknown_settings
 from ckpttools.adapters.factors import Adapter, FactorPair, finite, require_finite
-from ckpttools.adapters.fitting import HEAD, TABLE, fitted
+from ckpttools.adapters.fitting import HEAD, TABLE, fit_adapter
 from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import plus
@@ -28,7 +28,7 @@ _FLOAT32 = DTYPES["float32"]
 _NUMBER = re.compile(r"\d+")
 
 
-def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
+def merge_into_base(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
     """The base's tree with `scale` times the adapter's changes added; other arrays stay as they are.
 
     Products are summed in float64, rounded to float32, added in float32, and rounded once to the dtype of the
@@ -38,7 +38,7 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
         FormatError: the adapter is not of this base, its factors do not fit, or have NaN or infinity.
         UsageError: the scale is NaN or infinite, or an adapter with magnitudes (DoRA) is to be scaled.
     """
-    fit = fitted(base, adapter)
+    fit = fit_adapter(base, adapter)
     require_finite(adapter)
     factors = [replace(factor, scale=finite("scale", scale, factor.scale * scale)) for factor in fit.factors]
     if scale != 1 and any(factor.magnitude is not None for factor in factors):
@@ -50,12 +50,12 @@ def merged(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
         )
     deltas = {factor.name: factor.change(_weight(base, fit, factor)) for factor in factors}
     # An embedding may be replaced, and changed then.
-    replaced = _replaced(base, fit)
+    replaced = _replaced_arrays(base, fit)
     leaves: dict[Path, Leaf] = {**base.tree.leaves, **replaced}
     for path, delta in base.moved(deltas).items():
         leaves[path] = plus(replaced.get(path, base.tree.arrays[path]), delta)
-    added = Note.of_arrays(len(deltas), _said(fit, scale))
-    notes = Notes((added,), remarks=tuple(_remarks(base, fit, scale)))
+    added = Note.of_arrays(len(deltas), _merge_text(fit, scale))
+    notes = Notes((added,), remarks=tuple(_merge_remarks(base, fit, scale)))
     return Transformed(Tree(leaves, base.tree.metadata), notes)
 
 
@@ -67,7 +67,7 @@ def _weight(base: Base, adapter: Adapter, factor: FactorPair) -> LazyArray:
     return base.in_float32[factor.name] if own is None else cast(own, _FLOAT32)
 
 
-def _replaced(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
+def _replaced_arrays(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
     """Whole arrays of the adapter in the dtypes of those that they stand in for."""
     for name, array in adapter.replaced.items():
         expected = base.weights[name].shape
@@ -79,10 +79,10 @@ def _replaced(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
                 expected=f"{list(expected)} ({base.tree.metadata.location})",
                 hint="if the vocabulary was resized, save the base with the new size first",
             )
-    return base.exchanged(adapter.replaced)
+    return base.replacements_at_paths(adapter.replaced)
 
 
-def _said(adapter: Adapter, scale: float) -> str:
+def _merge_text(adapter: Adapter, scale: float) -> str:
     ranks = sorted({factor.rank for factor in adapter.factors})
     ranked = f" of rank {' and '.join(map(str, ranks))}" if ranks else ""
     times = "" if scale == 1 else f"{scale:g} times "
@@ -92,8 +92,8 @@ def _said(adapter: Adapter, scale: float) -> str:
     )
 
 
-def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
-    yield from said_of_another(base, adapter, "merged into")
+def _merge_remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
+    yield from other_base_remarks(base, adapter, "merged into")
     if unknown := unknown_settings(adapter.config):
         yield f"{ADAPTER} has unknown settings, assumed to have no effect: {sample_names(unknown)}"
     yield from skip_remarks(adapter)
@@ -107,7 +107,7 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
         )
     if base.rows is not None and view_of(base.tree).optimizer is not None:
         yield "the state of the optimizer stays that of the base"
-    if left := _left_alone(base, adapter):
+    if left := _unchanged_siblings(base, adapter):
         listed = ", ".join(fold_lines(left))
         yield (
             f"the adapter has no factors for {array_count(left)}, although it has them for the same modules "
@@ -115,7 +115,7 @@ def _remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
         )
 
 
-def _left_alone(base: Base, adapter: Adapter) -> list[str]:
+def _unchanged_siblings(base: Base, adapter: Adapter) -> list[str]:
     """Weights that are called as those that change, but for numbers, and do not change."""
     changed = {factor.name for factor in adapter.factors}
     kinds = {_NUMBER.sub("#", name) for name in changed}

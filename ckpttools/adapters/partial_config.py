@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.adapters.config import PeftConfig, config_file, listed_names
-from ckpttools.adapters.from_jax import half_of, pairs_of
+from ckpttools.adapters.from_jax import factor_half, factor_pairs
 from ckpttools.adapters.peft import modules_of, saved_names
 from ckpttools.adapters.to_maxtext import module_path
 from ckpttools.array.tree import Tree
@@ -26,7 +26,7 @@ _PATTERNS = ("rank_pattern", "alpha_pattern")
 
 
 @dataclass(frozen=True)
-class PartConfig:
+class PartialConfig:
     """The configuration of a part.
 
     Attributes:
@@ -43,9 +43,9 @@ class PartConfig:
         return None if self.declared is None else config_file(self.declared)
 
 
-def part_config(
+def partial_peft_config(
     declared: Mapping[str, Any], location: str, kept: Sequence[str], gone: Sequence[str]
-) -> PartConfig:
+) -> PartialConfig:
     """The configuration of an adapter of which some arrays were left out.
 
     Args:
@@ -59,35 +59,37 @@ def part_config(
     try:
         config = PeftConfig(declared, location)
     except FormatError:
-        return PartConfig(declared, (f"{ADAPTER} describes the whole adapter, including what is left out",))
+        return PartialConfig(
+            declared, (f"{ADAPTER} describes the whole adapter, including what is left out",)
+        )
     left, lost = modules_of(kept), modules_of(gone)
-    whole, whole_lost = (_saved(config, names) for names in (kept, gone))
+    whole, whole_lost = (_saved_modules(config, names) for names in (kept, gone))
     if halves := [item for item in (*left, *whole) if item in {*lost, *whole_lost}]:
-        return _no_adapter(f"it has only parts of {sample_names(halves)}")
+        return _not_an_adapter(f"it has only parts of {sample_names(halves)}")
     if not left:
-        return _no_adapter("it has no factors")
+        return _not_an_adapter("it has no factors")
     narrowed = {
         # A module that is trained as a whole gets no factors, but would once that is said no more.
         "target_modules": _targets(config, left, {**lost, **whole_lost}),
         "target_parameters": _parameters(config, left, lost),
-        "modules_to_save": _saved_ones(config.replaced, whole, whole_lost),
-        **{field: _patterns(config, field, left, lost) for field in _PATTERNS},
+        "modules_to_save": _narrowed_saved(config.replaced, whole, whole_lost),
+        **{field: _remaining_patterns(config, field, left, lost) for field in _PATTERNS},
     }
     changed = {field: value for field, value in narrowed.items() if value is not None}
     if not changed:
-        return PartConfig(declared)
+        return PartialConfig(declared)
     fields = " and ".join(changed)
-    return PartConfig({**declared, **changed}, (f"{ADAPTER}: only what is left is in {fields}",))
+    return PartialConfig({**declared, **changed}, (f"{ADAPTER}: only what is left is in {fields}",))
 
 
-def with_modules_left(tree: Tree) -> Transformed:
+def with_remaining_modules(tree: Tree) -> Transformed:
     """An adapter of MaxText, whose metadata names the modules that are left where factors were left out."""
     declared = tree.metadata.custom.get(LORA_KEY)
-    is_part = any(half_of(tuple(name.split("/"))) for name in tree.metadata.notes.dropped)
+    is_part = any(factor_half(tuple(name.split("/"))) for name in tree.metadata.notes.dropped)
     if not is_part or not isinstance(declared, Mapping) or MODULE_PATH not in declared:
         return Transformed(tree)
     try:
-        left = module_path(pairs_of(tree))
+        left = module_path(factor_pairs(tree))
     except FormatError:
         return Transformed(tree)  # a factor without the other, of which `merge` and others tell
     if left == declared[MODULE_PATH]:
@@ -96,17 +98,17 @@ def with_modules_left(tree: Tree) -> Transformed:
     return Transformed(tree.with_metadata(custom=custom), Notes(remarks=(f"{MODULE_PATH} is {left} now",)))
 
 
-def _no_adapter(why: str) -> PartConfig:
-    return PartConfig(None, (f"{ADAPTER} is left out, as what is left is no adapter: {why}",))
+def _not_an_adapter(why: str) -> PartialConfig:
+    return PartialConfig(None, (f"{ADAPTER} is left out, as what is left is no adapter: {why}",))
 
 
-def _ends(module: str) -> Iterator[str]:
+def _suffixes(module: str) -> Iterator[str]:
     """The path of a module, and what of it follows each dot."""
     keys = module.split(".")
     return (".".join(keys[at:]) for at in range(len(keys)))
 
 
-def _saved(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
+def _saved_modules(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
     """Modules of `modules_to_save` that arrays are of; entries are ends of names, also of parts of words."""
     entries, result = config.replaced, dict[str, None]()
     for name in saved_names(names):
@@ -116,10 +118,10 @@ def _saved(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
     return result
 
 
-def _saved_ones(
+def _narrowed_saved(
     entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]
 ) -> list[str] | None:
-    """Entries as `_narrowed` has them, which are ends of names as `_saved` says."""
+    """Entries as `_narrowed` has them, which are ends of names as `_saved_modules` says."""
     touched = tuple(entry for entry in entries if any(module.endswith(entry) for module in lost))
     if not touched:
         return None
@@ -132,11 +134,11 @@ def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[st
 
     None where none is of others.
     """
-    touched = {end for module in lost for end in _ends(module)}.intersection(entries)
+    touched = {end for module in lost for end in _suffixes(module)}.intersection(entries)
     if not touched:
         return None
     kept = [entry for entry in entries if entry not in touched]
-    return kept + [module for module in left if not touched.isdisjoint(_ends(module))]
+    return kept + [module for module in left if not touched.isdisjoint(_suffixes(module))]
 
 
 def _targets(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
@@ -155,21 +157,21 @@ def _targets(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, No
 def _parameters(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
     if not any(map(config.parameters_of, lost)):
         return None
-    return [name for module in left if config.parameters_of(module) for name in _factored(config, module)]
+    return [name for module in left if config.parameters_of(module) for name in _factor_names(config, module)]
 
 
-def _patterns(
+def _remaining_patterns(
     config: PeftConfig, field: str, left: Mapping[str, None], lost: Mapping[str, None]
 ) -> dict[str, Any] | None:
     """Those that count for what is left; None where these are all."""
     counting, idle = (
-        {config.pattern_of(field, name) for module in item for name in _factored(config, module)}
+        {config.pattern_of(field, name) for module in item for name in _factor_names(config, module)}
         for item in (left, lost)
     )
     idle -= {*counting, None}
     return {key: value for key, value in config.declared[field].items() if key not in idle} if idle else None
 
 
-def _factored(config: PeftConfig, module: str) -> list[str]:
+def _factor_names(config: PeftConfig, module: str) -> list[str]:
     """What of a module has factors: parameters by their names, or the module."""
     return [f"{module}.{name}" for name in sorted(config.parameters_of(module))] or [module]

@@ -93,7 +93,7 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     _require_targets(config, plain)
     skipped = _skipped(config, plain)
     kept = {path: leaf for path, leaf in plain.leaves.items() if dotted(path) not in skipped}
-    parts, whole = _sorted(Tree(kept, plain.metadata))
+    parts, whole = _group_arrays(Tree(kept, plain.metadata))
     if not parts and any(_PART.match(name.removeprefix(PREFIX)) for name in skipped):
         raise ConfigError(
             "the configuration applies none of the stored factors, so PEFT ignores or refuses all of them:"
@@ -104,7 +104,7 @@ def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
             "was saved with these weights",
         )
     _require_magnitudes(config, map(dotted, kept), parts, location)
-    _check_all_there(config, parts, whole, location)
+    _check_complete(config, parts, whole, location)
     reader = _FactorReader(config, parts, location)
     factors = [factor for module in parts for factor in reader.factors(module)]
     return Adapter(location, tuple(factors), whole, config.declared, skipped)
@@ -239,7 +239,7 @@ def _whole_name(name: str) -> str:
     return _TRAINED.sub("", name.replace(_BASE_LAYER, ""))
 
 
-def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, LazyArray]]:
+def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, LazyArray]]:
     """Parts of factors by module and word, and whole arrays by name.
 
     Raises:
@@ -248,9 +248,9 @@ def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, Lazy
     """
     parts: dict[str, dict[str, LazyArray]] = {}
     whole: dict[str, LazyArray] = {}
-    again: dict[str, LazyArray] = {}
+    repeated_arrays: dict[str, LazyArray] = {}
     unknown: list[str] = []
-    twice: list[str] = []
+    duplicates: list[str] = []
     adapters: dict[str | None, str] = {}
     for path, array in tree.arrays.items():
         name = dotted(path).removeprefix(PREFIX)
@@ -261,24 +261,28 @@ def _sorted(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, Lazy
         elif _ORIGINAL in name:
             continue
         elif name.endswith((".weight", ".bias")) and "lora_" not in name:
-            into = again if _TRAINED.search(name) else whole
+            into = repeated_arrays if _TRAINED.search(name) else whole
             key = _whole_name(name)
         else:
             unknown.append(dotted(path))
             continue
         if key in into:
-            twice.append(dotted(path))
+            duplicates.append(dotted(path))
         into[key] = array
     if len(adapters) > 1:
-        twice += [adapter for adapter in adapters.values() if adapter not in twice]
-    both = [key for key in again if key in whole]
-    twice += [f"{key}, with other numbers" for key in both if not same_bits(again[key], whole[key])]
-    _refuse(unknown, twice, tree.metadata.location)
-    return parts, {**again, **whole}
+        duplicates += [adapter for adapter in adapters.values() if adapter not in duplicates]
+    stored_twice = [key for key in repeated_arrays if key in whole]
+    duplicates += [
+        f"{key}, with other numbers"
+        for key in stored_twice
+        if not same_bits(repeated_arrays[key], whole[key])
+    ]
+    _refuse_unreadable(unknown, duplicates, tree.metadata.location)
+    return parts, {**repeated_arrays, **whole}
 
 
-def _refuse(unknown: Sequence[str], twice: Sequence[str], location: str) -> None:
-    """Raises as `_sorted` where there are such names."""
+def _refuse_unreadable(unknown: Sequence[str], duplicates: Sequence[str], location: str) -> None:
+    """Raises as `_group_arrays` where there are such names."""
     if unknown:
         raise CoverageError(
             "these are no parts of an adapter that is read:" + listing(unknown),
@@ -286,15 +290,15 @@ def _refuse(unknown: Sequence[str], twice: Sequence[str], location: str) -> None
             expected="lora_A, lora_B, lora_embedding_A, lora_embedding_B, lora_magnitude_vector or weights",
             hint=WITH_PEFT,
         )
-    if twice:
+    if duplicates:
         raise FormatError(
-            "these are of several adapters, or there several times:" + listing(twice),
+            "these are of several adapters, or there several times:" + listing(duplicates),
             location=location,
             hint="save each adapter in a directory of its own",
         )
 
 
-def _check_all_there(
+def _check_complete(
     config: PeftConfig,
     parts: Mapping[str, Mapping[str, LazyArray]],
     whole: Mapping[str, LazyArray],
@@ -370,7 +374,7 @@ class _FactorReader:
         magnitude = self.parts[module].get("lora_magnitude_vector")
         if embedding:
             return FactorPair(name, a, b, scale, rank, "embedding", False, magnitude)
-        return FactorPair(name, a, b, scale, rank, "linear", self.config.is_in_first, magnitude)
+        return FactorPair(name, a, b, scale, rank, "linear", self.config.has_inputs_first, magnitude)
 
     def _weight(self, module: str) -> str:
         """The name of what a module's factors change: its weight, or a parameter that the configuration says.

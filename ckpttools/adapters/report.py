@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ckpttools.adapters.bases import noted_base
+from ckpttools.adapters.bases import recorded_base
 from ckpttools.adapters.config import PeftConfig
 from ckpttools.adapters.factor_rows import WEIGHT
 from ckpttools.adapters.factors import Adapter
-from ckpttools.adapters.from_jax import half_of, pairs_of, said_of, tunix_kernels
+from ckpttools.adapters.from_jax import factor_half, factor_pairs, recorded_settings, tunix_kernels
 from ckpttools.adapters.peft import adapter_of, is_peft
 from ckpttools.adapters.summary import AdapterReport
 from ckpttools.array.tree import Tree
@@ -25,7 +25,7 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
     """What a tree is as an adapter; None where it is none."""
     location = parse(tree.metadata.location) if tree.metadata.location else None
     if is_maxtext_adapter(tree):
-        return _of_jax(tree)
+        return _jax_report(tree)
     if location is None or not is_peft(location) or not (tree.metadata.config is None or is_adapter(tree)):
         return None
     try:
@@ -35,7 +35,7 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
     base, alpha = str(declared.get(BASE_NAME) or ""), declared.get("lora_alpha")
     alpha = alpha if isinstance(alpha, int | float) else None
     try:
-        return _described(peft_adapter(tree, declared), base, alpha)
+        return _peft_report(peft_adapter(tree, declared), base, alpha)
     except CheckpointError as error:
         kind = str(declared.get("peft_type") or LORA)
         return AdapterReport(base, {}, alpha, {}, problem=error.line, kind=kind)
@@ -44,7 +44,7 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
 def is_maxtext_adapter(tree: Tree) -> bool:
     """Whether all parameters of a tree are factors, as trainers in JAX write them."""
     result = view_of(tree).of_role("parameter")
-    return bool(result) and all(half_of(path) is not None for path in result)
+    return bool(result) and all(factor_half(path) is not None for path in result)
 
 
 def names_of_jax(tree: Tree) -> str:
@@ -52,10 +52,10 @@ def names_of_jax(tree: Tree) -> str:
     return "Tunix" if tunix_kernels(view_of(tree).of_role("parameter")) else "MaxText"
 
 
-def _of_jax(tree: Tree) -> AdapterReport:
+def _jax_report(tree: Tree) -> AdapterReport:
     names = names_of_jax(tree)
     try:
-        pairs, declared = pairs_of(tree), said_of(tree)
+        pairs, declared = factor_pairs(tree), recorded_settings(tree)
     except CheckpointError as error:
         return AdapterReport("", {}, None, {}, problem=error.line, names=names)
     noted = declared.get("lora_alpha")
@@ -63,7 +63,7 @@ def _of_jax(tree: Tree) -> AdapterReport:
     # Of a kernel its module; a name may be of one key alone.
     targets = Counter(name.split(".")[-2:][0] for name in pairs)
     ranks = Counter(pair.rank for pair in pairs.values())
-    return AdapterReport(noted_base(tree), dict(sorted(ranks.items())), alpha, dict(targets), names=names)
+    return AdapterReport(recorded_base(tree), dict(sorted(ranks.items())), alpha, dict(targets), names=names)
 
 
 def peft_adapter(tree: Tree, declared: Mapping[str, Any] | None = None) -> Adapter:
@@ -73,9 +73,9 @@ def peft_adapter(tree: Tree, declared: Mapping[str, Any] | None = None) -> Adapt
     return adapter_of(tree, PeftConfig(read_json(config) if declared is None else declared, str(config)))
 
 
-def _described(adapter: Adapter, base: str, alpha: float | None) -> AdapterReport:
+def _peft_report(adapter: Adapter, base: str, alpha: float | None) -> AdapterReport:
     ranks = Counter(factor.rank for factor in adapter.factors)
-    targets = Counter(_target(factor.name) for factor in adapter.factors)
+    targets = Counter(_module_name(factor.name) for factor in adapter.factors)
     features = {factor.kind for factor in adapter.factors} - {"linear"}
     special = {"rslora": adapter.config.get("use_rslora"), "dora": adapter.config.get("use_dora")}
     named = [name for name, there in special.items() if there]
@@ -90,6 +90,6 @@ def _described(adapter: Adapter, base: str, alpha: float | None) -> AdapterRepor
     )
 
 
-def _target(name: str) -> str:
+def _module_name(name: str) -> str:
     """The last name of a module: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
     return name.removesuffix(WEIGHT).rpartition(".")[2]

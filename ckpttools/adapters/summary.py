@@ -40,7 +40,7 @@ class AdapterReport:
     names: str = ""
 
 
-def unmerged(tree: Tree) -> list[str]:
+def unmerged_weights(tree: Tree) -> list[str]:
     """Names of a model's weights beside which PEFT keeps factors while it trains them."""
     return wrapped_weights(tree)
 

@@ -9,18 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from shlex import quote
 from typing import Literal
 
-from ckpttools.adapters.bases import Base, said_of_another
+from ckpttools.adapters.bases import Base, other_base_remarks
 from ckpttools.adapters.factor_rows import (
     PARTS,
     WEIGHT,
     FactorRow,
+    model_factor_rows,
+    no_factors_reason,
     required_family,
-    rows_of_factors,
     weight_names,
-    why_no_factors,
 )
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
-from ckpttools.adapters.fitting import fitted
+from ckpttools.adapters.fitting import fit_adapter
 from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Constant, elementwise, padded
@@ -49,7 +49,7 @@ LoraLayout = Literal["restore", "training", "converter"]
 LORA_LAYOUTS: tuple[LoraLayout, ...] = ("restore", "training", "converter")
 _FLOAT32 = DTYPES["float32"]
 # Layers that are stacked on two axes, as in Qwen3-Next and Gemma 4.
-_NESTED = (
+_NESTED_SCAN_REMARK = (
     "MaxText 0.2.5 does not apply an adapter to layers that are scanned within a scan: qwix fails with "
     '"fold_in accepts a single key"; convert model and adapter unscanned, for scan_layers=false'
 )
@@ -83,13 +83,13 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
         FormatError: the adapter is not of this base, or is more than MaxText has: lists what, with reasons.
         UsageError: the scale is NaN or infinite.
     """
-    fit = fitted(base, adapter)
+    fit = fit_adapter(base, adapter)
     family = family_in(required_family(base), version_called(options.maxtext))
     if options.scan:
         family.refuse_scanned("convert it as the model that it is for", has_towers=False)
-    known = rows_of_factors(base, options.scan_axis if options.scan else None, family)
+    known = model_factor_rows(base, options.scan_axis if options.scan else None, family)
     by_weight = {name: row for row in known.rows for name in weight_names(row, known.sizes)}
-    _refuse_what_maxtext_lacks(base, fit, by_weight)
+    _refuse_unsupported(base, fit, by_weight)
     for factor in fit.factors:
         factor.require_fit(base.weights[factor.name].shape)
     rank = max(factor.rank for factor in fit.factors)
@@ -99,39 +99,45 @@ def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) 
     sizes = {**known.sizes, **{row.rank: rank for row in rows}}
     arrays = _arrays(fit.factors, rows, sizes, ratios)
     mapped = _mapped(rows, sizes, base, arrays)
-    declared = _said(mapped.arrays, rank, finite("scale", options.scale, scale * abs(options.scale) * rank))
+    declared = _lora_metadata(
+        mapped.arrays, rank, finite("scale", options.scale, scale * abs(options.scale) * rank)
+    )
     named = {BASE_NAME: name} if isinstance(name := adapter.config.get(BASE_NAME), str) else {}
     tree = _tree(mapped.arrays, options.layout, {SCAN_LAYERS: options.scan, LORA_KEY: declared, **named})
     is_rslora = bool(adapter.config.get("use_rslora"))
     notes = _notes(mapped, fit.factors, ratios, declared, rows, sizes, is_rslora=is_rslora)
-    nested = [_NESTED] if options.scan and any(len(group.stacked) > 1 for group in family.layers) else []
-    of_another = said_of_another(base, adapter, "converted as one of")
+    nested = (
+        [_NESTED_SCAN_REMARK]
+        if options.scan and any(len(group.stacked) > 1 for group in family.layers)
+        else []
+    )
+    of_another = other_base_remarks(base, adapter, "converted as one of")
     another = Notes(remarks=(*of_another, *skip_remarks(adapter), *nested))
     return Transformed(tree, notes + another)
 
 
-def _refuse_what_maxtext_lacks(base: Base, adapter: Adapter, by_weight: Mapping[str, Row]) -> None:
+def _refuse_unsupported(base: Base, adapter: Adapter, by_weight: Mapping[str, Row]) -> None:
     problems = [f"{name}: it replaces the whole array" for name in adapter.replaced]
     for factor in adapter.factors:
         row = by_weight.get(factor.name)
-        if factor.kind != "linear" or factor.is_in_first:
+        if factor.kind != "linear" or factor.has_inputs_first:
             problems.append(f"{factor.name}: its factors are of no linear layer ({factor.kind})")
         elif factor.magnitude is not None:
             problems.append(f"{factor.name}: it sets lengths of rows (DoRA)")
         elif row is None:
             problems.append(f"{factor.name}: MaxText has no such weight")
-        elif reason := why_no_factors(row):
+        elif reason := no_factors_reason(row):
             problems.append(f"{factor.name}: {reason}")
     if problems or not adapter.factors:
         raise FormatError(
             "MaxText has no place for parts of this adapter:" + listing(problems or ["it has no factors"]),
             location=adapter.location,
             expected="factors of the dense layers of the decoder",
-            hint=f"merge it into its base instead: {_merging(base, adapter)}",
+            hint=f"merge it into its base instead: {_merge_hint(base, adapter)}",
         )
 
 
-def _merging(base: Base, adapter: Adapter) -> str:
+def _merge_hint(base: Base, adapter: Adapter) -> str:
     model, location = base.tree.metadata.location or "BASE", adapter.location
     return step(
         f'ckpttools.merge_adapter("{model}", DST, adapter="{location}")',
@@ -169,7 +175,7 @@ def _arrays(
             for name in names:
                 factor = by_name.get(name)
                 array = None if factor is None else _scaled(getattr(factor, kind), ratios.get(name), kind)
-                result[name.removesuffix(WEIGHT) + end] = _filled(array, shape, dtype)
+                result[name.removesuffix(WEIGHT) + end] = _padded_array(array, shape, dtype)
     return result
 
 
@@ -177,7 +183,7 @@ def _scaled(array: LazyArray, ratio: float | None, kind: str) -> LazyArray:
     return array if ratio is None or kind == "a" else elementwise(array, Multiply(ratio))
 
 
-def _filled(array: LazyArray | None, shape: Shape, dtype: DType) -> LazyArray:
+def _padded_array(array: LazyArray | None, shape: Shape, dtype: DType) -> LazyArray:
     if array is None:
         return Constant(shape, dtype, bytes(dtype.itemsize))
     return padded(cast(array, dtype), shape)
@@ -200,7 +206,7 @@ def _tree(arrays: Mapping[str, LazyArray], layout: LoraLayout, custom: Mapping[s
     return Tree(leaves, Metadata(step=0, custom=custom))
 
 
-def _said(factors: Iterable[str], rank: int, alpha: float) -> dict[str, object]:
+def _lora_metadata(factors: Iterable[str], rank: int, alpha: float) -> dict[str, object]:
     """What MaxText notes of an adapter beside it."""
     return {
         "enable_lora": True,

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from ckpttools.adapters.bases import Base, base_name, said_of_another
+from ckpttools.adapters.bases import Base, base_name, other_base_remarks
 from ckpttools.adapters.config import config_file
 from ckpttools.adapters.factor_rows import WEIGHT
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
@@ -59,7 +59,7 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
     others = [_module(base, name) for name in base.weights if name.endswith(WEIGHT)]
     called = base_name(base, adapter, name)
     declared = _config(adapter.factors, names, others, scale) | {BASE_NAME: called.text}
-    another = Notes(remarks=tuple(said_of_another(base, adapter, "converted as one of")))
+    another = Notes(remarks=tuple(other_base_remarks(base, adapter, "converted as one of")))
     return PeftFiles(tree, config_file(declared), called.notes + another)
 
 
@@ -84,10 +84,12 @@ def _config(
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "r": rank,
-        "lora_alpha": _whole(alpha),
+        "lora_alpha": _as_integer(alpha),
         "target_modules": _targets(modules, others),
         "rank_pattern": {_pattern(names[item.name]): item.rank for item in factors if item.rank != rank},
-        "alpha_pattern": {_pattern(names[name]): _whole(own) for name, own in alphas.items() if own != alpha},
+        "alpha_pattern": {
+            _pattern(names[name]): _as_integer(own) for name, own in alphas.items() if own != alpha
+        },
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,
@@ -101,11 +103,11 @@ def _config(
 def _targets(modules: Sequence[str], others: Iterable[str]) -> list[str]:
     """The last names of modules where all of such a name are adapted, else their paths."""
     adapted = set(modules)
-    partly = {_last(other) for other in others if other not in adapted}
-    return sorted({_last(module) if _last(module) not in partly else module for module in modules})
+    partly = {_last_name(other) for other in others if other not in adapted}
+    return sorted({_last_name(module) if _last_name(module) not in partly else module for module in modules})
 
 
-def _last(module: str) -> str:
+def _last_name(module: str) -> str:
     return module.rpartition(".")[2]
 
 
@@ -113,5 +115,5 @@ def _pattern(module: str) -> str:
     return re.escape(module)
 
 
-def _whole(number: float) -> float | int:
+def _as_integer(number: float) -> float | int:
     return int(number) if number == int(number) else number

@@ -82,10 +82,10 @@ def _is_restored(tree: Tree) -> bool:
 
 
 def _settings(tree: Tree) -> Iterator[str]:
-    from ckpttools.adapters.from_jax import said_of
+    from ckpttools.adapters.from_jax import recorded_settings
 
     yield "lora.enable_lora=true"
-    config = said_of(tree)
+    config = recorded_settings(tree)
     modules = config.get(MODULE_PATH)
     if isinstance(modules, str):
         yield f"lora.{MODULE_PATH}={quote(modules)}"
@@ -100,9 +100,9 @@ def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
     With a rank of 0, trainers divide by zero. With an alpha of 0, they do not change the model.
     """
     from ckpttools.adapters.config import is_number
-    from ckpttools.adapters.from_jax import pairs_of
+    from ckpttools.adapters.from_jax import factor_pairs
 
-    rank = config.get("lora_rank") or max((pair.rank for pair in pairs_of(tree).values()), default=0)
+    rank = config.get("lora_rank") or max((pair.rank for pair in factor_pairs(tree).values()), default=0)
     if rank:
         yield f"lora.lora_rank={rank}"
     alpha = config.get("lora_alpha")
@@ -113,9 +113,9 @@ def _rank_and_alpha(tree: Tree, config: Mapping[str, object]) -> Iterator[str]:
 def _alpha_to_set(tree: Tree) -> Iterator[str]:
     """Yield what to do if the metadata of a checkpoint has no alpha with which MaxText applies it."""
     from ckpttools.adapters.config import is_number
-    from ckpttools.adapters.from_jax import said_of
+    from ckpttools.adapters.from_jax import recorded_settings
 
-    alpha = said_of(tree).get("lora_alpha")
+    alpha = recorded_settings(tree).get("lora_alpha")
     if not is_number(alpha):
         yield (
             "the checkpoint does not state alpha: add lora.lora_alpha=ALPHA, because with MaxText's default "

@@ -6,11 +6,11 @@ from dataclasses import replace
 from shlex import quote
 from typing import Literal, Unpack
 
-from ckpttools.adapters.bases import Base, base_of
-from ckpttools.adapters.extract import Extracting, extracted
+from ckpttools.adapters.bases import Base, open_base
+from ckpttools.adapters.extract import ExtractOptions, extract_low_rank
 from ckpttools.adapters.factors import Adapter
-from ckpttools.adapters.from_jax import adapter_of_jax, pairs_of
-from ckpttools.adapters.merge import merged
+from ckpttools.adapters.from_jax import adapter_of_jax, factor_pairs
+from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import STEP_0, is_peft, open_peft, weights_file
 from ckpttools.adapters.report import adapter_report
 from ckpttools.adapters.to_maxtext import LoraLayout, ToMaxTextAdapter, to_maxtext_adapter
@@ -95,7 +95,7 @@ class _Merge:
     def __call__(self, tree: Tree) -> Transformed:
         require_numbers(tree, "an adapter can be added to plain weights only")
         (base,) = _bases(self.model, self.like, tree)
-        return merged(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
+        return merge_into_base(base, opened_adapter(self.adapter, base, self.alpha), self.scale)
 
 
 class _AdapterToMaxText(Storing, Writing, total=False):
@@ -240,12 +240,12 @@ def extract_adapter(
         MemoryBudgetError: the factors take more than half of the memory.
         CheckpointError: the models are not of the same weights, or cannot be read.
     """
-    options = Extracting(rank, error, float_dtype_of(dtype) or DTYPES["float32"])
+    options = ExtractOptions(rank, error, float_dtype_of(dtype) or DTYPES["float32"])
     model = ModelOptions(text_of(family))
 
     def plan(resources: Resources) -> Conversion:
         tuned, known = _bases(model, like, opened(source), opened(base))
-        built = extracted(tuned, known, options, resources.memory // 2)
+        built = extract_low_rank(tuned, known, options, resources.memory // 2)
         files = to_peft(known, built.adapter, base_name)
         rest = replace(resources, memory=resources.memory - built.nbytes)
         return rest.plan(files.tree, _writer(files), built.notes + files.notes)
@@ -255,7 +255,7 @@ def extract_adapter(
 
 
 def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list[Base]:
-    """As `base_of`, of some models.
+    """As `open_base`, of some models.
 
     Raises:
         FormatError: one is an adapter.
@@ -266,7 +266,7 @@ def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list
         _refuse_adapter(tree)
     if model.family is not None:
         family_called(model.family)
-    result = [base_of(tree, model, like) for tree in trees]
+    result = [open_base(tree, model, like) for tree in trees]
     if like is not None and all(item.rows is None for item in result):
         raise UsageError(
             f"{option('like')} says which model a MaxText checkpoint came from",
@@ -325,11 +325,11 @@ def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) 
 
 def _of_maxtext(tree: Tree, base: Base, alpha: float | None) -> Adapter:
     location = tree.metadata.location
-    if is_peft(parse(location)) and not pairs_of(tree):
+    if is_peft(parse(location)) and not factor_pairs(tree):
         raise FormatError(
             "this is a PEFT adapter already", location=location, expected="an adapter of MaxText or Tunix"
         )
-    if not pairs_of(tree):
+    if not factor_pairs(tree):
         if is_adapter(tree):
             raise FormatError(
                 f"these are arrays of a PEFT adapter without its {ADAPTER}",

@@ -15,8 +15,8 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.formats.registry import writer_for, writer_options
-from ckpttools.maxtext.hub_names import NamedByHub, told_of_names
-from ckpttools.maxtext.scan_axis import KeepingAxis
+from ckpttools.maxtext.hub_names import ToHubNames, with_name_remarks
+from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.base import Transform
@@ -114,7 +114,7 @@ def convert(
     """
     dropped = patterns_of(drop)
     transforms = [
-        *([KeepingAxis(StripOptimizer(drop=dropped))] if strip_optimizer else []),
+        *([KeepScanAxis(StripOptimizer(drop=dropped))] if strip_optimizer else []),
         *_selected(patterns_of(keep), () if strip_optimizer else dropped),
         *_named(names, format, is_mapped=map is not None),
         *_mapped(map, strict),
@@ -124,14 +124,14 @@ def convert(
 
 
 def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
-    return [KeepingAxis(Select(keep, drop))] if keep or drop else []
+    return [KeepScanAxis(Select(keep, drop))] if keep or drop else []
 
 
 def _named(names: str | None, format: str | None, *, is_mapped: bool) -> list[Transform]:
     """What gives the names of the hub, or says how to have them where these are what loads the result."""
     if names is not None:
-        return [NamedByHub()]
-    return [told_of_names] if format == "safetensors" and not is_mapped else []
+        return [ToHubNames()]
+    return [with_name_remarks] if format == "safetensors" and not is_mapped else []
 
 
 def _mapped(map: Mapper | None, strict: bool) -> list[Transform]:

@@ -27,7 +27,7 @@ from ckpttools.digest.digest import DEFAULT_ALGORITHM
 from ckpttools.digest.hashing import hash_tree
 from ckpttools.digest.manifest import NAMES, Manifest, check_manifest_name
 from ckpttools.maxtext.model_options import check_choice
-from ckpttools.maxtext.scan_axis import remarks_about_axis
+from ckpttools.maxtext.scan_axis import scan_axis_remarks
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import dequantized
 
@@ -114,7 +114,7 @@ def hash(
     with scanning(common) as scan:
         tree = opened(source, scan.read)
         scan.fetch(tree)
-        remarks = remarks_about_axis(tree) if per_layer else ()
+        remarks = scan_axis_remarks(tree) if per_layer else ()
         written = selection
         selection = replace(selection, naming=partial(with_carried, layers=per_layer))
         if names == "maxtext":

@@ -20,7 +20,7 @@ from ckpttools.formats.origin import with_origin
 from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.model_files import record, sidecars_of
+from ckpttools.maxtext.model_files import record_bytes, sidecars_of
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.source_checks import refuse_maxtext
 from ckpttools.maxtext.stored_head import refuse_lost_head, with_head_compared
@@ -143,7 +143,9 @@ def plan_to_maxtext(
     location = SIDECARS
     if isinstance(writer, SupportsSidecars):
         location = writer.sidecars_at(built.state, is_model=False)
-    written_down = {RECORD: record(built.spelling, replace(options.model, tied=built.tied), built.dtypes)}
+    written_down = {
+        RECORD: record_bytes(built.spelling, replace(options.model, tied=built.tied), built.dtypes)
+    }
     beside = WithSidecars(writer, Sidecars(sidecars_of(tree).files, built.carried), location, written_down)
     state = beside.with_sidecars(with_origin(built.state, tree))
     conversion = resources.plan(state, beside, built.notes + check_source(tree, ("layer-lists",)))

@@ -90,9 +90,9 @@ def compared(
         CheckpointError: it is none of them, or cannot be read.
         UsageError: no array matches, or the pattern cannot be applied to what is missing.
     """
-    from ckpttools.adapters.bases import base_of
+    from ckpttools.adapters.bases import open_base
     from ckpttools.adapters.config import is_number
-    from ckpttools.adapters.from_jax import adapter_of_jax, said_of
+    from ckpttools.adapters.from_jax import adapter_of_jax, recorded_settings
     from ckpttools.adapters.report import adapter_report, is_maxtext_adapter, peft_adapter
     from ckpttools.formats.json_file import read_json
     from ckpttools.formats.registry import open_tree
@@ -105,11 +105,11 @@ def compared(
         return against_tree(*_alike(tree, what), pattern)
     name, path = str(what), parse(what)
     if adapter_report(tree) is not None:
-        base = base_of(open_tree(path, read))
+        base = open_base(open_tree(path, read))
         if not is_maxtext_adapter(tree):
             return against_base(peft_adapter(tree), base)
         # Names and shapes are compared: where none is noted any scale will do.
-        alpha = None if is_number(said_of(tree).get("lora_alpha")) else 1
+        alpha = None if is_number(recorded_settings(tree).get("lora_alpha")) else 1
         return against_base(adapter_of_jax(base, tree, alpha), base)
     own_arrays = as_numbers(tree).tree
     if name in families() or path.suffix in SUFFIXES or not (path.exists() or "/" in name):

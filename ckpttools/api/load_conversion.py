@@ -27,11 +27,11 @@ from ckpttools.maxtext.layout import EMBEDDING
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.recognition import families_with_names_of
-from ckpttools.maxtext.source_checks import named_as, refuse_hugging_face, refuse_maxtext
+from ckpttools.maxtext.source_checks import name_style, refuse_hugging_face, refuse_maxtext
 from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
-from ckpttools.maxtext.vocabulary import refuse_learned
+from ckpttools.maxtext.vocabulary import refuse_learned_rows
 from ckpttools.stores.registry import LocationLike
 
 if TYPE_CHECKING:
@@ -121,8 +121,8 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
         tree: as it was opened, before it was converted.
         to, template: as of `converted`.
     """
-    own = named_as(tree.arrays)
-    expected = named_as([leaf.path for leaf in template.leaves])
+    own = name_style(tree.arrays)
+    expected = name_style([leaf.path for leaf in template.leaves])
     if to is None and own and expected and own != expected:
         whose = "MaxText's" if expected == "maxtext" else "Hugging Face's"
         model = f" and {option('model', 'HF_DIR')}" if expected == "hf" else ""
@@ -177,7 +177,7 @@ def _as_hugging_face(tree: Tree, declared: Converting, memory: int) -> tuple[Tre
         files = ModelFiles.of(tree, declared.model)
         with _of_the_same_model(tree, files, declared.family):
             built = to_huggingface(tree, way, files)
-    refuse_learned(built.extra, tree.metadata.location, declared.padding_rows, memory=memory, reserved=0)
+    refuse_learned_rows(built.extra, tree.metadata.location, declared.padding_rows, memory=memory, reserved=0)
     refuse_lost_head(built.lost_head, tree, memory=memory)
     config: Mapping[str, Any] | None = None if built.config is None else built.config.config
     return built.tree.with_metadata(config=config), built.notes

@@ -18,16 +18,16 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config.deviations import deviations
 from ckpttools.maxtext.config.infer_settings import (
     MODEL_NAME,
-    fitting_model,
+    matching_model,
+    model_notes,
     model_settings,
-    notes,
-    settings_to_give,
+    required_settings,
 )
 from ckpttools.maxtext.config.model_facts import Reading
-from ckpttools.maxtext.config.observed_model import SeenModel, seen_in, seen_in_config
+from ckpttools.maxtext.config.observed_model import ObservedModel, observe_config, observe_model
 from ckpttools.maxtext.config.report import MaxTextConfig, ModelSetting, ordered
-from ckpttools.maxtext.config.run_settings import Given, contradictions, given
-from ckpttools.maxtext.config.setting_kinds import mistakes
+from ckpttools.maxtext.config.run_settings import GivenSettings, find_contradictions, read_settings
+from ckpttools.maxtext.config.setting_kinds import find_mistakes
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.stores.concurrency import requesting
@@ -74,10 +74,10 @@ def maxtext_config(
         except ConfigError as error:
             raise error.at(_config_location(source, model)) from error
         stored = {item.name: item for item in _stored(model, scan)}
-        result = fitting_model(values)
+        result = matching_model(values)
         named = None if result in version.absent_models else result
         every = {**values, **stored}
-        declared = given([str(item) for item in check]) if check else Given({}, False)
+        declared = read_settings([str(item) for item in check]) if check else GivenSettings({}, False)
     base = values.get(MODEL_NAME)
     return MaxTextConfig(
         path=str(source.metadata.location if isinstance(source, Tree) else source),
@@ -86,19 +86,19 @@ def maxtext_config(
         model_name=named or (base.value if base else None),
         is_named=named is not None,
         settings=ordered(every),
-        told=ordered({**settings_to_give(values, named), **stored}),
+        told=ordered({**required_settings(values, named), **stored}),
         deviations=tuple(deviations(model.family, model.facts, version.name)),
-        notes=(*model.notes, *notes(model.family, model.facts)),
+        notes=(*model.notes, *model_notes(model.family, model.facts)),
         unread=tuple(Reading(model.family, model.facts).unread()),
         contradictions=(
-            *contradictions(declared, every),
+            *find_contradictions(declared, every),
             *(model.fp8.contradictions(declared) if model.fp8 else ()),
         ),
-        mistakes=tuple(mistakes(declared.declared, version.name)),
+        mistakes=tuple(find_mistakes(declared.declared, version.name)),
     )
 
 
-def _config_location(source: Source, model: SeenModel) -> str:
+def _config_location(source: Source, model: ObservedModel) -> str:
     """Return where the configuration of a model is, for errors."""
     location = source.metadata.location if isinstance(source, Tree) else str(source)
     return (
@@ -106,15 +106,15 @@ def _config_location(source: Source, model: SeenModel) -> str:
     )
 
 
-def _seen(source: Source, like: str | None, family: str | None, read: ReadOptions) -> SeenModel:
+def _seen(source: Source, like: str | None, family: str | None, read: ReadOptions) -> ObservedModel:
     if not isinstance(source, Tree):
         alone = config_alone(source, read)
         if alone is not None:
-            return seen_in_config(read_json(alone), str(alone), family)
-    return seen_in(opened(source, read), like, family)
+            return observe_config(read_json(alone), str(alone), family)
+    return observe_model(opened(source, read), like, family)
 
 
-def _stored(model: SeenModel, scan: bool | None) -> Iterator[ModelSetting]:
+def _stored(model: ObservedModel, scan: bool | None) -> Iterator[ModelSetting]:
     """How the checkpoint is, or will be, stored.
 
     Raises:

@@ -20,12 +20,12 @@ from ckpttools.formats.registry import writer_for
 from ckpttools.formats.sidecar import Sidecars, WithSidecars
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
-from ckpttools.maxtext.model_files import ModelFiles, config_bytes, untrue_files, untrue_notes
+from ckpttools.maxtext.model_files import ModelFiles, config_bytes, stale_file_notes, stale_files
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.source_checks import refuse_hugging_face
 from ckpttools.maxtext.stored_head import refuse_lost_head
 from ckpttools.maxtext.to_hf import HuggingFaceModel, require_towers, to_huggingface
-from ckpttools.maxtext.vocabulary import refuse_learned
+from ckpttools.maxtext.vocabulary import refuse_learned_rows
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 
@@ -144,15 +144,15 @@ def plan_to_huggingface(
     built = {} if model.config is None else {CONFIG: config_bytes(files, model.config)}
     unwanted = _OF_TOWERS if options.spelling == TEXT else ()
     written = None if model.config is None else model.config.config
-    untrue = untrue_files(files.sidecars, model.tree, files.config, written)
+    untrue = stale_files(files.sidecars, model.tree, files.config, written)
     away = (*built, *unwanted, *untrue, ADAPTER)
     copied = {name: file for name, file in files.sidecars.items() if name not in away}
     beside = WithSidecars(writer or writer_for(Tree({}), "safetensors"), Sidecars(copied), built=built)
-    conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes + untrue_notes(untrue))
+    conversion = resources.plan(with_origin(model.tree, tree), beside, model.notes + stale_file_notes(untrue))
     # The only place where a plan reads data: what is cut off is lost, and no header tells whether that is
     # padding. Only once the plan is made, which refuses what does not fit into the memory.
     held, location = conversion.plan.held_bytes, tree.metadata.location
-    refuse_learned(model.extra, location, options.padding_rows, memory=resources.memory, reserved=held)
+    refuse_learned_rows(model.extra, location, options.padding_rows, memory=resources.memory, reserved=held)
     refuse_lost_head(model.lost_head, tree, memory=resources.memory, reserved=held)
     return conversion
 
@@ -166,7 +166,7 @@ def _changed(
     built = change(tree)
     config = built.tree.metadata.config
     if known is not None and config is not None and config != known.config:
-        anew = known.quantized_anew(config, by_name(built.tree.arrays), original or {})
+        anew = known.requantized(config, by_name(built.tree.arrays), original or {})
         stale = {f"{CONFIG}: {item}" for item in known.changes if item not in anew.changes}
         remarks = tuple(remark for remark in model.notes.remarks if remark not in stale)
         known = anew

@@ -19,7 +19,7 @@ from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import stored_shardings
 from ckpttools.inspection.lost_time import FONTS, lost_time_svg
 from ckpttools.inspection.png import png_of, require_png
-from ckpttools.maxtext.config.to_hf_config import config_of_settings
+from ckpttools.maxtext.config.to_hf_config import config_from_settings
 from ckpttools.maxtext.planning.commands import (
     LOCAL_PERIOD,
     UNKNOWN,
@@ -28,10 +28,15 @@ from ckpttools.maxtext.planning.commands import (
     period_setting,
     settings_for,
 )
-from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, kept_checkpoints
+from ckpttools.maxtext.planning.intervals import SaveInterval, Tier, count_kept_checkpoints
 from ckpttools.maxtext.planning.report import BYTES_PER_PARAMETER, TrainingPlan, ramdisk
-from ckpttools.maxtext.planning.user_settings import all_refusals, run_of, steps_said, words_of
-from ckpttools.maxtext.synthetic import synthetic
+from ckpttools.maxtext.planning.user_settings import (
+    declared_steps,
+    effective_run,
+    find_refusals,
+    parse_user_settings,
+)
+from ckpttools.maxtext.synthetic import synthetic_model
 from ckpttools.roles.of_tree import roles
 from ckpttools.sharding.load_prediction import process_loading
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
@@ -106,7 +111,7 @@ def plan_training(
         CheckpointError: the source cannot be read, or does not say how large the model is.
     """
     _check_counts(hosts=hosts, slices=slices, total_steps=total_steps, keep=keep)
-    words = words_of(settings)
+    words = parse_user_settings(settings)
     if plot is not None:
         check_plot(parse(plot, is_written=True), source, has_tiers=mtbf is not None)
     state = _state(source, settings, reading)
@@ -137,7 +142,7 @@ def plan_training(
         run_bytes=None if count is None else count * state.nbytes,
         run_checkpoints=count,
         settings=saving.settings,
-        refusals=tuple(all_refusals(_configuration(source), saving.settings, settings)),
+        refusals=tuple(find_refusals(_configuration(source), saving.settings, settings)),
         commands=commands_for(chosen, slices, size.setting, saving.settings),
         tiers=tiers,
         remarks=(*share.remarks, *unknown, *_remarks(tiers, total_steps, saving, chosen)),
@@ -157,8 +162,8 @@ def _saving(
     """The settings that follow from intervals, after those that the user names, and what is kept by them."""
     steps = {interval.tier: interval.steps for interval in intervals}
     settings = {**settings_for(mode, steps.get("local"), steps.get("persistent"), keep), **words}
-    period, kept = run_of(mode, steps.get("persistent"), keep, words)
-    count = kept_checkpoints(total_steps, period, kept) if total_steps and period else None
+    period, kept = effective_run(mode, steps.get("persistent"), keep, words)
+    count = count_kept_checkpoints(total_steps, period, kept) if total_steps and period else None
     return _SaveSettings(settings, count, kept)
 
 
@@ -169,7 +174,7 @@ def _intervals(
     built: list[SaveInterval] = []
     for tier in tiers:
         local = built[0].steps if mode == "multi-tier" and built else None
-        set_by_hand = steps_said(words, LOCAL_PERIOD if tier.name == "local" else period_setting(mode))
+        set_by_hand = declared_steps(words, LOCAL_PERIOD if tier.name == "local" else period_setting(mode))
         built.append(SaveInterval.of(tier, step_seconds, local or 1, set_by_hand))
     return tuple(built)
 
@@ -254,7 +259,9 @@ def _tree(source: LocationLike, settings: Sequence[str], reading: Mapping[str, o
     if config is None:
         return opened(source, read)
     is_maxtexts = config.name.endswith(_YAML)
-    return synthetic(config_of_settings([str(config), *settings]) if is_maxtexts else read_json(config))
+    return synthetic_model(
+        config_from_settings([str(config), *settings]) if is_maxtexts else read_json(config)
+    )
 
 
 def _seconds(name: str, declared: float | str | None) -> float | None:

@@ -16,7 +16,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY, OrbaxRun, Step, directories
 from ckpttools.formats.orbax.write import OrbaxWriter, OtherItem
 from ckpttools.formats.registry import open_tree, writer_for
-from ckpttools.maxtext.scan_axis import KeepingAxis
+from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.runs.journal import (
     PruneJournal,
@@ -186,7 +186,7 @@ class PreparedPrune:
             )
             if isinstance(writer, OrbaxWriter):
                 writer = replace(writer, beside=dict(_beside(step)))
-            changed = tree.pipe(KeepingAxis(StripOptimizer(keep_step=True)))
+            changed = tree.pipe(KeepScanAxis(StripOptimizer(keep_step=True)))
             return plan_tree(changed, writer, resources)
 
         prepare(plan, tree, destination, memory=DEFAULT_MEMORY, command="ckpt prune").run()
@@ -293,7 +293,7 @@ def _strippable(decision: PruneDecision) -> PruneDecision:
             return each
         try:
             step = Step(decision.run.path / each.name)
-            open_tree(step.items[0].directory).pipe(KeepingAxis(StripOptimizer(keep_step=True)))
+            open_tree(step.items[0].directory).pipe(KeepScanAxis(StripOptimizer(keep_step=True)))
             dict(_beside(step))
         except StorageError:
             raise

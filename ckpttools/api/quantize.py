@@ -22,9 +22,9 @@ from ckpttools.formats.adapters import refuse_adapter
 from ckpttools.formats.base import ReadOptions, Writer
 from ckpttools.formats.registry import writer_for
 from ckpttools.maxtext.conversion_options import ToHuggingFace
-from ckpttools.maxtext.hub_names import model_alone
-from ckpttools.maxtext.recognition import below, strangers_in
-from ckpttools.maxtext.source_checks import named_as
+from ckpttools.maxtext.hub_names import only_model
+from ckpttools.maxtext.recognition import find_unowned_arrays, prefix_hint
+from ckpttools.maxtext.source_checks import name_style
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.quantize import Quantize, refuse_quantized
 
@@ -98,7 +98,7 @@ def _planned(
 ) -> Conversion:
     tree = opened(source, read)
     refuse_adapter(tree)
-    if named_as(tree.arrays) == "maxtext":
+    if name_style(tree.arrays) == "maxtext":
         location = quote(tree.metadata.location or "SRC")
         refuse_quantized(
             tree, hint=f"`ckpt convert maxtext-to-hf {location} DST` writes them as FP8, as they are"
@@ -137,7 +137,7 @@ def _model_alone(tree: Tree) -> Tree:
     leaving = f"`ckpt select SRC MODEL` with {{}} and {option('format', 'safetensors')} leaves it out"
     hub = tree.pipe(
         partial(
-            model_alone,
+            only_model,
             others="there is more than a model in it, which nothing that loads quantised models reads",
             leaving=leaving,
             names="nothing that loads quantised models knows these names",
@@ -154,12 +154,12 @@ def _refuse_strangers(tree: Tree) -> None:
     Raises:
         FormatError: there are some; the hint says how to leave them out.
     """
-    result = strangers_in(tree)
+    result = find_unowned_arrays(tree)
     if result is None or not result.names:
         return
     select = "`ckpt select SRC MODEL` with"
     if result.prefixes:
-        hint = below(result.prefixes, tree)
+        hint = prefix_hint(result.prefixes, tree)
     elif len(result.names) <= _FEW:
         leave = repeated_option("drop", result.names)
         hint = f"{select} {leave} leaves them out, where the model computes without them"

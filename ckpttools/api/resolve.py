@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from ckpttools.core.argument_checks import validate_arguments
-from ckpttools.maxtext.loading.command import ParsedCommand, merged, parsed
-from ckpttools.maxtext.loading.configuration import settings_of
+from ckpttools.maxtext.loading.command import ParsedCommand, merge_nested, parse_command
+from ckpttools.maxtext.loading.configuration import merge_settings
 from ckpttools.maxtext.loading.report import Resolution
-from ckpttools.maxtext.loading.resolution import resolution
+from ckpttools.maxtext.loading.resolution import resolve_run
 from ckpttools.maxtext.versions import NEWEST, version_called
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.registry import LocationLike
@@ -45,15 +45,15 @@ def resolve(
         FormatError, ConfigError: a file is no configuration.
     """
     version = version_called(maxtext)
-    read = parsed(list(map(str, command)))
+    read = parse_command(list(map(str, command)))
     declared = _with(read, settings)
     with requesting(requests):
-        built = resolution(settings_of(declared, os.environ), version, os.environ)
+        built = resolve_run(merge_settings(declared, os.environ), version, os.environ)
     return _for_program(built, read.program)
 
 
 def _with(command: ParsedCommand, settings: Mapping[str, Any]) -> ParsedCommand:
-    return ParsedCommand(command.program, command.file, merged(command.overrides, _plain(settings)))
+    return ParsedCommand(command.program, command.file, merge_nested(command.overrides, _plain(settings)))
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.shrink import Shrink
-from ckpttools.maxtext.smaller_config import Smaller
+from ckpttools.maxtext.smaller_config import KeptParts
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 from ckpttools.transforms.cast import CastMap
@@ -61,6 +61,6 @@ def shrink(
         declared = " or ".join(map(option, ("layers", "experts", "vocab")))
         raise UsageError("nothing says what to reduce", hint=f"give {declared}")
     kept = range(layers) if isinstance(layers, int) else layers
-    change = Shrink(Smaller(kept, experts, vocab), like, text_of(family))
+    change = Shrink(KeptParts(kept, experts, vocab), like, text_of(family))
     casts: list[Transform] = [] if dtype is None else [CastMap({}, float_dtype_of(dtype))]
     return write_changed([*casts, change], source, destination, common, least_share=_LEAST_SHARE)

@@ -18,8 +18,8 @@ from ckpttools.core.notes import Notes
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import writer_options
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.maxtext.stitch import stitched
-from ckpttools.maxtext.synthetic import lacks_towers, synthetic, text_model_of
+from ckpttools.maxtext.stitch import stitch_models
+from ckpttools.maxtext.synthetic import has_omitted_towers, synthetic_model, text_model_of
 from ckpttools.run.overlap_check import check_apart
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -60,22 +60,22 @@ def synth(
         config, expected = read_json(file), float_dtype_of(dtype)
     except FormatError as error:
         raise error.at(hint=f"name the {CONFIG} of a model, or the directory that has it") from error
-    tree = synthetic(config, seed, expected, str(file))
+    tree = synthetic_model(config, seed, expected, str(file))
     if names == "maxtext":
         if common.get("format") not in (None, "orbax"):
             raise UsageError(f"{option('format')} applies only to models with Hugging Face's names")
         rest = {**part_of(common, Storing), **part_of(common, Writing)}
-        return hf_to_maxtext.plan(tree, destination, scan=scan, text_only=lacks_towers(tree), **rest)
+        return hf_to_maxtext.plan(tree, destination, scan=scan, text_only=has_omitted_towers(tree), **rest)
     if not scan:
         raise UsageError(
             f"{option('scan', False)} applies only to MaxText", hint=f"say {option('names', 'maxtext')}"
         )
-    text = text_model_of(config) if lacks_towers(tree) else None
+    text = text_model_of(config) if has_omitted_towers(tree) else None
     if text is not None:
         # A configuration that speaks of towers would have transformers make them out of random numbers.
         remark = Notes(remarks=(f"it is the text model alone, with the {CONFIG} of that",))
         notes = tree.metadata.notes + remark
-        tree = synthetic(text, seed, expected, str(file)).with_metadata(notes=notes)
+        tree = synthetic_model(text, seed, expected, str(file)).with_metadata(notes=notes)
     return write_changed([], tree, destination, {"format": "safetensors", **common})
 
 
@@ -102,6 +102,6 @@ def stitch(
 
     def make(opening: Mapping[str, Any]) -> Tree:
         read = read_options(opening)
-        return stitched(opened(source, read, decoder), opened(decoder, read, source))
+        return stitch_models(opened(source, read, decoder), opened(decoder, read, source))
 
     return write_changed([], source, destination, common, make=make)

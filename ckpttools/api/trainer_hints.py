@@ -8,9 +8,9 @@ from shlex import quote
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.message_terms import flag
 from ckpttools.core.text import matches_any
-from ckpttools.maxtext.hub_names import has_llama_names, on_hub, patterns_beside
-from ckpttools.maxtext.model_options import config_copy
-from ckpttools.maxtext.recognition import guess_families, strangers_in
+from ckpttools.maxtext.hub_names import as_hub_model, has_llama_names, patterns_outside_model
+from ckpttools.maxtext.model_options import config_copy_command
+from ckpttools.maxtext.recognition import find_unowned_arrays, guess_families
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.registry import families
 from ckpttools.stores.location import Location
@@ -43,9 +43,9 @@ def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
         location: where it lies.
     """
     if tree.metadata.config is None:
-        yield from filter(None, (config_copy(location),))
+        yield from filter(None, (config_copy_command(location),))
         return
-    beside, path = list(dict.fromkeys((*patterns_beside(tree), *_heads(tree)))), quote(str(location))
+    beside, path = list(dict.fromkeys((*patterns_outside_model(tree), *_heads(tree)))), quote(str(location))
     if len(beside) > _FEW:
         return
     yield f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}"
@@ -55,7 +55,7 @@ def commands_of_model(tree: Tree, location: Location) -> Iterator[str]:
 
 def _heads(tree: Tree) -> Iterator[str]:
     """Patterns of what a trainer put beside a model: keys with nothing of the model's below them."""
-    result = strangers_in(tree)
+    result = find_unowned_arrays(tree)
     strange = {*result.names} if result is not None and not result.prefixes else set()
     names = [dotted(path) for path in tree.arrays]
     own = {name.split(".")[0] for name in names if name not in strange}
@@ -75,14 +75,14 @@ def commands(tree: Tree, location: Location) -> Iterator[str]:
         tree: whose names are neither MaxText's nor the hub's as they are.
         location: where it lies.
     """
-    beside, path = patterns_beside(tree), quote(str(location))
+    beside, path = patterns_outside_model(tree), quote(str(location))
     if len(beside) > _FEW:
         return
-    hub = on_hub(tree, tree.metadata.config).tree
+    hub = as_hub_model(tree, tree.metadata.config).tree
     leaves = {at: a for at, a in hub.arrays.items() if not matches_any(dotted(at), beside)}
     weights = Tree(leaves, hub.metadata)
     is_llama = has_llama_names(map(dotted, leaves))
-    result = strangers_in(weights)
+    result = find_unowned_arrays(weights)
     if result is not None and result.prefixes:
         yield from (
             f"ckpt select {path} DST --prefix {quote(prefix)} --to safetensors" for prefix in result.prefixes
@@ -93,7 +93,7 @@ def commands(tree: Tree, location: Location) -> Iterator[str]:
     to_hub = f"ckpt convert to-safetensors {path} DST {flag('names', 'hub')}{_dropping(beside)}"
     if tree.metadata.config is None:
         # The second needs what the first copies.
-        if copied := config_copy(location):
+        if copied := config_copy_command(location):
             yield from (copied, to_hub)
     elif not is_llama:
         yield from (f"ckpt convert hf-to-maxtext {path} DST{_dropping(beside)}", to_hub)

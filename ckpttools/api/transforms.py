@@ -15,7 +15,7 @@ from ckpttools.core.message_terms import option, step
 from ckpttools.core.options import Option
 from ckpttools.formats.registry import writer_options
 from ckpttools.maxtext.cycles import CycleNames
-from ckpttools.maxtext.scan_axis import KeepingAxis
+from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.stacking import ForceUnroll, StackAsModel, UnstackLayers
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.to_version import ForVersion
@@ -56,7 +56,7 @@ def select(
     if not (chosen.keep or chosen.drop or chosen.prefix):
         hint = f"give {option('keep', 'PATTERN')} or {option('drop', 'PATTERN')}"
         raise UsageError("nothing says what to select", hint=hint)
-    return write_changed([KeepingAxis(chosen)], source, destination, common)
+    return write_changed([KeepScanAxis(chosen)], source, destination, common)
 
 
 @command(Changing, more=writer_options)
@@ -174,7 +174,7 @@ def strip_optimizer(
     Raises:
         CheckpointError: as `ckpttools.StripOptimizer` and `ckpttools.convert`.
     """
-    stripped = KeepingAxis(StripOptimizer(keep_step, flavour, patterns_of(keep), patterns_of(drop)))
+    stripped = KeepScanAxis(StripOptimizer(keep_step, flavour, patterns_of(keep), patterns_of(drop)))
     return write_changed([stripped, *_casts(dtype)], source, destination, common)
 
 

@@ -18,16 +18,16 @@ from ckpttools.formats.sidecar import CARRIED, Sidecars, WithSidecars
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.hub_names import hub_name
 from ckpttools.maxtext.layout import LORA_KEY
-from ckpttools.maxtext.model_config import absent_prediction, absent_towers, true_config
+from ckpttools.maxtext.model_config import absent_mtp_field, absent_towers, config_for_weights
 from ckpttools.maxtext.model_files import (
     ModelFiles,
     config_bytes,
     has_sidecars,
     sidecars_of,
-    untrue_files,
-    untrue_notes,
+    stale_file_notes,
+    stale_files,
 )
-from ckpttools.maxtext.recognition import rows_named
+from ckpttools.maxtext.recognition import owned_name_test
 from ckpttools.roles.names import container
 from ckpttools.roles.of_tree import roles
 from ckpttools.stores.registry import parse
@@ -63,9 +63,9 @@ def _of_part(tree: Tree) -> Tree:
     """The tree, with metadata that are true of it where arrays of an adapter were left out."""
     if LORA_KEY not in tree.metadata.custom:
         return tree
-    from ckpttools.adapters.partial_config import with_modules_left
+    from ckpttools.adapters.partial_config import with_remaining_modules
 
-    return tree.pipe(with_modules_left)
+    return tree.pipe(with_remaining_modules)
 
 
 def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes | None], Notes]:
@@ -74,14 +74,16 @@ def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, 
     files: dict[str, bytes | None] = {**built}
     if is_model:
         config = tree.metadata.config
-        untrue = untrue_files(sidecars.files, tree, _stored(sidecars), config)
-        files, declared = {**dict.fromkeys(untrue), **files}, declared + untrue_notes(untrue)
+        untrue = stale_files(sidecars.files, tree, _stored(sidecars), config)
+        files, declared = {**dict.fromkeys(untrue), **files}, declared + stale_file_notes(untrue)
     dropped = [name.replace("/", ".") for name in tree.metadata.notes.dropped]
     if dropped and ADAPTER in sidecars.files and is_adapter(tree):
-        from ckpttools.adapters.partial_config import part_config
+        from ckpttools.adapters.partial_config import partial_peft_config
 
         file = sidecars.files[ADAPTER]
-        part = part_config(read_json(parse(file.path)), file.path, list(map(dotted, tree.arrays)), dropped)
+        part = partial_peft_config(
+            read_json(parse(file.path)), file.path, list(map(dotted, tree.arrays)), dropped
+        )
         if part.remarks:
             files[ADAPTER], declared = part.content, declared + Notes(remarks=part.remarks)
     return files, declared
@@ -96,7 +98,7 @@ def _made(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, byt
     is_told = tree.metadata.is_other_model and tree.metadata.config is not None
     if not is_told and not (is_model and CONFIG in sidecars.files):
         return {}, Notes()
-    config = true_config(_config(tree, sidecars), _weights(tree))
+    config = config_for_weights(_config(tree, sidecars), _weights(tree))
     remarks = [f"{CONFIG}: {change}" for change in config.changes]
     if not tree.metadata.is_other_model and _lacks_described(tree, config.config):
         remarks.append(f"{CONFIG} describes the whole model, including what is left out")
@@ -120,8 +122,8 @@ def _lacks_described(tree: Tree, config: Mapping[str, Any]) -> bool:
         gone = [name for name in gone if not name.endswith(_HEAD)]
     if not gone:
         return False
-    is_row = rows_named(config)
-    if is_row is None or absent_towers(config, kept) or absent_prediction(config, kept):
+    is_row = owned_name_test(config)
+    if is_row is None or absent_towers(config, kept) or absent_mtp_field(config, kept):
         return True
     lost = {next(filter(is_row, _names_within(name)), None) for name in gone} - {None}
     return bool(lost) and not lost <= {next(filter(is_row, _names_within(name)), None) for name in kept}

@@ -320,22 +320,22 @@ def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> Name
         require_none,
         without_implied,
     )
-    from ckpttools.maxtext.scan_axis import remarks_about_axis
+    from ckpttools.maxtext.scan_axis import scan_axis_remarks
     from ckpttools.maxtext.view import view_of
-    from ckpttools.maxtext.vocabulary import less_padding
+    from ckpttools.maxtext.vocabulary import without_vocabulary_padding
 
     layers = manifest.selection.layers
     if manifest.names != "maxtext":
         require_none(declared.conversion, "the manifest has the names that are stored")
         require_no_padding(declared.padding_rows)
-        return NamedArrays(with_carried(tree, layers), remarks_about_axis(tree) if layers else ())
+        return NamedArrays(with_carried(tree, layers), scan_axis_remarks(tree) if layers else ())
     named = in_maxtext_names(dequantized(tree).tree, declared.conversion, is_strict=False)
     named = without_implied(named, manifest.arrays, tree.metadata.config, memory)
     arrays = named.arrays if STEP in manifest.arrays else without_step(named.arrays)
     shapes = {name: item.shape for name, item in manifest.arrays.items()}
     # A Hugging Face model has no rows beyond its own vocabulary.
     way = declared.padding_rows if view_of(tree).is_maxtext else "keep"
-    less = less_padding(arrays, shapes, way, memory)
+    less = without_vocabulary_padding(arrays, shapes, way, memory)
     return NamedArrays(less.arrays, (*named.remarks, *less.remarks))
 
 

@@ -12,8 +12,8 @@ from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, M
 from ckpttools.formats.adapters import has_adapter
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.hub_names import patterns_beside
-from ckpttools.maxtext.recognition import HEAD_NAME, backbone_hint, rows_named
+from ckpttools.maxtext.hub_names import patterns_outside_model
+from ckpttools.maxtext.recognition import HEAD_NAME, backbone_hint, owned_name_test
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.view import view_of
 
@@ -27,7 +27,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     error = _refusal(tree)
     if error is None or _is_only_tied_head(error, model):
         return
-    if rows_named(config) is None:
+    if owned_name_test(config) is None:
         # A model with another kind of head differs only in the head.
         if config.get("auto_map") or not isinstance(error, NotCoveredError):
             return
@@ -94,7 +94,7 @@ def _level(error: CheckpointError, tree: Tree) -> Level:
     if isinstance(error, NotCoveredError) and error.is_unsupported:
         return "info"
     if isinstance(error, NotCoveredError | MappingError):
-        return "info" if patterns_beside(tree) else "error"
+        return "info" if patterns_outside_model(tree) else "error"
     return "warning" if isinstance(error, ConfigError) else "info"
 
 

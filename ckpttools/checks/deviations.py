@@ -10,7 +10,7 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.formats.base import SIDECARS, ReadOptions
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.config.deviations import deviations
-from ckpttools.maxtext.config.observed_model import seen_in
+from ckpttools.maxtext.config.observed_model import observe_model
 from ckpttools.maxtext.config.report import Discrepancy
 from ckpttools.maxtext.view import view_of
 from ckpttools.stores.registry import parse
@@ -36,7 +36,7 @@ def _deviations(model: ModelDirectory) -> list[Discrepancy]:
     with suppress(CheckpointError):
         tree = open_tree(location.parent, ReadOptions())
         if view_of(tree).is_maxtext:
-            seen = seen_in(tree, None, None)
+            seen = observe_model(tree, None, None)
             return list(deviations(seen.family, seen.facts))
     return []
 

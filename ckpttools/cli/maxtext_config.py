@@ -156,15 +156,15 @@ def _check_lines(result: MaxTextConfig) -> Iterator[str]:
 
 
 def _contradiction_lines(result: Contradiction) -> Iterator[str]:
-    from ckpttools.maxtext.config.report import word
+    from ckpttools.maxtext.config.report import format_value
 
     yield _given_settings(result)
-    yield from _labelled_lines("  expected", f"{word(result.expected)} ({result.source})")
+    yield from _labelled_lines("  expected", f"{format_value(result.expected)} ({result.source})")
 
 
 def _given_settings(result: Contradiction | Mistake) -> str:
-    from ckpttools.maxtext.config.report import word
+    from ckpttools.maxtext.config.report import format_value
 
     return styled(
-        printable(f"{result.name}={word(result.declared)}  ({result.said_in})"), bold=True, fg="red"
+        printable(f"{result.name}={format_value(result.declared)}  ({result.said_in})"), bold=True, fg="red"
     )

@@ -24,10 +24,10 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import array_count, fold_lines
 from ckpttools.digest.canonical import STEP, as_stored, per_layer
 from ckpttools.digest.pairing import NamedArrays, Pairing, Remark, Side, Uncompared
-from ckpttools.maxtext.hub_names import OnHub, on_hub
+from ckpttools.maxtext.hub_names import HubModel, as_hub_model
 from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
 from ckpttools.maxtext.model_options import ModelOptions
-from ckpttools.maxtext.scan_axis import remarks_about_axis
+from ckpttools.maxtext.scan_axis import scan_axis_remarks
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.registry import families, family_called, family_of
@@ -157,17 +157,17 @@ def _in_names_of_the_hub(a: Tree, b: Tree, options: AlignOptions) -> tuple[Tree,
     return result[0].tree, result[1].tree, remarks
 
 
-def _names_in_common(sides: tuple[OnHub, OnHub]) -> int:
+def _names_in_common(sides: tuple[HubModel, HubModel]) -> int:
     one, other = ({*map(dotted, side.tree.arrays)} for side in sides)
     return len(one & other)
 
 
-def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[OnHub]:
+def _ways_of_names(tree: Tree, other: Tree, options: AlignOptions) -> list[HubModel]:
     """A tree as it is, and under the names of the hub, where it has others that trainers of PyTorch write."""
     if view_of(tree).is_maxtext:
-        return [OnHub(tree)]
-    built = on_hub(tree, _files(tree, options, other).config or other.metadata.config)
-    return [OnHub(tree)] if built.tree is tree else [OnHub(tree), built]
+        return [HubModel(tree)]
+    built = as_hub_model(tree, _files(tree, options, other).config or other.metadata.config)
+    return [HubModel(tree)] if built.tree is tree else [HubModel(tree), built]
 
 
 def _own_names(tree: Tree) -> NamedArrays[LazyArray]:
@@ -194,7 +194,7 @@ def _named(tree: Tree) -> NamedArrays[LazyArray]:
     else:
         if view.is_stacked:
             naming.append(f"stacked layers are taken apart: {len(tree.arrays)} arrays become {len(arrays)}")
-            remarks += remarks_about_axis(tree)
+            remarks += scan_axis_remarks(tree)
     return NamedArrays(arrays, tuple(remarks), tuple(naming))
 
 

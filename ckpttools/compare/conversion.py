@@ -24,11 +24,11 @@ from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles, carried_arrays
 from ckpttools.maxtext.model_options import ModelOptions, family_for
-from ckpttools.maxtext.scan_axis import remarks_about_axis
+from ckpttools.maxtext.scan_axis import scan_axis_remarks
 from ckpttools.maxtext.source_checks import refuse_adapters
 from ckpttools.maxtext.tied_embeddings import LEFT_HEAD, Head, right_head
 from ckpttools.maxtext.to_hf import to_huggingface
-from ckpttools.maxtext.to_maxtext import arrays_of, to_maxtext, with_dots
+from ckpttools.maxtext.to_maxtext import arrays_of, dotted_patterns, to_maxtext
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 
@@ -70,7 +70,7 @@ def in_maxtext_names(
             family_for(config, ModelOptions(), tree.metadata.location).unused if carried and config else ()
         )
         arrays = {**carried, **per_layer(tree)}
-        return NamedArrays(arrays, remarks_about_axis(tree), head=LEFT_HEAD, unused=unused)
+        return NamedArrays(arrays, scan_axis_remarks(tree), head=LEFT_HEAD, unused=unused)
     refuse_adapters(tree)
     declared = declared or ConversionOptions()
     try:
@@ -185,7 +185,7 @@ def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree,
         UsageError: A pattern matches no array.
     """
     names = {path: dotted(path) for path in source.arrays}
-    drop = whole_branches(with_dots(drop, source), names.values())
+    drop = whole_branches(dotted_patterns(drop, source), names.values())
     for pattern in drop:
         if not any(matches_any(name, (pattern,)) for name in names.values()):
             raise UsageError(
@@ -351,7 +351,7 @@ def _as_huggingface(source: Tree, built: Tree, model: ModelOptions) -> NamedArra
     )
     converted = to_huggingface(source, options, files)
     arrays = by_name(converted.tree.arrays)
-    remarks = remarks_about_axis(source)
+    remarks = scan_axis_remarks(source)
     family = family_for(config, model, built.metadata.location) if config or model.family else None
     head = None if family is None else right_head(family, family.spelling_of(arrays))
     named = {**lost, **carried_arrays(source), **arrays}

@@ -10,7 +10,7 @@ from ckpttools.compare.buffers import without_computed_buffers
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.tied_embeddings import LEFT_HEAD
-from ckpttools.maxtext.vocabulary import less_padding, rows_that_count
+from ckpttools.maxtext.vocabulary import counted_rows, without_vocabulary_padding
 
 
 def settled(both: Pairing[LazyArray], way: str | None, memory: int) -> Pairing[LazyArray]:
@@ -30,19 +30,19 @@ def without_padding(both: Pairing[LazyArray], way: str | None, memory: int) -> P
 
     Args:
         both: the arrays that are compared.
-        way: as `ckpttools.maxtext.vocabulary.rows_that_count` takes it.
+        way: as `ckpttools.maxtext.vocabulary.counted_rows` takes it.
         memory: bytes that may be resident at most.
 
     Raises:
         CheckpointError: they cannot be read, or the memory is too small.
     """
     extra = {name: item for name, item in both.extra.items() if name in both.b or item.is_whole}
-    rows = rows_that_count(extra, way, memory)
+    rows = counted_rows(extra, way, memory)
     built = replace(both, b={**both.b, **rows.arrays}, remarks=(*both.remarks, *map(Remark, rows.remarks)))
     if both.maxtext is None:
         return built
     mine, theirs = (both.a, both.b) if both.maxtext == "A" else (both.b, both.a)
-    less = less_padding(mine, {name: item.shape for name, item in theirs.items()}, way, memory)
+    less = without_vocabulary_padding(mine, {name: item.shape for name, item in theirs.items()}, way, memory)
     remarks = (*built.remarks, *(Remark(text, both.maxtext) for text in less.remarks))
     if both.maxtext == "A":
         return replace(built, a=less.arrays, remarks=remarks)

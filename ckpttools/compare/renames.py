@@ -14,7 +14,7 @@ from ckpttools.compare.samples import sampled
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Shape
-from ckpttools.maxtext.layers import numbered
+from ckpttools.maxtext.layers import split_number
 from ckpttools.maxtext.layout import LAYERS
 
 _SWAP = "rename the arrays of one side with ckpt remap, or convert again with the right rows"
@@ -137,7 +137,7 @@ def _parts(name: str) -> list[tuple[str, int | None]]:
     parts: list[tuple[str, int | None]] = []
     for is_joint, run in groupby(name, "/.".__contains__):
         text = "".join(run)
-        named = numbered(text)
+        named = split_number(text)
         if is_joint or not (text.isdecimal() or (named and LAYERS[:-1] in named[0])):
             parts.append((text, None))
         else:

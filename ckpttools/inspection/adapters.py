@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from ckpttools.adapters.bases import Base
 from ckpttools.adapters.factors import Adapter
-from ckpttools.adapters.fitting import as_saved
+from ckpttools.adapters.fitting import split_as_base
 from ckpttools.adapters.peft import skip_remarks
 from ckpttools.core.errors import FormatError
 from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
@@ -17,7 +17,7 @@ def against_base(adapter: Adapter, base: Base) -> Comparison:
     """Whether a model has the weights that an adapter changes, each of the shape that its factors are of."""
     # Of another number of experts all are missing.
     with suppress(FormatError):
-        adapter = as_saved(base, adapter)
+        adapter = split_as_base(base, adapter)
     shapes = {factor.name: factor.shape for factor in adapter.factors}
     shapes |= {name: array.shape for name, array in adapter.replaced.items()}
     names = {name: base.named(name) for name in shapes}

@@ -143,7 +143,7 @@ class _FamilyComparison:
     def without(self) -> Comparison:
         """Compares shapes, or only names if shapes and numbers in names leave sizes open."""
         declared = f"family {self.family.name}"
-        fit = min(family_fits(self.tree, [self.family]), key=lambda item: item.badness)
+        fit = min(family_fits(self.tree, [self.family]), key=lambda item: item.penalty)
         others = {name for names in fit.others.values() for name in names}
         try:
             self._map()

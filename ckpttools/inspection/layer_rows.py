@@ -9,7 +9,7 @@ from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.region import Region, Shape
-from ckpttools.maxtext.layers import LayerStack, key_of_layers
+from ckpttools.maxtext.layers import LayerStack, layer_key_slice
 from ckpttools.maxtext.view import view_of
 
 # A layer's number in models of other frameworks: model.layers.3, transformer.h.3, encoder/block_3.
@@ -70,7 +70,7 @@ def layer_rows(tree: Tree) -> dict[Path, LayerRow]:
 
 
 def _row(path: Path, shape: Shape, stacks: Mapping[Path, LayerStack], axis: int) -> LayerRow | None:
-    if stacks and (location := key_of_layers(path, stacks)):
+    if stacks and (location := layer_key_slice(path, stacks)):
         stack = stacks[path[location]]
         axes = tuple(range(axis, axis + len(stack.shape)))
         if shape[axis : axis + len(axes)] != stack.shape:

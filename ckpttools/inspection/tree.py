@@ -9,7 +9,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ckpttools.adapters.summary import AdapterReport, may_be_adapter, unmerged
+from ckpttools.adapters.summary import AdapterReport, may_be_adapter, unmerged_weights
 from ckpttools.array.gaps import incomplete
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
@@ -25,8 +25,8 @@ from ckpttools.inspection.quantization import Quantization, quantization_of
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.layout import SCAN_LAYERS, FlavourName, Kind
 from ckpttools.maxtext.recognition import FamilyGuess, guess_families
-from ckpttools.maxtext.scan_axis import remarks_about_axis
-from ckpttools.maxtext.variables import versions_of
+from ckpttools.maxtext.scan_axis import scan_axis_remarks
+from ckpttools.maxtext.variables import matching_versions
 from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.model_families.family import Family
@@ -188,7 +188,7 @@ def inspect_tree(
     parameters = [array for array in arrays if array.role == "parameter"]
     view, metadata = view_of(tree), tree.metadata
     guesses = guess_families(_without_scales(shown.tree), families)
-    written = versions_of(view, [guess.name for guess in guesses])
+    written = matching_versions(view, [guess.name for guess in guesses])
     return TreeReport(
         path=metadata.location,
         format=metadata.format,
@@ -322,7 +322,7 @@ def warnings_of(
         *_other_steps(tree, "unfinished-step", "is an unfinished save", unfinished),
         *(TreeWarning("contradiction", text) for text in view_of(tree).contradictions),
         *_no_scan_layers(tree),
-        *(TreeWarning("open-scan-axis", text) for text in remarks_about_axis(tree)),
+        *(TreeWarning("open-scan-axis", text) for text in scan_axis_remarks(tree)),
         *_giant_chunks(tree),
         *_fine_chunks(tree),
         *_mixed_dtypes(tree),
@@ -400,7 +400,7 @@ def _unclear_state(tree: Tree) -> Iterator[TreeWarning]:
 
 def _unmerged(tree: Tree) -> Iterator[TreeWarning]:
     """A model as PEFT trains it: modules are wrapped, with factors beside their weights."""
-    if wrapped := unmerged(tree):
+    if wrapped := unmerged_weights(tree):
         text = (
             f"adapters lie beside {plural(len(wrapped), 'array')} of the model, and are not merged into them"
         )

@@ -20,7 +20,7 @@ from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.config_differences import ConfigDifference, config_differences, config_of
 from ckpttools.maxtext.layout import FACTOR, STEPS
-from ckpttools.maxtext.scan_axis import KeepingAxis
+from ckpttools.maxtext.scan_axis import KeepScanAxis
 from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.quantized.decoding import DEFAULT_DTYPE
 from ckpttools.quantized.weights import quantized_in
@@ -33,11 +33,11 @@ from ckpttools.transforms.dequantize import dequantized, refuse_few_bits, with_n
 from ckpttools.transforms.mean_weights import MeanWeights, Weighted
 
 # Whole numbers that are compared at once.
-_COMPARED = 1 << 18
+_COMPARED_ELEMENTS = 1 << 18
 # The format of models, which have a configuration as a file next to their arrays.
-_MODELS = "safetensors"
+_MODEL_FORMAT = "safetensors"
 # Weights that are listed.
-_SHOWN = 8
+_MAX_LISTED = 8
 # In names of the low-rank factors of adapters, whoever wrote them.
 
 
@@ -77,29 +77,29 @@ class Average:
         """
         weights = self.weights.of(len(trees))
         differing = _check_configs(trees, force=self.force)
-        counted = [self._counted(tree) for tree in trees]
+        counted = [self._with_plain_parameters(tree) for tree in trees]
         plain = [item.tree for item in counted]
         last, named = plain[-1], [item.named for item in counted]
-        _check_alike(named, plain)
+        _check_layouts(named, plain)
         parts = {path: [item[dotted(path)] for item in named] for path in last.arrays}
-        averaged = {path for path in parts if _has_mean(last, path)}
-        _check_equal({path: item for path, item in parts.items() if path not in averaged}, plain)
+        averaged = {path for path in parts if _is_averaged(last, path)}
+        _check_integers({path: item for path, item in parts.items() if path not in averaged}, plain)
         leaves: dict[Path, Leaf] = {
             path: self._mean(parts[path], [item.dtype_of(path) for item in counted], weights)
             if path in averaged
             else leaf
             for path, leaf in last.items()
         }
-        built = Tree(leaves, _with_config(plain).metadata)
-        notes = self._notes(built, averaged, plain, weights) + _of_quantized(counted[:-1])
+        built = Tree(leaves, _config_source(plain).metadata)
+        notes = self._notes(built, averaged, plain, weights) + _quantized_notes(counted[:-1])
         return built.with_metadata(notes=last.metadata.notes + notes + differing)
 
-    def _counted(self, tree: Tree) -> _Counted:
+    def _with_plain_parameters(self, tree: Tree) -> _PlainParameters:
         if self.parameters is not None:
             tree = tree.pipe(StoredAverage(self.parameters))
         known = roles(tree)
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
-            tree = _stripped(tree)
+            tree = _without_training_state(tree)
         # As float32, so that what comes of them is rounded once.
         built = dequantized(tree, DTYPES["float32"])
         if built.weights:
@@ -114,7 +114,7 @@ class Average:
                 location=tree.metadata.location or None,
                 hint=f"cast the checkpoint first; {option('force', True)} there takes them as they are",
             )
-        return _Counted(tree, frozenset(map(dotted, built.weights)), built.of_scales)
+        return _PlainParameters(tree, frozenset(map(dotted, built.weights)), built.of_scales)
 
     def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: Weighted) -> LazyArray:
         pairs = zip(parts, weights.weights, strict=True)
@@ -137,18 +137,22 @@ class Average:
         kind = "mean" if self.weights.normalize else "sum"
         what = Note.of_arrays(len(rounded), f"{kind} of {len(trees)}, rounded once to {dtypes}")
         pairs = zip(trees, weights.weights, strict=True)
-        shares = [f"{_location(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
-        more = f", and {len(shares) - _SHOWN} more" if len(shares) > _SHOWN else ""
+        shares = [f"{_location_text(tree)}: {weight / weights.total:.4g}" for tree, weight in pairs]
+        more = f", and {len(shares) - _MAX_LISTED} more" if len(shares) > _MAX_LISTED else ""
         locations = Counter(tree.metadata.location for tree in trees if tree.metadata.location)
         twice = [f"{location} counts {n} times" for location, n in locations.items() if n > 1]
         return Notes(
             (what,) if rounded else (),
-            remarks=(f"weights: {', '.join(shares[:_SHOWN])}{more}", *twice, *_of_factors(averaged)),
+            remarks=(
+                f"weights: {', '.join(shares[:_MAX_LISTED])}{more}",
+                *twice,
+                *_adapter_remarks(averaged),
+            ),
         )
 
 
 @dataclass(frozen=True)
-class _Counted:
+class _PlainParameters:
     """A checkpoint as it is counted: parameters, as plain numbers.
 
     Attributes:
@@ -172,7 +176,7 @@ class _Counted:
         return by_name(self.tree.arrays)
 
 
-def _of_factors(averaged: Collection[Path]) -> Iterator[str]:
+def _adapter_remarks(averaged: Collection[Path]) -> Iterator[str]:
     """What to know where the mean is one of adapters, which add products to weights."""
     if any(FACTOR in dotted(path).lower() for path in averaged):
         each = step("ckpttools.merge_adapter", "ckpt adapter merge")
@@ -183,11 +187,11 @@ def _of_factors(averaged: Collection[Path]) -> Iterator[str]:
         )
 
 
-def _of_quantized(counted: Sequence[_Counted]) -> Notes:
+def _quantized_notes(counted: Sequence[_PlainParameters]) -> Notes:
     """What to say of checkpoints whose own notes are not those of the mean."""
     return Notes(
         remarks=tuple(
-            f"{_location(item.tree)}: {declared}"
+            f"{_location_text(item.tree)}: {declared}"
             for item in counted
             if item.dequantized
             for declared in (f"{array_count(item.dequantized)} dequantised", *item.of_scales)
@@ -195,10 +199,10 @@ def _of_quantized(counted: Sequence[_Counted]) -> Notes:
     )
 
 
-def _stripped(tree: Tree) -> Tree:
+def _without_training_state(tree: Tree) -> Tree:
     """The parameters of a training state, and its step."""
     try:
-        return tree.pipe(KeepingAxis(StripOptimizer(keep_step=any(step in tree.arrays for step in STEPS))))
+        return tree.pipe(KeepScanAxis(StripOptimizer(keep_step=any(step in tree.arrays for step in STEPS))))
     except FormatError as error:
         own = option("parameters", "KEY")
         raise error.at(
@@ -206,7 +210,7 @@ def _stripped(tree: Tree) -> Tree:
         ) from error
 
 
-def _has_mean(tree: Tree, path: Path) -> bool:
+def _is_averaged(tree: Tree, path: Path) -> bool:
     """Whether an array is learned; tables of experts are numbers of them, whatever their dtype."""
     array = tree.arrays[path]
     learned = roles(tree).of(path) == "parameter" and path not in STEPS
@@ -220,7 +224,7 @@ def _widest(dtypes: Sequence[DType]) -> DType:
     return result.pop() if len(result) == 1 else DTYPES["float32"]
 
 
-def _check_alike(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]) -> None:
+def _check_layouts(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]) -> None:
     """Raises CoverageError where names or shapes are not those of the last tree."""
     *others, expected = named
     for there, tree in zip(others, trees, strict=False):
@@ -235,18 +239,20 @@ def _check_alike(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]
             raise CoverageError(
                 "only checkpoints of one layout can be averaged; this one differs from the last:"
                 + listing(odd),
-                location=_location(tree),
-                expected=f"the names and shapes of {_location(trees[-1])}",
+                location=_location_text(tree),
+                expected=f"the names and shapes of {_location_text(trees[-1])}",
                 hint="make them alike first: ckpt stack and ckpt unstack for layers, ckpt convert for names",
             )
 
 
-def _with_config(trees: Sequence[Tree]) -> Tree:
+def _config_source(trees: Sequence[Tree]) -> Tree:
     """Return the tree whose files the result gets: the last, or the last model that has a configuration."""
     last = trees[-1]
-    if last.metadata.format != _MODELS or config_of(last) is not None:
+    if last.metadata.format != _MODEL_FORMAT or config_of(last) is not None:
         return last
-    configured = (tree for tree in reversed(trees) if tree.metadata.format == _MODELS and config_of(tree))
+    configured = (
+        tree for tree in reversed(trees) if tree.metadata.format == _MODEL_FORMAT and config_of(tree)
+    )
     return next(configured, last)
 
 
@@ -267,15 +273,18 @@ def _check_configs(trees: Sequence[Tree], *, force: bool) -> Notes:
         if (config is None) != (written is None):
             lacking, other = (tree, last) if config is None else (last, tree)
             remarks.append(
-                f"{_location(lacking)} has no {CONFIG}, so its configuration was not compared with that of "
-                f"{_location(other)}"
+                f"{_location_text(lacking)} has no {CONFIG}, so its configuration was not compared "
+                "with that of "
+                f"{_location_text(other)}"
             )
         differences = [] if config is None or written is None else config_differences(config, written)
         if differences and not force:
             raise _differing_configs_error(tree, last, differences)
         if differences:
             listed = "; ".join(map(str, differences))
-            remarks.append(f"{CONFIG} is that of {_location(last)}; {_location(tree)} differs: {listed}")
+            remarks.append(
+                f"{CONFIG} is that of {_location_text(last)}; {_location_text(tree)} differs: {listed}"
+            )
     return Notes(remarks=tuple(remarks))
 
 
@@ -287,37 +296,37 @@ def _differing_configs_error(tree: Tree, last: Tree, differences: Sequence[Confi
     else:
         what = f"{CONFIG} differs in unknown fields, which may change what the models compute:"
         hint = f"if these fields do not affect the computation, {force}"
-    expected = f"the same configuration as {_location(last)}"
+    expected = f"the same configuration as {_location_text(last)}"
     return ConfigError(
-        what + listing([*map(str, differences)]), location=_location(tree), expected=expected, hint=hint
+        what + listing([*map(str, differences)]), location=_location_text(tree), expected=expected, hint=hint
     )
 
 
-def _check_equal(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree]) -> None:
+def _check_integers(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree]) -> None:
     """Raises MappingError where parameters that have no mean are not the same in all trees."""
     known = roles(trees[-1])
     odd = []
     for path, arrays in parts.items():
         if path in STEPS or known.of(path) != "parameter":
             continue
-        which = [k for k, array in enumerate(arrays[:-1]) if not _equal(array, arrays[-1])]
-        odd += [f"{keystr(path)}: not as in {_location(trees[k])}" for k in which]
+        which = [k for k, array in enumerate(arrays[:-1]) if not _is_equal(array, arrays[-1])]
+        odd += [f"{keystr(path)}: not as in {_location_text(trees[k])}" for k in which]
     if odd:
         raise MappingError(
             f"whole numbers have no mean, and these are not the same in all checkpoints:{listing(odd)}",
-            location=_location(trees[-1]),
+            location=_location_text(trees[-1]),
             hint="leave them out with ckpt select, or take checkpoints of one model",
         )
 
 
-def _equal(a: LazyArray, b: LazyArray) -> bool:
+def _is_equal(a: LazyArray, b: LazyArray) -> bool:
     import numpy as np
 
-    pieces = split_evenly(Region.whole(b.shape), _COMPARED)
+    pieces = split_evenly(Region.whole(b.shape), _COMPARED_ELEMENTS)
     return a is b or all(np.array_equal(a.read(piece), b.read(piece)) for piece in pieces)
 
 
-def _location(tree: Tree) -> str:
+def _location_text(tree: Tree) -> str:
     return tree.metadata.location or "a tree"
 
 
@@ -348,7 +357,7 @@ class StoredAverage:
             CoverageError: what lies there are not the parameters: other names or other shapes.
         """
         head = self._head(tree)
-        locations = _locations(tree, head)
+        locations = _average_paths(tree, head)
         leaves: dict[Path, Leaf] = {}
         for path, leaf in tree.items():
             if path[: len(head)] != head:
@@ -372,7 +381,7 @@ class StoredAverage:
         )
 
 
-def _locations(tree: Tree, head: Path) -> Mapping[Path, Path]:
+def _average_paths(tree: Tree, head: Path) -> Mapping[Path, Path]:
     """Where the average of each parameter lies.
 
     Raises:
@@ -385,12 +394,12 @@ def _locations(tree: Tree, head: Path) -> Mapping[Path, Path]:
     for cut in range(max(map(len, floats), default=0)):
         tails = {path[cut:]: path for path in floats}
         if len(tails) == len(floats) and tails.keys() == below.keys():
-            odd = _other_shapes(tree.arrays, {path: below[tail] for tail, path in tails.items()})
+            odd = _shape_differences(tree.arrays, {path: below[tail] for tail, path in tails.items()})
             if odd:
                 break
             return {path: below[tail] for tail, path in tails.items()}
     else:
-        odd = [keystr(path) for path in _unlike(floats, below)]
+        odd = [keystr(path) for path in _unmatched_parameters(floats, below)]
     raise CoverageError(
         f"what lies below {keystr(head)} are not the parameters{listing(odd)}",
         location=tree.metadata.location or None,
@@ -399,7 +408,7 @@ def _locations(tree: Tree, head: Path) -> Mapping[Path, Path]:
     )
 
 
-def _other_shapes(arrays: Mapping[Path, LazyArray], locations: Mapping[Path, Path]) -> list[str]:
+def _shape_differences(arrays: Mapping[Path, LazyArray], locations: Mapping[Path, Path]) -> list[str]:
     return [
         f"{keystr(path)}: {list(arrays[path].shape)}, there {list(arrays[location].shape)}"
         for path, location in locations.items()
@@ -407,7 +416,7 @@ def _other_shapes(arrays: Mapping[Path, LazyArray], locations: Mapping[Path, Pat
     ]
 
 
-def _unlike(parameters: Iterable[Path], below: Mapping[Path, Path]) -> list[Path]:
+def _unmatched_parameters(parameters: Iterable[Path], below: Mapping[Path, Path]) -> list[Path]:
     """Parameters that no array there has the name of, by any of its ends; else all."""
     ends = {tail[k:] for tail in below for k in range(len(tail))}
     paths = list(parameters)

@@ -52,7 +52,7 @@ _AXES = (
     ("*/wo", "exp mlp_moe embed_moe"),
 )
 # What the rows of families call an axis that MaxText has several names for.
-_ALSO = {
+_FAMILY_NAMES = {
     "embed_vocab": "embed",
     "embed_attn": "embed",
     "embed_moe": "embed",
@@ -73,13 +73,16 @@ def axis_names(tree: Tree) -> dict[Path, AxisNames]:
     if view_of(tree).is_maxtext:
         axis = view_of(tree).scan_axis
         scan_axis = SCAN_AXIS if axis is None else axis
-        result = {path: _of_maxtext(path, len(array.shape), scan_axis) for path, array in tree.arrays.items()}
+        result = {
+            path: _maxtext_axis_names(path, len(array.shape), scan_axis)
+            for path, array in tree.arrays.items()
+        }
     else:
-        result = _of_hugging_face(tree)
+        result = _hf_axis_names(tree)
     return {path: names for path, names in result.items() if any(names)}
 
 
-def _of_maxtext(path: Path, rank: int, scan_axis: int) -> AxisNames:
+def _maxtext_axis_names(path: Path, rank: int, scan_axis: int) -> AxisNames:
     """Names of the axes of an array with MaxText's name; none where it is none, or its rank is another."""
     name = keystr(path).removesuffix("/value")
     words = next((axes.split() for pattern, axes in _AXES if fnmatchcase(name, pattern)), None)
@@ -95,10 +98,10 @@ def _of_maxtext(path: Path, rank: int, scan_axis: int) -> AxisNames:
 def _alternatives(word: str) -> tuple[str, ...]:
     if word == "-":
         return ()
-    return (word, _ALSO[word]) if word in _ALSO else (word,)
+    return (word, _FAMILY_NAMES[word]) if word in _FAMILY_NAMES else (word,)
 
 
-def _of_hugging_face(tree: Tree) -> dict[Path, AxisNames]:
+def _hf_axis_names(tree: Tree) -> dict[Path, AxisNames]:
     try:
         rows, lengths = _rows(tree)
     except CheckpointError:
@@ -111,7 +114,9 @@ def _of_hugging_face(tree: Tree) -> dict[Path, AxisNames]:
         kind = _NUMBER.sub("#", name), len(array.shape)
         if kind not in known:
             sides = (row for row in rows if row.right.key.match(name, lengths) is not None)
-            known[kind] = next((_of_row(row) for row in sides if len(row.right.groups) == kind[1]), ())
+            known[kind] = next(
+                (_row_axis_names(row) for row in sides if len(row.right.groups) == kind[1]), ()
+            )
         result[path] = known[kind]
     return result
 
@@ -125,10 +130,10 @@ def _rows(tree: Tree) -> tuple[tuple[Row, ...], Mapping[str, int]]:
     return table.rows, lengths_of(table.sizes)
 
 
-def _of_row(row: Row) -> AxisNames:
+def _row_axis_names(row: Row) -> AxisNames:
     """Names of the axes of the row's Hugging Face array: MaxText's, or the row's own where it has none."""
     path = tuple(row.left.key.first().split("."))
-    of_left = _of_maxtext(path, len(row.left.groups), SCAN_AXIS)
+    of_left = _maxtext_axis_names(path, len(row.left.groups), SCAN_AXIS)
     # Of a merged axis only the outermost part can be cut where the others are whole.
     named = {group[0]: own for group, own in zip(row.left.groups, of_left, strict=False)}
     return tuple(named.get(group[0], (group[0],)) for group in row.right.groups)

@@ -16,8 +16,8 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
-from ckpttools.maxtext.config.to_hf_config import SETTINGS, config_of_settings
-from ckpttools.maxtext.config_agreement import own_rows, same_family, same_values
+from ckpttools.maxtext.config.to_hf_config import SETTINGS, config_from_settings
+from ckpttools.maxtext.config_agreement import require_own_rows, require_same_family, require_same_values
 from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.layer_notes import LayerNotes, with_layer_notes
@@ -43,7 +43,7 @@ class BoundModel:
     spelling: Spelling
 
 
-def _as_it_was_made(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
+def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
     """The options with what was chosen on the way to MaxText, unless the user says otherwise now.
 
     Raises:
@@ -84,17 +84,17 @@ class UnboundModel:
             UsageError: a configuration is to be made where there is one, or the family is of a user's file.
             ConfigError: it cannot be made.
         """
-        options = _on_its_axis(options, arrays, tree)
-        files = _with_made_config(files, options, arrays)
-        return cls(arrays, tree.metadata.location, _as_it_was_made(options, files), files)
+        options = _with_known_axis(options, arrays, tree)
+        files = _with_config_from_settings(files, options, arrays)
+        return cls(arrays, tree.metadata.location, _with_recorded_options(options, files), files)
 
-    def bound(self) -> BoundModel:
+    def bind(self) -> BoundModel:
         """The family and its rows for this model, by configuration or option, else by the arrays alone."""
         if self.files.config is None and self.options.model.family is None:
-            return self._only_fitting()
-        return self._with(family_for(self.files.config, self.options.model, self.location))
+            return self._only_matching()
+        return self._bind_family(family_for(self.files.config, self.options.model, self.location))
 
-    def _with(self, family: Family) -> BoundModel:
+    def _bind_family(self, family: Family) -> BoundModel:
         family = family_as_stored(family, self.arrays)
         spelling = _spelling(family, self.options.spelling, self.files)
         model = self.options.model
@@ -120,7 +120,7 @@ class UnboundModel:
         """The towers that are not written; where nothing says which there are, their arrays do."""
         return family.towers if self.options.spelling == TEXT else family.towers_not_in(self.arrays)
 
-    def _is_whole(self, family: Family) -> bool:
+    def _has_all_towers(self, family: Family) -> bool:
         """Whether all towers of a family are there."""
         return not family.towers_not_in(self.arrays)
 
@@ -133,27 +133,27 @@ class UnboundModel:
         config, carried = self.files.config, self.files.overruled
         if config is None:
             return
-        own_rows(
+        require_own_rows(
             self.options.model.family,
             config if carried is None else carried,
             self.files.location if carried is None else self._carried_location,
-            lambda item: self._with(item).table.to_right(arrays, (VOCAB,)).arrays,
+            lambda item: self._bind_family(item).table.to_right(arrays, (VOCAB,)).arrays,
         )
         if carried is None:
             return
         if self.options.model.family is None:
-            same_family(bound.family, config, self.files.location, carried)
+            require_same_family(bound.family, config, self.files.location, carried)
         files = replace(self.files, config=carried, location=self._carried_location)
         options = replace(self.options, spelling=bound.spelling.name)
-        other = replace(self, arrays=arrays, options=options, files=files)._with(bound.family)
-        same_values(bound.table, other.table, arrays, self.files.location)
+        other = replace(self, arrays=arrays, options=options, files=files)._bind_family(bound.family)
+        require_same_values(bound.table, other.table, arrays, self.files.location)
 
     @property
     def _carried_location(self) -> str:
         """Where the configuration lies that the checkpoint carries."""
         return str(parse(self.location) / SIDECARS / CONFIG)
 
-    def _only_fitting(self) -> BoundModel:
+    def _only_matching(self) -> BoundModel:
         """The only family that takes exactly these arrays, where no configuration says which.
 
         Raises:
@@ -162,7 +162,7 @@ class UnboundModel:
         fitting: dict[str, BoundModel | None] = {}
         for family in families().values():
             try:
-                bound = self._with(family)
+                bound = self._bind_family(family)
                 unwanted = unwanted_towers(family, self.arrays, self.options)
                 bound.table.to_right({key: self.arrays[key] for key in self.arrays if key not in unwanted})
                 fitting[family.name] = bound
@@ -170,7 +170,7 @@ class UnboundModel:
                 fitting[family.name] = None  # the arrays are there, but leave a choice open
             except CheckpointError:
                 continue
-        whole = [name for name in fitting if self._is_whole(families()[name])]
+        whole = [name for name in fitting if self._has_all_towers(families()[name])]
         likely = {name: bound for name, bound in fitting.items() if name in whole or not whole}
         only = next(iter(likely.values())) if len(likely) == 1 else None
         if only is not None:
@@ -211,7 +211,7 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
     return family.spelling_for(model_type if isinstance(model_type, str) else None)
 
 
-def _on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:
+def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:
     """The options with the axis on which layers are stacked.
 
     Raises:
@@ -225,14 +225,14 @@ def _on_its_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: 
     return replace(options, scan_axis=known_scan_axis(view_of(alone)))
 
 
-def _with_made_config(
+def _with_config_from_settings(
     files: ModelFiles, options: ToHuggingFace, arrays: Mapping[str, LazyArray]
 ) -> ModelFiles:
     """The files with a configuration made of MaxText's settings, where the user gives some.
 
     Raises:
         UsageError: there is a configuration.
-        ConfigError: as `config_of_settings`.
+        ConfigError: as `config_from_settings`.
     """
     if not options.maxtext_config:
         return files
@@ -242,7 +242,7 @@ def _with_made_config(
             location=files.location,
             hint=f"leave out {option('maxtext_config')}",
         )
-    config = config_of_settings(
+    config = config_from_settings(
         options.maxtext_config,
         arrays,
         scan_axis=options.scan_axis,
@@ -267,10 +267,12 @@ def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
         UsageError: nothing lies below the prefix.
         FormatError: several would have one name.
     """
-    return by_name({inner: view_of(tree).parameters[path] for path, inner in _below(tree, prefix).items()})
+    return by_name(
+        {inner: view_of(tree).parameters[path] for path, inner in _paths_below(tree, prefix).items()}
+    )
 
 
-def _below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
+def _paths_below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
     """The paths of the parameters below a prefix -> what follows that; errors as of `named_parameters`."""
     result = view_of(tree).parameters
     keys: TreePath = tuple(key for key in (prefix or "").replace(".", "/").split("/") if key)
@@ -286,9 +288,9 @@ def _below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
     return below
 
 
-def learned_elsewhere(tree: Tree, prefix: str | None) -> list[str]:
+def parameters_outside_model(tree: Tree, prefix: str | None) -> list[str]:
     """What is learned and lies elsewhere than the model: other collections, other models, adapters."""
-    view, below = view_of(tree), _below(tree, prefix)
+    view, below = view_of(tree), _paths_below(tree, prefix)
     taken = {home for inner, home in view.homes.items() if inner in below}
     return [keystr(path) for path in view.of_role("parameter") if path in view.arrays and path not in taken]
 
@@ -316,13 +318,13 @@ class ModelRows:
         return self.table.to_right(self.arrays, (VOCAB,))
 
 
-def rows_of(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
+def model_rows(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
     """The rows of the model that a MaxText tree is of; errors as of `to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)
     unbound = UnboundModel.of(tree, arrays, options, files)
-    bound, options = unbound.bound(), unbound.options
+    bound, options = unbound.bind(), unbound.options
     unbound.require_agreement(bound, arrays)
     axis = stored_scan_axis(bound.family, arrays, options.scan_axis)
     return ModelRows(arrays, bound.family, bound.table, bound.spelling, axis, unbound.files.config)

@@ -21,13 +21,15 @@ from ckpttools.model_families.file import names_a_file
 from ckpttools.model_families.registry import family_named, family_of
 
 # Flag -> what to say, and the option that says it.
-_WAYS_OUT = {
+_FLAG_CHOICES = {
     "interleaved": ("the order of rotary pairs", "rope_layout", "halves", " or interleaved"),
     "tied": ("what becomes of the output head", "tied", "keep", ", drop or materialize"),
 }
 
 
-def same_family(family: Family, config: Mapping[str, Any], location: str, carried: Mapping[str, Any]) -> None:
+def require_same_family(
+    family: Family, config: Mapping[str, Any], location: str, carried: Mapping[str, Any]
+) -> None:
     """Refuses a configuration of another family than the one that the checkpoint carries.
 
     Args:
@@ -44,19 +46,19 @@ def same_family(family: Family, config: Mapping[str, Any], location: str, carrie
     except ConfigError:
         name = None
     if name != family.name:
-        raise _contradiction(
+        raise _contradiction_error(
             location,
-            f"{_model_type(config)} (family {family.name})",
-            f"{_model_type(carried)} ({f'family {name}' if name else 'of no known family'})",
+            f"{_model_type_text(config)} (family {family.name})",
+            f"{_model_type_text(carried)} ({f'family {name}' if name else 'of no known family'})",
             f"leave {option('like')} out, or say which family's rows are taken: {option('family', 'NAME')}",
         )
 
 
-def own_rows(
+def require_own_rows(
     named: str | None,
     config: Mapping[str, Any],
     location: str,
-    made_by: Callable[[Family], Mapping[str, LazyArray]],
+    convert: Callable[[Family], Mapping[str, LazyArray]],
 ) -> None:
     """Refuses a family that the user names where the one of the configuration makes other values.
 
@@ -67,7 +69,7 @@ def own_rows(
         named: what the user says, None for nothing.
         config: of the checkpoint.
         location: where that lies.
-        made_by: what a family makes of the arrays; raises CheckpointError where it does not take them.
+        convert: what a family makes of the arrays; raises CheckpointError where it does not take them.
 
     Raises:
         ConfigError: the configuration's family takes the arrays as well, and makes other ones of them.
@@ -79,22 +81,22 @@ def own_rows(
         return
     try:
         own = family_of(config, location)
-        expected = _described(made_by(own))
+        expected = _described_arrays(convert(own))
     except CheckpointError:
         return
-    if _described(made_by(family)) != expected:
+    if _described_arrays(convert(family)) != expected:
         file = option("family", "FILE.toml")
         raise ConfigError(
             "the rows of this family would make other values of the arrays than those of the model's own",
             location=location,
             got=option("family", named),
-            expected=f"{_model_type(config)} (family {own.name}), whose rows take these arrays as well",
+            expected=f"{_model_type_text(config)} (family {own.name}), whose rows take these arrays as well",
             hint=f"leave {option('family')} out; if {CONFIG} is wrong, correct its model_type; if these rows "
             f"are meant, `ckpt families show {named} --toml` makes a file of them for {file}",
         )
 
 
-def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
+def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
     """Refuses a configuration by which values would come out otherwise than by the carried one.
 
     Args:
@@ -109,43 +111,45 @@ def same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], lo
     for name, flag in mine.flags.items():
         other = carried.flags.get(name)
         if other is not None and other.value != flag.value:
-            raise _contradiction(location, _flag(name, flag), _flag(name, other), _way_out(name))
+            raise _contradiction_error(
+                location, _flag_text(name, flag), _flag_text(name, other), _flag_hint(name)
+            )
     # Rows of a vocabulary may be cut off, which is judged by what is in them.
     differing = [
         axis
         for axis, size in mine.sizes.items()
         if axis != VOCAB and axis in carried.sizes and carried.sizes[axis].length != size.length
     ]
-    if differing and not _same_arrays(mine, carried, arrays):
-        got, expected = (_sizes(table.sizes, differing) for table in (mine, carried))
-        raise _contradiction(location, got, expected, _way_out(""))
+    if differing and not _has_same_arrays(mine, carried, arrays):
+        got, expected = (_sizes_text(table.sizes, differing) for table in (mine, carried))
+        raise _contradiction_error(location, got, expected, _flag_hint(""))
 
 
-def _same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
+def _has_same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
     """Whether both make the same of the arrays, or the carried configuration does not fit them at all."""
     sizes = {**carried.sizes, **{axis: size for axis, size in mine.sizes.items() if axis == VOCAB}}
     try:
         other = replace(carried, sizes=sizes).to_right(arrays, (VOCAB,))
     except CheckpointError:
         return True
-    return _described(mine.to_right(arrays, (VOCAB,)).arrays) == _described(other.arrays)
+    return _described_arrays(mine.to_right(arrays, (VOCAB,)).arrays) == _described_arrays(other.arrays)
 
 
-def _described(arrays: Mapping[str, LazyArray]) -> list[object]:
+def _described_arrays(arrays: Mapping[str, LazyArray]) -> list[object]:
     describer = Describer()
     return [(key, list(describer.lines(array))) for key, array in sorted(arrays.items())]
 
 
-def _way_out(flag: str) -> str:
+def _flag_hint(flag: str) -> str:
     """What a user can do where a flag is not as the carried configuration says; of no flag, in general."""
     leave = f"leave {option('like')} out, or"
-    if flag not in _WAYS_OUT:
+    if flag not in _FLAG_CHOICES:
         return f"{leave} name the model that this checkpoint came from"
-    what, name, first, others = _WAYS_OUT[flag]
+    what, name, first, others = _FLAG_CHOICES[flag]
     return f"{leave} say {what}: {option(name, first)}{others}"
 
 
-def _contradiction(location: str, got: str, expected: str, hint: str) -> ConfigError:
+def _contradiction_error(location: str, got: str, expected: str, hint: str) -> ConfigError:
     return ConfigError(
         "this configuration would make other values of the arrays than the one that the checkpoint carries",
         location=location,
@@ -155,13 +159,13 @@ def _contradiction(location: str, got: str, expected: str, hint: str) -> ConfigE
     )
 
 
-def _model_type(config: Mapping[str, Any]) -> str:
+def _model_type_text(config: Mapping[str, Any]) -> str:
     return f"model_type {json.dumps(config.get('model_type'))}"
 
 
-def _flag(name: str, flag: Flag) -> str:
+def _flag_text(name: str, flag: Flag) -> str:
     return f"{name} is {'set' if flag.value else 'not set'} ({flag.source})"
 
 
-def _sizes(sizes: Mapping[str, Size], axes: Sequence[str]) -> str:
+def _sizes_text(sizes: Mapping[str, Size], axes: Sequence[str]) -> str:
     return ", ".join(f"{axis} {sizes[axis].length} ({sizes[axis].source})" for axis in axes)

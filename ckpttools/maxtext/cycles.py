@@ -23,11 +23,11 @@ Contents = Mapping[Path, tuple[Shape, DType]]
 # Single layers do not show what a cycle's positions are called, but the scalar that scales a layer's output
 # occurs with one naming only; the decay of a gated delta rule with several, by model and version of MaxText.
 _INFERRED_FROM: Mapping[str, CycleNames] = {"layer_scalar": "local-global"}
-_OPEN = "A_log"
+_AMBIGUOUS_KEY = "A_log"
 # In DeepSeek V4, layers that route by a table of tokens are never scanned.
 _UNSTACKED = "tid2eid"
 # Layers in one cycle where those before it are single ones, as MaxText has it in DeepSeek V4 alone.
-_PAIR = 2
+_PAIR_LENGTH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Cycle:
     names: CycleNames | None
 
 
-def stacks_to_make(
+def plan_stacks(
     decoder: Mapping[Path, LazyArray], cycle: int | None = None, names: CycleNames | None = None
 ) -> tuple[LayerStack, ...]:
     """The layout that layers which are one by one get.
@@ -67,14 +67,14 @@ def stacks_to_make(
         raise UsageError("no layers that could repeat", got=", ".join(result), expected=f"{LAYERS}_{{0..}}")
     built: list[LayerStack] = []
     for name, numbers in result.items():
-        _require_all(name, numbers)
+        _require_all_numbers(name, numbers)
         layers = _contents(decoder, name, len(numbers))
         expected = cycle if name == LAYERS else None
         if name == LAYERS and names == "blocks-layers":
-            built += _stacks_behind(layers, expected or _PAIR)
+            built += _stacks_after_single_layers(layers, expected or _PAIR_LENGTH)
             continue
         length = _period(layers) if expected is None else expected
-        _require_alike(name, layers, length)
+        _require_equal_layers(name, layers, length)
         if length == 1:
             built.append(LayerStack((name,), name, (len(layers),), tuple(range(len(layers)))))
         else:
@@ -82,7 +82,7 @@ def stacks_to_make(
     return tuple(built)
 
 
-def _require_all(name: str, numbers: Sequence[int]) -> None:
+def _require_all_numbers(name: str, numbers: Sequence[int]) -> None:
     missing = set(range(numbers[-1] + 1)) - set(numbers)
     if missing:
         raise FormatError(
@@ -92,7 +92,7 @@ def _require_all(name: str, numbers: Sequence[int]) -> None:
         )
 
 
-def _stacks_behind(layers: Sequence[Contents], length: int) -> list[LayerStack]:
+def _stacks_after_single_layers(layers: Sequence[Contents], length: int) -> list[LayerStack]:
     """The stacks of whole cycles, behind as few single layers as there can be."""
     starts = range(len(layers) % length, len(layers) - length + 1, length)
     first = next((n for n in starts if _repeats(layers[n:], length)), None)
@@ -114,7 +114,7 @@ def _stacks_behind(layers: Sequence[Contents], length: int) -> list[LayerStack]:
             hint="leave them as they are: MaxText runs them with scan_layers=false",
         )
     cycle = Cycle(length, "blocks-layers")
-    return _block(BLOCKS, LAYERS, cycle, length, (len(layers) - first) // length, first)
+    return _block_stacks(BLOCKS, LAYERS, cycle, length, (len(layers) - first) // length, first)
 
 
 def _repeats(layers: Sequence[Contents], length: int) -> bool:
@@ -131,12 +131,12 @@ def _contents(decoder: Mapping[Path, LazyArray], name: str, count: int) -> Seque
 
 
 def _period(layers: Sequence[Contents]) -> int:
-    """Layers after which all repeats, at least once; 1 where none do, which `_require_alike` then refuses."""
+    """Return the length of the cycle that repeats at least once; 1 if there is none."""
     halves = range(1, len(layers) // 2 + 1)
     return next((n for n in halves if _repeats(layers, n)), 1)
 
 
-def _require_alike(name: str, layers: Sequence[Contents], length: int) -> None:
+def _require_equal_layers(name: str, layers: Sequence[Contents], length: int) -> None:
     """Layers at one position of a cycle must hold the same."""
     for number, layer in enumerate(layers):
         first = number % length
@@ -153,19 +153,19 @@ def _differences(first: Contents, other: Contents) -> list[str]:
     """What differs, a line for each path."""
     paths = [*first, *(path for path in other if path not in first)]
     return [
-        f"{keystr(path)}: {_kind(other.get(path))} and {_kind(first.get(path))}"
+        f"{keystr(path)}: {_content_text(other.get(path))} and {_content_text(first.get(path))}"
         for path in paths
         if first.get(path) != other.get(path)
     ]
 
 
-def _kind(each: tuple[Shape, DType] | None) -> str:
+def _content_text(each: tuple[Shape, DType] | None) -> str:
     return "none" if each is None else f"{each[1].name}{list(each[0])}"
 
 
 def _inferred_names(layers: Sequence[Contents]) -> CycleNames:
     keys = {key for layer in layers for path in layer for key in path}
-    if _OPEN in keys:
+    if _AMBIGUOUS_KEY in keys:
         raise FormatError(
             "single layers with linear attention do not show what MaxText calls their cycle",
             hint=f"say {option('family', 'NAME')}, or {option('cycle_names')}: layers-local-global for "
@@ -180,11 +180,13 @@ def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:
     if left and cycle.names in ("layer", "layers-local-global"):
         raise UsageError(f"{count} layers are not whole cycles of {cycle.length}")
     top, after = (BLOCKS if cycle.names == "local-global" else name), f"{name}{REMAINDER}"
-    main = _block(top, name, cycle, cycle.length, repeats, 0) if repeats else []
-    return [*main, *(_block(after, name, cycle, left, None, count - left) if left else [])]
+    main = _block_stacks(top, name, cycle, cycle.length, repeats, 0) if repeats else []
+    return [*main, *(_block_stacks(after, name, cycle, left, None, count - left) if left else [])]
 
 
-def _block(top: str, name: str, cycle: Cycle, span: int, repeats: int | None, start: int) -> list[LayerStack]:
+def _block_stacks(
+    top: str, name: str, cycle: Cycle, span: int, repeats: int | None, start: int
+) -> list[LayerStack]:
     """The stacks below one key: `span` positions, `repeats` times; None for once and without that axis."""
     outer = () if repeats is None else (repeats,)
     starts = range(start, start + (repeats or 1) * cycle.length, cycle.length)

@@ -17,8 +17,14 @@ from ckpttools.core.text import matches_any
 from ckpttools.formats.adapters import ADAPTER, is_adapter
 from ckpttools.formats.sidecar_files import CONFIG, is_saved_by_peft
 from ckpttools.mapping.coverage import NotCoveredError
-from ckpttools.maxtext.model_options import config_beside
-from ckpttools.maxtext.recognition import FamilyKeys, below, hub_keys, numberless, strangers_in
+from ckpttools.maxtext.model_options import config_hint
+from ckpttools.maxtext.recognition import (
+    FamilyKeys,
+    find_unowned_arrays,
+    hub_keys,
+    prefix_hint,
+    without_numbers,
+)
 from ckpttools.maxtext.view import view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
@@ -29,7 +35,7 @@ from ckpttools.transforms.rename import Remap, Rule
 from ckpttools.transforms.strip_wrappers import patterns_of_others, unwrapped, without_states
 
 
-def patterns_beside(tree: Tree, drop: Collection[str] = ()) -> list[str]:
+def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
     """As `patterns_of_others`, and state of a trainer's whose names lie among those of weights.
 
     Args:
@@ -43,18 +49,18 @@ def patterns_beside(tree: Tree, drop: Collection[str] = ()) -> list[str]:
     state = [name for name in names if not matches_any(name, known)]
     if not state:
         return result
-    own = {head for path in view.of_role("parameter") for head in _heads(dotted(path))}
+    own = {head for path in view.of_role("parameter") for head in _dotted_prefixes(dotted(path))}
     return list(dict.fromkeys((*result, *(_pattern(name, own) for name in state))))
 
 
-def _heads(name: str) -> Iterator[str]:
+def _dotted_prefixes(name: str) -> Iterator[str]:
     """`a`, `a.b` and so on, short of the whole name."""
     return (name[:at] for at, sign in enumerate(name) if sign == ".")
 
 
 def _pattern(name: str, own: Collection[str]) -> str:
     """What names an array and all beside it that is not the model's own."""
-    return next((f"{head}.*" for head in _heads(name) if head not in own), name)
+    return next((f"{head}.*" for head in _dotted_prefixes(name) if head not in own), name)
 
 
 _RULES = (
@@ -64,15 +70,15 @@ _RULES = (
 )
 # Dictionaries beside a model's, of which trainers have a handful. Each is looked for in all names, twice:
 # 10,000 names take 0.2 s with 32 of them, and 6 s with 1,000, as where they are no trainer's.
-_MOST_BESIDE = 32
-OF_OTHER_MODELS = (
+_MAX_SIDE_DICTIONARIES = 32
+OTHER_MODELS_HINT = (
     "these are names of torchtitan or Meta's own code, which are read of models with model_type llama: "
     "rename others by rules with `ckpt remap`, and mind that rotary pairs may lie otherwise"
 )
 """What to do where names are so and the configuration is of another model."""
 _NOT_LOADED = "which transformers and vLLM do not load"
 # The matrix of a linear layer.
-_OF_FLAX = ".kernel"
+_FLAX_SUFFIX = ".kernel"
 
 
 def has_llama_names(names: Iterable[str]) -> bool:
@@ -108,7 +114,7 @@ def with_hub_names(tree: Tree) -> Transformed:
 
 
 @dataclass(frozen=True)
-class NamedByHub:
+class ToHubNames:
     """A transform: a model as any trainer of PyTorch leaves it, under the names of the hub."""
 
     def __call__(self, tree: Tree) -> Transformed:
@@ -125,24 +131,24 @@ class NamedByHub:
                 location=tree.metadata.location or None,
                 hint="ckpt convert maxtext-to-hf SRC DST knows them",
             )
-        built = model_alone(
+        built = only_model(
             tree,
             others="there is more than a model in it, of which the hub has no names",
             leaving="leave that out with {}",
             names="which names the hub has for these is not known",
         )
-        result = strangers_in(built.tree)
+        result = find_unowned_arrays(built.tree)
         if result is not None and result.prefixes:
             raise FormatError(
                 f"the names that the hub has are here behind {' or '.join(result.prefixes)}",
                 location=tree.metadata.location or None,
                 expected=f"names of the family {result.family}",
-                hint=below(result.prefixes, tree),
+                hint=prefix_hint(result.prefixes, tree),
             )
         return built
 
 
-def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
+def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
     """A model as any trainer of PyTorch leaves it, under the names of the hub, with nothing beside it.
 
     Args:
@@ -158,13 +164,13 @@ def model_alone(tree: Tree, *, others: str, leaving: str, names: str) -> Transfo
     location = tree.metadata.location or None
     bare = without_states(tree)
     plain = unwrapped(bare.tree)
-    if result := patterns_beside(plain.tree):
+    if result := patterns_outside_model(plain.tree):
         hint = leaving.format(repeated_option("drop", result))
         raise FormatError(others, location=location, got=", ".join(result), hint=hint)
     named = with_family_names(plain.tree)
     built = with_hub_names(named.tree)
     if has_llama_names(map(dotted, built.tree.arrays)):
-        hint = OF_OTHER_MODELS if tree.metadata.config else config_beside(tree.metadata.location)
+        hint = OTHER_MODELS_HINT if tree.metadata.config else config_hint(tree.metadata.location)
         raise FormatError(names, location=location, hint=hint)
     if built.tree is not named.tree:
         _require_sizes(built.tree)
@@ -195,12 +201,12 @@ def _require_sizes(tree: Tree) -> None:
         return  # where it is needed, it is read again
 
 
-def told_of_names(tree: Tree) -> Transformed:
+def with_name_remarks(tree: Tree) -> Transformed:
     """A transform that changes nothing: tells how weights get the names by which they are loaded."""
-    return Transformed(tree, Notes(remarks=tuple(_unloadable(tree))))
+    return Transformed(tree, Notes(remarks=tuple(_name_remarks(tree))))
 
 
-def _unloadable(tree: Tree) -> Iterator[str]:
+def _name_remarks(tree: Tree) -> Iterator[str]:
     by_hub = f"{option('names', 'hub')} gives those of the hub"
     if has_llama_names(map(dotted, tree.arrays)):
         yield f"names are those of torchtitan or Meta's own code, {_NOT_LOADED}: {by_hub}"
@@ -209,35 +215,35 @@ def _unloadable(tree: Tree) -> Iterator[str]:
         if not is_saved_by_peft(tree):
             yield f"{ADAPTER} is not written: PEFT loads an adapter as adapter_model.safetensors beside it"
         return
-    result = strangers_in(tree)
+    result = find_unowned_arrays(tree)
     if result is None or not result.names or view_of(tree).is_maxtext:
         return
     if result.prefixes:
         prefixes = " or ".join(result.prefixes)
-        yield f"names begin with {prefixes}, {_NOT_LOADED}: {below(result.prefixes, tree)}"
-    elif any(name.endswith(_OF_FLAX) for name in result.names):
+        yield f"names begin with {prefixes}, {_NOT_LOADED}: {prefix_hint(result.prefixes, tree)}"
+    elif any(name.endswith(_FLAX_SUFFIX) for name in result.names):
         yield f"names and axes are those of Flax, {_NOT_LOADED}: {option('map')} takes rules that change both"
-    elif unwrapped(tree, patterns_beside(tree)).tree is not tree:
+    elif unwrapped(tree, patterns_outside_model(tree)).tree is not tree:
         yield f"names have what a trainer put around them, {_NOT_LOADED}: {by_hub}"
 
 
-class OnHub(NamedTuple):
+class HubModel(NamedTuple):
     """A tree under the names of the hub, and what to say of that."""
 
     tree: Tree
     remarks: tuple[str, ...] = ()
 
 
-def on_hub(tree: Tree, config: Mapping[str, Any] | None) -> OnHub:
+def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
     """A model as any trainer of PyTorch leaves it; the tree itself where its names are others.
 
     Args:
         tree: with whatever lies beside the model, which keeps its names.
         config: the model's, if it is known.
     """
-    beside = patterns_beside(tree)
-    if len(beside) > _MOST_BESIDE:
-        return OnHub(tree)
+    beside = patterns_outside_model(tree)
+    if len(beside) > _MAX_SIDE_DICTIONARIES:
+        return HubModel(tree)
     plain = unwrapped(tree, beside)
     built, remarks = plain.tree, plain.notes.remarks
     if has_llama_names(map(dotted, built.arrays)):
@@ -245,12 +251,16 @@ def on_hub(tree: Tree, config: Mapping[str, Any] | None) -> OnHub:
             hub = with_hub_names(built.with_metadata(config=config))
         except CheckpointError:
             # The configuration has other sizes: names stay.
-            return OnHub(built, remarks)
+            return HubModel(built, remarks)
         if hub.notes.remarks:
-            return OnHub(hub.tree, remarks + hub.notes.remarks)
-        return OnHub(built, remarks)
+            return HubModel(hub.tree, remarks + hub.notes.remarks)
+        return HubModel(built, remarks)
     named = with_family_names(built.with_metadata(config=config), beside)
-    return OnHub(named.tree, remarks + named.notes.remarks) if named.notes.remarks else OnHub(built, remarks)
+    return (
+        HubModel(named.tree, remarks + named.notes.remarks)
+        if named.notes.remarks
+        else HubModel(built, remarks)
+    )
 
 
 def _pairs(config: Mapping[str, Any]) -> int | None:
@@ -285,7 +295,7 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     if len(paths) < len(tree.arrays) or not all(strange):
         return Transformed(tree, Notes())
     for form, unknown in zip(forms, strange, strict=True):
-        readings = {tuple(built.items()): built for built in _readings(names, unknown, form)}
+        readings = {tuple(built.items()): built for built in _renamings(names, unknown, form)}
         if len(readings) == 1:
             (renamed,) = readings.values()
             targets: dict[Path, Path] = {paths[name]: (target,) for name, target in renamed.items()}
@@ -310,17 +320,17 @@ def _recognizer(forms: FamilyKeys) -> Callable[[str], bool]:
     modules = {text.rpartition(".")[0] for text in forms.by_text} - {""}
 
     def is_known(name: str) -> bool:
-        text = numberless(name)
+        text = without_numbers(name)
         return text in forms.by_text or text.rpartition(".")[0] in modules or matches_any(name, forms.ignored)
 
     return is_known
 
 
-def _readings(names: Sequence[str], strange: Sequence[str], forms: FamilyKeys) -> Iterator[dict[str, str]]:
+def _renamings(names: Sequence[str], strange: Sequence[str], forms: FamilyKeys) -> Iterator[dict[str, str]]:
     """Yield the renamings that exchange one prefix and give all arrays distinct names of the family."""
     is_known = _recognizer(forms)
-    prefixes = {"", *(_before(text) for text in forms.by_text)}
-    for removed in _shared(strange):
+    prefixes = {"", *(_layers_prefix(text) for text in forms.by_text)}
+    for removed in _shared_prefixes(strange):
         for added in sorted(prefixes):
             renamed = {name: _rename(name, removed, added, is_known) for name in strange}
             every = [renamed.get(name, name) for name in names]
@@ -334,14 +344,14 @@ def _rename(name: str, removed: str, added: str, is_known: Callable[[str], bool]
     return bare if is_known(bare) else added + bare
 
 
-def _before(text: str) -> str:
+def _layers_prefix(text: str) -> str:
     """Return the prefix before the layers: `model.` for `model.layers.#.mlp.up_proj.weight`."""
     keys = text.split(".")
     at = keys.index("#") if "#" in keys else 0
     return "".join(f"{key}." for key in keys[: max(at - 1, 0)])
 
 
-def _shared(names: Sequence[str]) -> Iterator[str]:
+def _shared_prefixes(names: Sequence[str]) -> Iterator[str]:
     """Yield the prefixes that all names share: nothing, one key, or several."""
     keys = [name.split(".") for name in names]
     for count in range(_MAX_KEYS + 1):

@@ -77,7 +77,7 @@ def first_axis_names(paths: Iterable[Path]) -> frozenset[str]:
     return frozenset(map(keystr, paths))
 
 
-def fits(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> bool:
+def notes_match(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> bool:
     """Whether the stacks that are noted are made of layers that are there, and of all but the first of them.
 
     Args:
@@ -115,7 +115,7 @@ def _stack(key: str, note: object) -> LayerStack | None:
         return None
     ((name, nested),) = note.items()
     shape = _shape(nested)
-    numbers = None if shape is None else tuple(_flat(nested))
+    numbers = None if shape is None else tuple(_flat_numbers(nested))
     keys: Path = tuple(key.split("/"))
     return None if shape is None or not numbers else LayerStack(keys, str(name), shape, numbers)
 
@@ -131,7 +131,7 @@ def _shape(nested: object) -> Shape | None:
     return None if inner is None else (len(nested), *inner)
 
 
-def _flat(nested: Any) -> Iterable[int]:
+def _flat_numbers(nested: Any) -> Iterable[int]:
     if isinstance(nested, int):
         return [nested]
-    return [number for item in nested for number in _flat(item)]
+    return [number for item in nested for number in _flat_numbers(item)]

@@ -58,12 +58,12 @@ class LayerStack:
         return tuple((f"{self.name}_{number}",) for number in self.numbers)
 
 
-def below_decoder(parameters: Mapping[Path, LazyArray]) -> dict[Path, LazyArray]:
+def decoder_parameters(parameters: Mapping[Path, LazyArray]) -> dict[Path, LazyArray]:
     """Parameters of the decoder, under their paths below it."""
     return {path[path.index(DECODER) + 1 :]: item for path, item in parameters.items() if DECODER in path}
 
 
-def key_of_layers(path: Path, known: Collection[Path]) -> slice | None:
+def layer_key_slice(path: Path, known: Collection[Path]) -> slice | None:
     """Where in a path the key is that its layers are under, if that is one of `known`."""
     if DECODER not in path:
         return None
@@ -73,7 +73,7 @@ def key_of_layers(path: Path, known: Collection[Path]) -> slice | None:
 
 # Names of layers come again in each array of theirs.
 @lru_cache(maxsize=1 << 14)
-def numbered(key: str | int) -> tuple[str, int] | None:
+def split_number(key: str | int) -> tuple[str, int] | None:
     """`layers_12` as ("layers", 12); None for a key that does not end in a number."""
     name, underscore, digits = str(key).rpartition("_")
     plain = digits.isdecimal() and digits.isascii() and str(int(digits)) == digits
@@ -84,7 +84,7 @@ def single_layers(decoder: Iterable[Path]) -> dict[str, list[int]]:
     """Numbers of the layers that are there one by one, ascending, under their names."""
     result: dict[str, set[int]] = {}
     for path in decoder:
-        named = numbered(path[0]) if path else None
+        named = split_number(path[0]) if path else None
         if named and LAYERS in named[0]:
             result.setdefault(named[0], set()).add(named[1])
     return {name: sorted(numbers) for name, numbers in result.items()}
@@ -95,7 +95,7 @@ def stacked_keys(decoder: Iterable[Path]) -> dict[Path, int]:
     below: dict[str, set[str]] = {}
     for path in decoder:
         top = str(path[0]) if path else ""
-        if (LAYERS in top or top == BLOCKS) and numbered(top) is None:
+        if (LAYERS in top or top == BLOCKS) and split_number(top) is None:
             below.setdefault(top, set()).add(str(path[1]) if len(path) > 1 else "")
     return {key: axes for top, keys in below.items() for key, axes in _keys_in(top, keys).items()}
 
@@ -110,12 +110,12 @@ def _keys_in(top: str, keys: set[str]) -> dict[Path, int]:
 
 
 def _is_position(key: str) -> bool:
-    named = numbered(key)
+    named = split_number(key)
     return named is not None and named[0] in (LAYER, LAYERS)
 
 
 def _position(key: str | int) -> int:
-    named = numbered(key)
+    named = split_number(key)
     return named[1] if named else 0
 
 
@@ -129,12 +129,12 @@ def scan_axes(decoder: Mapping[Path, LazyArray]) -> tuple[int, ...]:
     stacked = {key: axes for key, axes in stacked_keys(decoder).items() if axes}
     below = {key: [a.shape for path, a in decoder.items() if path[: len(key)] == key] for key in stacked}
     rank = max((len(shape) for shapes in below.values() for shape in shapes), default=0)
-    votes = {axis: _votes(below, stacked, axis) for axis in range(rank)}
+    votes = {axis: _count_votes(below, stacked, axis) for axis in range(rank)}
     best = [axis for axis in votes if votes[axis] == max(votes.values()) > 0]
     final = next((a.shape for path, a in decoder.items() if path[:1] == (FINAL_NORM,)), None)
     norms = {shape for shapes in below.values() for shape in shapes if len(shape) == 2}
-    told = [axis for axis in best if any(final == shape[:axis] + shape[axis + 1 :] for shape in norms)]
-    return tuple(told or best)
+    inferred = [axis for axis in best if any(final == shape[:axis] + shape[axis + 1 :] for shape in norms)]
+    return tuple(inferred or best)
 
 
 def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> int | None:
@@ -150,7 +150,7 @@ def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> in
     return SCAN_AXIS if SCAN_AXIS in axes else min(axes, default=None)
 
 
-def _votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
+def _count_votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
     """How many arrays agree on lengths with others of their stack, and stacks with others of their cycle."""
     common = {key: _most_common(shapes, axis, stacked[key]) for key, shapes in below.items()}
     repeats: dict[str, Counter[Shape]] = {}
@@ -217,7 +217,7 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
             f"arrays that are stacked together have different numbers of layers on {on}" + listing(lines),
             location=keystr((DECODER, *key)),
             expected=" and ".join(map(str, expected)) or f"at least {axis + axes} axes",
-            hint=_hint(decoder, axis),
+            hint=_axis_hint(decoder, axis),
         )
     return expected
 
@@ -235,11 +235,11 @@ def is_scale_of_layer(path: Path, shape: Shape, stacked: Shape) -> bool:
     return shape == stacked and scales_word(dotted(path))
 
 
-def _hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:
-    told = scan_axis(decoder)
-    if told in (None, axis):
+def _axis_hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:
+    inferred = scan_axis(decoder)
+    if inferred in (None, axis):
         return None
-    return f"they fit together on axis {told}: say {option('scan_axis', told)}"
+    return f"they fit together on axis {inferred}: say {option('scan_axis', inferred)}"
 
 
 def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: int) -> list[LayerStack]:
@@ -257,7 +257,7 @@ def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: i
     if {key[1] for key in shapes} <= {LOCAL, GLOBAL}:
         spans = [(key, prod(shape[len(repeat) :])) for key, shape in shapes.items()]
     else:
-        _require_all(top, [_position(key[1]) for key in shapes])
+        _require_all_positions(top, [_position(key[1]) for key in shapes])
         spans = [(key, 1) for key in shapes]
     cycle, built, first = sum(span for _, span in spans), [], start
     for key, span in spans:
@@ -267,7 +267,7 @@ def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: i
     return built
 
 
-def _require_all(top: str, positions: list[int]) -> None:
+def _require_all_positions(top: str, positions: list[int]) -> None:
     missing = sorted(set(range(max(positions) + 1)) - set(positions))
     if missing:
         raise FormatError(
@@ -312,10 +312,10 @@ def layer_groups(stacks: Iterable[LayerStack]) -> tuple[LayerGroup, ...]:
     # What is left over of `scanned_blocks` lies in `layers_remainder`.
     if BLOCKS in by_top and all(str(item.key[0]).endswith(REMAINDER) for item in by_top.get(LAYERS, [])):
         by_top[BLOCKS] += by_top.pop(LAYERS, [])
-    return tuple(_group(top, below) for top, below in by_top.items())
+    return tuple(_layer_group(top, below) for top, below in by_top.items())
 
 
-def _group(top: str, stacks: list[LayerStack]) -> LayerGroup:
+def _layer_group(top: str, stacks: list[LayerStack]) -> LayerGroup:
     length = sum(len(stack.numbers) for stack in stacks)
     path = f"{DECODER}/{top}"
     main = [stack for stack in stacks if stack.shape and not str(stack.key[0]).endswith(REMAINDER)]

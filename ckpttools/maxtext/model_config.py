@@ -40,7 +40,7 @@ STRICT_LISTS = ("layer_types", "mlp_layer_types")
 # Words in the names of a tower's arrays.
 _TOWERS = {"vision_config": ("vision", "visual"), "audio_config": ("audio",)}
 # What has a text part in a part of its own.
-_AROUND = ("thinker_config",)
+_TEXT_MODEL_PARENTS = ("thinker_config",)
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 # What stands at the top of a multimodal configuration and is the text model's.
 _SHARED = (
@@ -54,7 +54,7 @@ _SHARED = (
 
 
 @dataclass(frozen=True)
-class TrueConfig:
+class WeightsConfig:
     """A configuration that is true of the weights beside it.
 
     Attributes:
@@ -69,9 +69,9 @@ class TrueConfig:
         """The content of the file."""
         return json.dumps(self.config, indent=2, ensure_ascii=False).encode() + b"\n"
 
-    def quantized_anew(
+    def requantized(
         self, config: Mapping[str, Any], arrays: Mapping[str, LazyArray], original: Mapping[str, Any]
-    ) -> TrueConfig:
+    ) -> WeightsConfig:
         """The same of weights that are quantised now; that it said so no longer is not told.
 
         Args:
@@ -79,21 +79,21 @@ class TrueConfig:
             arrays: what is written beside it, by name.
             original: the model's own, which said other dtypes perhaps.
         """
-        built = true_config(_stating(config, original), arrays)
+        built = config_for_weights(_with_original_dtypes(config, original), arrays)
         others = (
-            change for change in self.changes if not change.startswith(FIELD) and not _is_of_dtype(change)
+            change for change in self.changes if not change.startswith(FIELD) and not _is_dtype_change(change)
         )
-        return TrueConfig(built.config, (*others, *built.changes, "it says how weights are quantised"))
+        return WeightsConfig(built.config, (*others, *built.changes, "it says how weights are quantised"))
 
 
-def true_config(
+def config_for_weights(
     config: Mapping[str, Any],
     arrays: Mapping[str, LazyArray],
     tied: bool | None = None,
     *,
     tied_by: FlagRule | None = None,
     vocab: int | None = None,
-) -> TrueConfig:
+) -> WeightsConfig:
     """A configuration as it is true of these arrays.
 
     Args:
@@ -104,7 +104,7 @@ def true_config(
         vocab: how many rows the vocabulary has; None to leave what it says of that.
     """
     built = json.loads(json.dumps(config))
-    changes = list(_with_dtypes(built, "", _plain(arrays, config)))
+    changes = list(_with_dtypes(built, "", _plain_arrays(arrays, config)))
     if tied is not None and tied_by is not None:
         changes += _with_tied(built, tied, tied_by)
     if vocab is not None:
@@ -114,18 +114,18 @@ def true_config(
         name = built.pop(WEIGHTS_FIELD)
         changes.append(f"{WEIGHTS_FIELD} is left out, as it names a file of the source: {name}")
     declared = says_quantized(built)
-    if declared and _is_plain(arrays, config):
+    if declared and _has_plain_arrays(arrays, config):
         built = without_quantization(built)
         changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(declared)}")
-    return TrueConfig(built, tuple(changes))
+    return WeightsConfig(built, tuple(changes))
 
 
-def _is_plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> bool:
+def _has_plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> bool:
     """Whether nothing is left of a scheme: of one that is not known, too."""
     return not (quantized(arrays, config) or signs_of_scheme(arrays, config))
 
 
-def _plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
+def _plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
     """The floating-point arrays that are neither quantised nor of such: in their dtype a model computes."""
     result = quantized(arrays, config)
     if not says_quantized(config) and not any(item.scales for item in result.values()):
@@ -137,7 +137,7 @@ def _plain(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[s
 def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyArray]) -> Iterator[str]:
     """Sets the dtype wherever a configuration states one; yields what that changed."""
     main = _main_dtype(arrays)
-    if main is not None and not _is_known(main, arrays):
+    if main is not None and not _has_known_scales(main, arrays):
         main = None
     for name in _DTYPES:
         declared = config.get(name)
@@ -146,18 +146,18 @@ def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyAr
             yield f"{where}{name} is {main}, as the weights are; it was {declared}"
     for name, part in config.items():
         if name.endswith(_PART) and isinstance(part, dict) and name != FIELD:
-            yield from _with_dtypes(part, f"{where}{name}.", _of_part(name, arrays))
+            yield from _with_dtypes(part, f"{where}{name}.", _part_arrays(name, arrays))
 
 
-def _is_of_dtype(change: str) -> bool:
+def _is_dtype_change(change: str) -> bool:
     """Whether a sentence is one of `_with_dtypes`."""
     return change.partition(" ")[0].rpartition(".")[2] in _DTYPES
 
 
-def _stating(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
+def _with_original_dtypes(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with the dtypes that another one states, where both state one."""
     parts = {
-        name: _stating(part, original[name])
+        name: _with_original_dtypes(part, original[name])
         for name, part in config.items()
         if name.endswith(_PART) and isinstance(part, dict) and isinstance(original.get(name), dict)
     }
@@ -165,7 +165,7 @@ def _stating(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str
     return {**config, **parts, **dtypes}
 
 
-def _is_known(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
+def _has_known_scales(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
     """Whether the numbers are the weights themselves: float8 that was stored may have lost its scales, and
     a configuration that states float8 says that it has none."""
     return is_plain(main) or not any(_is_stored(array) for array in arrays.values() if array.dtype == main)
@@ -176,21 +176,21 @@ def _is_stored(array: LazyArray) -> bool:
     return all(item.dtype == array.dtype and _is_stored(item) for item in inner(array))
 
 
-def _of_part(name: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
+def _part_arrays(name: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
     """The arrays that a part of a configuration is about."""
     if name not in _TOWERS:
         return arrays
-    return {key: array for key, array in arrays.items() if _is_of(key, _TOWERS[name])}
+    return {key: array for key, array in arrays.items() if _contains_any(key, _TOWERS[name])}
 
 
-def _is_of(key: str, words: Iterable[str]) -> bool:
+def _contains_any(key: str, words: Iterable[str]) -> bool:
     return any(word in key for word in words)
 
 
 def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
     """The dtype of most elements; towers have a part of the configuration to themselves."""
     words = [word for tower in _TOWERS.values() for word in tower]
-    own = {key: array for key, array in arrays.items() if not _is_of(key, words)} or arrays
+    own = {key: array for key, array in arrays.items() if not _contains_any(key, words)} or arrays
     count: Counter[DType] = Counter()
     for array in own.values():
         count[array.dtype] += array.size
@@ -221,7 +221,7 @@ def _has_location(config: Mapping[str, Any], name: str) -> bool:
 
 def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
     """Says in every place that says it how many rows the vocabulary has."""
-    for where, location in _of_text(config).items():
+    for where, location in _text_parts(config).items():
         declared = location.get(_ROWS)
         if declared is not None and declared != vocab:
             location[_ROWS] = vocab
@@ -251,7 +251,7 @@ def _with_layer_lists(config: dict[str, Any]) -> Iterator[str]:
                 yield f"{prefix}{name} has {count} entries, one for each layer; it had {len(entries)}"
 
 
-def _of_text(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def _text_parts(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Where a configuration speaks of the text model: prefix of the fields -> what has them."""
     text = config.get(_TEXT)
     return {"": config, f"{_TEXT}.": text} if isinstance(text, dict) else {"": config}
@@ -261,34 +261,34 @@ def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[st
     """The fields that describe towers of which no array is there, such as `vision_config`."""
     result = []
     for field, part in config.items():
-        if field in _TOWERS and part and not any(_is_of(name, _TOWERS[field]) for name in names):
+        if field in _TOWERS and part and not any(_contains_any(name, _TOWERS[field]) for name in names):
             result.append(field)
         elif field.endswith(_PART) and isinstance(part, Mapping):
             result += [f"{field}.{tower}" for tower in absent_towers(part, names)]
     return tuple(result)
 
 
-def absent_prediction(config: Mapping[str, Any], names: Collection[str]) -> str | None:
+def absent_mtp_field(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """The field that says that layers predict further tokens, where none of their arrays is there."""
     field = next((field for field in PREDICTION if config.get(field)), None)
     layers = config.get("num_hidden_layers")
     if field is None or not isinstance(layers, int):
         return None
-    there = any(number >= layers for number in _layers(names)) or _is_of(" ".join(names), ("mtp.",))
+    there = any(number >= layers for number in _layers(names)) or _contains_any(" ".join(names), ("mtp.",))
     return None if there else field
 
 
 def absent_layers(config: Mapping[str, Any], names: Collection[str]) -> set[int]:
     """Layers that a configuration counts and of which no array is there; none where names have no layers."""
-    around = _around(config)
+    around = _text_model_parents(config)
     texts = [item[_TEXT] for item in around if isinstance(item.get(_TEXT), Mapping)]
     count, there = (*texts, config)[0].get("num_hidden_layers"), set(_layers(names))
     return set(range(count)) - there if isinstance(count, int) and there else set()
 
 
-def _around(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _text_model_parents(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A configuration, and those within it that the text model's may lie in."""
-    return [config, *(config[name] for name in _AROUND if isinstance(config.get(name), Mapping))]
+    return [config, *(config[name] for name in _TEXT_MODEL_PARENTS if isinstance(config.get(name), Mapping))]
 
 
 def _layers(names: Iterable[str]) -> Iterator[int]:
@@ -302,7 +302,7 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
         config: the multimodal one.
         spelling: how the text model alone is written.
     """
-    around = _around(config)
+    around = _text_model_parents(config)
     text = around[-1].get(_TEXT)
     if not isinstance(text, Mapping):
         return None
@@ -320,7 +320,7 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
     return {**built, "architectures": [spelling.architecture] if spelling.architecture else named}
 
 
-def refuse_lost(family: Family, names: Collection[str], location: str) -> None:
+def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> None:
     """Refuses to leave out what a model does besides what MaxText's does.
 
     Args:
@@ -348,7 +348,9 @@ def refuse_lost(family: Family, names: Collection[str], location: str) -> None:
         )
 
 
-def promising_less(family: Family, config: TrueConfig, names: Collection[str], location: str) -> TrueConfig:
+def without_absent_parts(
+    family: Family, config: WeightsConfig, names: Collection[str], location: str
+) -> WeightsConfig:
     """A configuration that promises no part of which no array is there.
 
     Args:
@@ -377,11 +379,11 @@ def promising_less(family: Family, config: TrueConfig, names: Collection[str], l
                 hint=f"{option('like', 'HF_DIR')} {option('carry', True)} takes them from the model",
             )
     built = json.loads(json.dumps(config.config))
-    changes = [_deny(built, field) for field in fields]
+    changes = [_set_false(built, field) for field in fields]
     return replace(config, config=built, changes=(*config.changes, *changes)) if changes else config
 
 
-def _deny(config: dict[str, Any], field: str) -> str:
+def _set_false(config: dict[str, Any], field: str) -> str:
     """Sets a field to false, and says so."""
     within, _, last = field.rpartition(".")
     target = nested(config, within) if within else config

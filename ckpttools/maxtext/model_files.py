@@ -21,7 +21,7 @@ from ckpttools.formats.registry import open_tree, sidecars_at
 from ckpttools.formats.sidecar import CARRIED, Sidecars, files_of_model, read_file
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import CARRIED_PREFIX
-from ckpttools.maxtext.model_config import TrueConfig
+from ckpttools.maxtext.model_config import WeightsConfig
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.quantized.config import FILES, says_quantized
 from ckpttools.quantized.dequantized_tree import as_numbers
@@ -31,7 +31,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
 _CARRIED_FILE = f"{CARRIED}.safetensors"
-_WHOLE_MODEL = "the directory of the whole model"
+_COMPLETE_MODEL = "the directory of the whole model"
 
 
 @dataclass(frozen=True)
@@ -75,29 +75,29 @@ class ModelFiles:
             StorageError, ConfigError: what `like` names is not there, or no configuration.
         """
         if not tree.metadata.location:
-            return cls() if like is None else cls._like(parse(like))
+            return cls() if like is None else cls._from_model(parse(like))
         carried = parse(tree.metadata.location) / SIDECARS
         if like is not None:
             config = carried / CONFIG
             overruled = read_json(config) if config.is_file() else None
-            declared = _recorded(carried)
-            return replace(cls._like(parse(like)), overruled=overruled, **_chosen(declared))
-        return cls._carried(carried) if carried.is_dir() else cls()
+            declared = _read_record(carried)
+            return replace(cls._from_model(parse(like)), overruled=overruled, **_recorded_options(declared))
+        return cls._from_checkpoint(carried) if carried.is_dir() else cls()
 
     @classmethod
-    def _like(cls, path: Location) -> ModelFiles:
+    def _from_model(cls, path: Location) -> ModelFiles:
         if not path.exists():
             raise StorageError(
                 f"{path} is not there", hint=f"{option('like')} names a model's directory, or its config.json"
             )
         if path.is_file():
-            alone = FormatError("this is a configuration alone", location=path, expected=_WHOLE_MODEL)
+            alone = FormatError("this is a configuration alone", location=path, expected=_COMPLETE_MODEL)
             return cls(read_json(path), str(path), {CONFIG: path.open()}, fault=alone)
         if is_adapter_alone(path):
             raise FormatError(
                 f"this is {adapter_in(path)}, not a whole model",
                 location=path,
-                expected=f"{_WHOLE_MODEL}, or its config.json",
+                expected=f"{_COMPLETE_MODEL}, or its config.json",
                 hint=f"{option('like')} names the model that the checkpoint came from",
             )
         if not (path / CONFIG).is_file():
@@ -105,7 +105,7 @@ class ModelFiles:
             raise ConfigError("there is no config.json", location=path, hint=hint)
         known = cls(read_json(path / CONFIG), str(path / CONFIG), files_of_model(path))
         try:
-            return replace(known, weights=_arrays(path))
+            return replace(known, weights=_model_arrays(path))
         except FormatError as error:
             # Its configuration alone may be there, or an index without the files that it names.
             return replace(known, fault=error)
@@ -120,16 +120,16 @@ class ModelFiles:
             raise self.fault
 
     @classmethod
-    def _carried(cls, directory: Location) -> ModelFiles:
+    def _from_checkpoint(cls, directory: Location) -> ModelFiles:
         config, files = directory / CONFIG, files_of_model(directory)
-        record = _recorded(directory)
+        record = _read_record(directory)
         return cls(
             read_json(config) if config.is_file() else None,
             str(config),
             files,
             _carried_arrays(directory),
             spelling=record.get("spelling"),
-            **_chosen(record),
+            **_recorded_options(record),
         )
 
 
@@ -184,7 +184,7 @@ def sidecar_names(tree: Tree) -> list[str]:
     return [f"{above}{name}" for name in (*result.files, *carried)]
 
 
-def untrue_files(
+def stale_files(
     names: Collection[str], built: Tree, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> list[str]:
     """Those of some files that say how weights are quantised, where these are not so any more.
@@ -200,13 +200,13 @@ def untrue_files(
     return [] if is_same and quantized_in(built).weights else [name for name in names if name in FILES]
 
 
-def untrue_notes(names: Collection[str]) -> Notes:
+def stale_file_notes(names: Collection[str]) -> Notes:
     """What to say of such files, which are left out."""
     declared = f"left out, as weights are not quantised any more as it says: {', '.join(names)}"
     return Notes(remarks=(declared,) if names else ())
 
 
-def record(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) -> bytes:
+def record_bytes(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) -> bytes:
     """What is recorded of a model on the way to MaxText, because no configuration says it."""
     family = parse(model.family).name if model.family else None
     declared = {
@@ -219,7 +219,7 @@ def record(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) -> byt
     return json.dumps({name: value for name, value in declared.items() if value}, indent=2).encode() + b"\n"
 
 
-def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
+def _recorded_options(record: Mapping[str, Any]) -> dict[str, Any]:
     """Of a record, what counts whichever configuration is taken."""
     dtypes = record.get("dtypes")
     return {
@@ -230,8 +230,8 @@ def _chosen(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _recorded(directory: Location) -> Mapping[str, Any]:
-    """What was recorded on the way to MaxText; FormatError where it is not what `record` writes."""
+def _read_record(directory: Location) -> Mapping[str, Any]:
+    """What was recorded on the way to MaxText; FormatError where it is not what `record_bytes` writes."""
     path = directory / RECORD
     declared = read_json(path) if path.is_file() else {}
     for name in ("spelling", "rope_layout", "tied", "family"):
@@ -250,12 +250,12 @@ def _carried_arrays(directory: Location) -> Mapping[str, LazyArray]:
     return by_name(open_tree(file).arrays) if file.is_file() else {}
 
 
-def _arrays(directory: Location) -> Mapping[str, LazyArray]:
+def _model_arrays(directory: Location) -> Mapping[str, LazyArray]:
     """The model's own arrays."""
     return by_name(as_numbers(open_tree(directory)).tree.arrays)
 
 
-def config_bytes(files: ModelFiles, built: TrueConfig) -> bytes:
+def config_bytes(files: ModelFiles, built: WeightsConfig) -> bytes:
     """The `config.json` to write: the model's, byte for byte where that still says what is so."""
     if not built.changes and CONFIG in files.sidecars:
         content = read_file(files.sidecars[CONFIG])

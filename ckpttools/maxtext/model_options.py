@@ -59,10 +59,10 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, locat
     """
     if options.family is not None:
         return family_called(options.family)
-    return family_of(required(config, location), CONFIG)
+    return family_of(require_config(config, location), CONFIG)
 
 
-def required(
+def require_config(
     config: Mapping[str, object] | None, location: str, hint: str | None = None
 ) -> Mapping[str, object]:
     """`config`, which must be there.
@@ -80,12 +80,12 @@ def required(
             "there is no config.json beside the weights",
             location=location,
             expected="the model's config.json, which says its family and sizes",
-            hint=hint or config_beside(location),
+            hint=hint or config_hint(location),
         )
     return config
 
 
-def config_beside(location: str) -> str:
+def config_hint(location: str) -> str:
     """How a model's configuration comes to lie beside its weights: a hint."""
     if not location:
         return "copy it there from where the weights came from"
@@ -94,13 +94,13 @@ def config_beside(location: str) -> str:
         f"ckpt convert to-safetensors {quote(location)} MODEL",
     )
     elsewhere = f"{converted} and `cp {_OF_MODEL} MODEL`, and go on with MODEL"
-    copy = config_copy(parse(location))
+    copy = config_copy_command(parse(location))
     if copy is None:
         return elsewhere
     return f"`{copy}`, of the model that was trained; where nothing can be written there, {elsewhere}"
 
 
-def config_copy(location: Location) -> str | None:
+def config_copy_command(location: Location) -> str | None:
     """The command that copies a model's configuration beside weights; None where no file system is."""
     if location.store.scheme != "file":
         return None

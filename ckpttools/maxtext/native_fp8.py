@@ -73,7 +73,7 @@ class KeptWeights:
     notes: Notes = field(default_factory=Notes)
 
 
-def kept_weights(tree: Tree) -> KeptWeights:
+def split_quantized(tree: Tree) -> KeptWeights:
     """The quantised weights of a tree, and the rest of it; the values of scales are looked at.
 
     Raises:
@@ -103,7 +103,7 @@ def kept_weights(tree: Tree) -> KeptWeights:
             f"{weight.name}: {weight.scheme}" for weight in weights if _block(weight) != _block(weights[0])
         ]
     if faults:
-        raise refusal(faults, config, location)
+        raise refusal_error(faults, config, location)
     notes = check_values(tree, weights)
     paths = {dotted(path): path for path in tree.arrays}
     away = {name for weight in weights for name in weight.stored if name != weight.codes}
@@ -148,7 +148,7 @@ def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], we
     return cast(scales, DTYPES["float32"])
 
 
-def refusal(lines: Sequence[str], config: Mapping[str, Any] | None, location: str) -> FormatError:
+def refusal_error(lines: Sequence[str], config: Mapping[str, Any] | None, location: str) -> FormatError:
     """The error that lists quantised weights which cannot stay as they are."""
     declared = says_quantized(config)
     return FormatError(
@@ -161,16 +161,18 @@ def refusal(lines: Sequence[str], config: Mapping[str, Any] | None, location: st
 
 
 @contextmanager
-def refusing(problems: Sequence[str], config: Mapping[str, Any] | None, location: str) -> Iterator[None]:
-    """Raises `refusal` where there are problems, once all is known that the table refuses."""
+def refused_weights(
+    problems: Sequence[str], config: Mapping[str, Any] | None, location: str
+) -> Iterator[None]:
+    """Raises `refusal_error` where there are problems, once all is known that the table refuses."""
     try:
         yield
     except ShapeError as error:
         if problems:
-            raise refusal(problems, config, location) from error
+            raise refusal_error(problems, config, location) from error
         raise
     if problems:
-        raise refusal(problems, config, location)
+        raise refusal_error(problems, config, location)
 
 
 def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeights) -> ScaleGrids:
@@ -183,12 +185,12 @@ def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeight
     """
     if not kept.scales:
         return ScaleGrids(table, {})
-    fits = fits_maxtext(kept.block[0] if kept.block else 1)
+    fits = misfit_test(kept.block[0] if kept.block else 1)
     result = scale_grids(table, arrays, kept.scales, kept.block, fits=fits, sounds=kept.sounds)
-    return replace(result, problems=(*result.problems, *_padded(table, result.scales)))
+    return replace(result, problems=(*result.problems, *_padding_problems(table, result.scales)))
 
 
-def _padded(table: Table, scaled: Collection[str]) -> Iterator[str]:
+def _padding_problems(table: Table, scaled: Collection[str]) -> Iterator[str]:
     for row in table.rows:
         axes = [axis for axis in table.padded if (axis,) in row.left.groups]
         if axes and str(row.left.key) in scaled:
@@ -208,7 +210,7 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
     }
 
 
-def fits_maxtext(block: int) -> Fits:
+def misfit_test(block: int) -> Fits:
     """Says why a model of MaxText's that is FP8 itself has no place for a grid of scales.
 
     One that is not takes any grid, and multiplies kernels by their scales when it loads them.
@@ -217,7 +219,7 @@ def fits_maxtext(block: int) -> Fits:
         block: MaxText's `weight_block_size`.
     """
 
-    def why(row: Row, sizes: Mapping[str, int], grid: Shape) -> str:
+    def misfit_reason(row: Row, sizes: Mapping[str, int], grid: Shape) -> str:
         if not _WITHOUT_BLOCKS.isdisjoint(str(row.left.key).split(".")):
             return "MaxText has one scale for it, as its latent attention takes no weight_block_size"
         cut = {axis for group in row.right.groups[-2:] for axis in group}
@@ -232,10 +234,10 @@ def fits_maxtext(block: int) -> Fits:
                 )
         return ""
 
-    return why
+    return misfit_reason
 
 
-def square(block: Block | None) -> int | None:
+def square_block_size(block: Block | None) -> int | None:
     """The block size that MaxText is told; None for one scale each."""
     return block[0] if block and block[0] == block[1] else None
 
@@ -267,7 +269,7 @@ class Native:
     notes: Notes = field(default_factory=Notes)
 
 
-def native_of(
+def native_parameters(
     arrays: Mapping[str, LazyArray],
     config: Mapping[str, Any] | None,
     location: str,
@@ -346,7 +348,7 @@ def hugging_face_grids(
         cut: axes on which arrays may be longer than the model says.
     """
     result = unread_grids(table, arrays, native, cut)
-    return replace(result, problems=(*result.problems, *_unequal(result, native.block)))
+    return replace(result, problems=(*result.problems, *_unequal_scales(result, native.block)))
 
 
 def unread_grids(
@@ -356,7 +358,7 @@ def unread_grids(
     scales = {name: item for name, item in native.scales.items() if name in arrays}
     if not scales:
         return ScaleGrids(table, {})
-    size = square(native.block)
+    size = square_block_size(native.block)
     block, fits = (None, 1) if size is None else (native.block, size)
     return scale_grids(
         table,
@@ -365,22 +367,22 @@ def unread_grids(
         block,
         inverse=True,
         cut=cut,
-        fits=fits_maxtext(fits),
+        fits=misfit_test(fits),
         sounds=native.sounds,
     )
 
 
-def _unequal(grids: ScaleGrids, block: Block | None) -> Iterator[str]:
+def _unequal_scales(grids: ScaleGrids, block: Block | None) -> Iterator[str]:
     """A line for each weight with cells of one block that have other scales; they are read."""
     for name, (cells, times) in grids.cells.items():
-        again = grids.scales[name]
+        repeated_cells = grids.scales[name]
         for axis, item in zip((cells.ndim - 2, cells.ndim - 1), times, strict=True):
-            again = repeated(again, axis, item, cells.shape[axis])
-        if again.read().tobytes() != cells.read().tobytes():
+            repeated_cells = repeated(repeated_cells, axis, item, cells.shape[axis])
+        if repeated_cells.read().tobytes() != cells.read().tobytes():
             yield f"{name}: its scales differ within blocks of {' x '.join(map(str, block or ()))}"
 
 
-def with_scheme(
+def with_quantization_config(
     config: Mapping[str, Any],
     arrays: Mapping[str, LazyArray],
     weights: Mapping[str, LazyArray],

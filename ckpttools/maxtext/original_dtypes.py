@@ -32,7 +32,7 @@ def main_dtype(arrays: Mapping[str, LazyArray], changed: Collection[str]) -> DTy
     return count.most_common(1)[0][0] if count else None
 
 
-def odd_dtypes(
+def recorded_dtypes(
     arrays: Mapping[str, LazyArray], changed: Collection[str], plain: Callable[[str], str]
 ) -> dict[str, str]:
     """The dtypes of arrays whose values are changed, of those that have another one than most: to be noted.
@@ -46,7 +46,7 @@ def odd_dtypes(
     return {plain(key): arrays[key].dtype.name for key in floats if main not in (None, arrays[key].dtype)}
 
 
-def in_first_dtype(array: LazyArray, main: DType | None, noted: str | None) -> LazyArray:
+def restore_dtype(array: LazyArray, main: DType | None, noted: str | None) -> LazyArray:
     """An array whose values were changed, in the dtype that it had before that.
 
     Args:
@@ -65,7 +65,7 @@ def is_wider(dtype: DType, main: DType) -> bool:
     return dtype.is_float and dtype.bits > main.bits
 
 
-def of_one_dtype(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
+def with_uniform_dtypes(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
     """Arrays, those whose names differ in numbers alone in one dtype that has all of their values; remarks.
 
     Numbers of fewer than 16 bits stay what they are: without their scales they are no weights.

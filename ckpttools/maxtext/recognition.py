@@ -26,14 +26,14 @@ from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families
 
-Alike = tuple[str, tuple[str | None, ...]]
+NameGroup = tuple[str, tuple[str | None, ...]]
 """What names have in common: their text with "#" for each number, and these; None for one that may be any."""
 
 # Stands for the number of a field.
-_OF_FIELD = "\0"
-_NUMBER = re.compile(f"([0-9{_OF_FIELD}]+)")
+_FIELD_MARK = "\0"
+_NUMBER = re.compile(f"([0-9{_FIELD_MARK}]+)")
 # What any field without labels is matched as: which axes it counts, and from where, is all the same here.
-_ANY = Field(("number",))
+_ANY_FIELD = Field(("number",))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RowGroup:
             for form in _forms_of(key):
                 rows.setdefault(form, []).append(row)
                 written.setdefault(form, key)
-        always = {form for form, choices in rows.items() if _always_there(choices)}
+        always = {form for form, choices in rows.items() if _is_unconditional(choices)}
         return cls(
             {form: key for form, key in written.items() if form in always},
             {form: key for form, key in written.items() if form not in always},
@@ -63,7 +63,7 @@ class RowGroup:
         return frozenset((*self.required, *self.optional))
 
 
-def _always_there(rows: Sequence[Row]) -> bool:
+def _is_unconditional(rows: Sequence[Row]) -> bool:
     """Whether one of the rows exists whatever the model's flags are."""
     if not all(row.when or row.unless for row in rows):
         return True
@@ -160,36 +160,38 @@ def _row_groups(family: Family, scan_axis: int | None) -> list[list[tuple[Row, R
 def _forms_of(key: Key) -> Iterator[Key]:
     """What names of a key are matched with: one form, or where it has labels one for each."""
     choices: list[Sequence[str | Field]]
-    choices = [(part,) if isinstance(part, str) else part.labels or (_ANY,) for part in key.parts]
+    choices = [(part,) if isinstance(part, str) else part.labels or (_ANY_FIELD,) for part in key.parts]
     return (key_of(parts) for parts in product(*choices))
 
 
 def _numbers_of(form: Key) -> tuple[str, list[str | None]]:
     """The text of a form with "#" for each number, and the numbers; None for one that may be any."""
-    text, numbers = _split("".join(_OF_FIELD if isinstance(part, Field) else part for part in form.parts))
-    return text, [None if _OF_FIELD in number else number for number in numbers]
+    text, numbers = _split_numbers(
+        "".join(_FIELD_MARK if isinstance(part, Field) else part for part in form.parts)
+    )
+    return text, [None if _FIELD_MARK in number else number for number in numbers]
 
 
-def _split(name: str) -> tuple[str, list[str]]:
+def _split_numbers(name: str) -> tuple[str, list[str]]:
     """A name with "#" for each number, and the numbers."""
     pieces = _NUMBER.split(name)
     return "#".join(pieces[::2]), pieces[1::2]
 
 
-def numberless(name: str) -> str:
+def without_numbers(name: str) -> str:
     """A name with "#" for each number."""
-    return _split(name)[0]
+    return _split_numbers(name)[0]
 
 
-def alike(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[Alike, list[str]]:
+def group_names(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[NameGroup, list[str]]:
     """The names by what they have in common; only numbers count that some template has as they are."""
     fixed: dict[str, set[int]] = {}
     for text, forms in (item for key in keys for item in key.by_text.items()):
         locations = (k for _, numbers in forms for k, number in enumerate(numbers) if number is not None)
         fixed.setdefault(text, set()).update(locations)
-    result: dict[Alike, list[str]] = {}
+    result: dict[NameGroup, list[str]] = {}
     for name in names:
-        text, kept = _split(name)
+        text, kept = _split_numbers(name)
         as_they_are = fixed.get(text)
         common: tuple[str | None, ...] = (None,) * len(kept)
         if as_they_are:
@@ -201,7 +203,7 @@ def alike(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[Alike, list[
 NameSide = Literal["maxtext", "huggingface"]
 # What transformers' models that produce text are called, and what their bodies are.
 _LANGUAGE_MODELS = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
-_MOST_PREFIXES = 8
+_MAX_PREFIXES = 8
 _BODY, _LAYER = "model.", re.compile(r"\.\d+\.")
 HEAD_NAME = "lm_head.weight"
 
@@ -240,8 +242,8 @@ def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess,
         families: those to choose from.
     """
     fits = [fit for fit in family_fits(tree, families) if fit.is_likely]
-    best = min((fit.badness for fit in fits), default=None)
-    result = {fit.keys.family.name: fit for fit in fits if fit.badness == best}
+    best = min((fit.penalty for fit in fits), default=None)
+    result = {fit.keys.family.name: fit for fit in fits if fit.penalty == best}
     side: NameSide = "maxtext" if view_of(tree).is_maxtext else "huggingface"
     return tuple(fit.guess(side) for fit in result.values())
 
@@ -266,7 +268,7 @@ class UnownedArrays(NamedTuple):
     prefixes: tuple[str, ...] = ()
 
 
-def strangers_in(tree: Tree) -> UnownedArrays | None:
+def find_unowned_arrays(tree: Tree) -> UnownedArrays | None:
     """The arrays of a Hugging Face model that no row of its family has.
 
     None where no family is known of its configuration, or code of its own makes the model (`auto_map`). Names
@@ -277,16 +279,16 @@ def strangers_in(tree: Tree) -> UnownedArrays | None:
     known = _families_of(config)
     if not known:
         return None
-    names = _strange(tree, known)
-    if names and not _strange(_renamed(tree, _BODY.__add__), known):
+    names = _unowned_names(tree, known)
+    if names and not _unowned_names(_renamed(tree, _BODY.__add__), known):
         names = ()
     if not _is_language_model(config):
         names = tuple(name for name in names if _LAYER.search(name))
-    prefixes = tuple(prefix for prefix in _prefixes(names) if not _strange(_below(tree, prefix), known))
+    prefixes = tuple(prefix for prefix in _prefixes(names) if not _unowned_names(_below(tree, prefix), known))
     return UnownedArrays(known[0].name, names, prefixes)
 
 
-def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
+def owned_name_test(config: Mapping[str, object]) -> Callable[[str], bool] | None:
     """Tells names that the configuration's family has in its rows, or has no place for; numbers may be any.
 
     None where no family is known of it, or its model has arrays that no row has: a head that is no language
@@ -298,7 +300,7 @@ def rows_named(config: Mapping[str, object]) -> Callable[[str], bool] | None:
     forms = [keys for family in known for keys in family_keys(family, view)]
     texts = {text for keys in forms for text in keys.by_text}
     homeless = {item for keys in forms for item in keys.ignored if item not in keys.family.dropped}
-    return lambda name: numberless(name) in texts or matches_any(name, homeless)
+    return lambda name: without_numbers(name) in texts or matches_any(name, homeless)
 
 
 def backbone_hint(
@@ -357,7 +359,7 @@ def _is_language_model(config: Mapping[str, object]) -> bool:
     )
 
 
-def below(prefixes: Sequence[str], tree: Tree) -> str:
+def prefix_hint(prefixes: Sequence[str], tree: Tree) -> str:
     """What to do where the model of a tree lies below one of some prefixes: a hint."""
     location = tree.metadata.location or "SRC"
     ways = (
@@ -371,9 +373,9 @@ def below(prefixes: Sequence[str], tree: Tree) -> str:
     return f"{' or '.join(ways)} has those of the model alone, under its own names"
 
 
-def _strange(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
+def _unowned_names(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
     """The names that the families have no row for; all of a tree that lacks what each of them has."""
-    best = min(family_fits(tree, families), key=lambda fit: fit.badness)
+    best = min(family_fits(tree, families), key=lambda fit: fit.penalty)
     if not best.matched:
         return tuple(view_of(tree).named)
     return tuple(name for group in best.others.values() for name in group)
@@ -383,7 +385,7 @@ def _prefixes(names: Sequence[str]) -> list[str]:
     """What names begin with, one key or two; of many the first few."""
     keys = [name.split(".") for name in names]
     result = dict.fromkeys(".".join(key[:count]) for count in (1, 2) for key in keys if len(key) > count)
-    return list(result)[:_MOST_PREFIXES]
+    return list(result)[:_MAX_PREFIXES]
 
 
 def _below(tree: Tree, prefix: str) -> Tree:
@@ -402,17 +404,17 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
     keys = [key for family in families for key in family_keys(family, view)]
     # Of two arrays with one name either will do: nothing is made of them.
     arrays = {dotted(path): array for path, array in view.parameters.items()}
-    names = alike(arrays, keys)
+    names = group_names(arrays, keys)
     config = tree.metadata.config or {}
     return [
-        FamilyFit.of(key, True, names, _left_out(key, config, arrays))
+        FamilyFit.of(key, True, names, _left_out_names(key, config, arrays))
         if config.get("model_type") in key.family.model_types
         else FamilyFit.of(key, False, names)
         for key in keys
     ]
 
 
-def _left_out(
+def _left_out_names(
     keys: FamilyKeys, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
 ) -> frozenset[str]:
     """Names that the family has no place for, as far as the configuration says which these are."""
@@ -439,7 +441,7 @@ class FamilyFit:
     named: bool
     required: Mapping[Key, Key]
     met: frozenset[Key]
-    others: Mapping[Alike, list[str]]
+    others: Mapping[NameGroup, list[str]]
     num_alike: int
 
     @classmethod
@@ -447,7 +449,7 @@ class FamilyFit:
         cls,
         keys: FamilyKeys,
         named: bool,
-        names: Mapping[Alike, list[str]],
+        names: Mapping[NameGroup, list[str]],
         left_out: frozenset[str] = frozenset(),
     ) -> FamilyFit:
         forms = keys.by_text
@@ -455,7 +457,7 @@ class FamilyFit:
             group: [
                 form
                 for form, held in forms.get(group[0], ())
-                if _may_meet(group[1], held) and _meet(result, form)
+                if _numbers_match(group[1], held) and _has_match(result, form)
             ]
             for group, result in names.items()
         }
@@ -488,7 +490,7 @@ class FamilyFit:
         return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_alike
 
     @property
-    def badness(self) -> tuple[bool, int, int]:
+    def penalty(self) -> tuple[bool, int, int]:
         """What the best fit has least of; last what a model may have, and this one has not."""
         absent = sum(len(group.forms - self.met) for group in self.keys.groups)
         return not self.named, len(self.required) - self.matched + len(self.others), absent
@@ -507,11 +509,11 @@ class FamilyFit:
         )
 
 
-def _may_meet(numbers: Sequence[str | None], held: Sequence[str | None]) -> bool:
+def _numbers_match(numbers: Sequence[str | None], held: Sequence[str | None]) -> bool:
     """Whether names with these numbers may be of a template with those: None is any of them."""
     return all(one is None or one == other for one, other in zip(held, numbers, strict=True))
 
 
-def _meet(names: Iterable[str], template: Key) -> bool:
+def _has_match(names: Iterable[str], template: Key) -> bool:
     """Whether one of the names is of a template."""
     return any(template.numbers(name) is not None for name in names)

@@ -23,20 +23,20 @@ from ckpttools.model_families.family import Family
 from ckpttools.transforms.base import Transform, Transformed
 
 
-def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], asked: int | None) -> int | None:
+def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], requested: int | None) -> int | None:
     """The axis on which layers are stacked, None where each has arrays of its own."""
     stacked, single = (
-        sum(key.first() in arrays for key in _left_keys(family, axis)) for axis in (SCAN_AXIS, None)
+        sum(key.first() in arrays for key in _maxtext_keys(family, axis)) for axis in (SCAN_AXIS, None)
     )
     if stacked <= single:
         return None
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     result = view_of(Tree({tuple(key.split(".")): array for key, array in arrays.items()})).scan_axis
     return SCAN_AXIS if result is None else result
 
 
-def _left_keys(family: Family, axis: int | None) -> set[Key]:
+def _maxtext_keys(family: Family, axis: int | None) -> set[Key]:
     """Return the left keys of rows that both layouts have, with layers stacked on an axis or not."""
     of_layers = (row for group in family.layers if group.scanned for row in group.all_rows(axis))
     return {row.left.key for row in (*family.rows, *of_layers)}
@@ -71,11 +71,11 @@ def with_scan_axis(tree: Tree, axis: int | None) -> Tree:
         return tree
     view = view_of(tree)
     noted = None if scan_axes(view.decoder) == (axis,) else axis
-    same = noted == view.notes.scan_axis
-    return tree if same else with_layer_notes(tree, replace(view.notes, scan_axis=noted))
+    is_noted = noted == view.notes.scan_axis
+    return tree if is_noted else with_layer_notes(tree, replace(view.notes, scan_axis=noted))
 
 
-def remarks_about_axis(tree: Tree) -> tuple[str, ...]:
+def scan_axis_remarks(tree: Tree) -> tuple[str, ...]:
     """What to say where an axis had to be taken that neither shapes nor a note show."""
     view = view_of(tree)
     if not view.is_axis_open:
@@ -84,7 +84,7 @@ def remarks_about_axis(tree: Tree) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class KeepingAxis:
+class KeepScanAxis:
     """A transform that leaves arrays out; the axis of stacked layers is noted where the rest leaves it open.
 
     Attributes:

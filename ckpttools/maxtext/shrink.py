@@ -32,8 +32,8 @@ from ckpttools.maxtext.cycles import Cycle, CycleNames
 from ckpttools.maxtext.hub_names import with_family_names
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LOCAL, REMAINDER, STEPS, VALUE
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.model_options import ModelOptions, family_for, required
-from ckpttools.maxtext.smaller_config import Smaller, SmallerConfig, smaller_config
+from ckpttools.maxtext.model_options import ModelOptions, family_for, require_config
+from ckpttools.maxtext.smaller_config import KeptParts, SmallerConfig, smaller_config
 from ckpttools.maxtext.source_checks import refuse_adapters
 from ckpttools.maxtext.stacking import StackLayers, UnstackLayers, cycle_of
 from ckpttools.maxtext.versions import NEWEST, version_called
@@ -48,7 +48,7 @@ from ckpttools.transforms.cast import is_table
 from ckpttools.transforms.dequantize import require_numbers
 
 # Numbers of layers that are tried for the nearest that fits.
-_MOST_TRIED = 16
+_MAX_TRIED = 16
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Shrink:
         family: name of the family, or a file that describes it; None as the configuration says.
     """
 
-    how: Smaller
+    how: KeptParts
     like: LocationLike | None = None
     family: str | None = None
 
@@ -83,21 +83,21 @@ class Shrink:
         view, location = view_of(tree), tree.metadata.location
         files = ModelFiles.of(tree, self.like) if view.is_maxtext else ModelFiles(tree.metadata.config)
         hint = f"say {option('like', 'HF_DIR')}, the model that it came from" if view.is_maxtext else None
-        config = required(files.config, location, hint)
+        config = require_config(files.config, location, hint)
         family = family_for(config, ModelOptions(self.family), location)
         small = smaller_config(config, family, self.how)
-        _check_cycle(_cycle(family), small)
+        _check_cycle(_family_cycle(family), small)
         plain = UnstackLayers()(tree).tree if view.is_stacked else tree
         scan_axis = view.scan_axis or 0 if view.is_stacked else None
         try:
             # A stacked model must have complete cycles, if MaxText scans those only.
             family.table(small.config, CONFIG, scan_axis=scan_axis)
-            built = _Cut.of(plain, family, config, small)
+            built = _ModelCutter.of(plain, family, config, small)
         except ConfigError as error:
-            raise error.at(hint=_counts_that_fit(config, family, self.how, scan_axis)) from error
+            raise error.at(hint=_layer_counts_hint(config, family, self.how, scan_axis)) from error
         result = built.tree
         if view.is_stacked:
-            cycle = _cycle_in(tree)
+            cycle = _tree_cycle(tree)
             result = StackLayers(view.scan_axis or 0, cycle.length, cycle.names)(result).tree
         result = result.with_metadata(config=small.config, is_other_model=True)
         remarks = tuple(f"{CONFIG}: {change}" for change in small.changes)
@@ -110,8 +110,8 @@ def _refuse_quantised(tree: Tree) -> None:
         raise quantized_error(result.values(), tree.metadata.config, tree.metadata.location, done="cut")
 
 
-def _counts_that_fit(
-    config: Mapping[str, Any], family: Family, how: Smaller, scan_axis: int | None
+def _layer_counts_hint(
+    config: Mapping[str, Any], family: Family, how: KeptParts, scan_axis: int | None
 ) -> str | None:
     """The nearest numbers of layers of which the family has a model, as a next step."""
     if how.layers is None:
@@ -126,12 +126,12 @@ def _counts_that_fit(
         return True
 
     expected = len(how.layers)
-    ways = (range(expected - 1, 0, -1), range(expected + 1, expected + _MOST_TRIED))
+    ways = (range(expected - 1, 0, -1), range(expected + 1, expected + _MAX_TRIED))
     near = [item for item in (next(filter(fits, way), None) for way in ways) if item]
     return f"{' or '.join(option('layers', item) for item in near)} fits" if near else None
 
 
-def _cycle(family: Family) -> int:
+def _family_cycle(family: Family) -> int:
     """Layers after which their kinds repeat, in MaxText's stacks or in Hugging Face's numbers (Gemma 2)."""
     strides = longest_stride(parse_key(group.right) for group in family.layers)
     try:
@@ -151,7 +151,7 @@ def _check_cycle(cycle: int, small: SmallerConfig) -> None:
         )
 
 
-def _cycle_in(tree: Tree) -> Cycle:
+def _tree_cycle(tree: Tree) -> Cycle:
     """How the layers of a stacked tree repeat."""
     view = view_of(tree)
     keys = [key for key in view.stacked_keys if len(key) > 1 and not str(key[0]).endswith(REMAINDER)]
@@ -172,7 +172,7 @@ def _cycle_in(tree: Tree) -> Cycle:
 
 
 @dataclass
-class _Cut:
+class _ModelCutter:
     """A tree with layers one by one, being cut.
 
     Attributes:
@@ -190,7 +190,9 @@ class _Cut:
     dropped: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, source: Tree, family: Family, config: Mapping[str, Any], small: SmallerConfig) -> _Cut:
+    def of(
+        cls, source: Tree, family: Family, config: Mapping[str, Any], small: SmallerConfig
+    ) -> _ModelCutter:
         is_left = view_of(source).is_maxtext
         names = by_name(source.arrays).keys()
         spelling = PLAIN if is_left else family.spelling_of(names)
@@ -198,10 +200,10 @@ class _Cut:
         layers = {number: new for new, number in enumerate(small.layers)}
         parts = tuple(key for part in family.parts.values() for key in part.keys)
         built = cls(SmallerRows(before, after, layers, is_left), source, parts)
-        built._carry_out()
+        built._cut()
         return built
 
-    def _carry_out(self) -> None:
+    def _cut(self) -> None:
         leaves: dict[Path, Leaf] = {}
         layers: dict[Path, Path | None] = {}
         rest: dict[Path, Leaf] = {}
@@ -219,7 +221,7 @@ class _Cut:
             if to is not None:
                 leaves[to] = array
         for path, leaf in self._without_parts(rest).items():
-            location = _moved(path, layers)
+            location = _moved_path(path, layers)
             if location is not None:
                 leaves[location] = leaf
         metadata = self.source.metadata
@@ -265,7 +267,7 @@ class _Cut:
         return {path: leaf for path, leaf in rest.items() if dotted(path) not in gone}
 
 
-def _moved(path: Path, layers: Mapping[Path, Path | None]) -> Path | None:
+def _moved_path(path: Path, layers: Mapping[Path, Path | None]) -> Path | None:
     """Where a random state goes, or what else a layer has: to its layer's new place; None for nowhere."""
     for k in range(len(path) - 1):
         if path[k] == DECODER and path[k : k + 2] in layers:
@@ -312,14 +314,14 @@ class SmallerRows:
             if index is not None:
                 if not any(row is item for item in known):
                     known.append(row)
-                new = self._renamed(row, index)
-                return (None, array) if new is None else (new, self._part(name, row, array))
+                new = self._new_name(row, index)
+                return (None, array) if new is None else (new, self._cut_array(name, row, array))
         return None
 
     def _side(self, row: Row) -> Side:
         return row.left if self.is_left else row.right
 
-    def _renamed(self, row: Row, index: Coordinates) -> str | None:
+    def _new_name(self, row: Row, index: Coordinates) -> str | None:
         """The name in the smaller model; None where it has no such array."""
         before, after = self._lengths
         location = _layer_field(row)
@@ -329,7 +331,7 @@ class SmallerRows:
         others = {axis: at for axis, at in index.items() if axis not in location.axes}
         if number is None or any(at >= after.get(axis, at + 1) for axis, at in others.items()):
             return None
-        for item in self._alike(row):
+        for item in self._equivalent_rows(row):
             new = _layer_field(item) or location
             for result in new.indices(number - new.offset, after):
                 return self._side(item).key.format({**others, **result}, after)
@@ -340,7 +342,7 @@ class SmallerRows:
             hint="keep the first layers, or others whose kinds come in the same order",
         )
 
-    def _alike(self, row: Row) -> Iterator[Row]:
+    def _equivalent_rows(self, row: Row) -> Iterator[Row]:
         """The row itself, and those of other groups of layers that are about the same array."""
         yield row
         parts = row.right.key.parts
@@ -349,7 +351,7 @@ class SmallerRows:
             if item is not row and _layer_field(item) and (others[:1], others[2:]) == (parts[:1], parts[2:]):
                 yield item
 
-    def _part(self, name: str, row: Row, array: LazyArray) -> LazyArray:
+    def _cut_array(self, name: str, row: Row, array: LazyArray) -> LazyArray:
         """The first elements along axes of which the smaller model has fewer."""
         before, after = self._lengths
         side = self._side(row)

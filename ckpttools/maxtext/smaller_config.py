@@ -18,28 +18,28 @@ from ckpttools.maxtext.mtp import prediction_layers
 from ckpttools.model_families.family import Family
 
 # Numbers of layers that a message lists.
-_SHOWN = 8
+_MAX_LISTED = 8
 # Fields that say how many layers the decoder has, by their last words.
 _LAYERS = ("num_hidden_layers", "num_layers", "n_layers")
 # Lists of numbers of layers.
-_NUMBERS = ("mlp_only_layers", "moe_layers")
+_LAYER_NUMBER_LISTS = ("mlp_only_layers", "moe_layers")
 # Lists that are about no layers, however long they are.
-_OTHERS = ("architectures", "token_id", "token_ids")
-_CHOSEN = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
+_UNRELATED_LISTS = ("architectures", "token_id", "token_ids")
+_ROUTED_EXPERTS = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")
 _GROUPS = {"n_group": 1, "topk_group": 1}
 # Layers before this one are of another kind: they see all of the text, where no list says of each (Qwen2),
 # have no experts (DeepSeek), or choose these by a table (DeepSeek V4).
-_FIRST = ("max_window_layers", "first_k_dense_replace", "num_hash_layers")
+_LAYER_THRESHOLDS = ("max_window_layers", "first_k_dense_replace", "num_hash_layers")
 # So many of the last layers take keys and values of one before them (Gemma 4).
-_LAST = "num_kv_shared_layers"
+_SHARED_KV_LAYERS = "num_kv_shared_layers"
 # Number of a layer, perhaps with zeros before it -> what is otherwise there.
-_BY_NUMBER = "per_layer_config"
+_PER_LAYER_CONFIG = "per_layer_config"
 # Tokens that generation begins and ends with.
-_ENDS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
+_SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 
 @dataclass(frozen=True)
-class Smaller:
+class KeptParts:
     """How much of a model is kept.
 
     Attributes:
@@ -68,7 +68,7 @@ class SmallerConfig:
     changes: tuple[str, ...]
 
 
-def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> SmallerConfig:
+def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) -> SmallerConfig:
     """The configuration of a part of a model.
 
     Raises:
@@ -87,12 +87,12 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: Smaller) -> S
     if how.experts is not None:
         field = _field(built, family.sizes.get("expert", ()), "experts")
         _check_fewer(how.experts, nested(built, field), "experts")
-        changes += [*_with_size(built, field, how.experts), *_with_choice(built, how.experts)]
+        changes += [*_with_size(built, field, how.experts), *_with_routing(built, how.experts)]
     if how.vocab is not None:
         field = _field(built, family.sizes.get("vocab", ()), "vocab")
         _check_fewer(how.vocab, nested(built, field), "vocab")
         changes += [*_with_size(built, field, how.vocab), *_without_padding(built, field, how.vocab)]
-        changes += _beyond(built, field, how.vocab)
+        changes += _removed_token_changes(built, field, how.vocab)
     return SmallerConfig(built, kept, tuple(changes))
 
 
@@ -122,7 +122,7 @@ def _check_layers(kept: Sequence[int], count: int) -> None:
     if not kept or sorted(set(kept)) != kept or kept[0] < 0 or kept[-1] >= count:
         raise UsageError(
             "these layers cannot be kept",
-            got=sample_names(list(map(str, kept)), _SHOWN) or "none",
+            got=sample_names(list(map(str, kept)), _MAX_LISTED) or "none",
             expected=f"one or more of the model's {count}: 0 to {count - 1}, ascending",
         )
 
@@ -156,18 +156,18 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
     part = nested(config, above) if above else config
     predicting = prediction_layers(part)
     for name, value in list(part.items()):
-        if name in _NUMBERS and isinstance(value, list):
+        if name in _LAYER_NUMBER_LISTS and isinstance(value, list):
             part[name] = [kept.index(item) for item in value if item in kept]
         elif isinstance(value, list) and _is_per_layer(name, value, count, predicting):
             part[name] = [value[item] for item in kept]
         elif name in PREDICTION and value:
             part[name] = 0
-        elif name in _FIRST and isinstance(value, int):
+        elif name in _LAYER_THRESHOLDS and isinstance(value, int):
             part[name] = sum(item < value for item in kept)
-        elif name == _BY_NUMBER and isinstance(value, dict):
+        elif name == _PER_LAYER_CONFIG and isinstance(value, dict):
             of_kept = {key: item for key, item in value.items() if key.isdecimal() and int(key) in kept}
             part[name] = {str(kept.index(int(k))).zfill(len(k)): item for k, item in of_kept.items()}
-        elif name == _LAST and isinstance(value, int):
+        elif name == _SHARED_KV_LAYERS and isinstance(value, int):
             part[name] = sum(item >= count - value for item in kept)
         if part[name] != value:
             yield f"{above}{'.' * bool(above)}{name} is {json.dumps(part[name])}"
@@ -182,22 +182,22 @@ def _without_padding(config: dict[str, Any], field: str, vocab: int) -> Iterator
             yield f"{prefix}pad_token_id is null; it was {token}"
 
 
-def _beyond(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
+def _removed_token_changes(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
     """Tokens that are named and gone: with them no text can begin, and none ends."""
     for prefix, part in _parts(config):
-        for name in _ENDS if field.startswith(prefix) else ():
+        for name in _SPECIAL_TOKENS if field.startswith(prefix) else ():
             declared = part.get(name)
             gone = [
                 item
                 for item in (declared if isinstance(declared, list) else [declared])
-                if _is_beyond(item, vocab)
+                if _is_removed(item, vocab)
             ]
             if gone:
                 numbers = ", ".join(map(str, gone))
                 yield f"{prefix}{name} is {numbers}, none of the {vocab} tokens: say another to generate"
 
 
-def _is_beyond(token: object, vocab: int) -> bool:
+def _is_removed(token: object, vocab: int) -> bool:
     return isinstance(token, int) and token >= vocab
 
 
@@ -212,7 +212,7 @@ def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> b
     """
     is_known = name in BY_LAYER and bool(value)  # of an empty one transformers makes its own (Llama 4)
     is_enough = len(value) >= count if is_known else len(value) in (count, count + predicting)
-    if name.endswith(_OTHERS) or is_known == is_enough:
+    if name.endswith(_UNRELATED_LISTS) or is_known == is_enough:
         return is_known
     raise ConfigError(
         f"{name} has something for each layer, and not for as many as there are"
@@ -224,10 +224,10 @@ def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> b
     )
 
 
-def _with_choice(config: dict[str, Any], experts: int) -> Iterator[str]:
+def _with_routing(config: dict[str, Any], experts: int) -> Iterator[str]:
     """No more experts are chosen than there are, and from groups only where these are even."""
     for prefix, part in _parts(config):
-        for name in _CHOSEN:
+        for name in _ROUTED_EXPERTS:
             if isinstance(part.get(name), int) and part[name] > experts:
                 yield f"{prefix}{name} is {experts}; it was {part[name]}"
                 part[name] = experts

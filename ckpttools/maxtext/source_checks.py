@@ -22,7 +22,7 @@ _HUGGING_FACE = "embed_tokens.weight"
 # In names of low-rank factors, of whichever library, and patterns of them.
 _FACTORS = ("*lora_a*", "*lora_b*")
 # Where verl saves the adapter by itself.
-_APART = "lora_adapter"
+_ADAPTER_DIRECTORY = "lora_adapter"
 
 
 def refuse_maxtext(tree: Tree) -> None:
@@ -30,33 +30,37 @@ def refuse_maxtext(tree: Tree) -> None:
     _refuse_factors(tree)
     _refuse_part(tree)
     view = view_of(tree)
-    if _has(tree, dotted(EMBEDDING)) and not _has(tree, _HUGGING_FACE):
+    if _has_embedding(tree, dotted(EMBEDDING)) and not _has_embedding(tree, _HUGGING_FACE):
         like = "" if tree.metadata.config else f" {option('like', 'HF_DIR')}"
         kind = f"{view.kind}, {view.flavour.name or 'no'} flavour" if view.kind else None
-        raise _other_way(tree, "MaxText", kind, f"maxtext-to-hf {{}} DST{like}", "Hugging Face", "to-orbax")
+        raise _wrong_direction_error(
+            tree, "MaxText", kind, f"maxtext-to-hf {{}} DST{like}", "Hugging Face", "to-orbax"
+        )
     if tree.metadata.format == "orbax" and tree.metadata.config is None:
-        raise _without_config(tree)
+        raise _missing_config_error(tree)
 
 
 def refuse_hugging_face(tree: Tree) -> None:
     """Raises FormatError for a tree that is, or is part of, a Hugging Face model rather than MaxText's."""
     _refuse_factors(tree)
     _refuse_part(tree)
-    if _has(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext:
+    if _has_embedding(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext:
         return
     config = tree.metadata.config if tree.metadata.format == "safetensors" else None
-    if config is not None and not _is_known(config):
+    if config is not None and not _has_known_family(config):
         raise FormatError(
             "this is a Hugging Face checkpoint already, of a model that is not converted",
             location=tree.metadata.location,
             got=f"model_type {config.get('model_type')!r}",
             hint=f"ckpt convert to-safetensors {_quoted(tree)} DST writes it with the names that it has",
         )
-    if config is not None or _has(tree, _HUGGING_FACE):
-        raise _other_way(tree, "Hugging Face", None, "hf-to-maxtext {} DST", "MaxText", "to-safetensors")
+    if config is not None or _has_embedding(tree, _HUGGING_FACE):
+        raise _wrong_direction_error(
+            tree, "Hugging Face", None, "hf-to-maxtext {} DST", "MaxText", "to-safetensors"
+        )
 
 
-def named_as(paths: Iterable[Path]) -> Literal["maxtext", "hf"] | None:
+def name_style(paths: Iterable[Path]) -> Literal["maxtext", "hf"] | None:
     """Whose names these look like, whole trees or parts; None for those of neither."""
     for path in paths:
         keys = list(map(str, path))
@@ -67,12 +71,12 @@ def named_as(paths: Iterable[Path]) -> Literal["maxtext", "hf"] | None:
     return None
 
 
-def _has(tree: Tree, embedding: str) -> bool:
+def _has_embedding(tree: Tree, embedding: str) -> bool:
     """Whether the embedding has the name that it has on one side, also within a composite model."""
     return any(f".{dotted(path)}".endswith(f".{embedding}") for path in view_of(tree).parameters)
 
 
-def _is_known(config: Mapping[str, object]) -> bool:
+def _has_known_family(config: Mapping[str, object]) -> bool:
     try:
         family_of(config, CONFIG)
     except CheckpointError:
@@ -106,7 +110,7 @@ def _refuse_factors(tree: Tree) -> None:
             location=tree.metadata.location,
             got=f"{array_count(factors)}, such as {factors[0]}",
             expected="a whole model, adapters merged into its parameters",
-            hint=_merging(tree),
+            hint=_merge_hint(tree),
         )
 
 
@@ -117,9 +121,9 @@ def _factors(tree: Tree) -> tuple[list[str], list[str]]:
     return factors, [name for name in names if FACTOR not in name.lower()]
 
 
-def _merging(tree: Tree) -> str:
+def _merge_hint(tree: Tree) -> str:
     """What to do where factors lie beside parameters: a hint."""
-    apart = parse(tree.metadata.location) / _APART
+    apart = parse(tree.metadata.location) / _ADAPTER_DIRECTORY
     if (apart / ADAPTER).is_file():
         return f"the adapter lies by itself as well: ckpt adapter merge BASE {quote(str(apart))} DST"
     if wrapped_weights(tree):
@@ -143,10 +147,10 @@ def _refuse_part(tree: Tree) -> None:
         )
 
 
-def _without_config(tree: Tree) -> CheckpointError:
+def _missing_config_error(tree: Tree) -> CheckpointError:
     """The error for an Orbax checkpoint that is not MaxText's and carries no configuration."""
     location = tree.metadata.location
-    if _has(tree, _HUGGING_FACE):
+    if _has_embedding(tree, _HUGGING_FACE):
         return ConfigError(
             f"no {CONFIG} is carried along in this Orbax checkpoint",
             location=location,
@@ -167,7 +171,7 @@ def _quoted(tree: Tree) -> str:
     return quote(tree.metadata.location)
 
 
-def _other_way(
+def _wrong_direction_error(
     tree: Tree, this: str, kind: str | None, command: str, other: str, rewrite: str
 ) -> FormatError:
     source = _quoted(tree)

@@ -15,7 +15,7 @@ from ckpttools.array.tree import Leaf, Path, Tree, collision, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, ShapeError, listing
 from ckpttools.core.region import Shape
-from ckpttools.maxtext.layers import LayerStack, is_scale_of_layer, key_of_layers
+from ckpttools.maxtext.layers import LayerStack, is_scale_of_layer, layer_key_slice
 from ckpttools.maxtext.layout import DECODER, STATE_AXIS
 from ckpttools.maxtext.view import MaxTextView, view_of
 
@@ -36,15 +36,15 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
     built: dict[Path, Leaf] = {}
     origins: dict[Path, Path] = {}
     for path, leaf in tree.items():
-        location = key_of_layers(path, by_key)
-        stack = by_key[path[location]] if location else _ALONE
+        location = layer_key_slice(path, by_key)
+        stack = by_key[path[location]] if location else _NO_STACK
         on = STATE_AXIS if _is_scale_of_layer(path, leaf, stack.shape) else axis_of(path)
-        parts = _apart(path, location, stack, leaf, on) if location else {path: leaf}
-        if twice := parts.keys() & built.keys():
-            raise collision(min(twice))
+        parts = _unstack_leaf(path, location, stack, leaf, on) if location else {path: leaf}
+        if duplicates := parts.keys() & built.keys():
+            raise collision(min(duplicates))
         built |= parts
         origins |= dict.fromkeys(parts, path)
-    return _carried(tree, built, origins)
+    return _with_metadata(tree, built, origins)
 
 
 def stack_layers(
@@ -70,9 +70,9 @@ def stack_layers(
     axis_of, known = _axes(view, axis), view.roles
     gathered: dict[Path, _StackLeaves] = {}
     for path, leaf in tree.items():
-        location = key_of_layers(path, spots)
-        layers, spot = spots[path[location]] if location else (_ALONE, 0)
-        target = _replaced(path, location, layers.key) if location else path
+        location = layer_key_slice(path, spots)
+        layers, spot = spots[path[location]] if location else (_NO_STACK, 0)
+        target = _replace_key(path, location, layers.key) if location else path
         first = (bool(first_axis) and keystr(target) in first_axis) or _is_scale_of_layer(path, leaf, ())
         into = gathered.setdefault(target, _StackLeaves(layers, STATE_AXIS if first else axis_of(path)))
         if spot in into.leaves:
@@ -85,16 +85,18 @@ def stack_layers(
             built |= {path: item.leaves[spot] for spot, path in item.paths.items()}
             origins |= {path: path for path in item.paths.values()}
         else:
-            built[target] = _together(target, item)
+            built[target] = _stack_leaves(target, item)
             origins[target] = next(iter(item.paths.values()))
-    return _carried(tree, built, origins)
+    return _with_metadata(tree, built, origins)
 
 
 def stacked_paths(tree: Tree, stacks: Sequence[LayerStack]) -> set[Path]:
     """The paths that `stack_layers` makes of several layers."""
     spots = {key: item for item in stacks if item.shape for key in item.layer_keys}
-    locations = ((path, key_of_layers(path, spots)) for path in tree)
-    return {_replaced(path, location, spots[path[location]].key) for path, location in locations if location}
+    locations = ((path, layer_key_slice(path, spots)) for path in tree)
+    return {
+        _replace_key(path, location, spots[path[location]].key) for path, location in locations if location
+    }
 
 
 def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
@@ -117,10 +119,10 @@ class _StackLeaves:
         return [self.layers.layer_keys[spot] for spot in spots if spot not in self.leaves]
 
 
-_ALONE = LayerStack((), "", (), (0,))
+_NO_STACK = LayerStack((), "", (), (0,))
 
 
-def _replaced(path: Path, location: slice, key: Path) -> Path:
+def _replace_key(path: Path, location: slice, key: Path) -> Path:
     """A path with another key of its layers."""
     return (*path[: location.start], *key, *path[location.stop :])
 
@@ -140,9 +142,9 @@ def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
     return axis_of
 
 
-def _apart(path: Path, location: slice, layers: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
+def _unstack_leaf(path: Path, location: slice, layers: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
     """A leaf of stacked layers as one of each layer; what holds no data is the same in all."""
-    paths = [_replaced(path, location, key) for key in layers.layer_keys]
+    paths = [_replace_key(path, location, key) for key in layers.layer_keys]
     if not isinstance(leaf, LazyArray):
         return dict.fromkeys(paths, leaf)
     axes = range(axis, axis + len(layers.shape))
@@ -159,7 +161,7 @@ def _apart(path: Path, location: slice, layers: LayerStack, leaf: Leaf, axis: in
     return dict(zip(paths, parts, strict=True))
 
 
-def _together(path: Path, gathered: _StackLeaves) -> Leaf:
+def _stack_leaves(path: Path, gathered: _StackLeaves) -> Leaf:
     """One leaf of a stack from those of its layers."""
     if gathered.missing:
         raise FormatError(
@@ -193,7 +195,7 @@ def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
     return parts[0]
 
 
-def _carried(tree: Tree, built: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
+def _with_metadata(tree: Tree, built: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
     """The new leaves with the metadata of those they come from."""
     source = tree.metadata
     impls = {path: source.key_impls[old] for path, old in origins.items() if old in source.key_impls}
@@ -226,5 +228,5 @@ def _odd_moments(tree: Tree) -> Iterator[str]:
             inner = path[: -len(suffix)] if path[-1:] == suffix else path
             expected = shapes.get(inner[inner.index(DECODER) :])
             if array.shape != expected:
-                beside = "no such parameter" if expected is None else f"the parameter is {list(expected)}"
-                yield f"{keystr(path)} {list(array.shape)}: {beside}"
+                mismatch = "no such parameter" if expected is None else f"the parameter is {list(expected)}"
+                yield f"{keystr(path)} {list(array.shape)}: {mismatch}"

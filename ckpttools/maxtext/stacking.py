@@ -17,14 +17,14 @@ from ckpttools.formats.adapters import adapter_in, is_adapter, is_lora, merging
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.keys import longest_stride, parse_key
 from ckpttools.mapping.sizes import Size, derive, lengths_of, sizes_from_config
-from ckpttools.maxtext.cycles import Cycle, CycleNames, stacks_to_make
+from ckpttools.maxtext.cycles import Cycle, CycleNames, plan_stacks
 from ckpttools.maxtext.family_layouts import family_in
-from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, fits, with_layer_notes
+from ckpttools.maxtext.layer_notes import LayerNotes, first_axis_names, notes_match, with_layer_notes
 from ckpttools.maxtext.layers import layer_stacks
 from ckpttools.maxtext.layout import BLOCKS, DECODER, LAYER, LAYERS, LOCAL, PIPELINE, SCAN_AXIS, SCAN_LAYERS
 from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.recognition import FamilyFit, family_fits
-from ckpttools.maxtext.scan_axis import KeepingAxis, known_scan_axis, with_scan_axis
+from ckpttools.maxtext.scan_axis import KeepScanAxis, known_scan_axis, with_scan_axis
 from ckpttools.maxtext.stacked_layers import check_moments, stack_layers, stacked_paths, unstack_layers
 from ckpttools.maxtext.strip import NewFlavour, StripOptimizer
 from ckpttools.maxtext.variables import first_axis_of, refuse_moments, version_of_state
@@ -69,7 +69,7 @@ class StackLayers:
                 optimizer holds state that the version has no place for.
             ShapeError: layers differ in shapes or dtypes, or moments do not mirror parameters.
         """
-        view = _with_layers(tree)
+        view = _require_layers(tree)
         if view.is_stacked:
             raise UsageError(
                 "layers are stacked already",
@@ -77,18 +77,18 @@ class StackLayers:
                 hint="nothing need be done; ckpt unstack takes them apart",
             )
         notes = view.notes
-        noted = self.cycle is None and self.names is None and fits(notes, view.single_layers)
-        stacks = notes.stacks if noted else stacks_to_make(view.decoder, self.cycle, self.names)
+        noted = self.cycle is None and self.names is None and notes_match(notes, view.single_layers)
+        stacks = notes.stacks if noted else plan_stacks(view.decoder, self.cycle, self.names)
         check_moments(tree)
         first = notes.first_axis
-        if self.maxtext is not None or not fits(notes, view.single_layers):
+        if self.maxtext is not None or not notes_match(notes, view.single_layers):
             version = version_called(self.maxtext) if self.maxtext else version_of_state(view)
             refuse_moments(tree, version)
             first = first_axis_of(stacked_paths(tree, stacks), view, version)
         built = stack_layers(tree, stacks, self.axis, first)
         done = LayerNotes(first_axis=first if self.axis else frozenset())
         built = with_scan_axis(with_layer_notes(built, done), self.axis)
-        return Transformed(_with_scan_layers_note(built, scan_layers=True))
+        return Transformed(_with_scan_layers(built, scan_layers=True))
 
 
 @validate_fields
@@ -113,7 +113,7 @@ class UnstackLayers:
             ShapeError: groups of unequal length, another scan axis, moments that do not mirror parameters.
         """
         tree = with_scan_axis(tree, self.axis)
-        view = _with_layers(tree)
+        view = _require_layers(tree)
         if not view.is_stacked:
             raise UsageError(
                 "layers are not stacked",
@@ -127,7 +127,7 @@ class UnstackLayers:
         singles = [stack for stack in stacks if stack.shape or len(stack.key) > 1]
         notes = LayerNotes(tuple(singles), axis, first_axis_names(view.on_first_axis))
         built = with_layer_notes(unstack_layers(tree, stacks, axis), notes)
-        return Transformed(_with_scan_layers_note(built, scan_layers=False))
+        return Transformed(_with_scan_layers(built, scan_layers=False))
 
 
 @validate_fields
@@ -152,7 +152,7 @@ class ForceUnroll:
             UsageError: this is no stacked training checkpoint.
             CheckpointError: as the two transforms that this is made of.
         """
-        kind = _with_layers(tree).kind
+        kind = _require_layers(tree).kind
         if kind != "stacked-training":
             raise UsageError(
                 "only a stacked training checkpoint can be unrolled for inference",
@@ -160,12 +160,12 @@ class ForceUnroll:
                 got=kind,
                 hint="use ckpt unstack or ckpt strip-optimizer for what is left to do",
             )
-        first = KeepingAxis(StripOptimizer(self.keep_step, self.flavour))(tree)
+        first = KeepScanAxis(StripOptimizer(self.keep_step, self.flavour))(tree)
         then = UnstackLayers(self.axis)(first.tree)
         return Transformed(then.tree, first.notes + then.notes)
 
 
-def _with_layers(tree: Tree) -> MaxTextView:
+def _require_layers(tree: Tree) -> MaxTextView:
     """The view of a tree that has layers."""
     view = view_of(tree)
     if any(path[:1] == (PIPELINE,) for path in view.decoder):
@@ -206,7 +206,7 @@ def _refuse_peft(tree: Tree) -> None:
     )
 
 
-def _with_scan_layers_note(tree: Tree, *, scan_layers: bool) -> Tree:
+def _with_scan_layers(tree: Tree, *, scan_layers: bool) -> Tree:
     """The custom metadata says what the tree is; MaxText reads it there."""
     return tree.with_metadata(custom={**tree.metadata.custom, SCAN_LAYERS: scan_layers})
 
@@ -242,13 +242,13 @@ class StackAsModel:
             UsageError: MaxText would leave out the layers after the last complete cycle.
         """
         view = view_of(tree)
-        noted = view.notes.scan_axis if fits(view.notes, view.single_layers) else None
+        noted = view.notes.scan_axis if notes_match(view.notes, view.single_layers) else None
         axis = self.axis if self.axis is not None else SCAN_AXIS if noted is None else noted
         declared = any(item is not None for item in (self.family, self.cycle, self.names, self.maxtext))
         if LAYERS not in view.single_layers or (noted is not None and not declared):
             return StackLayers(axis, self.cycle, self.names, self.maxtext)(tree)
         if self.cycle is None or self.family is not None or tree.metadata.config is not None:
-            refuse_left_over(self._families(tree), tree)
+            refuse_incomplete_cycles(self._families(tree), tree)
         cycle = self._cycle(tree) if self.cycle is None else Cycle(self.cycle, None)
         return StackLayers(axis, cycle.length, self.names or cycle.names, self.maxtext)(tree)
 
@@ -260,14 +260,14 @@ class StackAsModel:
             # The names decide for a model of an unknown type.
             with suppress(CheckpointError):
                 return [family_of(tree.metadata.config, CONFIG)]
-        return _fitting(tree)
+        return _matching_families(tree)
 
     def _cycle(self, tree: Tree) -> Cycle:
         version = version_called(self.maxtext or NEWEST)
         layouts: dict[Cycle, list[str]] = {}
         for family in self._families(tree):
             layouts.setdefault(cycle_of(family, version), []).append(family.name)
-        return _only(layouts, tree.metadata.location, self.names)
+        return _only_layout(layouts, tree.metadata.location, self.names)
 
 
 def cycle_of(family: Family, version: Version) -> Cycle:
@@ -279,10 +279,10 @@ def cycle_of(family: Family, version: Version) -> Cycle:
     family.refuse_scanned("leave them as they are: MaxText runs them with scan_layers=false")
     groups = [group for group in family_in(family, version).layers if group.left.startswith(_LAYERS_PREFIX)]
     length = longest_stride(parse_key(group.left) for group in groups)
-    return Cycle(length, _names([group.scanned for group in groups]) if length > 1 else None)
+    return Cycle(length, _cycle_names([group.scanned for group in groups]) if length > 1 else None)
 
 
-def _names(scanned: list[str]) -> CycleNames:
+def _cycle_names(scanned: list[str]) -> CycleNames:
     if any(BLOCKS in key for key in scanned):
         return "blocks-layers" if any(f"{BLOCKS}.{LAYERS}_" in key for key in scanned) else "local-global"
     if any(key.endswith(f".{LOCAL}") for key in scanned):
@@ -290,7 +290,7 @@ def _names(scanned: list[str]) -> CycleNames:
     return "layer" if any(f".{LAYER}_" in key for key in scanned) else "layers"
 
 
-def refuse_left_over(among: Collection[Family], tree: Tree) -> None:
+def refuse_incomplete_cycles(among: Collection[Family], tree: Tree) -> None:
     """Refuse layers that do not form complete cycles if MaxText scans complete cycles only.
 
     Args:
@@ -301,7 +301,7 @@ def refuse_left_over(among: Collection[Family], tree: Tree) -> None:
         UsageError: MaxText ignores the last layers in all of these families.
     """
     numbers = view_of(tree).single_layers[LAYERS]
-    beyond = [_beyond_cycles(family, len(numbers), tree.metadata.config) for family in among]
+    beyond = [_count_leftover_layers(family, len(numbers), tree.metadata.config) for family in among]
     if beyond and all(beyond):
         raise UsageError(
             f"MaxText scans complete cycles of layers, and {plural(min(beyond), 'layer')} would be left over",
@@ -311,7 +311,7 @@ def refuse_left_over(among: Collection[Family], tree: Tree) -> None:
         )
 
 
-def _beyond_cycles(family: Family, layers: int, config: Mapping[str, Any] | None) -> int:
+def _count_leftover_layers(family: Family, layers: int, config: Mapping[str, Any] | None) -> int:
     """Return the number of layers after the last complete cycle; 0 if MaxText scans those too."""
     sizes = {} if config is None else sizes_from_config(config, family.sizes, CONFIG, silent_fields(config))
     sizes |= {axis: Size(length, family.name) for axis, length in family.constants.items()}
@@ -319,10 +319,12 @@ def _beyond_cycles(family: Family, layers: int, config: Mapping[str, Any] | None
     return family.layers_beyond_cycles(lengths_of(derive(sizes, family.derived, CONFIG)))
 
 
-def _fitting(tree: Tree) -> list[Family]:
+def _matching_families(tree: Tree) -> list[Family]:
     """Return the families whose layers have exactly these names."""
     fits = family_fits(_layers_alone(tree), families().values())
-    fitting = (fit.keys.family for fit in fits if fit.matched and not fit.others and not _missing(fit))
+    fitting = (
+        fit.keys.family for fit in fits if fit.matched and not fit.others and not _missing_templates(fit)
+    )
     return list({family.name: family for family in fitting}.values())
 
 
@@ -332,11 +334,11 @@ def _layers_alone(tree: Tree) -> Tree:
     return Tree({(DECODER, *path): item for path, item in result.items() if path and LAYERS in str(path[0])})
 
 
-def _missing(fit: FamilyFit) -> list[str]:
+def _missing_templates(fit: FamilyFit) -> list[str]:
     return [template for template in fit.missing if template.startswith(_LAYERS_PREFIX)]
 
 
-def _only(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNames | None) -> Cycle:
+def _only_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNames | None) -> Cycle:
     """The one layout that fits.
 
     Raises:

@@ -19,15 +19,15 @@ from ckpttools.model_families.hf_defaults import silent_values
 
 _TEXT = (DECODER, EMBEDDING[0])
 # By which arrays of one shape are cut into heads.
-_CUTS = ("config.num_attention_heads", "config.num_key_value_heads", "config.head_dim")
+_HEAD_FIELDS = ("config.num_attention_heads", "config.num_key_value_heads", "config.head_dim")
 # What decides on numbers, and of which the configuration of the towers is kept.
-_COMPUTED = (
+_VALUE_FIELDS = (
     *("rope.theta", "rope.type", "rope.factor", "config.rms_norm_eps", "config.hidden_act"),
     *("config.sliding_window", "config.num_experts_per_tok", "config.norm_topk_prob"),
 )
 
 
-def stitched(towers: Tree, decoder: Tree) -> Tree:
+def stitch_models(towers: Tree, decoder: Tree) -> Tree:
     """The model `towers` with the text model of `decoder`: embedding, layers, final norm and head.
 
     Both are Hugging Face models or both MaxText's. Files of the model, and its configuration, stay those of
@@ -58,12 +58,12 @@ def stitched(towers: Tree, decoder: Tree) -> Tree:
             location=location,
             expected="first a model that sees or hears, then the one whose text model it gets",
         )
-    _check_alike(text, other, towers, decoder)
-    told = _check_configs(towers, decoder)
+    _check_text_models(text, other, towers, decoder)
+    config_remarks = _check_configs(towers, decoder)
     given = {path: other[name] for name, path in text.items()}
     leaves: dict[Path, Leaf] = {path: given.get(path, leaf) for path, leaf in towers.items()}
     remark = f"{array_count(given)} of the text model are those of {decoder.metadata.location or 'the other'}"
-    notes = towers.metadata.notes + Notes(remarks=(remark, *told))
+    notes = towers.metadata.notes + Notes(remarks=(remark, *config_remarks))
     return Tree(leaves, towers.metadata).with_metadata(notes=notes)
 
 
@@ -81,10 +81,10 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     )
     odd = {
         name: f"{name.partition('.')[2]} is {json.dumps(ours)}, and {json.dumps(theirs)} in the decoder's"
-        for name in (*_CUTS, *_COMPUTED)
+        for name in (*_HEAD_FIELDS, *_VALUE_FIELDS)
         if None not in (ours := kept.field(name), theirs := other.field(name)) and ours != theirs
     }
-    if cut := [text for name, text in odd.items() if name in _CUTS]:
+    if cut := [text for name, text in odd.items() if name in _HEAD_FIELDS]:
         raise ConfigError(
             "the text models have other heads in arrays of the same shapes",
             location=towers.metadata.location or None,
@@ -93,17 +93,17 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     return tuple(f"{CONFIG}, which stays: {text}" for text in odd.values())
 
 
-Text = tuple[Mapping[str, Path], Mapping[str, LazyArray]]
+TextArrays = tuple[Mapping[str, Path], Mapping[str, LazyArray]]
 """Of the first model where the arrays of its text model are, of the second these arrays, by common names."""
 
 
-def _of_maxtext(towers: Tree, decoder: Tree) -> Text:
+def _of_maxtext(towers: Tree, decoder: Tree) -> TextArrays:
     homes, others = view_of(towers).homes, view_of(decoder).homes
     own = by_name({inner: path for inner, path in homes.items() if inner[0] in _TEXT})
     return own, by_name({inner: decoder.arrays[path] for inner, path in others.items() if inner[0] in _TEXT})
 
 
-def _of_hugging_face(towers: Tree, decoder: Tree) -> Text:
+def _of_hugging_face(towers: Tree, decoder: Tree) -> TextArrays:
     family = family_for(towers.metadata.config, ModelOptions(), towers.metadata.location or CONFIG)
     patterns = family.tower_patterns(family.towers)
     rest = (*family.homeless, *(key for part in family.parts.values() for key in part.keys))
@@ -111,14 +111,14 @@ def _of_hugging_face(towers: Tree, decoder: Tree) -> Text:
     def text_of(tree: Tree) -> dict[str, Path]:
         names = by_name({path: path for path in tree.arrays})
         spelling = family.spelling_of(frozenset(names))
-        away = [*map(str, patterns), *rest]
-        return {spelling.plain(n): path for n, path in names.items() if not matches_any(n, away)}
+        patterns_left_out = [*map(str, patterns), *rest]
+        return {spelling.plain(n): path for n, path in names.items() if not matches_any(n, patterns_left_out)}
 
-    there = text_of(decoder)
-    return text_of(towers), {name: decoder.arrays[path] for name, path in there.items()}
+    decoder_paths = text_of(decoder)
+    return text_of(towers), {name: decoder.arrays[path] for name, path in decoder_paths.items()}
 
 
-def _check_alike(
+def _check_text_models(
     text: Mapping[str, Path], other: Mapping[str, LazyArray], towers: Tree, decoder: Tree
 ) -> None:
     odd = [f"{name}: missing" for name in text if name not in other]

@@ -19,7 +19,7 @@ from ckpttools.formats.orbax.several_items import one_item
 from ckpttools.maxtext.flavours import LINEN, NNX, Flavour, linen_state
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
 from ckpttools.maxtext.layout import NNX_AUX, OPTIMIZER, STEP, STEPS
-from ckpttools.maxtext.variables import collected
+from ckpttools.maxtext.variables import collection_moves
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.roles.names import is_random
 from ckpttools.transforms.base import Transformed
@@ -70,7 +70,7 @@ class StripOptimizer:
             raise FormatError(
                 "there are no parameters", location=location, expected="more than state of an optimizer"
             )
-        new_paths = _placed(view, target)
+        new_paths = _parameter_paths(view, target)
         kept = {path: path for path in left if first_match(path, self.keep)} | new_paths
         dropped = [path for path in tree.arrays if path not in kept and path not in STEPS]
         if not dropped and target == own:
@@ -81,13 +81,13 @@ class StripOptimizer:
                 + option("drop", "PATTERN"),
             )
         leaves = {new: left[old] for old, new in kept.items()}
-        built = _dressed(leaves, tree, target, self._step(tree))
+        built = _with_flavour_nodes(leaves, tree, target, self._step(tree))
         # A step that is made stands in the place of the source's.
         stays = {*kept, *(STEPS if STEP in built else ())}
         dropped = [path for path in tree.arrays if path not in stays]
         refuse_parting(tree, built, {new: old for old, new in kept.items() if old in tree.arrays})
-        notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_left_out(tree, dropped))
-        return Transformed(_only_item(_noted(built, view_of(tree), kept, target)), notes)
+        notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_dropped_remarks(tree, dropped))
+        return Transformed(_only_item(_with_axis_notes(built, view_of(tree), kept, target)), notes)
 
     def _require_clear(self, tree: Tree) -> None:
         """Whatever may be state of an optimizer or learned is for the user to decide."""
@@ -100,7 +100,7 @@ class StripOptimizer:
             copy = f" if it, not {keystr(known.mirrored)}, is the copy" if known.mirrored else " a copy"
             raise FormatError(
                 "it is unclear whether this is state of an optimizer or learned, such as an average of "
-                f"parameters{beside}" + listing([_summed(tree, head) for head in heads]),
+                f"parameters{beside}" + listing([_ambiguous_line(tree, head) for head in heads]),
                 location=tree.metadata.location or None,
                 hint=f"{quoted_option('keep', first)} if it is learned; "
                 f"{quoted_option('drop', first)} if it is state, or{copy}",
@@ -116,7 +116,7 @@ class StripOptimizer:
         return step
 
 
-def _left_out(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
+def _dropped_remarks(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
     """How many arrays of which kind do not stay."""
     known = view_of(tree).roles
     state = [path for path in dropped if known.of(path) == "optimizer"]
@@ -135,12 +135,12 @@ def _pattern(head: Path, paths: Sequence[Path]) -> str:
     )
 
 
-def _summed(tree: Tree, head: Path) -> str:
+def _ambiguous_line(tree: Tree, head: Path) -> str:
     arrays = [keystr(path) for path in tree.arrays if view_of(tree).roles.unclear_of(path) == head]
     return f"{keystr(head)}: {array_count(arrays)}"
 
 
-def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
+def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     """Where what is learned comes to lie: path -> path in the new tree.
 
     Raises:
@@ -155,7 +155,7 @@ def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
             **{
                 path: own.wrapped(model[path]) for path in learned if path in model and path[:1] == _AUXILIARY
             },
-            **collected(view),
+            **collection_moves(view),
         }
         placed = {p: moved.get(p, p) for p in learned if p not in empty or p[:1] != _AUXILIARY}
     else:
@@ -172,7 +172,7 @@ def _placed(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
     return placed
 
 
-def _noted(built: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavour) -> Tree:
+def _with_axis_notes(built: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavour) -> Tree:
     """The tree that was made, with a note of the arrays in it whose layers are, or were, on axis 0."""
     notes = view.notes
     were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
@@ -190,7 +190,9 @@ def _only_item(tree: Tree) -> Tree:
     return one_item(tree, left[0]) if len(left) == 1 and is_whole else tree
 
 
-def _dressed(kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None) -> Tree:
+def _with_flavour_nodes(
+    kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None
+) -> Tree:
     """The leaves with what their flavour has around parameters; a step of None becomes 0."""
     leaves, scalars, source = dict(kept), tree.metadata.scalars, tree.metadata
     if target == LINEN:

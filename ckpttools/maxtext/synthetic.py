@@ -28,12 +28,12 @@ from ckpttools.quantized.config import without_quantization
 from ckpttools.transforms.conversion import Convert
 
 # What transformers takes where a configuration does not say it.
-_RANGE = 0.02
-_FIELD = "initializer_range"
+_DEFAULT_RANGE = 0.02
+_RANGE_FIELD = "initializer_range"
 # Ten standard deviations of it are still a number of float16.
-_MOST_SCALE = 6000
+_MAX_SCALE = 6000
 # Fields that say of other arrays than the rows of a family whose rules have them so.
-_OF_ARRAYS = frozenset(
+_ARRAY_FIELDS = frozenset(
     (
         *("config.decoder_sparse_step", "config.mlp_only_layers", "config.moe_layer_freq"),
         *("config.attention_bias", "config.mlp_bias", "config.enable_moe_block", "config.attention_k_eq_v"),
@@ -49,14 +49,14 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
     Raises:
         ConfigError, ShapeError: no family is of its type, or the configuration lacks a size.
     """
-    return _in_order(right_shapes(_table(config, family_of(config, CONFIG))))
+    return _in_natural_order(right_shapes(_table(config, family_of(config, CONFIG))))
 
 
-def _in_order(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+def _in_natural_order(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
     return {name: shapes[name] for name in sort_naturally(shapes)}
 
 
-def synthetic(
+def synthetic_model(
     config: Mapping[str, Any], seed: int = 0, dtype: DType | None = None, location: str = ""
 ) -> Tree:
     """A Hugging Face model with weights as before training: noise, norms that do nothing, biases of zero.
@@ -75,11 +75,11 @@ def synthetic(
     plain = without_quantization(config)
     family = family_of(plain, CONFIG)
     _refuse_other_arrays(plain, family, location)
-    table, shapes, notes = _known(plain, family)
+    table, shapes, notes = _table_and_shapes(plain, family)
     scale = _scale(plain, location)
     dtype = dtype or DTYPES["bfloat16"]
     leaves: dict[Path, Leaf] = {}
-    for name, shape in _in_order(shapes).items():
+    for name, shape in _in_natural_order(shapes).items():
         leaves[name,] = _array(name, shape, _row(name, table), (seed, scale), dtype)
     metadata = Metadata("safetensors", config=plain, location=location, notes=notes, is_other_model=True)
     return Tree(leaves, metadata)
@@ -87,18 +87,20 @@ def synthetic(
 
 def _scale(config: Mapping[str, Any], location: str) -> float:
     """The standard deviation of the noise."""
-    declared = (nested(config, name) for name in (_FIELD, f"text_config.{_FIELD}"))
-    result = next((item for item in declared if item is not None), _RANGE)
-    if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= _MOST_SCALE:
+    declared = (nested(config, name) for name in (_RANGE_FIELD, f"text_config.{_RANGE_FIELD}"))
+    result = next((item for item in declared if item is not None), _DEFAULT_RANGE)
+    if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= _MAX_SCALE:
         raise ConfigError(
-            f"{_FIELD} is no standard deviation of weights", location=location or CONFIG, got=repr(result)
+            f"{_RANGE_FIELD} is no standard deviation of weights",
+            location=location or CONFIG,
+            got=repr(result),
         )
     return float(result)
 
 
 def _refuse_other_arrays(config: Mapping[str, Any], family: Family, location: str) -> None:
     facts = ModelFacts(config, silent=silent_values(config))
-    limits = (limit for limit in family.settings.limits if limit.expected.left.name in _OF_ARRAYS)
+    limits = (limit for limit in family.settings.limits if limit.expected.left.name in _ARRAY_FIELDS)
     odd = [limit for limit in limits if not limit.conditions and not limit.holds(facts)]
     if odd:
         raise ConfigError(
@@ -109,7 +111,7 @@ def _refuse_other_arrays(config: Mapping[str, Any], family: Family, location: st
         )
 
 
-def lacks_towers(tree: Tree) -> bool:
+def has_omitted_towers(tree: Tree) -> bool:
     """Whether towers of a model of noise were left out."""
     return any(remark.startswith(_NO_TOWERS) for remark in tree.metadata.notes.remarks)
 
@@ -125,7 +127,7 @@ def text_model_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return None if text is None else text_config(config, text)
 
 
-def _known(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, Shape], Notes]:
+def _table_and_shapes(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, Shape], Notes]:
     """The rows and the shapes that the configuration tells, of the text alone where it tells no more."""
     table = _table(config, family)
     try:
@@ -155,14 +157,14 @@ def _array(name: str, shape: Shape, row: Row | None, noise: tuple[int, float], d
     last = name.rpartition(".")[2]
     if len(shape) == 1 and ("norm" in name or last == "layer_scalar") and last != "bias":
         # A norm that MaxText has one more of is one of 1 + weight.
-        return _full(shape, 0.0 if isinstance(op, Shift) else 1.0, dtype)
+        return _filled_array(shape, 0.0 if isinstance(op, Shift) else 1.0, dtype)
     if last == "bias" or last.endswith("_bias"):
-        return _full(shape, 0.0, dtype)
+        return _filled_array(shape, 0.0, dtype)
     array = seeded(shape, noise[0], name, noise[1])
     return array if dtype == array.dtype else elementwise(array, Convert(dtype))
 
 
-def _full(shape: Shape, number: float, dtype: DType) -> LazyArray:
+def _filled_array(shape: Shape, number: float, dtype: DType) -> LazyArray:
     import numpy as np
 
     return Constant(shape, dtype, np.array(number, np.float32).astype(dtype.numpy).tobytes())

@@ -27,8 +27,8 @@ from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.bound_model import (
     BoundModel,
     UnboundModel,
-    learned_elsewhere,
     named_parameters,
+    parameters_outside_model,
     unwanted_towers,
 )
 from ckpttools.maxtext.config.deviations import TIED_HEAD, VISION_TOWER, deviations
@@ -36,16 +36,22 @@ from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.conversion_options import TEXT, ToHuggingFace
 from ckpttools.maxtext.layout import EMBEDDING, VOCAB
 from ckpttools.maxtext.model_config import (
-    TrueConfig,
-    absent_prediction,
+    WeightsConfig,
+    absent_mtp_field,
     absent_towers,
-    promising_less,
+    config_for_weights,
     text_config,
-    true_config,
+    without_absent_parts,
 )
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.native_fp8 import Native, hugging_face_grids, native_of, refusing, with_scheme
-from ckpttools.maxtext.original_dtypes import in_first_dtype, main_dtype
+from ckpttools.maxtext.native_fp8 import (
+    Native,
+    hugging_face_grids,
+    native_parameters,
+    refused_weights,
+    with_quantization_config,
+)
+from ckpttools.maxtext.original_dtypes import main_dtype, restore_dtype
 from ckpttools.maxtext.scan_axis import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.vocabulary import Surplus
@@ -75,7 +81,7 @@ class HuggingFaceModel:
     """
 
     tree: Tree
-    config: TrueConfig | None
+    config: WeightsConfig | None
     notes: Notes
     has_text_model: bool = False
     extra: Mapping[str, Surplus] = field(default_factory=dict)
@@ -83,7 +89,7 @@ class HuggingFaceModel:
 
 
 @dataclass(frozen=True)
-class _Converted:
+class _ConvertedArrays:
     """What rows make of a source.
 
     Attributes:
@@ -112,18 +118,18 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         CoverageError: the arrays are not those of that model.
         FormatError: weights are quantised, or nothing shows on which axis layers are stacked.
     """
-    source = maxtext_source(tree, options, files)
+    source = bind_source(tree, options, files)
     bound, files = source.bound, source.files
-    converted = _converted(source)
+    converted = _convert(source)
     notes = Notes()
     if not converted.codes:
         files, notes = _with_plain_carried(files, source.options.dtype)
     left_out = bound.table.left_out_of(files.weights)
-    carried = _carried(left_out, source.options, files, quantized=bool(converted.codes))
-    built = _written(source, converted, carried)
+    carried = _carried_arrays(left_out, source.options, files, quantized=bool(converted.codes))
+    built = _build_arrays(source, converted, carried)
     config = _config(source, converted, built)
     missing = (
-        *learned_elsewhere(source.tree, options.prefix),
+        *parameters_outside_model(source.tree, options.prefix),
         *source.head,
         *sorted(source.towers),
         *(key for key in {**files.carried, **left_out} if key not in carried),
@@ -136,9 +142,9 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         tree.metadata.notes
         + source.native.notes
         + notes
-        + notes_on_values(converted.mapped, converted.plain, source.options, missing)
+        + hf_value_notes(converted.mapped, converted.plain, source.options, missing)
         + notes_of(converted.grids.values)
-        + Notes(remarks=(*copy_remarks, *remarks_about(config, built, lacking), *_deviations(bound, files)))
+        + Notes(remarks=(*copy_remarks, *config_remarks(config, built, lacking), *_deviations(bound, files)))
     )
     leaves: dict[TreePath, LazyArray] = {(key,): built[key] for key in sort_naturally(built)}
     return HuggingFaceModel(
@@ -146,7 +152,7 @@ def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Hug
         config,
         notes,
         has_text_model=any(spelling.name == TEXT for spelling in bound.family.spellings),
-        extra=dict(_surplus(bound.table, source.expected, converted.mapped)),
+        extra=dict(_surplus_arrays(bound.table, source.expected, converted.mapped)),
         lost_head=source.lost_head,
     )
 
@@ -166,22 +172,22 @@ def _deviations(bound: BoundModel, files: ModelFiles) -> Iterator[str]:
             )
 
 
-def _converted(source: BoundSource) -> _Converted:
+def _convert(source: BoundSource) -> _ConvertedArrays:
     """Maps what is expected, and refuses what contradicts the model's configuration."""
     bound, files, expected = source.bound, source.files, source.expected
     grids = hugging_face_grids(bound.table, expected, source.native, (VOCAB,))
-    with refusing(grids.problems, files.config, source.location):
+    with refused_weights(grids.problems, files.config, source.location):
         whole = _mapped(replace(bound, table=grids.table), expected, source.options, files)
     codes = {key: array for key, array in whole.arrays.items() if key in grids.scales}
     mapped = replace(whole, arrays={key: array for key, array in whole.arrays.items() if key not in codes})
     source.unbound.require_agreement(bound, expected)
     refuse_unmappable(mapped.weights, source.tree.metadata.config, source.location)
     main = main_dtype(mapped.arrays, mapped.changed)
-    return _Converted(mapped, codes, grids, _restored(mapped, main, bound.spelling, files))
+    return _ConvertedArrays(mapped, codes, grids, _restored_arrays(mapped, main, bound.spelling, files))
 
 
-def _written(
-    source: BoundSource, converted: _Converted, carried: Mapping[str, LazyArray]
+def _build_arrays(
+    source: BoundSource, converted: _ConvertedArrays, carried: Mapping[str, LazyArray]
 ) -> dict[str, LazyArray]:
     """All arrays of the model: mapped ones, an output head that is expected, carried ones, quantised ones."""
     built, dtype = dict(converted.plain), source.options.dtype
@@ -195,22 +201,24 @@ def _written(
     return built | converted.quantized
 
 
-def _head_to_copy(source: BoundSource, converted: _Converted) -> tying.Head | None:
+def _head_to_copy(source: BoundSource, converted: _ConvertedArrays) -> tying.Head | None:
     """Return the names of the head that is made from the embedding, and of the embedding; None if none is."""
     head = _head(source)
     is_copied = source.options.model.tied == "materialize" and head and head.head not in converted.plain
     return head if is_copied else None
 
 
-def _config(source: BoundSource, converted: _Converted, built: Mapping[str, LazyArray]) -> TrueConfig | None:
+def _config(
+    source: BoundSource, converted: _ConvertedArrays, built: Mapping[str, LazyArray]
+) -> WeightsConfig | None:
     """What `config.json` says of these arrays; None where no configuration is known."""
     head = _head(source)
     tied = None if head is None else head.head not in built
     config = config_to_write(source.bound, source.options, source.files, built, tied)
     if config is None or not converted.codes:
         return config
-    declared, changes = with_scheme(config.config, built, converted.codes, source.native.block)
-    return TrueConfig(declared, (*config.changes, *changes))
+    declared, changes = with_quantization_config(config.config, built, converted.codes, source.native.block)
+    return WeightsConfig(declared, (*config.changes, *changes))
 
 
 def _head(source: BoundSource) -> tying.Head | None:
@@ -241,7 +249,9 @@ def _mapped(
         ) from error
 
 
-def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> Iterator[tuple[str, Surplus]]:
+def _surplus_arrays(
+    table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped
+) -> Iterator[tuple[str, Surplus]]:
     """What is left out: of arrays by the name of what was made of the rest, else by its own."""
     for row in table.rows:
         name = str(row.left.key)
@@ -259,7 +269,7 @@ def _surplus(table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped) -> I
         yield name, Surplus(name, array, 0, 0, number, reasons.get(name, ""))
 
 
-def _carried(
+def _carried_arrays(
     left_out: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles, *, quantized: bool
 ) -> dict[str, LazyArray]:
     """The arrays that MaxText has no place for and that are written all the same.
@@ -307,23 +317,23 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) ->
             location=location,
             got=f"{' and '.join(absent)} in {files.location}",
             expected="all of the model's arrays, or the configuration of a model without these parts",
-            hint=f"take them from the model with {with_model()}{alone if model.has_text_model else ''}",
+            hint=f"take them from the model with {like_and_carry()}{alone if model.has_text_model else ''}",
         )
 
 
-def _restored(
+def _restored_arrays(
     mapped: Mapped, main: DType | None, spelling: Spelling, files: ModelFiles
 ) -> dict[str, LazyArray]:
     """The arrays that are made; those whose values are changed in the dtype that they had in the model."""
     return {
-        key: in_first_dtype(array, main, files.dtypes.get(spelling.plain(key)))
+        key: restore_dtype(array, main, files.dtypes.get(spelling.plain(key)))
         if key in mapped.changed
         else array
         for key, array in mapped.arrays.items()
     }
 
 
-def notes_on_values(
+def hf_value_notes(
     mapped: Mapped, built: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
 ) -> Notes:
     """What the user should know.
@@ -337,7 +347,7 @@ def notes_on_values(
     rounded = {
         key: built[key].dtype for key in mapped.changed if built[key].dtype != mapped.arrays[key].dtype
     }
-    changed = [(item, _of_row(item, rounded)) for item in mapped.values]
+    changed = [(item, _rounded_dtypes(item, rounded)) for item in mapped.values]
     inexact = [Note(item.key, item.reason) for item, back in changed if not (item.exact or back)]
     values = [
         Note(item.key, f"{_operation(item)}, rounded back to {back}" if back else item.reason)
@@ -357,7 +367,7 @@ def notes_on_values(
     return Notes(tuple(inexact), tuple(values), dropped)
 
 
-def _of_row(note: ValueNote, rounded: Mapping[str, DType]) -> str:
+def _rounded_dtypes(note: ValueNote, rounded: Mapping[str, DType]) -> str:
     """The dtypes to which arrays of a row are rounded; "" where none is."""
     key = parse_key(note.key)
     return " and ".join(
@@ -376,21 +386,23 @@ def config_to_write(
     files: ModelFiles,
     built: Mapping[str, LazyArray],
     tied: bool | None,
-) -> TrueConfig | None:
-    """The configuration of what is written, None where there is none; errors as `promising_less`."""
+) -> WeightsConfig | None:
+    """The configuration of what is written, None where there is none; errors as `without_absent_parts`."""
     if files.config is None:
         return None
     text = text_config(files.config, bound.spelling) if options.spelling == TEXT else None
     size = bound.table.sizes.get(VOCAB) if options.padding_rows == "keep" else None
     rule = bound.family.flags.get(tying.FLAG)
     vocab = size.length if size else None
-    config = true_config(text or files.config, built, tied, tied_by=rule, vocab=vocab)
+    config = config_for_weights(text or files.config, built, tied, tied_by=rule, vocab=vocab)
     if text is None:
-        return promising_less(bound.family, config, built, files.location)
+        return without_absent_parts(bound.family, config, built, files.location)
     return replace(config, changes=("it is that of the text model alone", *config.changes))
 
 
-def remarks_about(config: TrueConfig | None, built: Mapping[str, LazyArray], lacking: bool) -> Iterator[str]:
+def config_remarks(
+    config: WeightsConfig | None, built: Mapping[str, LazyArray], lacking: bool
+) -> Iterator[str]:
     """What to say of the configuration.
 
     Args:
@@ -403,16 +415,16 @@ def remarks_about(config: TrueConfig | None, built: Mapping[str, LazyArray], lac
         yield f"no {CONFIG} is written, as none is known: {remedy}"
         return
     yield from (f"{CONFIG}: {change}" for change in config.changes)
-    prediction = absent_prediction(config.config, built)
+    prediction = absent_mtp_field(config.config, built)
     if prediction:
-        remedy = "nor in the model" if lacking else f"{with_model()} takes them from the model"
+        remedy = "nor in the model" if lacking else f"{like_and_carry()} takes them from the model"
         yield (
             f"{CONFIG}: {prediction} is {config.config[prediction]}, but layers that predict further tokens "
             f"are not there{', ' if lacking else '; '}{remedy}"
         )
 
 
-def with_model() -> str:
+def like_and_carry() -> str:
     """What takes arrays from the model that a checkpoint came from."""
     return f"{option('like', 'HF_DIR')} {option('carry', True)}"
 
@@ -464,12 +476,12 @@ class BoundSource:
         return {key: array for key, array in self.unbound.arrays.items() if key not in unwanted}
 
 
-def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundSource:
+def bind_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundSource:
     """Finds out which model a tree is of; errors as of `ckpttools.maxtext.to_hf.to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
-    native = native_of(arrays, files.config, tree.metadata.location, numbers)
+    native = native_parameters(arrays, files.config, tree.metadata.location, numbers)
     if native.scales:
         refuse_few_bits(options.dtype, tree.metadata.location)
         declared = check_values(tree, weights_in(tree).readable.values())
@@ -478,7 +490,7 @@ def maxtext_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> Bou
     plain = {key: array for key, array in arrays.items() if key not in native.scales}
     refuse_quantized(plain, tree.metadata.config, tree.metadata.location)
     unbound = UnboundModel.of(tree, arrays, options, files)
-    bound, options = unbound.bound(), unbound.options
+    bound, options = unbound.bind(), unbound.options
     head = _unwanted_head(bound, arrays, options.model.tied)
     towers = frozenset(unwanted_towers(bound.family, arrays, options))
     source = BoundSource(tree, native, unbound, bound, head, towers)

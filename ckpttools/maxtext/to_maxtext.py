@@ -21,36 +21,41 @@ from ckpttools.mapping.mapped import Mapped, notes_of
 from ckpttools.mapping.scale_grids import ScaleGrids
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
-from ckpttools.maxtext.config.deviations import layers_of_other_kinds
+from ckpttools.maxtext.config.deviations import layers_with_other_kinds
 from ckpttools.maxtext.config.model_facts import ModelFacts
-from ckpttools.maxtext.config_agreement import own_rows
+from ckpttools.maxtext.config_agreement import require_own_rows
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.family_layouts import family_in
 from ckpttools.maxtext.flavours import linen_state
 from ckpttools.maxtext.hub_names import (
-    OF_OTHER_MODELS,
+    OTHER_MODELS_HINT,
     has_llama_names,
     hub_name,
-    patterns_beside,
+    patterns_outside_model,
     with_family_names,
     with_hub_names,
 )
 from ckpttools.maxtext.layout import PARAMS, SCAN_LAYERS
-from ckpttools.maxtext.model_config import refuse_lost
-from ckpttools.maxtext.model_options import ModelOptions, family_for, required, rope_flags
+from ckpttools.maxtext.model_config import refuse_lost_parts
+from ckpttools.maxtext.model_options import ModelOptions, family_for, require_config, rope_flags
 from ckpttools.maxtext.native_fp8 import (
     SCALE,
     KeptWeights,
-    kept_weights,
     misfits_remark,
     native_grids,
-    refusing,
+    refused_weights,
+    split_quantized,
 )
-from ckpttools.maxtext.original_dtypes import odd_dtypes, of_one_dtype
-from ckpttools.maxtext.recognition import backbone_hint, below, families_with_names_of, strangers_in
+from ckpttools.maxtext.original_dtypes import recorded_dtypes, with_uniform_dtypes
+from ckpttools.maxtext.recognition import (
+    backbone_hint,
+    families_with_names_of,
+    find_unowned_arrays,
+    prefix_hint,
+)
 from ckpttools.maxtext.scan_axis import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead, is_alias
-from ckpttools.maxtext.variables import as_variables
+from ckpttools.maxtext.variables import with_variable_axes
 from ckpttools.maxtext.versions import version_called
 from ckpttools.model_families.family import Family, Spelling
 from ckpttools.model_families.hf_defaults import silent_fields, silent_values
@@ -75,7 +80,7 @@ class MaxTextState:
         carried: arrays that MaxText has no place for and that are to be kept.
         spelling: how the source writes names.
         notes: what the user should know.
-        dtypes: as of `ckpttools.maxtext.original_dtypes.odd_dtypes`, for the way back.
+        dtypes: as of `ckpttools.maxtext.original_dtypes.recorded_dtypes`, for the way back.
         lost_head: The output head that is left out as a copy of the embedding. It has not been compared yet.
         tied: How the output head was handled; None if the configuration decided.
         recomputed: States of modules and buffers in the source, which are left out, by name.
@@ -104,7 +109,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
         FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
-    drop = whole_branches(with_dots(options.drop, tree), map(dotted, tree.arrays))
+    drop = whole_branches(dotted_patterns(options.drop, tree), map(dotted, tree.arrays))
     bare = without_states(tree, drop)
     recomputed = {dotted(path): array for path, array in tree.arrays.items() if path not in bare.tree.leaves}
     tree, noted = bare.tree, tree.metadata.notes + bare.notes
@@ -112,7 +117,7 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
     named = with_family_names(body.tree, drop)
     plain = Transformed(named.tree, body.notes + named.notes)
     hub = with_hub_names(plain.tree)
-    options = replace(options, drop=_of_hub_names(drop, tree, plain.tree, hub.tree))
+    options = replace(options, drop=_hub_patterns(drop, tree, plain.tree, hub.tree))
     try:
         state = _to_maxtext(hub.tree, options, noted + plain.notes + hub.notes)
         return replace(state, recomputed=recomputed) if recomputed else state
@@ -123,15 +128,15 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         raise
     except CoverageError as error:
         if has_llama_names(map(dotted, hub.tree.arrays)):
-            raise error.at(hint=OF_OTHER_MODELS) from error
+            raise error.at(hint=OTHER_MODELS_HINT) from error
         if any(dotted(path).endswith(".kernel") for path in hub.tree.arrays):
             raise error.at(hint=_OF_FLAX) from error
-        if others := patterns_beside(hub.tree, options.drop):
+        if others := patterns_outside_model(hub.tree, options.drop):
             hint = f"there is more than a model in it: leave that out with {repeated_option('drop', others)}"
             built = error.folded(others, hint) if isinstance(error, NotCoveredError) else error.at(hint=hint)
             raise built from error
-        if (result := strangers_in(hub.tree)) and result.prefixes:
-            raise error.at(hint=f"{below(result.prefixes, hub.tree)}; convert that") from error
+        if (result := find_unowned_arrays(hub.tree)) and result.prefixes:
+            raise error.at(hint=f"{prefix_hint(result.prefixes, hub.tree)}; convert that") from error
         if isinstance(error, NotCoveredError):
             _refuse_kinds_of_layers(error, tree, options)
         if isinstance(error, NotCoveredError):
@@ -153,7 +158,7 @@ def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxTe
     silent = silent_fields(config)
     flags = {name: rule.read(config, CONFIG, silent).value for name, rule in family.flags.items()}
     facts = ModelFacts(config, flags=flags, silent=silent_values(config))
-    layers, why = layers_of_other_kinds(family, facts)
+    layers, why = layers_with_other_kinds(family, facts)
     result = error.coverage
     keys = [*result.missing, *result.extra, *(item.key for item in result.misshapen)]
     if layers and all(layers & {int(part) for part in key.split(".") if part.isdecimal()} for key in keys):
@@ -163,7 +168,7 @@ def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxTe
         )
 
 
-def with_dots(drop: Sequence[str], tree: Tree) -> list[str]:
+def dotted_patterns(drop: Sequence[str], tree: Tree) -> list[str]:
     """Patterns of names whose keys are joined by dots; the user may have joined them by slashes."""
     names = {prefix for path in tree for prefix in prefixes(dotted(path), ".")}
 
@@ -173,7 +178,7 @@ def with_dots(drop: Sequence[str], tree: Tree) -> list[str]:
     return [item.replace("/", ".") if "/" in item and is_joined(item) else item for item in drop]
 
 
-def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tuple[str, ...]:
+def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tuple[str, ...]:
     """Patterns of what is dropped in names of the hub; the user may have written those of the source.
 
     Args:
@@ -196,22 +201,22 @@ def _of_hub_names(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
 
 def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     kept, plain = _unquantized(tree, options)
-    source = hugging_face_source(kept, options)
+    source = bind_hf_source(kept, options)
     mapped, grids = _mapped(source, options)
     homeless = source.homeless()
     if not (options.carry or options.text_only or options.leaves_out):
-        refuse_lost(source.family, homeless, source.location)
+        refuse_lost_parts(source.family, homeless, source.location)
     carried = homeless if options.carry else {}
     values = replace(
         mapped,
-        arrays=_without(mapped.arrays, grids.scales),
+        arrays=_without_names(mapped.arrays, grids.scales),
         values=(*mapped.values, *grids.values),
     )
-    remarks = Notes(remarks=tuple(remarks_on(source, grids, options, homeless)))
+    remarks = Notes(remarks=tuple(maxtext_remarks(source, grids, options, homeless)))
     dropped = set(mapped.dropped) - carried.keys()
-    declared = _said_of(kept, dropped) if plain is None else plain.notes_without(dropped)
+    declared = _kept_notes(kept, dropped) if plain is None else plain.notes_without(dropped)
     notes = noted + declared + value_notes(source.family, values, options, carried) + remarks
-    dtypes = {} if options.dtype else odd_dtypes(source.arrays, mapped.altered, source.spelling.plain)
+    dtypes = {} if options.dtype else recorded_dtypes(source.arrays, mapped.altered, source.spelling.plain)
     state = _state(mapped, grids, options)
     lost, tied = source.lost_head, source.tied
     return MaxTextState(state, carried, source.spelling.name, notes, dtypes, lost, tied)
@@ -227,16 +232,16 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
     """
     tree, arrays, drop, config = source.kept.tree, source.arrays, source.drop, source.config
     grids = native_grids(source.table, arrays, source.kept)
-    with refusing(grids.problems, config, source.location):
+    with refused_weights(grids.problems, config, source.location):
         mapped = grids.table.to_left(arrays, drop, exact=options.exact)
     if config is not None:
-        own_rows(
+        require_own_rows(
             options.model.family,
             config,
             source.location,
-            lambda item: bound(item, tree, arrays, options)[1].to_left(arrays, drop).arrays,
+            lambda item: bind_family(item, tree, arrays, options)[1].to_left(arrays, drop).arrays,
         )
-    refuse_unmappable(_without(mapped.weights, grids.scales), config, source.location)
+    refuse_unmappable(_without_names(mapped.weights, grids.scales), config, source.location)
     return mapped, grids
 
 
@@ -253,25 +258,25 @@ def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
     state = linen_state(parameters, 0, {SCAN_LAYERS: options.scan})
     if not options.scan:
         return state
-    return as_variables(with_scan_axis(state, options.scan_axis), version_called(options.maxtext))
+    return with_variable_axes(with_scan_axis(state, options.scan_axis), version_called(options.maxtext))
 
 
 def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Logical | None]:
     """The tree without scales: weights as they are, or dequantised and by what."""
     if options.quantized == "keep":
         refuse_few_bits(options.dtype, tree.metadata.location)
-        return kept_weights(tree), None
+        return split_quantized(tree), None
     plain = dequantized(tree, options.dtype, options.dequantize_like)
     return KeptWeights(plain.tree), plain
 
 
-def _said_of(kept: KeptWeights, dropped: Collection[str]) -> Notes:
+def _kept_notes(kept: KeptWeights, dropped: Collection[str]) -> Notes:
     """What to say of weights that stay quantised."""
     count = plural(len(kept.scales.keys() - dropped), "weight")
     return kept.notes + Notes(remarks=(f"kept in FP8, with their scales: {count} of the source",))
 
 
-def _without(arrays: Mapping[str, LazyArray], names: Collection[str]) -> dict[str, LazyArray]:
+def _without_names(arrays: Mapping[str, LazyArray], names: Collection[str]) -> dict[str, LazyArray]:
     return {key: array for key, array in arrays.items() if key not in names}
 
 
@@ -286,7 +291,7 @@ def value_notes(
     return notes_of(mapped.values) + Notes(tuple(inexact), tuple(values), dropped)
 
 
-def remarks_on(
+def maxtext_remarks(
     source: HuggingFaceSource, grids: ScaleGrids, options: ToMaxText, homeless: Mapping[str, LazyArray]
 ) -> Iterator[str]:
     """What to say of dtypes, of quantised weights, and of what MaxText has no place for."""
@@ -294,28 +299,30 @@ def remarks_on(
     towers = [name for tower in family.towers for name in arrays_of(family, tower, homeless)]
     yield from source.remarks
     if not source.kept.scales:
-        yield from _stale(says_quantized(source.config))
+        yield from _stale_config_remarks(says_quantized(source.config))
     if grids.misfits:
         yield misfits_remark(grids.misfits)
     if not (options.carry and homeless):
-        yield from _lost([key for key in homeless if key not in towers and key not in source.kept.aside])
-    yield from _without_towers(towers, _way_back(family, options))
+        yield from _lost_array_remarks(
+            [key for key in homeless if key not in towers and key not in source.kept.aside]
+        )
+    yield from _tower_remarks(towers, _tower_handling(family, options))
 
 
-def _stale(declared: Mapping[str, object] | None) -> Iterator[str]:
+def _stale_config_remarks(declared: Mapping[str, object] | None) -> Iterator[str]:
     """What to say of a configuration that calls plain weights quantised."""
     if declared:
         yield f"{CONFIG} says {scheme(declared)}, but no weight is quantised: they are taken as they are"
 
 
-def _lost(names: Collection[str]) -> Iterator[str]:
+def _lost_array_remarks(names: Collection[str]) -> Iterator[str]:
     """What to say of arrays that the way back will not have."""
     if names:
         again = f"with {option('carry', True)} the way back has them again"
         yield f"MaxText has no place for {array_count(names)}; {again}"
 
 
-def _way_back(family: Family, options: ToMaxText) -> str:
+def _tower_handling(family: Family, options: ToMaxText) -> str:
     """What becomes of towers that are not converted."""
     if options.carry:
         return "are carried along, for the way back"
@@ -325,7 +332,7 @@ def _way_back(family: Family, options: ToMaxText) -> str:
     return f"are left out, also for the way back, {model}"
 
 
-def _without_towers(towers: Collection[str], way: str) -> Iterator[str]:
+def _tower_remarks(towers: Collection[str], way: str) -> Iterator[str]:
     """What to say of towers that are left out."""
     if towers:
         yield f"as {option('text_only', True)} says, the towers {way}: {array_count(towers)}"
@@ -382,12 +389,12 @@ class HuggingFaceSource:
         return {key: array for key, array in left.items() if not matches_any(key, self.drop)}
 
 
-def hugging_face_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
+def bind_hf_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
     """Which model a tree is of, and its arrays, with its output head or without, as the user wants it."""
     tree, widened = kept.tree, tuple[str, ...]()
     arrays = by_name(tree.arrays)
     if options.dtype is not None and options.scan:
-        arrays, widened = of_one_dtype(arrays)
+        arrays, widened = with_uniform_dtypes(arrays)
     family, table = _table(tree, arrays, options)
     if not kept.scales:
         # Of all arrays: those that are left out may be the scales of others.
@@ -419,16 +426,16 @@ def _head_handling(
 
 def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> tuple[Family, Table]:
     """The family and its rows, bound to the model in `tree`."""
-    config = required(tree.metadata.config, tree.metadata.location)
-    return bound(_family(tree, config, options.model), tree, arrays, options)
+    config = require_config(tree.metadata.config, tree.metadata.location)
+    return bind_family(_family(tree, config, options.model), tree, arrays, options)
 
 
-def bound(
+def bind_family(
     family: Family, tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText
 ) -> tuple[Family, Table]:
     """A family in the version's layout, and its rows, bound to the model in `tree`."""
     location = tree.metadata.location
-    config = required(tree.metadata.config, location)
+    config = require_config(tree.metadata.config, location)
     family = family_in(family, version_called(options.maxtext))
     spelling = family.spelling_of(arrays)
     head = tying.right_head(family, spelling)
@@ -445,7 +452,7 @@ def bound(
     _require_towers(family, table, arrays, location)
     if options.scan:
         _refuse_scanned(family, table)
-    return family, replace(table, location=location, padded=_padded(table, options.pad_vocab))
+    return family, replace(table, location=location, padded=_padded_lengths(table, options.pad_vocab))
 
 
 def _refuse_scanned(family: Family, table: Table) -> None:
@@ -509,7 +516,7 @@ def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Fa
         raise error.at(hint=hint) from error
 
 
-def _padded(table: Table, pad_vocab: int | None) -> dict[str, int]:
+def _padded_lengths(table: Table, pad_vocab: int | None) -> dict[str, int]:
     if pad_vocab is None:
         return {}
     vocab = table.sizes.get("vocab")

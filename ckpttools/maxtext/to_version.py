@@ -14,12 +14,12 @@ from ckpttools.core.message_terms import option, step
 from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
-from ckpttools.maxtext.layers import numbered
+from ckpttools.maxtext.layers import split_number
 from ckpttools.maxtext.layout import AUXILIARY, GLOBAL, LAYER, LAYERS, LOCAL
 from ckpttools.maxtext.native_fp8 import scale_pairs
 from ckpttools.maxtext.scan_axis import known_scan_axis
 from ckpttools.maxtext.stacking import StackAsModel, StackLayers, UnstackLayers
-from ckpttools.maxtext.variables import collected, is_variable, misplaced_variables, refuse_moments
+from ckpttools.maxtext.variables import collection_moves, is_variable, misplaced_variables, refuse_moments
 from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version, version_called
 from ckpttools.maxtext.view import view_of
 from ckpttools.transforms.base import Transform, Transformed
@@ -69,24 +69,24 @@ class ForVersion:
                     f"ckpt cast {quote(tree.metadata.location or 'SRC')} DST --dtype bfloat16",
                 ),
             )
-        built, trained = _trained(_among_parameters(tree), version)
+        built, trained = _with_trained_variables(_with_collected_variables(tree), version)
         if view_of(built).is_stacked:
-            built = self._restacked(built, version)
-        built = _untrained(built, version)
+            built = self._restack(built, version)
+        built = _with_untrained_variables(built, version)
         if built.keys() == tree.keys() and built.arrays == tree.arrays:
             raise UsageError(
                 f"this is in the layout of MaxText {version.name} already",
                 location=tree.metadata.location or None,
                 hint="nothing need be done",
             )
-        return Transformed(built, Notes(remarks=tuple(_without_moments(trained, version))))
+        return Transformed(built, Notes(remarks=tuple(_missing_moments_remarks(trained, version))))
 
-    def _restacked(self, tree: Tree, version: Version) -> Tree:
+    def _restack(self, tree: Tree, version: Version) -> Tree:
         view = view_of(tree)
         axis = _axis(tree)
         single = UnstackLayers(axis)(tree).tree
         restack: Transform = StackLayers(axis, maxtext=version.name)
-        if any(map(_is_of_a_version, view.stacked_keys)):
+        if any(map(_is_version_specific, view.stacked_keys)):
             restack = StackAsModel(axis, family=self.family, maxtext=version.name)
         try:
             stacked = restack(single).tree
@@ -112,21 +112,21 @@ def _axis(tree: Tree) -> int:
         raise error.at(hint=f"take them apart first, {apart}, which notes it for ckpt stack") from error
 
 
-def _is_of_a_version(key: Path) -> bool:
+def _is_version_specific(key: Path) -> bool:
     """Whether versions may have the layers of a stack otherwise, by the name that it has below `layers`."""
-    named = numbered(key[1]) if len(key) > 1 else None
+    named = split_number(key[1]) if len(key) > 1 else None
     is_position = named is not None and named[0] == LAYER
     return key[0] == LAYERS and (is_position or key[1:] in ((LOCAL,), (GLOBAL,)))
 
 
-def _among_parameters(tree: Tree) -> Tree:
+def _with_collected_variables(tree: Tree) -> Tree:
     """A tree with variables of collections of their own below the parameters.
 
     Raises:
         FormatError: two arrays would get one path.
     """
     view = view_of(tree)
-    moved = collected(view)
+    moved = collection_moves(view)
     if not moved:
         return tree
     paths = {path: moved.get(path, path) for path in tree}
@@ -136,7 +136,7 @@ def _among_parameters(tree: Tree) -> Tree:
     return with_layer_notes(built, replace(view.notes, first_axis=view.notes.first_axis | first))
 
 
-def _trained(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
+def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
     """A tree with the variables in `nnx_aux` that a version trains as parameters among these; their paths.
 
     Raises:
@@ -159,7 +159,7 @@ def _trained(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
     return Tree(leaves, tree.metadata), list(moved.values())
 
 
-def _untrained(tree: Tree, version: Version) -> Tree:
+def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
     """A tree with the variables of a version in `nnx_aux` where it is a training state.
 
     Raises:
@@ -182,7 +182,7 @@ def _untrained(tree: Tree, version: Version) -> Tree:
     )
 
 
-def _without_moments(trained: list[Path], version: Version) -> Iterator[str]:
+def _missing_moments_remarks(trained: list[Path], version: Version) -> Iterator[str]:
     if trained:
         yield (
             f"the optimizer has no state of {array_count(trained)} that MaxText {version.name} trains as "

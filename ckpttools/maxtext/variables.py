@@ -9,7 +9,7 @@ from ckpttools.array.relayout import transposed
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
-from ckpttools.maxtext.layers import key_of_layers
+from ckpttools.maxtext.layers import layer_key_slice
 from ckpttools.maxtext.layout import COLLECTION, GLOBAL, LAYERS, LOCAL
 from ckpttools.maxtext.versions import NEWEST, VERSIONS, Version
 from ckpttools.maxtext.view import MaxTextView, view_of
@@ -24,13 +24,13 @@ def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Pat
     """Those whose layers are stacked: path in the model, scan axis as the array has it, number of axes."""
     stacked = {key: axes for key, axes in view.stacked_keys.items() if axes}
     for path, array in view.parameters.items() if stacked else ():
-        location = key_of_layers(path, stacked) if is_variable(path, version) else None
+        location = layer_key_slice(path, stacked) if is_variable(path, version) else None
         if location is not None:
             axes = stacked[path[location]]
             yield path, min(view.scan_axis or 0, len(array.shape) - axes), axes
 
 
-def as_variables(tree: Tree, version: Version) -> Tree:
+def with_variable_axes(tree: Tree, version: Version) -> Tree:
     """A tree of parameters on the scan axis, with variables as a version has them: their layers on axis 0.
 
     That is noted, as shapes do not show it where there are as many layers as experts.
@@ -39,7 +39,7 @@ def as_variables(tree: Tree, version: Version) -> Tree:
     moved: dict[Path, LazyArray] = {}
     for path, axis, count in stacked_variables(view, version):
         if axis:
-            moved[view.homes[path]] = _to_the_front(view.parameters[path], axis, count)
+            moved[view.homes[path]] = _with_leading_axes(view.parameters[path], axis, count)
     if not moved:
         return tree
     notes = view.notes
@@ -47,7 +47,7 @@ def as_variables(tree: Tree, version: Version) -> Tree:
     return with_layer_notes(built, notes.with_first_axis(notes.first_axis | first_axis_names(moved)))
 
 
-def _to_the_front(array: LazyArray, axis: int, count: int) -> LazyArray:
+def _with_leading_axes(array: LazyArray, axis: int, count: int) -> LazyArray:
     """An array with the axes from `axis` on before all others."""
     ranks = range(len(array.shape))
     own = ranks[axis : axis + count]
@@ -64,7 +64,7 @@ def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) ->
 
 def version_of_state(view: MaxTextView) -> Version:
     """The newest version that has a place for the optimizer's state; the newest of all where none has."""
-    fitting = (version for version in VERSIONS.values() if not _moments_of_variables(view, version))
+    fitting = (version for version in VERSIONS.values() if not _variable_moments(view, version))
     return next(fitting, VERSIONS[NEWEST])
 
 
@@ -74,7 +74,7 @@ def refuse_moments(tree: Tree, version: Version) -> None:
     Raises:
         FormatError: there is such state; lists it.
     """
-    odd = _moments_of_variables(view_of(tree), version)
+    odd = _variable_moments(view_of(tree), version)
     if odd:
         raise FormatError(
             f"the optimizer holds state of what MaxText {version.name} does not train with it"
@@ -84,14 +84,14 @@ def refuse_moments(tree: Tree, version: Version) -> None:
         )
 
 
-def _moments_of_variables(view: MaxTextView, version: Version) -> list[Path]:
+def _variable_moments(view: MaxTextView, version: Version) -> list[Path]:
     """Paths of the optimizer's state of what is a variable of its own class to a version."""
     end = len(view.flavour.suffix)
     state = view.of_role("optimizer") if version.variables else ()
     return [path for path in state if is_variable(path[:-end] if end else path, version)]
 
 
-def collected(view: MaxTextView) -> Mapping[Path, Path]:
+def collection_moves(view: MaxTextView) -> Mapping[Path, Path]:
     """Variables in a collection of their class -> their places among the parameters, for all loaders."""
     flavour = view.flavour
     return {
@@ -106,18 +106,18 @@ def _in_collection(home: Path, prefix: Path) -> bool:
     return home[:above] == prefix[:above] and str(home[above]).endswith(COLLECTION)
 
 
-def versions_of(view: MaxTextView, families: Collection[str]) -> tuple[str, ...]:
+def matching_versions(view: MaxTextView, families: Collection[str]) -> tuple[str, ...]:
     """The versions of MaxText that store a model as a tree has it, newest first.
 
     Args:
         view: of the tree.
         families: names of those that it may be of.
     """
-    fitting = (version for version in VERSIONS.values() if _fits(view, families, version))
+    fitting = (version for version in VERSIONS.values() if _matches_version(view, families, version))
     return tuple(item.name for item in fitting) if view.is_maxtext else ()
 
 
-def _fits(view: MaxTextView, families: Collection[str], version: Version) -> bool:
+def _matches_version(view: MaxTextView, families: Collection[str], version: Version) -> bool:
     by_kind = any(key[:1] == (LAYERS,) and key[-1] in (LOCAL, GLOBAL) for key in view.stacked_keys)
     by_position = any(key[:1] == (LAYERS,) and len(key) > 1 for key in view.stacked_keys) and not by_kind
     expected = {name in version.stacked_by_kind for name in families}

@@ -26,9 +26,9 @@ from ckpttools.maxtext.layer_notes import LayerNotes, layer_notes
 from ckpttools.maxtext.layers import (
     LayerGroup,
     LayerStack,
-    below_decoder,
-    key_of_layers,
+    decoder_parameters,
     layer_groups,
+    layer_key_slice,
     layer_stacks,
     scan_axes,
     scan_axis,
@@ -80,7 +80,7 @@ def optimizer_of(
     # A chain has a place for each of its parts; the first is the one that scales gradients.
     chained = {str(path[1]) for path in inner if len(path) > 1 and str(path[0]) == "0"}
     named = {str(key) for path in inner for key in path[:2] if not str(key).isdecimal()}
-    heads = _moments(state, parameters, flavour)
+    heads = _mirrored_heads(state, parameters, flavour)
     name: OptimizerName = "unknown"
     if chained >= _ADAM:
         name = "adamw"
@@ -91,7 +91,7 @@ def optimizer_of(
     return Optimizer(name, tuple(heads), all(heads.values()))
 
 
-def _moments(
+def _mirrored_heads(
     state: Mapping[Path, Leaf], parameters: Mapping[Path, LazyArray], flavour: Flavour
 ) -> dict[str, bool]:
     """Where the optimizer's state mirrors the parameters, and whether all shapes there are theirs."""
@@ -184,7 +184,7 @@ class MaxTextView:
     @cached_property
     def homes(self) -> Mapping[Path, Path]:
         """Where the arrays of `parameters` are: path in the model -> path in the tree."""
-        return homes_of(self._learned, self.flavour)
+        return parameter_homes(self._learned, self.flavour)
 
     @cached_property
     def parameters(self) -> Mapping[Path, LazyArray]:
@@ -203,7 +203,7 @@ class MaxTextView:
             for inner, home in self.homes.items()
             if home != self.flavour.wrapped(inner) or (noted and keystr(home) in noted)
         )
-        return MappingProxyType(arrays | dict(on_the_scan_axis(arrays, odd, self.notes.scan_axis)))
+        return MappingProxyType(arrays | dict(with_layers_on_scan_axis(arrays, odd, self.notes.scan_axis)))
 
     @cached_property
     def named(self) -> Mapping[str, LazyArray]:
@@ -228,7 +228,7 @@ class MaxTextView:
     @cached_property
     def decoder(self) -> Mapping[Path, LazyArray]:
         """Parameters of the decoder, under their paths below it."""
-        return below_decoder(self.parameters)
+        return decoder_parameters(self.parameters)
 
     @cached_property
     def stacked_keys(self) -> Mapping[Path, int]:
@@ -307,7 +307,7 @@ class MaxTextView:
 # parameters under their paths in the model, and have their layers on axis 0 whatever the scan axis.
 
 
-def homes_of(parameters: Collection[Path], flavour: Flavour) -> dict[Path, Path]:
+def parameter_homes(parameters: Collection[Path], flavour: Flavour) -> dict[Path, Path]:
     """Where the arrays of a model are: path in the model -> path in the tree.
 
     Args:
@@ -319,14 +319,14 @@ def homes_of(parameters: Collection[Path], flavour: Flavour) -> dict[Path, Path]
     else:
         result = {flavour.unwrapped(path): path for path in parameters if flavour.holds(path)}
     for path in parameters:
-        inner = None if flavour.name and flavour.holds(path) else _beside(path, flavour)
+        inner = None if flavour.name and flavour.holds(path) else _outside_path(path, flavour)
         if inner is not None and result.get(inner, path) == path:
             result.pop(path, None)
             result[inner] = path
     return result
 
 
-def _beside(path: Path, flavour: Flavour) -> Path | None:
+def _outside_path(path: Path, flavour: Flavour) -> Path | None:
     """The path in the model of a variable that is kept outside of the parameters; None for others."""
     core = path[:-1] if path[-1:] == NNX.suffix else path
     if path[:2] == AUXILIARY:
@@ -338,7 +338,7 @@ def _beside(path: Path, flavour: Flavour) -> Path | None:
     return None
 
 
-def on_the_scan_axis(
+def with_layers_on_scan_axis(
     arrays: Mapping[Path, LazyArray], odd: Collection[Path], noted: int | None = None
 ) -> Iterator[tuple[Path, LazyArray]]:
     """The arrays whose layers are on axis 0 though those of the others are not, with their layers there.
@@ -348,7 +348,7 @@ def on_the_scan_axis(
         odd: those of which this is known; of others it follows from the number of layers.
         noted: the scan axis that is known, as of `ckpttools.maxtext.layers.scan_axis`.
     """
-    decoder = below_decoder({path: item for path, item in arrays.items() if path not in odd})
+    decoder = decoder_parameters({path: item for path, item in arrays.items() if path not in odd})
     axis = scan_axis(decoder, noted)
     if not axis:
         return
@@ -356,14 +356,14 @@ def on_the_scan_axis(
         key: (n, stacked_lengths(decoder, key, axis, n)) for key, n in stacked_keys(decoder).items() if n
     }
     for path, array in arrays.items():
-        location = key_of_layers(path, stacks)
+        location = layer_key_slice(path, stacks)
         n, lengths = stacks[path[location]] if location else (0, ())
         first = array.shape[:n] == lengths != ()
         if first and (path in odd or array.shape[axis : axis + n] != lengths):
-            yield path, _moved(array, n, axis)
+            yield path, _with_leading_axes_at(array, n, axis)
 
 
-def _moved(array: LazyArray, count: int, axis: int) -> LazyArray:
+def _with_leading_axes_at(array: LazyArray, count: int, axis: int) -> LazyArray:
     """An array with its first axes at `axis`, or last where it has fewer others."""
     rest = list(range(count, len(array.shape)))
     order = (*rest[:axis], *range(count), *rest[axis:])

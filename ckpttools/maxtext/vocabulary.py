@@ -21,9 +21,9 @@ from ckpttools.plan.pieces import Tiles, fitted_pieces
 WAYS = ("keep", "drop")
 """What a user may want of such rows, whatever they hold."""
 
-_BYTES_AT_ONCE = 4 << 20
+_MAX_PIECE_BYTES = 4 << 20
 # What is noted of elements takes a byte for each.
-_ELEMENTS = 1 << 18
+_COMPARED_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +88,19 @@ class Surplus:
             FormatError, StorageError: they cannot be read.
         """
         item = (self.rows,)
-        fit = fitted_pieces([item], memory=memory, jobs=1, scratch=_ELEMENTS, reserved=reserved)
+        fit = fitted_pieces([item], memory=memory, jobs=1, scratch=_COMPARED_ELEMENTS, reserved=reserved)
         limit = fit.piece_bytes // self.rows.dtype.itemsize
-        for piece in Tiles(min(_BYTES_AT_ONCE, fit.piece_bytes))(item, limit):
-            row = self._learned_in(piece)
+        for piece in Tiles(min(_MAX_PIECE_BYTES, fit.piece_bytes))(item, limit):
+            row = self._first_learned_in(piece)
             if row is not None:
                 return row
         return None
 
-    def _learned_in(self, piece: Region) -> int | None:
+    def _first_learned_in(self, piece: Region) -> int | None:
         import numpy as np
 
         values = self.rows.read(piece)
-        for part in split_evenly(piece, _ELEMENTS):
+        for part in split_evenly(piece, _COMPARED_ELEMENTS):
             learned = np.moveaxis(values[part.relative_to(piece).slices] != self.fill, self.axis, 0)
             if learned.any():
                 result = learned.reshape(len(learned), -1).any(axis=1)
@@ -108,7 +108,7 @@ class Surplus:
         return None
 
 
-def surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape]) -> dict[str, Surplus]:
+def find_surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape]) -> dict[str, Surplus]:
     """The rows that MaxText's arrays have beyond those of others of their names.
 
     Args:
@@ -126,7 +126,7 @@ def surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape]) -> d
     return result
 
 
-def without(array: LazyArray, extra: Surplus) -> LazyArray:
+def without_surplus(array: LazyArray, extra: Surplus) -> LazyArray:
     """An array without the rows beyond those of the model."""
     axis = extra.axis
     shape = (*array.shape[:axis], extra.kept, *array.shape[axis + 1 :])
@@ -146,22 +146,22 @@ class CountedRows:
     remarks: tuple[str, ...]
 
 
-def less_padding(
+def without_vocabulary_padding(
     arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape], way: str | None, memory: int
 ) -> CountedRows:
     """MaxText's arrays with the vocabulary that others have, and what they have beyond it where that counts.
 
     Args:
-        arrays, shapes: as of `surpluses`.
-        way, memory: as of `rows_that_count`; errors, too.
+        arrays, shapes: as of `find_surpluses`.
+        way, memory: as of `counted_rows`; errors, too.
     """
-    result = surpluses(arrays, shapes)
-    rows = rows_that_count(result, way, memory)
-    cut = {name: without(arrays[name], item) for name, item in result.items()}
+    result = find_surpluses(arrays, shapes)
+    rows = counted_rows(result, way, memory)
+    cut = {name: without_surplus(arrays[name], item) for name, item in result.items()}
     return CountedRows({**arrays, **cut, **rows.arrays}, rows.remarks)
 
 
-def rows_that_count(extra: Mapping[str, Surplus], way: str | None, memory: int) -> CountedRows:
+def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> CountedRows:
     """The rows that count. Reads them, as only their content distinguishes padding from what was learned.
 
     Args:
@@ -196,7 +196,7 @@ def rows_that_count(extra: Mapping[str, Surplus], way: str | None, memory: int) 
     return CountedRows(arrays, tuple(remarks))
 
 
-def refuse_learned(
+def refuse_learned_rows(
     extra: Mapping[str, Surplus], location: str, way: str | None, *, memory: int, reserved: int
 ) -> None:
     """Refuses to leave out what was learned. Reads it, as only its content shows that.
@@ -222,7 +222,7 @@ def refuse_learned(
                 location=f"{item.name} in {location}",
                 got=f"something else at {row}: it was trained",
                 expected=f"{item.fill:g} throughout, as MaxText begins with",
-                hint=_remedy_for(item),
+                hint=_trained_array_hint(item),
             )
         if row is not None:
             raise ConfigError(
@@ -236,7 +236,7 @@ def refuse_learned(
             )
 
 
-def _remedy_for(trained: Surplus) -> str:
+def _trained_array_hint(trained: Surplus) -> str:
     """What to do with an array that MaxText alone has, and has trained."""
     why = trained.because
     otherwise = f"to write it, change what says that the model has no such array ({why}); or " if why else ""

@@ -30,7 +30,7 @@ from ckpttools.formats.orbax.steps import (
 )
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr.legacy_runs import is_legacy_step
-from ckpttools.maxtext.loading.paths import EMERGENCY_ITEMS, listed_by_manager
+from ckpttools.maxtext.loading.paths import EMERGENCY_ITEMS, list_committed_steps
 from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
 from ckpttools.runs.metrics import METRICS, metrics_of
@@ -210,7 +210,7 @@ def listed(run: OrbaxRun) -> RunListing:
     Raises:
         StorageError: the store cannot answer.
     """
-    seen = listed_by_manager(run.path)
+    seen = list_committed_steps(run.path)
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
     steps = at_once(run.path.store, listed_step, run.steps.values())
     steps = sorted([*steps, *_flax_steps(run), *_legacy_steps(run)], key=lambda step: step.step)

@@ -17,7 +17,7 @@ from support.locations import FIXTURES
 import ckpttools
 from ckpttools.adapters import bases
 from ckpttools.adapters.config import PeftConfig
-from ckpttools.adapters.merge import merged
+from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import modules_of, open_peft
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, ConfigError
@@ -282,7 +282,7 @@ def test_merge_matches_peft_for_random_configs(tmp_path):
     for seed, expected in enumerate(recorded):
         config = peft_choices.draw_adapter(tmp_path / str(seed), seed)
         try:
-            tree = merged(base, open_peft(parse(tmp_path / str(seed)))).tree
+            tree = merge_into_base(base, open_peft(parse(tmp_path / str(seed)))).tree
         except CheckpointError as error:
             # PEFT ignores an adapter none of whose factors apply; a merge of nothing is refused here.
             if not isinstance(expected, str):
@@ -311,7 +311,7 @@ def test_dora_base_weights_without_magnitudes_are_refused(tmp_path, use_dora):
         with pytest.raises(ConfigError, match="base weight without a magnitude"):
             open_peft(parse(tmp_path / "adapter"))
     else:
-        assert merged(base, open_peft(parse(tmp_path / "adapter"))).tree.arrays
+        assert merge_into_base(base, open_peft(parse(tmp_path / "adapter"))).tree.arrays
 
 
 def write_choice(location, ranks=None, whole=(), **config):

@@ -13,12 +13,12 @@ import pytest
 from support.locations import FIXTURES, GOLDEN, GOLDEN_0_2_5
 from support.trees import lazy, model
 
-from ckpttools.adapters.bases import base_of
-from ckpttools.adapters.factor_rows import rows_of_factors, weight_names, why_no_factors
+from ckpttools.adapters.bases import open_base
+from ckpttools.adapters.factor_rows import model_factor_rows, no_factors_reason, weight_names
 from ckpttools.adapters.factors import Adapter, FactorPair
-from ckpttools.adapters.fitting import fitted
+from ckpttools.adapters.fitting import fit_adapter
 from ckpttools.adapters.from_jax import adapter_of_maxtext
-from ckpttools.adapters.merge import merged
+from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.to_maxtext import ToMaxTextAdapter, to_maxtext_adapter
 from ckpttools.adapters.to_peft import to_peft
 from ckpttools.array.tree import Metadata, Tree
@@ -111,7 +111,7 @@ def made_bases(name, location):
     family = families()[name]
     state = to_maxtext(tree, ToMaxText(scan=scans(family), leaves_out=True)).state
     location.write_text(json.dumps(configs()[name]))
-    return base_of(tree), base_of(state, like=location)
+    return open_base(tree), open_base(state, like=location)
 
 
 def near(built: Tree, expected: Tree, base: Tree) -> None:
@@ -132,9 +132,9 @@ def near(built: Tree, expected: Tree, base: Tree) -> None:
 def test_merging_and_converting_may_be_exchanged(family, bases):
     base, maxtext = bases(family)
     adapter = adapter_of(base, np.random.default_rng(2))
-    one = merged(maxtext, adapter).tree
+    one = merge_into_base(maxtext, adapter).tree
     options = ToMaxText(scan=scans(families()[family]), leaves_out=True)
-    two = to_maxtext(merged(base, adapter).tree, options).state
+    two = to_maxtext(merge_into_base(base, adapter).tree, options).state
     near(one, two, maxtext.tree)
     same = (path for path in one.arrays if one.arrays[path] is maxtext.tree.arrays[path])
     for path in itertools.islice((path for path in same if "tid2eid" not in path), 3):
@@ -146,8 +146,10 @@ def test_an_adapter_is_the_same_in_maxtext(family, bases):
     base, maxtext = bases(family)
     own = families()[family]
     axis = 1 if scans(own) else None
-    rows = rows_of_factors(base, axis, own)
-    fitting = {name for row in rows.rows if not why_no_factors(row) for name in weight_names(row, rows.sizes)}
+    rows = model_factor_rows(base, axis, own)
+    fitting = {
+        name for row in rows.rows if not no_factors_reason(row) for name in weight_names(row, rows.sizes)
+    }
     adapter = adapter_of(base, np.random.default_rng(3), fitting)
     tree = to_maxtext_adapter(base, adapter, ToMaxTextAdapter(scan=scans(own))).tree
     modules = re.compile(tree.metadata.custom["lora"]["lora_module_path"])
@@ -162,7 +164,10 @@ def test_an_adapter_is_the_same_in_maxtext(family, bases):
         for name, delta in there.items():
             assert np.allclose(delta, expected.get(name, 0), rtol=1e-5, atol=1e-6), name
     # What is in MaxText's kernels is what its own multiplication of the factors adds.
-    one, two = merged(maxtext, adapter_of_maxtext(maxtext, tree)).tree, merged(maxtext, adapter).tree
+    one, two = (
+        merge_into_base(maxtext, adapter_of_maxtext(maxtext, tree)).tree,
+        merge_into_base(maxtext, adapter).tree,
+    )
     near(one, two, maxtext.tree)
 
 
@@ -185,26 +190,26 @@ def test_factors_of_fused_experts_are_those_of_single_ones(bases, family, module
         factor = FactorPair(
             f"model.layers.0.mlp.experts.{fused}", lazy(a), lazy(b), 0.5, RANK, "experts", None
         )
-        result = {item.name: item for item in fitted(base, Adapter("adapter", (factor,))).factors}
+        result = {item.name: item for item in fit_adapter(base, Adapter("adapter", (factor,))).factors}
         delta = 0.5 * np.einsum("ore,eri->eoi", b.reshape(-1, RANK, 4), a.reshape(4, RANK, ins))
         for expert, own in enumerate(single):
             built = [result[name].delta(base.weights[name].shape).read() for name in own]
             assert np.allclose(np.concatenate(built), delta[expert], atol=1e-5)
     few = FactorPair(factor.name, lazy(a[RANK:]), lazy(b[:, RANK:]), 0.5, RANK, "experts", None)
     with pytest.raises(CheckpointError, match="another number of experts"):
-        fitted(base, Adapter("adapter", (few,)))
+        fit_adapter(base, Adapter("adapter", (few,)))
 
 
 def test_modules_tell_which_axis_is_that_of_inputs(bases):
     """Whatever the configuration says: PEFT corrects it where it makes the modules."""
     base, _ = bases("llama")
     name = "model.layers.0.self_attn.q_proj.weight"
-    factor = replace(linear(name, base.weights[name].shape, np.random.default_rng(6)), is_in_first=True)
-    assert fitted(base, Adapter("adapter", (factor,))).factors[0].is_in_first is False
-    conv1d = replace(factor, name="transformer.h.0.attn.c_proj.weight", is_in_first=False)
+    factor = replace(linear(name, base.weights[name].shape, np.random.default_rng(6)), has_inputs_first=True)
+    assert fit_adapter(base, Adapter("adapter", (factor,))).factors[0].has_inputs_first is False
+    conv1d = replace(factor, name="transformer.h.0.attn.c_proj.weight", has_inputs_first=False)
     tree = Tree({(conv1d.name,): lazy(np.zeros((4, 4), "f4"))}, Metadata(config={"model_type": "gpt2"}))
-    assert fitted(base_of(tree), Adapter("adapter", (conv1d,))).factors[0].is_in_first is True
-    long = replace(linear("a", (4, 4), np.random.default_rng(9)), is_in_first=True)
+    assert fit_adapter(open_base(tree), Adapter("adapter", (conv1d,))).factors[0].has_inputs_first is True
+    long = replace(linear("a", (4, 4), np.random.default_rng(9)), has_inputs_first=True)
     with pytest.raises(CheckpointError, match="of linear layers alone") as refused:
         replace(long, magnitude=lazy(np.ones(4, "f4"))).change(lazy(np.zeros((4, 4), "f4")))
     assert "with PEFT" in str(refused.value)
@@ -215,15 +220,15 @@ def test_a_head_that_is_the_table_is_told_whatever_the_table_is_called():
     head = linear("lm_head.weight", (4, 4), np.random.default_rng(8))
     adapter = Adapter("adapter", (head,), {head.name: lazy(np.zeros((4, 4), "f4"))})
     with pytest.raises(CheckpointError, match="output head, which is the table"):
-        fitted(base_of(tree), adapter)
+        fit_adapter(open_base(tree), adapter)
 
 
 @EVERY_FAMILY
 def test_factors_come_back_to_the_bit_where_values_stay(family, bases):
     base, _ = bases(family)
     own = families()[family]
-    rows = rows_of_factors(base, 1 if scans(own) else None, own)
-    chosen = [row for row in rows.rows if not why_no_factors(row) and row.op is None]
+    rows = model_factor_rows(base, 1 if scans(own) else None, own)
+    chosen = [row for row in rows.rows if not no_factors_reason(row) and row.op is None]
     names = {name for row in chosen for name in weight_names(row, rows.sizes)}
     random = np.random.default_rng(4)
     every = [linear(name, base.weights[name].shape, random) for name in names if name in base.weights]
@@ -245,7 +250,7 @@ def test_modules_are_called_as_those_of_the_class_that_loads_the_model(family, i
     """Of a text model as its weights; PEFT says little of factors for modules that there are not."""
     whole = configs()[family]
     config = whole if is_whole else whole["text_config"] | {"model_type": f"{family}_text"}
-    base = base_of(model(config, 1))
+    base = open_base(model(config, 1))
     name = next(name for name in base.weights if name.endswith("layers.0.self_attn.q_proj.weight"))
     factor = linear(name, base.weights[name].shape, np.random.default_rng(7))
     built = to_peft(base, Adapter("adapter", (factor,)), "me/base").tree

@@ -17,8 +17,8 @@ from support.trees import model, tree_with
 
 import ckpttools
 from ckpttools.adapters import bases
-from ckpttools.adapters.from_jax import adapter_of_maxtext, said_of
-from ckpttools.adapters.merge import merged
+from ckpttools.adapters.from_jax import adapter_of_maxtext, recorded_settings
+from ckpttools.adapters.merge import merge_into_base
 from ckpttools.adapters.peft import open_peft
 from ckpttools.array.tree import dotted
 from ckpttools.core.errors import CheckpointError, FormatError, UsageError
@@ -126,7 +126,7 @@ def test_what_an_adapter_does_not_change_keeps_its_bits(tmp_path):
 
 def test_a_scale_of_minus_one_takes_an_adapter_away_again(tmp_path):
     base = base_of("plain")
-    ckpttools.merge_adapter(base, tmp_path / "merged", adapter=PEFT / "plain")
+    ckpttools.merge_into_base(base, tmp_path / "merged", adapter=PEFT / "plain")
     run("adapter", "merge", tmp_path / "merged", PEFT / "plain", tmp_path / "back", "--scale", "-1")
     assert_near(numbers(tmp_path / "back"), numbers(base), ulps=16)
     told = run("adapter", "merge", base, PEFT / "dora", tmp_path / "no", "--scale", "2", code=2)
@@ -151,14 +151,14 @@ def test_a_directory_called_0_beside_an_adapter(tmp_path):
     location, base = tmp_path / "both", base_of("plain")
     shutil.copytree(PEFT / "plain", location)
     (location / "0").mkdir()
-    ckpttools.merge_adapter(base, tmp_path / "one", adapter=location)
+    ckpttools.merge_into_base(base, tmp_path / "one", adapter=location)
     (location / "0").rmdir()
     ckpttools.adapter_to_maxtext(location, tmp_path / "lora", base=base)
     shutil.copytree(tmp_path / "lora" / "0", location / "0")
     told = run("adapter", "merge", base, location, tmp_path / "no", code=3)
     assert "two adapters lie here" in told and "adapter_model.safetensors or" in " ".join(told.split())
     for name in ("adapter_model.safetensors", "0"):
-        ckpttools.merge_adapter(base, tmp_path / f"of-{name}", adapter=location / name)
+        ckpttools.merge_into_base(base, tmp_path / f"of-{name}", adapter=location / name)
         assert_near(numbers(tmp_path / f"of-{name}"), numbers(tmp_path / "one"))
 
 
@@ -475,11 +475,11 @@ def test_what_is_said_of_the_wrong_thing_is_told(tmp_path, base):
     assert "a MaxText checkpoint came from" in run(*merge, "--like", base, "--dry-run", code=2)
     assert "unknown family 'lama'" in run(*merge, "--family", "lama", code=2)
     assert "DST lies in ADAPTER" in run(*merge[:-1], PEFT / "plain" / "out", "--dry-run", code=2)
-    ckpttools.merge_adapter(base, tmp_path / "out", adapter=PEFT / "plain")
+    ckpttools.merge_into_base(base, tmp_path / "out", adapter=PEFT / "plain")
     extract = "adapter", "extract", tmp_path / "out", base, "memory://adapters/extracted", "--rank", 2
     done = run(*extract, "--overwrite")
     assert "PEFT reads disks and the hub: `ckpt copy memory://adapters/extracted DIR`" in done
-    ckpttools.merge_adapter(base, tmp_path / "twice", adapter="memory://adapters/extracted")
+    ckpttools.merge_into_base(base, tmp_path / "twice", adapter="memory://adapters/extracted")
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("out", "twice"))
     assert all(np.allclose(one[name], two[name], atol=1e-6) for name in one)
 
@@ -590,7 +590,7 @@ def test_a_weight_that_is_changed_twice_is_refused():
     base, adapter = bases.base_of(ckpttools.open(base_of("plain"))), open_peft(parse(PEFT / "plain"))
     twice = replace(adapter, factors=(*adapter.factors, adapter.factors[0]))
     with pytest.raises(FormatError, match="changes these weights several times") as refused:
-        merged(base, twice)
+        merge_into_base(base, twice)
     assert adapter.factors[0].name in str(refused.value)
 
 
@@ -606,9 +606,9 @@ def test_a_configuration_of_peft_beside_maxtexts_factors(tmp_path, declared, alp
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(config))
     if alpha is None:
         with pytest.raises(CheckpointError, match="ranks or alphas of their own"):
-            said_of(tree)
+            recorded_settings(tree)
     else:
-        assert said_of(tree) == {"lora_rank": 2, "lora_alpha": pytest.approx(alpha)}
+        assert recorded_settings(tree) == {"lora_rank": 2, "lora_alpha": pytest.approx(alpha)}
 
 
 def test_the_alpha_of_rslora_is_said_to_be_another(tmp_path):
@@ -816,7 +816,7 @@ def test_an_adapter_by_itself_stays_one_that_peft_loads(tmp_path):
         case = {"cast": "plain", "experts": "experts"}.get(name, "bin")
         assert config == (PEFT / case / built[0]).read_bytes()
         ckpttools.merge_adapter(base_of(case), tmp_path / f"{name}-merged", adapter=tmp_path / name)
-    ckpttools.merge_adapter(base, tmp_path / "merged", adapter=source)
+    ckpttools.merge_into_base(base, tmp_path / "merged", adapter=source)
     expected = numbers(tmp_path / "merged")
     for name in ("converted", "of-file", "selected", "back"):
         assert_near(numbers(tmp_path / f"{name}-merged"), expected, ulps=0)

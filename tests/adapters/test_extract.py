@@ -14,8 +14,8 @@ from support.locations import FIXTURES
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.adapters.bases import base_of
-from ckpttools.adapters.extract import Extracting, extracted
+from ckpttools.adapters.bases import open_base
+from ckpttools.adapters.extract import ExtractOptions, extract_low_rank
 from ckpttools.adapters.truncated_svd import ranked_spectrum, spectrum
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, MemoryBudgetError, SourceChangedError, UsageError
@@ -121,30 +121,30 @@ def test_what_cannot_be_extracted_is_refused(tmp_path):
 
 
 def test_factors_that_do_not_fit_into_the_memory_are_refused(monkeypatch, tmp_path):
-    from ckpttools.adapters.bases import base_of
-    from ckpttools.adapters.extract import Extracting, extracted
+    from ckpttools.adapters.bases import open_base
+    from ckpttools.adapters.extract import ExtractOptions, extract_low_rank
     from ckpttools.core.dtypes import DTYPES
 
     ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
-    tuned, base = (base_of(ckpttools.open(location)) for location in (tmp_path / "tuned", BASE))
-    options = Extracting(2, None, DTYPES["float32"])
-    assert extracted(tuned, base, options, 1 << 20).nbytes < 1 << 20
+    tuned, base = (open_base(ckpttools.open(location)) for location in (tmp_path / "tuned", BASE))
+    options = ExtractOptions(2, None, DTYPES["float32"])
+    assert extract_low_rank(tuned, base, options, 1 << 20).nbytes < 1 << 20
     with pytest.raises(MemoryBudgetError, match="factors do not fit"):
-        extracted(tuned, base, options, 1000)
+        extract_low_rank(tuned, base, options, 1000)
 
 
 def test_a_model_that_changes_while_it_is_read(tmp_path):
     """No array of the adapter is read from it later: what is written is made when it is planned."""
 
-    class Meddling(Extracting):
+    class Meddling(ExtractOptions):
         def spectrum(self, tuned, base, name):
             os.utime(tmp_path / "tuned/model.safetensors", (1, 1))
             return super().spectrum(tuned, base, name)
 
     ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "plain")
-    tuned, base = (base_of(ckpttools.open(path)) for path in (tmp_path / "tuned", BASE))
+    tuned, base = (open_base(ckpttools.open(path)) for path in (tmp_path / "tuned", BASE))
     with pytest.raises(SourceChangedError, match="was changed while it was read"):
-        extracted(tuned, base, Meddling(2, None, DTYPES["float32"]), 1 << 30)
+        extract_low_rank(tuned, base, Meddling(2, None, DTYPES["float32"]), 1 << 30)
 
 
 def test_a_head_that_is_the_table_once_more_is_no_weight_of_its_own(tmp_path):

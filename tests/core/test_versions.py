@@ -39,7 +39,7 @@ from ckpttools.maxtext.strip import StripOptimizer
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.to_version import ForVersion
-from ckpttools.maxtext.variables import versions_of
+from ckpttools.maxtext.variables import matching_versions
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.maxtext.view import view_of
 
@@ -105,13 +105,15 @@ class TestEveryVersion:
     @EVERY_MODEL
     def test_is_known(self, converted, model, version):
         view = view_of(open_tree(converted(model, True, version)))
-        assert versions_of(view, ["qwen3-next"] if model == "qwen3-next" else ["deepseek"]) == (version,)
+        assert matching_versions(view, ["qwen3-next"] if model == "qwen3-next" else ["deepseek"]) == (
+            version,
+        )
 
     @EVERY_MODEL
     def test_unstacked_is_the_same_in_all(self, converted, model):
         trees = [open_tree(converted(model, False, version)) for version in VERSIONS]
         assert all(same(trees[0], tree) for tree in trees)
-        assert versions_of(view_of(trees[0]), [model]) == tuple(VERSIONS)
+        assert matching_versions(view_of(trees[0]), [model]) == tuple(VERSIONS)
 
     @EVERY_VERSION
     @EVERY_MODEL

@@ -17,7 +17,7 @@ from ckpttools.array.tree import Empty, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.flavours import LINEN, NNX, PLAIN, linen_state
-from ckpttools.maxtext.layers import LayerGroup, below_decoder, layer_stacks, numbered
+from ckpttools.maxtext.layers import LayerGroup, decoder_parameters, layer_stacks, split_number
 from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.roles.of_tree import roles
 from ckpttools.testing.trees import trees
@@ -74,9 +74,11 @@ class TestKinds:
 
     @given(layered())
     def test_numbers_of_layers_are_those_of_the_other_side(self, case):
-        stacks = layer_stacks(below_decoder(view_of(case.stacked).parameters), case.axis)
+        stacks = layer_stacks(decoder_parameters(view_of(case.stacked).parameters), case.axis)
         keys = [key for stack in stacks for key in stack.layer_keys]
-        singles = {path[:1] for path in below_decoder(view_of(case.single).parameters) if numbered(path[0])}
+        singles = {
+            path[:1] for path in decoder_parameters(view_of(case.single).parameters) if split_number(path[0])
+        }
         assert sorted(keys) == sorted(singles)
 
     @settings(max_examples=50)
@@ -110,7 +112,7 @@ class TestKinds:
     def test_leading_layers_count_on(self):
         leaves = {("decoder", f"layers_{k}", "a"): array(2) for k in range(3)}
         leaves |= {("decoder", "scanned_blocks", f"layers_{k}", "a"): array(2, 4) for k in range(2)}
-        stacks = layer_stacks(below_decoder(leaves), 1)
+        stacks = layer_stacks(decoder_parameters(leaves), 1)
         assert stacks[3].numbers == (3, 5, 7, 9)
         assert stacks[4].layer_keys == (("layers_4",), ("layers_6",), ("layers_8",), ("layers_10",))
 

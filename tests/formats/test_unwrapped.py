@@ -20,7 +20,7 @@ from ckpttools.compare.align import align
 from ckpttools.core.errors import CoverageError, FormatError, UsageError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.hub_names import NamedByHub, has_llama_names, with_hub_names
+from ckpttools.maxtext.hub_names import ToHubNames, has_llama_names, with_hub_names
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.transforms.select import Select
@@ -173,9 +173,9 @@ def test_the_file_of_one_device_of_several_is_no_model():
         for path, array in tree.arrays.items()
     }
     cut = Tree(half, tree.metadata)
-    assert NamedByHub()(tree)
+    assert ToHubNames()(tree)
     with pytest.raises(FormatError, match=r"other shapes than config\.json says(.|\n)*consolidated\.01"):
-        NamedByHub()(cut)
+        ToHubNames()(cut)
     with pytest.raises(CoverageError, match="of another shape"):
         to_maxtext(cut, ToMaxText())
 
@@ -247,7 +247,7 @@ def test_safetensors_in_names_of_the_hub(tmp_path):
     }
     for message, tree in refused.items():
         with pytest.raises(FormatError, match=message):
-            NamedByHub()(tree)
+            ToHubNames()(tree)
 
 
 def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path):
@@ -268,7 +268,7 @@ def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path):
     assert not any("left out, which" in remark for remark in dropped.plan.notes.remarks)
     assert dropped.plan.tree.arrays.keys() == built.plan.tree.arrays.keys()
     tree = ckpttools.open(tmp_path / "src")
-    hub = NamedByHub()(tree)
+    hub = ToHubNames()(tree)
     assert {*map(dotted, hub.tree.arrays)} == {*load_file(tmp_path / "plain" / "model.safetensors")}
     assert without_states(ckpttools.open(tmp_path / "plain")).notes.remarks == ()
 

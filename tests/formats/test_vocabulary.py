@@ -19,7 +19,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MemoryBudgetError
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext import vocabulary
-from ckpttools.maxtext.vocabulary import Surplus, surpluses, without
+from ckpttools.maxtext.vocabulary import Surplus, find_surpluses, without_surplus
 from ckpttools.testing.strategies import chunk_shapes, chunked, stored
 
 PARAMS = ("params", "params")
@@ -51,7 +51,7 @@ def test_a_row_that_is_not_zero_is_found_wherever_it_is(data, axis, name):
     assert (row is None) == (learned.size == 0)
     assert row is None or row in learned
     assert (extra.count, extra.there) == (shape[axis] - kept, shape[axis])
-    rest = without(array, extra).read()
+    rest = without_surplus(array, extra).read()
     assert rest.tobytes() == np.ascontiguousarray(truth[:kept] if axis == 0 else truth[:, :kept]).tobytes()
 
 
@@ -68,8 +68,8 @@ def test_they_are_read_within_the_memory_and_no_others():
 def test_only_what_differs_in_nothing_but_rows_has_rows_beyond():
     embedding = {"token_embedder/embedding": stored(np.zeros((9, 4), np.float32), DTYPES["float32"])}
     for shape, result in (((5, 4), 1), ((9, 4), 0), ((10, 4), 0), ((5, 3), 0), ((5,), 0), ((5, 4, 1), 0)):
-        assert len(surpluses(embedding, {"token_embedder/embedding": shape})) == result
-    assert surpluses(embedding, {}) == surpluses({}, {"token_embedder/embedding": (5, 4)}) == {}
+        assert len(find_surpluses(embedding, {"token_embedder/embedding": shape})) == result
+    assert find_surpluses(embedding, {}) == find_surpluses({}, {"token_embedder/embedding": (5, 4)}) == {}
 
 
 def with_learned(source: Path, destination: Path, path: tuple[str, ...]) -> Path:

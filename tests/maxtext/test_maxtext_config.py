@@ -22,11 +22,11 @@ import ckpttools
 from ckpttools.core.errors import ConfigError, CoverageError, MappingError, UsageError
 from ckpttools.mapping.settings import setting_rules
 from ckpttools.mapping.sizes import nested
-from ckpttools.maxtext.config.infer_settings import fitting_model, model_settings
-from ckpttools.maxtext.config.model_facts import ModelFacts, _plain
-from ckpttools.maxtext.config.models import models
-from ckpttools.maxtext.config.setting_kinds import known
-from ckpttools.maxtext.loading.command import parsed
+from ckpttools.maxtext.config.infer_settings import matching_model, model_settings
+from ckpttools.maxtext.config.model_facts import ModelFacts, _without_item_keys
+from ckpttools.maxtext.config.models import named_models
+from ckpttools.maxtext.config.setting_kinds import setting_kinds
+from ckpttools.maxtext.loading.command import parse_command
 from ckpttools.maxtext.loading.yaml_values import load_yaml
 from ckpttools.model_families.registry import families
 
@@ -276,7 +276,7 @@ class TestSettings:
     @pytest.mark.parametrize("case", CASES)
     def test_what_is_printed_is_read_as_it_was(self, case):
         result = ckpttools.maxtext_config(GOLDEN / case / "hf")
-        assert parsed(result.arguments()).overrides == result.as_mapping()
+        assert parse_command(result.arguments()).overrides == result.as_mapping()
         content = load_yaml(result.yaml())
         kept = {key: value for key, value in result.as_mapping().items() if key in content}
         assert kept == {key: value for key, value in content.items() if key != "base_config"}
@@ -423,7 +423,7 @@ class TestCheck:
     @settings(max_examples=20)
     @given(data=st.data())
     def test_a_name_that_maxtext_has_not_is_told_with_one_that_is_near(self, data):
-        name = data.draw(st.sampled_from(sorted(known("0.2.5"))).filter(lambda name: "." not in name))
+        name = data.draw(st.sampled_from(sorted(setting_kinds("0.2.5"))).filter(lambda name: "." not in name))
         wrong = f"{name}{data.draw(st.sampled_from('xqz'))}"
         result = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[f"{wrong}=1"])
         (mistake,) = result.mistakes
@@ -620,7 +620,7 @@ class TestClosedList:
         (tmp_path / "m").mkdir()
         (tmp_path / "m" / "config.json").write_text(json.dumps(config))
         report = ckpttools.maxtext_config(tmp_path / "m")
-        own, result = models()["gemma3-4b"], {setting.name: setting for setting in report.settings}
+        own, result = named_models()["gemma3-4b"], {setting.name: setting for setting in report.settings}
         assert [name for name in own if name in result and result[name].value != own[name]] == ["vocab_size"]
         assert result["rope_max_timescale"].value == 1000000
         assert {result[name].source for name in ("rope_max_timescale", "base_num_kv_heads", "head_dim")} == {
@@ -774,14 +774,14 @@ def settings_of_text(rules, config):
 
 
 def test_the_table_is_of_models_whose_sizes_are_known():
-    assert models()["qwen3-8b"].items() >= {"base_emb_dim": 4096, "use_qk_norm": True}.items()
+    assert named_models()["qwen3-8b"].items() >= {"base_emb_dim": 4096, "use_qk_norm": True}.items()
 
 
 def test_the_table_says_of_a_named_model_what_its_family_says():
     family = families()["qwen3"]
     lengths = family.table(QWEN3_8B, "config.json").sizes
     facts = ModelFacts(QWEN3_8B, {axis: size.length for axis, size in lengths.items()})
-    assert fitting_model(model_settings(family, facts, "config.json")) == "qwen3-8b"
+    assert matching_model(model_settings(family, facts, "config.json")) == "qwen3-8b"
 
 
 def test_the_page_is_executed(tmp_path, monkeypatch):
@@ -835,4 +835,4 @@ class TestArraysBesideIt:
     [("a.b", "a.b"), ("a.0", "a"), ("a.#", "a"), ("a.#.3", "a"), ("a.3.#", "a"), ("a.3.b", "a.3.b")],
 )
 def test_fields_in_lists_are_those_of_the_list(path, plain):
-    assert _plain(path) == plain
+    assert _without_item_keys(path) == plain

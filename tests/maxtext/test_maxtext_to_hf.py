@@ -25,7 +25,7 @@ from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
-from ckpttools.maxtext.model_config import absent_prediction
+from ckpttools.maxtext.model_config import absent_mtp_field
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_hf import to_huggingface
@@ -508,7 +508,7 @@ class TestDtypes:
     def test_where_prediction_layers_are(self, names, are_there):
         """Behind the others, or below a name of their own."""
         config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
-        assert absent_prediction(config, names) == (None if are_there else "num_nextn_predict_layers")
+        assert absent_mtp_field(config, names) == (None if are_there else "num_nextn_predict_layers")
 
     def test_no_configuration_is_told(self, tmp_path):
         shutil.rmtree(convert(tmp_path / "maxtext", "qwen3") / "hf")

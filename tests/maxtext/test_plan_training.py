@@ -24,9 +24,9 @@ from ckpttools.api.plan_training import parse_duration
 from ckpttools.array.tree import Tree
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.formats.registry import stored_shardings
-from ckpttools.maxtext.planning.intervals import Tier, kept_checkpoints
+from ckpttools.maxtext.planning.intervals import Tier, count_kept_checkpoints
 from ckpttools.maxtext.planning.report import BYTES_PER_PARAMETER, ramdisk
-from ckpttools.maxtext.planning.user_settings import refusals
+from ckpttools.maxtext.planning.user_settings import refused_combinations
 
 ACCEPTED = json.loads((FIXTURES / "maxtext-0.2.5-checkpointing.json").read_bytes())
 
@@ -40,10 +40,10 @@ def test_the_ramdisk_is_that_of_the_documentation():
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: str(len(case["settings"])))
 def test_settings_are_refused_as_maxtext_refuses_them(case):
-    assert (not list(refusals(case["settings"]))) == case["accepted"]
+    assert (not list(refused_combinations(case["settings"]))) == case["accepted"]
     # And as words of a command line.
     words = {name: "null" if item is None else str(item).lower() for name, item in case["settings"].items()}
-    assert (not list(refusals(words))) == case["accepted"]
+    assert (not list(refused_combinations(words))) == case["accepted"]
 
 
 def test_the_cases_are_of_both_kinds():
@@ -89,9 +89,9 @@ def test_steps_are_the_multiple_beside_the_best_that_loses_less(save, failures, 
 
 
 def test_a_run_keeps_what_it_is_told():
-    assert kept_checkpoints(1000, 100, None) == 10
-    assert kept_checkpoints(1050, 100, None) == 11
-    assert kept_checkpoints(1050, 100, 3) == 3
+    assert count_kept_checkpoints(1000, 100, None) == 10
+    assert count_kept_checkpoints(1050, 100, None) == 11
+    assert count_kept_checkpoints(1050, 100, 3) == 3
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ from support.scripts import answers
 
 import ckpttools
 from ckpttools.core.errors import ConfigError, FormatError, StorageError, UnknownNameError, UsageError
-from ckpttools.maxtext.loading.command import parsed
-from ckpttools.maxtext.loading.configuration import settings_of
+from ckpttools.maxtext.loading.command import parse_command
+from ckpttools.maxtext.loading.configuration import merge_settings
 from ckpttools.maxtext.loading.model_sizes import KNOWN_NAMES, MODELS
-from ckpttools.maxtext.loading.paths import listed_by_manager
+from ckpttools.maxtext.loading.paths import list_committed_steps
 from ckpttools.maxtext.loading.resolution import NOTHING
 from ckpttools.maxtext.loading.settings import DEFAULTS, SIZES
-from ckpttools.maxtext.loading.weights import looked_at
+from ckpttools.maxtext.loading.weights import check_weights
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.stores import parse
 
@@ -347,10 +347,10 @@ class TestSizes:
         words = [*MADE_BY[family].split(), f"scan_layers={scan}", "override_model_config=true"]
 
         def problems(version, *more, made_for=""):
-            settings = settings_of(parsed([*words, *more]), {})
+            settings = merge_settings(parse_command([*words, *more]), {})
             assert settings.contradictions == ()
             tree = trees[made_for or version]
-            result = looked_at(tree, "parameters", "params", settings, VERSIONS[version])
+            result = check_weights(tree, "parameters", "params", settings, VERSIONS[version])
             return [problem.what for problem in result.problems]
 
         assert problems("e591f30") == []
@@ -365,8 +365,8 @@ class TestSizes:
     def test_stacks_of_another_version_are_seen_by_name_and_by_blocks(self, declared):
         source = GOLDEN / "qwen3-next" / "hf"
         tree = ckpttools.hf_to_maxtext.plan(source, "memory://out", maxtext="e591f30").plan.tree
-        settings = settings_of(parsed([declared]), {})
-        result = looked_at(tree, "parameters", "params", settings, VERSIONS["0.2.5"])
+        settings = merge_settings(parse_command([declared]), {})
+        result = check_weights(tree, "parameters", "params", settings, VERSIONS["0.2.5"])
         stacks = next(problem for problem in result.problems if problem.what.startswith("layers are stacked"))
         assert "--maxtext 0.2.5 --family qwen3-next" in (stacks.do or "")
 
@@ -378,7 +378,9 @@ class TestSizes:
         plan = partial(ckpttools.hf_to_maxtext.plan, GOLDEN / "qwen3-next" / "hf", "memory://out")
         config = None if model_type is None else {"model_type": model_type}
         tree = plan(maxtext=made_for).plan.tree.with_metadata(config=config)
-        result = looked_at(tree, "parameters", "params", settings_of(parsed([]), {}), VERSIONS[version])
+        result = check_weights(
+            tree, "parameters", "params", merge_settings(parse_command([]), {}), VERSIONS[version]
+        )
         told = [problem for problem in result.problems if "stacked below" in problem.what]
         by_kind = made_for == "0.2.5"
         expected = version == "0.2.5" and model_type == "qwen3_next"
@@ -505,7 +507,7 @@ class TestCommand:
             resolve(maxtext="0.2.4")
 
     def test_values_are_yaml_as_omegaconf_reads_it(self):
-        declared = parsed(
+        declared = parse_command(
             ["a=1e3", "b=2026-01-02", "c=10_000", "d.e=yes", "d.f=null", "g=", "h='\"x\"'"]
         ).overrides
         assert declared == {
@@ -524,8 +526,11 @@ class TestCommand:
         )
     )
     def test_texts_are_what_they_are(self, declared):
-        settings = settings_of(
-            parsed([f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in declared.items()]), {}
+        settings = merge_settings(
+            parse_command(
+                [f"{name}={json.dumps(text, ensure_ascii=False)}" for name, text in declared.items()]
+            ),
+            {},
         )
         for name, text in declared.items():
             if "${" not in text and text.lower() != "none":
@@ -568,7 +573,7 @@ class TestFiles:
             base=f"base_output_directory: {runs}\nrun_name: a\nlora: {{lora_rank: 4, enable_lora: false}}\n",
             mine="base_config: base.yml\nrun_name: x\nlora: {enable_lora: true}\n",
         )
-        settings = settings_of(parsed([str(runs.parent / "mine.yml"), "steps=7"]), {})
+        settings = merge_settings(parse_command([str(runs.parent / "mine.yml"), "steps=7"]), {})
         assert {
             name: (item.value, item.source.rpartition("/")[2]) for name, item in settings.declared.items()
         } == {
@@ -582,7 +587,7 @@ class TestFiles:
     def test_the_models_file_beside_them(self, tmp_path):
         self.write(tmp_path, base="model_name: llama3.1-8b\n", models__llama3="")
         (tmp_path / "models" / "llama3.1-8b.yml").write_text("vocab_size: 256\n")
-        settings = settings_of(parsed([str(tmp_path / "base.yml")]), {})
+        settings = merge_settings(parse_command([str(tmp_path / "base.yml")]), {})
         assert settings["vocab_size"].value == 256
         assert settings["vocab_size"].source == str(tmp_path / "models" / "llama3.1-8b.yml")
 
@@ -759,7 +764,7 @@ class TestSteps:
         run = parse(f"memory://runs/{next(NUMBERS)}")
         for name, is_whole in names.items():
             (run / name / ("_METADATA" if is_whole else "other")).put(b"{}")
-        seen = listed_by_manager(run)
+        seen = list_committed_steps(run)
         assert set(seen.steps) == {int(name) for name in names if re.fullmatch("0|[1-9][0-9]*", name)}
         assert seen.latest == max(seen.steps, default=None)
         assert not set(map(str, seen.steps)) & set(seen.passed_over)

@@ -18,7 +18,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, FormatError, UsageError
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.shrink import Shrink
-from ckpttools.maxtext.smaller_config import Smaller, smaller_config
+from ckpttools.maxtext.smaller_config import KeptParts, smaller_config
 from ckpttools.maxtext.stacking import StackLayers, UnstackLayers
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.maxtext.view import view_of
@@ -26,20 +26,20 @@ from ckpttools.model_families.registry import family_named
 
 # Each with layers that it can have fewer of, and what else.
 MODELS = [
-    (GOLDEN / "llama3.1", Smaller(range(3), vocab=77)),
-    (GOLDEN / "gemma2", Smaller(range(2), vocab=77)),
-    (GOLDEN / "gemma3", Smaller(range(7))),
-    (GOLDEN / "gemma4-moe", Smaller(range(6), experts=2)),
-    (GOLDEN / "llama4-scout", Smaller(range(4), experts=2)),
-    (GOLDEN / "mixtral-8x7b", Smaller((1, 3), experts=2)),
-    (GOLDEN / "gpt-oss", Smaller(range(2), experts=2)),
-    (GOLDEN / "deepseek2", Smaller(range(4), experts=2)),
+    (GOLDEN / "llama3.1", KeptParts(range(3), vocab=77)),
+    (GOLDEN / "gemma2", KeptParts(range(2), vocab=77)),
+    (GOLDEN / "gemma3", KeptParts(range(7))),
+    (GOLDEN / "gemma4-moe", KeptParts(range(6), experts=2)),
+    (GOLDEN / "llama4-scout", KeptParts(range(4), experts=2)),
+    (GOLDEN / "mixtral-8x7b", KeptParts((1, 3), experts=2)),
+    (GOLDEN / "gpt-oss", KeptParts(range(2), experts=2)),
+    (GOLDEN / "deepseek2", KeptParts(range(4), experts=2)),
     # Fewer of the first layers, which have no experts.
-    (GOLDEN / "deepseek3", Smaller((1, 4), experts=2)),
-    (GOLDEN / "qwen3-next", Smaller(range(4), experts=2)),
-    (GOLDEN_0_2_5 / "deepseek3.2", Smaller(range(2), vocab=50)),
-    (GOLDEN_0_2_5 / "qwen3-vl", Smaller(range(2), vocab=50)),
-    (GOLDEN_0_2_5 / "gemma4-e2b", Smaller(range(5))),
+    (GOLDEN / "deepseek3", KeptParts((1, 4), experts=2)),
+    (GOLDEN / "qwen3-next", KeptParts(range(4), experts=2)),
+    (GOLDEN_0_2_5 / "deepseek3.2", KeptParts(range(2), vocab=50)),
+    (GOLDEN_0_2_5 / "qwen3-vl", KeptParts(range(2), vocab=50)),
+    (GOLDEN_0_2_5 / "gemma4-e2b", KeptParts(range(5))),
 ]
 
 
@@ -70,7 +70,7 @@ def test_cutting_and_converting_commute(model, how, scan):
 @given(st.sets(st.integers(0, 3), min_size=1), st.integers(1, 256), st.booleans())
 def test_layers_and_tokens_are_those_that_are_named(layers, vocab, stacked):
     tree = to_maxtext(ckpttools.open(HF), ToMaxText(scan=False)).state.with_metadata(location="")
-    how = Shrink(Smaller(sorted(layers), vocab=vocab), like=HF)
+    how = Shrink(KeptParts(sorted(layers), vocab=vocab), like=HF)
     built = UnstackLayers()(tree.pipe(StackLayers(), how)).tree if stacked else tree.pipe(how)
     inner = ("params", "params")
     for new, old in enumerate(sorted(layers)):
@@ -90,7 +90,7 @@ def test_moments_and_random_states_are_cut_with_the_weights(tmp_path):
     more = {"head_dim": 16, "intermediate_size": 128, "vocab_size": 256, "tie_word_embeddings": False}
     (tmp_path / "hf/config.json").write_text(json.dumps({"model_type": "llama", **sizes, **more}))
     tree = ckpttools.open(TRAINED)
-    built = tree.pipe(Shrink(Smaller(range(1), vocab=100), like=tmp_path / "hf/config.json"))
+    built = tree.pipe(Shrink(KeptParts(range(1), vocab=100), like=tmp_path / "hf/config.json"))
     assert built.keys() == tree.keys()
     for path, array in built.arrays.items():
         if "layers" in path:
@@ -152,7 +152,7 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         "mlp_layer_types": ["dense", "sparse", "dense", "of no layer", "of none"],
         **lists,
     }
-    built = smaller_config(config, family, Smaller((0, 2)))
+    built = smaller_config(config, family, KeptParts((0, 2)))
     assert built.config == {
         **config,
         "num_hidden_layers": 2,
@@ -167,13 +167,13 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         ({"layer_types": ["a"]}, "not for as many"),
     ):
         with pytest.raises(ConfigError, match=declared):
-            smaller_config({**config, **odd}, family, Smaller((0, 2)))
-        assert smaller_config({**config, **odd}, family, Smaller(vocab=8)).config["vocab_size"] == 8
+            smaller_config({**config, **odd}, family, KeptParts((0, 2)))
+        assert smaller_config({**config, **odd}, family, KeptParts(vocab=8)).config["vocab_size"] == 8
     window = {**config, "max_window_layers": 1, "pad_token_id": 8}
-    fewer = smaller_config(window, family, Smaller((1, 2), vocab=8)).config
+    fewer = smaller_config(window, family, KeptParts((1, 2), vocab=8)).config
     assert (fewer["max_window_layers"], fewer["pad_token_id"]) == (0, None)
     ends = {**config, "bos_token_id": 9, "eos_token_id": [1, 8, 9]}
-    told = smaller_config(ends, family, Smaller(vocab=8)).changes
+    told = smaller_config(ends, family, KeptParts(vocab=8)).changes
     assert [item.partition(",")[0] for item in told[-2:]] == ["bos_token_id is 9", "eos_token_id is 8"]
     grouped = {
         "num_hidden_layers": 1,
@@ -182,27 +182,27 @@ def test_lists_of_layers_are_cut_and_others_are_not():
         "topk_group": 2,
         "num_experts_per_tok": 6,
     }
-    fewer = smaller_config(grouped, family_named("deepseek"), Smaller(experts=4)).config
+    fewer = smaller_config(grouped, family_named("deepseek"), KeptParts(experts=4)).config
     assert (fewer["n_group"], fewer["topk_group"], fewer["num_experts_per_tok"]) == (1, 1, 4)
 
 
 REFUSED = [
-    (GOLDEN / "llama3.1/hf", Smaller(()), UsageError, "these layers cannot be kept"),
-    (GOLDEN / "llama3.1/hf", Smaller((0, 9)), UsageError, "these layers cannot be kept"),
-    (GOLDEN / "llama3.1/hf", Smaller((2, 1)), UsageError, "these layers cannot be kept"),
-    (GOLDEN / "llama3.1/hf", Smaller(experts=2), ConfigError, "could make less of"),
-    (GOLDEN / "llama3.1/hf", Smaller(vocab=300), UsageError, "there are not so many"),
-    (GOLDEN / "gemma3/hf", Smaller((1, 2)), UsageError, "repeat every 6"),
-    (GOLDEN / "gemma2/hf", Smaller((0, 2)), UsageError, "repeat every 2"),
+    (GOLDEN / "llama3.1/hf", KeptParts(()), UsageError, "these layers cannot be kept"),
+    (GOLDEN / "llama3.1/hf", KeptParts((0, 9)), UsageError, "these layers cannot be kept"),
+    (GOLDEN / "llama3.1/hf", KeptParts((2, 1)), UsageError, "these layers cannot be kept"),
+    (GOLDEN / "llama3.1/hf", KeptParts(experts=2), ConfigError, "could make less of"),
+    (GOLDEN / "llama3.1/hf", KeptParts(vocab=300), UsageError, "there are not so many"),
+    (GOLDEN / "gemma3/hf", KeptParts((1, 2)), UsageError, "repeat every 6"),
+    (GOLDEN / "gemma2/hf", KeptParts((0, 2)), UsageError, "repeat every 2"),
     (
         GOLDEN_0_2_5 / "gemma4-e2b/hf",
-        Smaller(range(4)),
+        KeptParts(range(4)),
         UsageError,
         "of a kind that the smaller model does not",
     ),
-    (GOLDEN_0_2_5 / "deepseek4/hf", Smaller(experts=2), UsageError, "numbers of experts"),
-    (GOLDEN_0_2_5 / "qwen3.5-fp8/hf", Smaller(vocab=2), FormatError, "only plain weights can be cut"),
-    (TRAINED, Smaller(range(1)), ConfigError, "there is no config.json"),
+    (GOLDEN_0_2_5 / "deepseek4/hf", KeptParts(experts=2), UsageError, "numbers of experts"),
+    (GOLDEN_0_2_5 / "qwen3.5-fp8/hf", KeptParts(vocab=2), FormatError, "only plain weights can be cut"),
+    (TRAINED, KeptParts(range(1)), ConfigError, "there is no config.json"),
 ]
 
 
@@ -231,7 +231,7 @@ def test_an_array_that_no_row_is_about_is_refused():
     tree = ckpttools.open(HF)
     odd = Tree({**tree, ("model.layers.1.mlp.extra.weight",): tree["lm_head.weight"]}, tree.metadata)
     with pytest.raises(CoverageError, match="extra"):
-        odd.pipe(Shrink(Smaller(range(1))))
+        odd.pipe(Shrink(KeptParts(range(1))))
 
 
 def test_none_of_two_arrays_with_one_name_is_lost():
@@ -239,7 +239,7 @@ def test_none_of_two_arrays_with_one_name_is_lost():
     path = ("params", "params", "decoder", "decoder_norm", "scale")
     twin = Tree({**tree, (*path[:3], "decoder_norm.scale"): tree[path]}, tree.metadata)
     with pytest.raises(FormatError, match="several arrays have one name"):
-        twin.pipe(Shrink(Smaller(range(2)), like=GOLDEN / "llama3.1/hf"))
+        twin.pipe(Shrink(KeptParts(range(2)), like=GOLDEN / "llama3.1/hf"))
     with pytest.raises(FormatError, match="several arrays have one name"):
         _ = view_of(twin).named
 

@@ -21,8 +21,8 @@ import ckpttools
 from ckpttools.array.nodes import seeded
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, ShapeError, UsageError
 from ckpttools.maxtext.conversion_options import ToMaxText
-from ckpttools.maxtext.stitch import stitched
-from ckpttools.maxtext.synthetic import synthetic
+from ckpttools.maxtext.stitch import stitch_models
+from ckpttools.maxtext.synthetic import synthetic_model
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.testing.strategies import regions, shapes
 
@@ -65,7 +65,7 @@ MODELS = sorted([*GOLDEN.glob("*/hf"), *GOLDEN_0_2_5.glob("*/hf")])
 @pytest.mark.parametrize("hf", MODELS, ids=lambda location: location.parent.name)
 def test_every_family_has_the_arrays_that_its_models_have(hf):
     tree = ckpttools.open(hf)
-    built = synthetic(tree.metadata.config)
+    built = synthetic_model(tree.metadata.config)
     known = {path: item.shape for path, item in built.arrays.items()}
     if "quantization_config" not in tree.metadata.config:
         assert {path: item.shape for path, item in tree.arrays.items() if path in known} == known
@@ -93,12 +93,14 @@ def test_a_model_whose_towers_are_left_out_says_so_in_its_configuration(tmp_path
 
 
 def test_norms_do_nothing_and_biases_are_zero():
-    built = synthetic(ckpttools.open(GOLDEN / "qwen2.5/hf").metadata.config)
+    built = synthetic_model(ckpttools.open(GOLDEN / "qwen2.5/hf").metadata.config)
     assert set(built["model.norm.weight"].read().tolist()) == {1.0}
     assert not built["model.layers.0.self_attn.q_proj.bias"].read().any()
     # What Gemma stores is added to 1.
     assert (
-        not synthetic(ckpttools.open(GOLDEN / "gemma2/hf").metadata.config)["model.norm.weight"].read().any()
+        not synthetic_model(ckpttools.open(GOLDEN / "gemma2/hf").metadata.config)["model.norm.weight"]
+        .read()
+        .any()
     )
 
 
@@ -130,7 +132,7 @@ def test_the_same_seed_gives_the_same_files(tmp_path):
 def test_configurations_that_no_model_of_noise_would_fit(model, declared, error, why):
     config = {**json.loads((GOLDEN / model / "hf/config.json").read_text()), **declared}
     with pytest.raises(error, match=why):
-        synthetic(config)
+        synthetic_model(config)
 
 
 def test_a_configuration_may_lie_beside_its_model(tmp_path):
@@ -155,7 +157,7 @@ def test_a_decoder_is_taken_with_or_without_towers(tmp_path):
         expected = one if ".visual." in path[0] else other
         assert array.read().tobytes() == expected[path].read().tobytes(), path
     whole = {name: to_maxtext(tree, ToMaxText(scan=False)).state for name, tree in (("a", one), ("b", other))}
-    again = stitched(*(item.with_metadata(location="") for item in whole.values()))
+    again = stitch_models(*(item.with_metadata(location="") for item in whole.values()))
     expected = to_maxtext(built, ToMaxText(scan=False)).state
     assert all(
         again[path].read().tobytes() == item.read().tobytes() for path, item in expected.arrays.items()
@@ -175,22 +177,22 @@ def test_decoders_that_compute_otherwise_are_refused_or_told():
         return one.with_metadata(config={**config, "text_config": {**config["text_config"], **declared}})
 
     with pytest.raises(ConfigError, match="other heads in arrays of the same shapes"):
-        stitched(one, with_text(num_attention_heads=8, head_dim=8, num_key_value_heads=4))
-    told = stitched(one, with_text(rms_norm_eps=1e-5)).metadata.notes.remarks
+        stitch_models(one, with_text(num_attention_heads=8, head_dim=8, num_key_value_heads=4))
+    told = stitch_models(one, with_text(rms_norm_eps=1e-5)).metadata.notes.remarks
     assert any("rms_norm_eps is 1e-06, and 1e-05 in the decoder's" in item for item in told)
-    assert not any("decoder's" in remark for remark in stitched(one, one).metadata.notes.remarks)
+    assert not any("decoder's" in remark for remark in stitch_models(one, one).metadata.notes.remarks)
 
 
 def test_what_does_not_fit_is_not_stitched():
     vision, text = ckpttools.open(VISION), ckpttools.open(HF)
     with pytest.raises(CoverageError, match="the text models are not alike"):
-        stitched(vision, text)
+        stitch_models(vision, text)
     with pytest.raises(UsageError, match="there are no towers"):
-        stitched(text, text)
+        stitch_models(text, text)
     with pytest.raises(UsageError, match="moments of one model"):
-        stitched(ckpttools.open(TRAINED), ckpttools.open(TRAINED))
+        stitch_models(ckpttools.open(TRAINED), ckpttools.open(TRAINED))
     with pytest.raises(UsageError, match="convert one of them first"):
-        stitched(vision, tree_of(("params", "params", "decoder", "layers", "w")))
+        stitch_models(vision, tree_of(("params", "params", "decoder", "layers", "w")))
 
 
 def test_the_page_is_true(tmp_path, monkeypatch):

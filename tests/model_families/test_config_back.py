@@ -15,11 +15,11 @@ from support.locations import GOLDEN, GOLDEN_0_2_5, HF
 
 import ckpttools
 from ckpttools.core.errors import ConfigError, UsageError
-from ckpttools.maxtext.config.models import defaults, models
-from ckpttools.maxtext.config.to_hf_config import config_of_settings
+from ckpttools.maxtext.config.models import defaults, named_models
+from ckpttools.maxtext.config.to_hf_config import config_from_settings
 
 # Their text is a model without a name of its own, or of another family.
-WITH_TOWERS = {name for name, declared in models().items() if declared.get("use_mrope")}
+WITH_TOWERS = {name for name, declared in named_models().items() if declared.get("use_mrope")}
 CASES = {
     f"{location.name}/{item.parent.parent.name}": item.parent
     for location in (GOLDEN, GOLDEN_0_2_5)
@@ -64,7 +64,7 @@ def told_of(case):
 
 @cache
 def back_of(case):
-    return config_of_settings(told_of(case).arguments())
+    return config_from_settings(told_of(case).arguments())
 
 
 class TestSettingsAlone:
@@ -96,7 +96,7 @@ class TestSettingsAlone:
         told = ckpttools.maxtext_config(GOLDEN_0_2_5 / "deepseek3" / "hf").arguments()
         without = [word for word in told if not word.startswith(("model_name", "override"))]
         with pytest.raises(ConfigError) as caught:
-            config_of_settings(without)
+            config_from_settings(without)
         assert "model_name" in str(caught.value.expected)
 
     @pytest.mark.parametrize("case", CASES)
@@ -105,19 +105,21 @@ class TestSettingsAlone:
         file = tmp_path / "mine.yml"
         file.write_text("base_config: base.yml\n" if told.model_name else told.yaml())
         words = [str(file), *(told.arguments() if told.model_name else ())]
-        assert config_of_settings(words) == back_of(case)
+        assert config_from_settings(words) == back_of(case)
 
-    @pytest.mark.parametrize("name", sorted(models().keys() - WITH_TOWERS))
+    @pytest.mark.parametrize("name", sorted(named_models().keys() - WITH_TOWERS))
     def test_the_name_of_a_model_is_enough(self, tmp_path, name):
-        result = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
+        result = of_config(tmp_path, config_from_settings([f"model_name={name}"]))
         assert result.is_named
-        assert models()[result.model_name] == models()[name]
+        assert named_models()[result.model_name] == named_models()[name]
 
     @pytest.mark.parametrize("name", sorted(WITH_TOWERS))
     def test_the_name_of_one_with_towers_makes_that_of_its_text(self, tmp_path, name):
-        result = of_config(tmp_path, config_of_settings([f"model_name={name}"]))
+        result = of_config(tmp_path, config_from_settings([f"model_name={name}"]))
         known = {
-            key: value for key, value in models()[name].items() if key not in OF_TOWERS and "_for_" not in key
+            key: value
+            for key, value in named_models()[name].items()
+            if key not in OF_TOWERS and "_for_" not in key
         }
         # Where nothing is stretched, nothing reads how long texts were.
         # How layers are stored is not the model's.
@@ -138,26 +140,26 @@ class TestSettingsAlone:
         left_out = data.draw(st.sampled_from(told))
         words = [item for item in told if item != left_out]
         try:
-            assert config_of_settings(words) == back_of(case)
+            assert config_from_settings(words) == back_of(case)
         except ConfigError as error:
             assert left_out.partition("=")[0] in f"{error} {error.expected}"
 
     def test_all_that_is_missing_is_listed(self):
         with pytest.raises(ConfigError, match="not all are there") as caught:
-            config_of_settings(["decoder_block=llama2", "base_emb_dim=64", "rope_type=default"])
+            config_from_settings(["decoder_block=llama2", "base_emb_dim=64", "rope_type=default"])
         for name in ("base_mlp_dim", "head_dim", "normalization_layer_epsilon", "vocab_size"):
             assert f"{name}=VALUE" in str(caught.value.expected)
         assert "base_emb_dim" not in str(caught.value.expected)
 
     def test_what_the_family_cannot_is_refused(self):
         with pytest.raises(ConfigError, match="of family llama describes") as caught:
-            config_of_settings(["model_name=llama3.1-8b", "use_qk_norm=true"])
+            config_from_settings(["model_name=llama3.1-8b", "use_qk_norm=true"])
         assert "use_qk_norm=true (command line)" in str(caught.value.got)
 
     def test_layers_are_of_the_kinds_of_the_model_that_is_named(self):
         """Of Gemma 4 E2B each fifth layer attends to everything, of E4B each sixth; their types are one."""
         for name, every in {"gemma4-e2b": 5, "gemma4-e4b": 6}.items():
-            built = config_of_settings([f"model_name={name}"])
+            built = config_from_settings([f"model_name={name}"])
             full = [k for k, kind in enumerate(built["layer_types"]) if kind == "full_attention"]
             assert full == list(range(every - 1, built["num_hidden_layers"], every))
             assert built["use_bidirectional_attention"] is None

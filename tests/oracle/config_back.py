@@ -27,7 +27,7 @@ OTHERWISE = {
 def made(words: list[str]) -> dict[str, dict[str, Any]]:
     """Case -> configuration of its own text part, and the one made of settings."""
     import ckpttools
-    from ckpttools.maxtext.config.to_hf_config import config_of_settings
+    from ckpttools.maxtext.config.to_hf_config import config_from_settings
     from ckpttools.maxtext.model_config import text_config
     from ckpttools.model_families.registry import family_of
     from oracle.cases import configurations, named
@@ -39,7 +39,7 @@ def made(words: list[str]) -> dict[str, dict[str, Any]]:
         spellings = [each for each in family_of(config, str(location)).spellings if each.model_types]
         own = text_config(config, spellings[-1]) if spellings else None
         told = ckpttools.maxtext_config(location.parent).arguments()
-        both = {"own": own or config.get("text_config", config), "made": config_of_settings(told)}
+        both = {"own": own or config.get("text_config", config), "made": config_from_settings(told)}
         found[case] = {name: {**each, "dtype": "float32"} for name, each in both.items()}
     return found
 

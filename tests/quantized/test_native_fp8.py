@@ -23,7 +23,7 @@ from ckpttools.mapping.scale_grids import scale_grids
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext.config.observed_model import StoredFp8
-from ckpttools.maxtext.native_fp8 import CODES, fits_maxtext
+from ckpttools.maxtext.native_fp8 import CODES, misfit_test
 from ckpttools.quantized import scale_checks
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.encoders import Fp8Blocks
@@ -95,7 +95,7 @@ def test_which_grids_models_take_that_are_fp8_themselves(text, lengths, grid, wh
     shape = built.right.shape(lengths)
     array = stored(np.zeros(shape, np.uint8), DTYPES["float8_e4m3fn"])
     scales = stored(np.ones([-(-n // 4) for n in shape], np.float32), DTYPES["float32"])
-    result = scale_grids(table, {"x": array}, {"x": scales}, (4, 4), fits=fits_maxtext(4))
+    result = scale_grids(table, {"x": array}, {"x": scales}, (4, 4), fits=misfit_test(4))
     assert {scale.shape for scale in result.scales.values()} == {grid} and not result.problems
     assert (why in result.misfits[0]) if why else not result.misfits
 

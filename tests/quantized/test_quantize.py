@@ -20,7 +20,7 @@ from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CoverageError, FormatError, UnknownNameError, UsageError
 from ckpttools.core.message_terms import repeated_option
-from ckpttools.maxtext.recognition import strangers_in
+from ckpttools.maxtext.recognition import find_unowned_arrays
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.modules import is_linear, left_modules
 from ckpttools.testing.strategies import stored
@@ -135,7 +135,7 @@ def test_names_are_those_of_the_family_that_the_configuration_names(tmp_path):
         arrays: dict[str, LazyArray], **declared: object
     ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
         tree = Tree({(name,): array for name, array in arrays.items()})
-        result = strangers_in(tree.with_metadata(config={**config, **declared}))
+        result = find_unowned_arrays(tree.with_metadata(config={**config, **declared}))
         return result and (result.names, result.prefixes)
 
     head = {"v_head.summary.weight": shaped(1, 16)}

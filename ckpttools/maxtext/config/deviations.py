@@ -23,7 +23,7 @@ from ckpttools.maxtext.versions import NEWEST, VERSIONS
 from ckpttools.model_families.family import Family
 
 TIED_HEAD, VISION_TOWER = "the output head is the embedding", "the vision tower"
-_SEEN = ("qwen3-vl", "qwen3-vl-moe", "qwen3-omni", "qwen3.5-moe")
+_MULTIMODAL = ("qwen3-vl", "qwen3-vl-moe", "qwen3-omni", "qwen3.5-moe")
 _LATENT = ("deepseek", "kimi-k2.5")
 _GEMMAS = ("gemma", "gemma2", "gemma4", "gemma4-small")
 
@@ -108,7 +108,7 @@ def _flag(name: str) -> Callable[[ModelFacts], bool]:
     return lambda facts: facts.flags.get(name, False)
 
 
-def layers_of_other_kinds(family: Family, facts: ModelFacts) -> tuple[frozenset[int], str]:
+def layers_with_other_kinds(family: Family, facts: ModelFacts) -> tuple[frozenset[int], str]:
     """Return the layers whose kind MaxText's code fixes differently, and why.
 
     Args:
@@ -272,7 +272,7 @@ _KNOWN = (
     ),
     KnownDeviation(
         "patch-merger",
-        _SEEN,
+        _MULTIMODAL,
         "the model has its vision tower",
         VISION_TOWER,
         "MaxText rounds the positions of patches to bfloat16, and merges patches with GELU by tanh",
@@ -315,20 +315,20 @@ def deviations(family: Family, facts: ModelFacts, maxtext: str = NEWEST) -> Iter
     ]
     reading = Reading(family, facts)
     broken = [limit for limit in family.settings.limits if not limit.holds(facts)]
-    yield from dict.fromkeys(_of_limit(item, reading, known) for item in broken)
+    yield from dict.fromkeys(_limit_deviation(item, reading, known) for item in broken)
     for item in known:
         if item.applies is not None and item.applies(facts):
-            effect, remedy = (_filled(text, facts) for text in (item.effect, item.remedy))
+            effect, remedy = (_format_text(text, facts) for text in (item.effect, item.remedy))
             yield Discrepancy(item.what, item.reason, effect, remedy)
 
 
-def _filled(text: str, facts: ModelFacts) -> str:
+def _format_text(text: str, facts: ModelFacts) -> str:
     width = facts.lengths.get("embed", 1)
     percent = f"{100 * (rounded_root(width) / math.sqrt(width) - 1):+.2f} %"
     return text.format(percent=percent, materialize=option("tied", "materialize"))
 
 
-def _of_limit(limit: Limit, reading: Reading, known: list[KnownDeviation]) -> Discrepancy:
+def _limit_deviation(limit: Limit, reading: Reading, known: list[KnownDeviation]) -> Discrepancy:
     left, facts = limit.expected.left, reading.facts
     entry = next((item for item in known if item.field == left.name), None)
     measured = (entry.effect, entry.remedy) if entry else ("", "")

@@ -9,9 +9,9 @@ from typing import Any
 from ckpttools.core.errors import ConfigError
 from ckpttools.mapping.settings import Setting, SettingRules
 from ckpttools.maxtext.config.model_facts import TOWERS, ModelFacts, Reading
-from ckpttools.maxtext.config.models import defaults, models, tower_defaults
+from ckpttools.maxtext.config.models import defaults, named_models, tower_defaults
 from ckpttools.maxtext.config.report import ModelSetting
-from ckpttools.maxtext.config.setting_kinds import known
+from ckpttools.maxtext.config.setting_kinds import setting_kinds
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.model_families.family import Family
@@ -19,7 +19,7 @@ from ckpttools.model_families.hf_defaults import THETA
 
 MODEL_NAME, OVERRIDE = "model_name", "override_model_config"
 # Read by no rotary embedding but YaRN's.
-_OF_YARN = frozenset(
+_YARN_SETTINGS = frozenset(
     (
         "max_position_embeddings",
         "original_max_position_embeddings",
@@ -32,13 +32,13 @@ _OF_YARN = frozenset(
     )
 )
 # Said beside the name of a model, as the models' own files leave it open.
-_BESIDE = ("use_multimodal", "use_audio", "attention")
+_EXTRA_SETTINGS = ("use_multimodal", "use_audio", "attention")
 # Infinity and what no setting holds; NaN is below nothing.
 _TOO_LARGE = 2**63
 Values = Mapping[str, ModelSetting]
 
 
-def rules_of(family: Family) -> SettingRules:
+def setting_rules(family: Family) -> SettingRules:
     """The family's rules.
 
     Raises:
@@ -58,7 +58,7 @@ def model_settings(family: Family, facts: ModelFacts, location: str) -> Values:
     Raises:
         ConfigError: the configuration does not say one of them, or says what MaxText has no word for.
     """
-    chosen = rules_of(family).chosen(facts)
+    chosen = setting_rules(family).chosen(facts)
     reading = Reading(family, facts)
     return {name: _setting(rule, reading, location) for name, rule in chosen.items()}
 
@@ -79,7 +79,9 @@ def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
         if value is not None:
             if term.kind == "field" and term.words is None:
                 _require_usable(rule.name, reading.called(term), value, location)
-            return _taken(ModelSetting(rule.name, _whole(value), reading.source(term, location)), location)
+            return _require_accepted(
+                ModelSetting(rule.name, _as_integer(value), reading.source(term, location)), location
+            )
     raise ConfigError(
         f"nothing says {rule.name}",
         location=location,
@@ -88,13 +90,13 @@ def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
     )
 
 
-def _taken(result: ModelSetting, location: str) -> ModelSetting:
+def _require_accepted(result: ModelSetting, location: str) -> ModelSetting:
     """A setting that MaxText takes.
 
     Raises:
         ConfigError: it does not.
     """
-    kind = known(NEWEST).get(result.name)
+    kind = setting_kinds(NEWEST).get(result.name)
     expected = None if kind is None else kind.expected(result.value)
     if expected is None:
         return result
@@ -123,15 +125,15 @@ def _require_usable(name: str, field: str, value: Any, location: str) -> None:
         )
 
 
-def _whole(value: Any) -> Any:
+def _as_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def notes(family: Family, facts: ModelFacts) -> Iterator[str]:
+def model_notes(family: Family, facts: ModelFacts) -> Iterator[str]:
     """What there is to know of a model."""
-    rules = rules_of(family)
+    rules = setting_rules(family)
     yield from (note.text for note in rules.notes if note.applies(facts))
-    thetas = facts.other_thetas() if any(term.name == THETA for term in rules.terms()) else ()
+    thetas = facts.theta_conflicts() if any(term.name == THETA for term in rules.terms()) else ()
     yield from (
         f"{declared}, which transformers 5 takes, and so do we; but {other}" for declared, other in thetas
     )
@@ -141,24 +143,26 @@ def notes(family: Family, facts: ModelFacts) -> Iterator[str]:
         yield f"text alone: MaxText has no place for {', '.join(there)} of a model of family {family.name}"
 
 
-def fitting_model(values: Values) -> str | None:
+def matching_model(values: Values) -> str | None:
     """The shortest name of a model of MaxText's that is this one; None where none is."""
     own = {**defaults(), **tower_defaults()}
     expected = {name: item.value for name, item in values.items() if name != MODEL_NAME}
-    fitting = [name for name, declared in models().items() if _fits(expected, {**own, **declared}, own)]
+    fitting = [
+        name for name, declared in named_models().items() if _matches(expected, {**own, **declared}, own)
+    ]
     return min(fitting, key=lambda name: (len(name), name), default=None)
 
 
-def _fits(expected: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+def _matches(expected: Mapping[str, Any], model: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
     names = {name for name, value in model.items() if value != own.get(name)} | expected.keys()
     # Of towers, what the rules of the family speak of: which images are taken is not the model's.
-    names -= {*idle(expected), *_BESIDE, *(tower_defaults().keys() - expected.keys())}
+    names -= {*unused_settings(expected), *_EXTRA_SETTINGS, *(tower_defaults().keys() - expected.keys())}
     return all(expected.get(name, own.get(name)) == model.get(name) for name in names)
 
 
-def idle(expected: Mapping[str, Any]) -> frozenset[str]:
+def unused_settings(expected: Mapping[str, Any]) -> frozenset[str]:
     """The settings that nothing reads in a model of these."""
-    result = _OF_YARN if expected.get("rope_type") != "yarn" else frozenset()
+    result = _YARN_SETTINGS if expected.get("rope_type") != "yarn" else frozenset()
     if expected.get("attention_type") == "mla":
         result |= {"head_dim"}
     if not expected.get("logits_via_embedding"):
@@ -166,7 +170,7 @@ def idle(expected: Mapping[str, Any]) -> frozenset[str]:
     return result
 
 
-def settings_to_give(values: Values, named: str | None) -> dict[str, ModelSetting]:
+def required_settings(values: Values, named: str | None) -> dict[str, ModelSetting]:
     """What MaxText needs to be given.
 
     Args:
@@ -174,7 +178,7 @@ def settings_to_give(values: Values, named: str | None) -> dict[str, ModelSettin
         named: name of MaxText's own model that is this one.
     """
     if named is not None:
-        beside = {name: values[name] for name in _BESIDE if name in values}
+        beside = {name: values[name] for name in _EXTRA_SETTINGS if name in values}
         return {MODEL_NAME: ModelSetting(MODEL_NAME, named, "MaxText's own model"), **beside}
     if MODEL_NAME not in values:
         return dict(values)

@@ -15,11 +15,11 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.mapping.arithmetic import DoesNotDivideError, axes_in, value
 from ckpttools.mapping.settings import FLAG, Condition, Limit, Setting, Term
-from ckpttools.maxtext.config.infer_settings import MODEL_NAME, idle
+from ckpttools.maxtext.config.infer_settings import MODEL_NAME, unused_settings
 from ckpttools.maxtext.config.model_facts import CYCLE, LAYER_TYPES, ModelFacts, layer_types
 from ckpttools.maxtext.config.models import defaults
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
-from ckpttools.maxtext.config.run_settings import Given, agrees, same
+from ckpttools.maxtext.config.run_settings import GivenSettings, is_equivalent, is_same_value
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import silent_fields
 
@@ -34,7 +34,7 @@ _ROPE_FIELDS = {
 }
 _KINDS = {"full_attention": _ROPE, "sliding_attention": _LOCAL}
 # Fields that transformers wants as floating-point numbers, of which settings say 30 for 30.0.
-_FRACTIONS = frozenset(
+_FLOAT_FIELDS = frozenset(
     (
         "attn_logit_softcapping",
         "beta_fast",
@@ -78,7 +78,7 @@ def architecture_of(model_type: str) -> str:
     return _ARCHITECTURES.get(model_type, "".join(word.capitalize() for word in words) + "ForCausalLM")
 
 
-def written(family: Family, lengths: Mapping[str, int], fields: Mapping[str, Any]) -> dict[str, Any]:
+def build_config(family: Family, lengths: Mapping[str, int], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of a model.
 
     Args:
@@ -94,21 +94,21 @@ def written(family: Family, lengths: Mapping[str, int], fields: Mapping[str, Any
     config |= {
         name.removeprefix(_CONFIG): value for name, value in fields.items() if name.startswith(_CONFIG)
     }
-    built: dict[str, Any] = _in_fractions(config | _rope(family, fields))
+    built: dict[str, Any] = _with_floats(config | _rope(family, fields))
     return built
 
 
-def _in_fractions(value: Any, name: str = "") -> Any:
+def _with_floats(value: Any, name: str = "") -> Any:
     if isinstance(value, dict):
-        return {key: _in_fractions(item, key) for key, item in value.items()}
-    return float(value) if name in _FRACTIONS and type(value) is int else value
+        return {key: _with_floats(item, key) for key, item in value.items()}
+    return float(value) if name in _FLOAT_FIELDS and type(value) is int else value
 
 
 def _rope(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     rope = {name: value for name, value in fields.items() if name.startswith(_ROPE)}
     # Of two kinds, where the family speaks of the type of each: transformers has it since 5 only.
     if any(limit.expected.left.name == "rope.local_type" for limit in family.settings.limits):
-        return {"rope_parameters": {kind: _of_kind(rope, prefix) for kind, prefix in _KINDS.items()}}
+        return {"rope_parameters": {kind: _rope_part(rope, prefix) for kind, prefix in _KINDS.items()}}
     result = {name: rope[field] for field, name in _ROPE_FIELDS.items() if field in rope}
     kind = rope.get("rope.type", "default")
     if kind == "default":
@@ -118,7 +118,7 @@ def _rope(family: Family, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**result, "rope_scaling": {"rope_type": kind, **inner}}
 
 
-def _of_kind(rope: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def _rope_part(rope: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     own = {
         name.removeprefix(prefix): value
         for name, value in rope.items()
@@ -129,7 +129,7 @@ def _of_kind(rope: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ObservedArrays:
     """What the arrays of a checkpoint show.
 
     Attributes:
@@ -143,7 +143,7 @@ class Observed:
     has_arrays: bool = False
 
 
-def choices_of(family: Family, given: Given, known: Observed) -> dict[str, list[Any]]:
+def field_choices(family: Family, given: GivenSettings, known: ObservedArrays) -> dict[str, list[Any]]:
     """Field -> its possible values, of those on which it depends which rules apply."""
     result: dict[str, list[Any]] = {MODEL_TYPE: list(text_types(family))}
     for name, rule in family.flags.items():
@@ -160,30 +160,30 @@ def choices_of(family: Family, given: Given, known: Observed) -> dict[str, list[
     every = [condition for rule in rules.settings for condition in rule.conditions]
     every += [condition for limit in rules.limits for condition in limit.conditions]
     for item in every:
-        _add(result, item)
+        _add_values(result, item)
     for limit in rules.limits:
         if limit.expected.left.name in result or (limit.expected.relation == "in" and not limit.conditions):
-            _add(result, limit.expected)
+            _add_values(result, limit.expected)
     for name in result.keys() - {MODEL_TYPE}:
-        result[name] += [value for value in _given_for(family, given, name) if value not in result[name]]
-    return {name: _in_order(values) for name, values in result.items() if values}
+        result[name] += [value for value in _setting_values(family, given, name) if value not in result[name]]
+    return {name: _in_likely_order(values) for name, values in result.items() if values}
 
 
-def _add(result: dict[str, list[Any]], condition: Condition) -> None:
+def _add_values(result: dict[str, list[Any]], condition: Condition) -> None:
     if condition.left.kind == "field":
         values = result.setdefault(condition.left.name, [])
-        values += [value for value in _said(condition.right) if value not in values]
+        values += [value for value in _term_values(condition.right) if value not in values]
 
 
-def _in_order(values: list[Any]) -> list[Any]:
+def _in_likely_order(values: list[Any]) -> list[Any]:
     """Plain ones first, then by the rules; null last, since transformers fills up what is absent."""
     # What is 0 where it may be null is off, which transformers calls null alone.
-    off = [item for item in values if item is not None and None in values and same(item, 0)]
+    off = [item for item in values if item is not None and None in values and is_same_value(item, 0)]
     kept = [item for item in values if item not in off]
     return sorted(kept, key=lambda item: (item is None and not off, item != "default"))
 
 
-def _said(term: Term) -> list[Any]:
+def _term_values(term: Term) -> list[Any]:
     if term.kind == "formula":
         return [term]
     if term.kind != "value":
@@ -191,7 +191,7 @@ def _said(term: Term) -> list[Any]:
     return list(term.value) if isinstance(term.value, list) else [term.value]
 
 
-def _given_for(family: Family, given: Given, name: str) -> Iterator[Any]:
+def _setting_values(family: Family, given: GivenSettings, name: str) -> Iterator[Any]:
     for rule in family.settings.settings:
         if any(term.name == name and term.words is None for term in rule.terms):
             result = given.value(rule.name)
@@ -203,9 +203,9 @@ def _given_for(family: Family, given: Given, name: str) -> Iterator[Any]:
 # Rules stand on each other's results: a condition on a field, that on the length of an axis.
 _PASSES = 4
 # Texts have one position for each token, in whichever sections.
-_OF_IMAGES = ("use_mrope", "mrope_section")
+_IMAGE_SETTINGS = ("use_mrope", "mrope_section")
 # Beyond any number of layers.
-_LONGEST = 2000
+_MAX_LENGTH = 2000
 _SETTINGS = "MaxText's settings"
 
 
@@ -226,9 +226,9 @@ class Candidate:
     contradictions: tuple[Contradiction, ...]
 
 
-def candidates(family: Family, given: Given, known: Observed) -> Iterator[Candidate]:
+def candidates(family: Family, given: GivenSettings, known: ObservedArrays) -> Iterator[Candidate]:
     """The configurations by all choices, likely ones first."""
-    choices = choices_of(family, given, known)
+    choices = field_choices(family, given, known)
     for values in product(*choices.values()):
         yield _Attempt(family, given, known, dict(zip(choices, values, strict=True))).built()
 
@@ -236,15 +236,17 @@ def candidates(family: Family, given: Given, known: Observed) -> Iterator[Candid
 class _Attempt:
     """One choice, and what follows from it."""
 
-    def __init__(self, family: Family, given: Given, known: Observed, choice: Mapping[str, Any]) -> None:
+    def __init__(
+        self, family: Family, given: GivenSettings, known: ObservedArrays, choice: Mapping[str, Any]
+    ) -> None:
         self.family, self.given, self.known = family, given, known
         self.choice = {name: item for name, item in choice.items() if not name.startswith(FLAG)}
         self.assumed = {
             name.removeprefix(FLAG): item for name, item in choice.items() if name.startswith(FLAG)
         }
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.lengths = {**self.family.constants, **self.known.lengths}
         self.fields: dict[str, Any] = {}
         self.sources: dict[str, ModelSetting] = {}
@@ -255,22 +257,22 @@ class _Attempt:
         for _ in range(_PASSES):
             # What follows from rules that did not apply after all is forgotten.
             facts = self._facts(self.assumed)
-            self._forget()
-            self._choose(facts)
+            self._reset()
+            self._apply_choice(facts)
             for rule in self.family.settings.chosen(facts).values():
                 declared = self.given.values.get(rule.name)
                 if declared is not None and declared.value is not None:
                     self._invert(rule, declared)
             for limit in self.family.settings.limits:
-                self._keep(limit, facts)
+                self._apply_limit(limit, facts)
             self._derive()
         facts = self._facts()
-        told = dict(self._forward(facts))
-        missing = tuple(name for name in told if self._is_missing(name, told[name], facts))
-        wrong = (*self.wrong.values(), *self._contradictions(facts, told))
-        return Candidate(facts.config, told, missing, wrong)
+        inferred = dict(self._infer_settings(facts))
+        missing = tuple(name for name in inferred if self._is_missing(name, inferred[name], facts))
+        wrong = (*self.wrong.values(), *self._contradictions(facts, inferred))
+        return Candidate(facts.config, inferred, missing, wrong)
 
-    def _choose(self, facts: ModelFacts) -> None:
+    def _apply_choice(self, facts: ModelFacts) -> None:
         """Takes the choice, formulas among it once they can be worked out."""
         for name, item in self.choice.items():
             result = item.of(facts) if isinstance(item, Term) else item
@@ -279,7 +281,7 @@ class _Attempt:
 
     def _facts(self, assumed: Mapping[str, bool] | None = None) -> ModelFacts:
         fields = {MODEL_TYPE: self.choice[MODEL_TYPE], **self.fields}
-        config = written(self.family, self.lengths, fields)
+        config = build_config(self.family, self.lengths, fields)
         silent = silent_fields(config)
         flags = {name: rule.read(config, "", silent).value for name, rule in self.family.flags.items()}
         return ModelFacts(config, self.lengths, {**flags, **(assumed or {})})
@@ -289,20 +291,20 @@ class _Attempt:
             # A zero that stands for nothing: transformers wants null.
             is_off = below is not None and below.kind == "value" and below.value == 0 == declared.value
             if term.kind == "field" and term.name not in self.choice:
-                self.fields[term.name] = None if is_off else _word(term, declared.value)
+                self.fields[term.name] = None if is_off else _field_value(term, declared.value)
                 return
             if term.kind == "formula" and is_off:
-                self._absent(term.name)
+                self._clear_axis(term.name)
                 return
-            if term.kind == "formula" and self._length(term.name, declared):
+            if term.kind == "formula" and self._set_length(term.name, declared):
                 return
 
-    def _absent(self, axis: str) -> None:
+    def _clear_axis(self, axis: str) -> None:
         for name in self.family.sizes.get(axis, ()):
             if isinstance(name, str) and "." not in name and axis not in self.known.lengths:
                 self.fields[f"config.{name}"] = None
 
-    def _length(self, axis: str, declared: ModelSetting) -> bool:
+    def _set_length(self, axis: str, declared: ModelSetting) -> bool:
         """Takes the length of an axis; False where the term is no axis of this family."""
         if axis not in self.family.sizes and axis not in self.family.derived and axis not in self.lengths:
             return False
@@ -319,7 +321,7 @@ class _Attempt:
             self.sources.setdefault(axis, declared)
         return True
 
-    def _keep(self, limit: Limit, facts: ModelFacts) -> None:
+    def _apply_limit(self, limit: Limit, facts: ModelFacts) -> None:
         """Says what MaxText does whatever it is told."""
         left, right = limit.expected.left, limit.expected.right
         if limit.expected.relation != "is" or not all(
@@ -346,23 +348,23 @@ class _Attempt:
         for axis, formula in self.family.derived.items():
             unknown = axes_in(formula) - self.lengths.keys()
             if axis not in self.lengths and not unknown:
-                result = _value(formula, self.lengths)
+                result = _formula_value(formula, self.lengths)
                 self.lengths |= {} if result is None else {axis: result}
             elif axis in self.lengths and len(unknown) == 1:
                 (other,) = unknown
                 fitting = [
                     n
-                    for n in range(1, _LONGEST)
-                    if _value(formula, {**self.lengths, other: n}) == self.lengths[axis]
+                    for n in range(1, _MAX_LENGTH)
+                    if _formula_value(formula, {**self.lengths, other: n}) == self.lengths[axis]
                 ]
                 # All larger lengths have the same minimum: the least is sufficient.
                 is_unique = len(fitting) == 1 or (formula.startswith("min(") and fitting)
                 self.lengths |= {other: fitting[0]} if is_unique else {}
 
-    def _forward(self, facts: ModelFacts) -> Iterator[tuple[str, Any]]:
+    def _infer_settings(self, facts: ModelFacts) -> Iterator[tuple[str, Any]]:
         """What the configuration says by the rules; None where that is nothing."""
         for name, rule in self.family.settings.chosen(facts).items():
-            result = (_of(term, facts) for term in rule.terms)
+            result = (_term_value(term, facts) for term in rule.terms)
             yield name, next((item for item in result if item is not None), None)
 
     def _is_missing(self, name: str, result: Any, facts: ModelFacts) -> bool:
@@ -380,9 +382,9 @@ class _Attempt:
             name: item
             for name, item in self.given.values.items()
             if (name in own or name in declared or name == MODEL_NAME)
-            and (item.value is not None and name not in _OF_IMAGES)
+            and (item.value is not None and name not in _IMAGE_SETTINGS)
         }
-        for name in sorted((asked.keys() | declared.keys()) - idle(declared)):
+        for name in sorted((asked.keys() | declared.keys()) - unused_settings(declared)):
             expected = declared.get(name, own.get(name))
             if name not in asked or (name == MODEL_NAME and not self._is_of_code(asked[name].value)):
                 continue
@@ -403,22 +405,22 @@ class _Attempt:
 
     def _agrees(self, name: str, declared: Any, expected: Any) -> bool:
         if name == MODEL_NAME:
-            return same(self._as_in_rules(name, declared), expected)
-        return agrees(name, declared, expected)
+            return is_same_value(self._rule_name(name, declared), expected)
+        return is_equivalent(name, declared, expected)
 
-    def _as_in_rules(self, name: str, declared: Any) -> Any:
+    def _rule_name(self, name: str, declared: Any) -> Any:
         """A setting; of models that have one code, the name that the rules know."""
         if name != MODEL_NAME or not isinstance(declared, str):
             return declared
-        known = self._names()
+        known = self._text_model_names()
         alike = [item for item in known if item.partition("-")[0] == declared.partition("-")[0]]
         return declared if declared in known or not alike else alike[0]
 
     def _is_of_code(self, declared: Any) -> bool:
         """Whether the name of a model is one of those that the family's code looks at."""
-        return self._as_in_rules(MODEL_NAME, declared) in self._names()
+        return self._rule_name(MODEL_NAME, declared) in self._text_model_names()
 
-    def _names(self) -> list[str]:
+    def _text_model_names(self) -> list[str]:
         """Those of which the text depends."""
         rules = (setting for setting in self.family.settings.settings if setting.name == MODEL_NAME)
         of_text = [item for item in rules if not self._is_for_towers(item)]
@@ -429,25 +431,25 @@ class _Attempt:
         return not flags.isdisjoint(self.family.towers)
 
 
-def _word(term: Term, declared: Any) -> Any:
+def _field_value(term: Term, declared: Any) -> Any:
     """The value of the field that gives a setting; None where there is none."""
     if term.words is None:
         return declared
     result = next((word for word, value in term.words.items() if value == declared), None)
     if result is None and isinstance(declared, list):
-        words = [_word(term, item) for item in declared]
+        words = [_field_value(term, item) for item in declared]
         return None if None in words else words
     return result
 
 
-def _of(term: Term, facts: ModelFacts) -> Any:
+def _term_value(term: Term, facts: ModelFacts) -> Any:
     try:
         return term.of(facts)
     except KeyError:
         return None
 
 
-def _value(formula: str, lengths: Mapping[str, int]) -> int | None:
+def _formula_value(formula: str, lengths: Mapping[str, int]) -> int | None:
     try:
         return value(formula, lengths)
     except DoesNotDivideError:

@@ -20,7 +20,7 @@ from ckpttools.model_families.hf_defaults import TEXT_PARTS, THETA, without_alia
 _USUAL = "rope.usual_attention_factor"
 _SCALES = ("mscale", "mscale_all_dim")
 # Files have factors to about 16 digits.
-_NEAR = 1e-6
+_TOLERANCE = 1e-6
 _CONFIG, _ROPE = "config.", "rope."
 # A list with the kind of each layer; and whether every N-th attends to everything.
 LAYER_TYPES, CYCLE = "layer_types", "layer_types.full_every_"
@@ -41,9 +41,9 @@ BY_LAYER = {
     "compress_ratios": None,
 }
 # Those that tell which layers attend to everything.
-ATTENDING = tuple(name for name, entry in BY_LAYER.items() if entry is not None)
+ATTENTION_LISTS = tuple(name for name, entry in BY_LAYER.items() if entry is not None)
 # Names of the older way.
-_OLDER = {"theta": ("rope_theta",), "local_theta": ("rope_local_base_freq",)}
+_OLD_NAMES = {"theta": ("rope_theta",), "local_theta": ("rope_local_base_freq",)}
 _TYPES = ("rope_type", "type")
 # Sections of positions in images, which texts have not: for these it is the plain one.
 _PLAIN_TYPES = {"mrope": "default"}
@@ -73,11 +73,11 @@ class ModelFacts:
         `layer_types.full_every_N` is whether every N-th layer attends to everything, and no other;
         `rope.usual_attention_factor` whether what YaRN multiplies by is 0.1 ln(factor) + 1.
         """
-        return without_alias(name, self._found(name)[1])
+        return without_alias(name, self._find(name)[1])
 
     def location_of(self, name: str) -> str | None:
         """Where the configuration says a field, dots for nested ones; None where it does not."""
-        return self._found(name)[0]
+        return self._find(name)[0]
 
     @cached_property
     def parts(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
@@ -88,7 +88,7 @@ class ModelFacts:
     def ropes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """What speaks of the rotary embedding, whichever counts: its place, and what it says."""
         for name in _ROPES:
-            where, declared = self._found(_CONFIG + name)
+            where, declared = self._find(_CONFIG + name)
             if where is not None and isinstance(declared, Mapping):
                 kinds = [
                     kind
@@ -99,12 +99,12 @@ class ModelFacts:
                 if not kinds:
                     yield where, declared
 
-    def other_thetas(self) -> Iterator[tuple[str, str]]:
+    def theta_conflicts(self) -> Iterator[tuple[str, str]]:
         """Bases of rotary embeddings that are stated twice, and otherwise: the one that counts, the other."""
-        for name, older in _OLDER.items():
+        for name, older in _OLD_NAMES.items():
             where, declared = self._rope(name)
             for item in older:
-                location, other = self._found(_CONFIG + item)
+                location, other = self._find(_CONFIG + item)
                 if where is not None and location not in (None, where) and other != declared:
                     yield f"{where} is {json.dumps(declared)}", f"{location} is {json.dumps(other)}"
 
@@ -130,12 +130,12 @@ class ModelFacts:
 
     def _layer_lists(self) -> Iterator[tuple[str, list[Any], Any]]:
         """Yield lists that tell which layers attend to everything: name, entries, entry of such layers."""
-        for name in ATTENDING:
-            where, kinds = self._found(_CONFIG + name)
+        for name in ATTENTION_LISTS:
+            where, kinds = self._find(_CONFIG + name)
             if where is not None and kinds and isinstance(kinds, list):
                 yield where, kinds, BY_LAYER[name]
 
-    def _found(self, name: str) -> tuple[str | None, Any]:
+    def _find(self, name: str) -> tuple[str | None, Any]:
         if name.startswith(CYCLE):
             return self._cycles(int(name.removeprefix(CYCLE)))
         if name == _USUAL:
@@ -144,12 +144,12 @@ class ModelFacts:
             return self._rope(name.removeprefix(_ROPE))
         name = name.removeprefix(_CONFIG)
         result = ((prefix + name, nested(part, name)) for prefix, part in self.parts)
-        where, declared = next((item for item in result if item[1] is not None), (None, self._silent(name)))
+        where, declared = next((item for item in result if item[1] is not None), (None, self._default(name)))
         if name in BY_LAYER and isinstance(declared, list):
             return where, declared[: self.field("num_hidden_layers")]
         return where, declared
 
-    def _silent(self, name: str) -> Any:
+    def _default(self, name: str) -> Any:
         """What transformers takes for a field of which nothing is said; None where that is not known."""
         is_stated = any(states(part, name) for _, part in self.parts)
         return None if is_stated else self.silent.get(name)
@@ -167,18 +167,18 @@ class ModelFacts:
         plain = name.removeprefix("local_")
         if plain == "type":
             key = next((kind for kind in _TYPES if rope.get(kind)), None)
-            declared = rope[key] if key else self._silent_rope(name, where)
+            declared = rope[key] if key else self._default_rope(name, where)
             plain_type = _PLAIN_TYPES.get(declared, declared) if isinstance(declared, str) else declared
             return (f"{where}.{key}" if key else None), plain_type
         keys = ("rope_theta",) if plain == "theta" else (plain,)
-        older = _OLDER.get(name, () if is_local else (name,))
+        older = _OLD_NAMES.get(name, () if is_local else (name,))
         result: list[tuple[str | None, Any]] = [(f"{where}.{key}", rope.get(key)) for key in keys]
-        result += [self._found(_CONFIG + item) for item in older]
-        taken = None, self._silent_rope(name, where)
+        result += [self._find(_CONFIG + item) for item in older]
+        taken = None, self._default_rope(name, where)
         return next((item for item in result if item[1] is not None), taken)
 
-    def _silent_rope(self, name: str, where: str) -> Any:
-        """As `_silent`, of a rotary embedding that is stated at a place, or nowhere."""
+    def _default_rope(self, name: str, where: str) -> Any:
+        """As `_default`, of a rotary embedding that is stated at a place, or nowhere."""
         known = name == THETA.removeprefix(_ROPE) or not where
         usual = "default" if name in ("type", "local_type") else None
         return self.silent.get(_ROPE + name, usual) if known else usual
@@ -194,11 +194,11 @@ class ModelFacts:
         usual = _yarn(factor, 1)
         result = own or _yarn(factor, scale) / _yarn(factor, scale_all)
         where = numbers["attention_factor" if own else _SCALES[0]][0]
-        return where, math.isclose(result, usual, rel_tol=_NEAR)
+        return where, math.isclose(result, usual, rel_tol=_TOLERANCE)
 
     def _rope_of(self, kind: str) -> tuple[str, Mapping[str, Any]]:
         for name in _ROPES:
-            where, declared = self._found(_CONFIG + name)
+            where, declared = self._find(_CONFIG + name)
             if not isinstance(declared, Mapping):
                 continue
             if FULL_ATTENTION in declared or _LOCAL in declared:
@@ -223,9 +223,9 @@ def _yarn(factor: float, scale: float) -> float:
 
 _LOCAL_PREFIX = "local_"
 # Characters of a value that are shown.
-_LONGEST = 60
+_MAX_VALUE_LENGTH = 60
 # Parts that stand in a configuration of their own, with the flag of the tower that they describe.
-_WITHIN = (
+_NESTED_PARTS = (
     "text_config",
     "thinker_config",
     "rope_scaling",
@@ -243,7 +243,7 @@ _ROPE_NAMES = {
 }
 # Of all models, in whichever part: names, texts, training, how transformers generates and returns. A longest
 # text is none to MaxText, which is told one for each run; stored numbers have their own dtype.
-_IDLE = (
+_IRRELEVANT = (
     "*_dropout",
     "*_id",
     "*_ids",
@@ -308,7 +308,7 @@ class Reading:
         """What a term reads, as the configuration calls it; where that is silent, as it would."""
         if term.kind == "value":
             return json.dumps(term.value)
-        return ", ".join(self._there(term) or self._usual(term)) or term.name
+        return ", ".join(self._stated_fields(term) or self._default_fields(term)) or term.name
 
     def source(self, term: Term, location: str) -> str:
         """Who says a term."""
@@ -316,19 +316,19 @@ class Reading:
             term.kind == "formula" and axes_in(term.name) <= self.family.constants.keys()
         ):
             return "family"
-        if there := self._there(term):
+        if there := self._stated_fields(term):
             return f"{location}: {', '.join(there)}"
         from_arrays = term.kind != "field" and self.facts.has_arrays
         return "the arrays" if from_arrays else f"transformers, as {location} does not say"
 
     def unread(self) -> Iterator[str]:
         """The fields that may change what the model computes, and of which MaxText is told nothing."""
-        read = {_plain(item) for item in self._read()}
+        read = {_without_item_keys(item) for item in self._read_fields()}
         for path, value in self._stated("", self.facts.config):
-            if path not in read and not self._is_idle(path):
-                yield f"{path} {_short(value)}"
+            if path not in read and not self._is_irrelevant(path):
+                yield f"{path} {_shortened(value)}"
 
-    def _there(self, term: Term) -> list[str]:
+    def _stated_fields(self, term: Term) -> list[str]:
         """The fields that give it."""
         if term.kind == "field":
             return [where] if (where := self.facts.location_of(term.name)) else []
@@ -337,17 +337,17 @@ class Reading:
             names = rule.field if rule else ()
             return [name for name in names if nested(self.facts.config, name) is not None][:1]
         axes = sorted(axes_in(term.name))
-        return list(dict.fromkeys(name for axis in axes for name in self._of_axis(axis)))
+        return list(dict.fromkeys(name for axis in axes for name in self._axis_fields(axis)))
 
-    def _of_axis(self, axis: str) -> list[str]:
+    def _axis_fields(self, axis: str) -> list[str]:
         names = [item for item in self.family.sizes.get(axis, ()) if isinstance(item, str)]
         there = [name for name in names if nested(self.facts.config, name) is not None][:1]
         formula = self.family.derived.get(axis)
         if there or formula is None:
             return there
-        return [name for inner in sorted(axes_in(formula)) for name in self._of_axis(inner)]
+        return [name for inner in sorted(axes_in(formula)) for name in self._axis_fields(inner)]
 
-    def _usual(self, term: Term) -> list[str]:
+    def _default_fields(self, term: Term) -> list[str]:
         """What would have to be there."""
         if term.kind == "field":
             rope, _, name = term.name.partition(".")
@@ -360,7 +360,7 @@ class Reading:
         result = (next(iter(self.family.sizes.get(axis, ())), "") for axis in axes)
         return [item for item in result if isinstance(item, str) and item]
 
-    def _read(self) -> Iterator[str]:
+    def _read_fields(self) -> Iterator[str]:
         family = self.family
         for alternatives in family.sizes.values():
             yield from (alternative for alternative in alternatives if isinstance(alternative, str))
@@ -370,9 +370,9 @@ class Reading:
             yield from part.promise
         for term in family.settings.terms():
             if term.kind == "field":
-                yield from self._read_by(term.name)
+                yield from self._fields_of_term(term.name)
 
-    def _read_by(self, name: str) -> Iterator[str]:
+    def _fields_of_term(self, name: str) -> Iterator[str]:
         prefixes = [prefix for prefix, _ in self.facts.parts]
         if name.startswith(_ROPE):
             plain = name.removeprefix(_ROPE).removeprefix(_LOCAL_PREFIX)
@@ -382,28 +382,28 @@ class Reading:
         elif name.startswith(_CONFIG):
             yield from (prefix + name.removeprefix(_CONFIG) for prefix in prefixes)
         else:
-            yield from (prefix + item for prefix in prefixes for item in ATTENDING)
+            yield from (prefix + item for prefix in prefixes for item in ATTENTION_LISTS)
 
     def _stated(self, prefix: str, part: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         for name, value in part.items():
             is_there = self.facts.flags.get(TOWERS.get(name, ""), False) if name in TOWERS else True
             if value is None or value in ([], {}) or not is_there:
                 continue
-            if isinstance(value, Mapping) and (name in _WITHIN or name in TOWERS):
+            if isinstance(value, Mapping) and (name in _NESTED_PARTS or name in TOWERS):
                 yield from self._stated(f"{prefix}{name}.", value)
             else:
                 yield prefix + name, value
 
-    def _is_idle(self, path: str) -> bool:
+    def _is_irrelevant(self, path: str) -> bool:
         last = path.rpartition(".")[2]
-        if matches_any(last, _IDLE):
+        if matches_any(last, _IRRELEVANT):
             return True
         patterns = [field for idle in self.family.settings.idle for field in idle.fields]
         relative = [path.removeprefix(prefix) for prefix, _ in self.facts.parts if path.startswith(prefix)]
         return any(matches_any(item, patterns) for item in relative)
 
 
-def _plain(path: str) -> str:
+def _without_item_keys(path: str) -> str:
     """Without what stands for items of lists."""
     keys = path.split(".")
     while keys[-1] == "#" or keys[-1].isdecimal():
@@ -411,6 +411,6 @@ def _plain(path: str) -> str:
     return ".".join(keys)
 
 
-def _short(value: Any) -> str:
+def _shortened(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[:_MAX_VALUE_LENGTH]}…"

@@ -14,7 +14,8 @@ from ckpttools.mapping.documents import pairs
 from ckpttools.maxtext.loading.model_sizes import MODELS
 from ckpttools.maxtext.loading.settings import SIZES
 
-# What MaxText's named models have of towers, as `ckpttools.maxtext.config.models` reads it: facts of 0.2.5.
+# What MaxText's named models have of towers, as `ckpttools.maxtext.config.models` reads it: facts of
+# 0.2.5.
 #
 # Sizes of the towers that see and hear, and whether they are built where nothing else is said.
 #
@@ -286,7 +287,7 @@ def tower_defaults() -> Mapping[str, Any]:
 
 
 @cache
-def models() -> Mapping[str, Mapping[str, Any]]:
+def named_models() -> Mapping[str, Mapping[str, Any]]:
     """Name of a model -> setting -> value, where that is not the default."""
     result: dict[str, dict[str, Any]] = {}
     for text in (_MODELS, TOWER_MODELS):

@@ -21,14 +21,21 @@ from ckpttools.mapping.sizes import lengths_of
 from ckpttools.maxtext import tied_embeddings as tying
 from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
-from ckpttools.maxtext.config.run_settings import Given, same
+from ckpttools.maxtext.config.run_settings import GivenSettings, is_same_value
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.hub_names import with_family_names
 from ckpttools.maxtext.layout import EMBEDDING, SCAN_AXIS, SCAN_LAYERS, VOCAB
 from ckpttools.maxtext.model_config import absent_towers
 from ckpttools.maxtext.model_files import ModelFiles
-from ckpttools.maxtext.model_options import ModelOptions, family_for, required, rope_flags
-from ckpttools.maxtext.native_fp8 import CODES, IGNORES_SCALES, block_of, native_of, scale_pairs, unread_grids
+from ckpttools.maxtext.model_options import ModelOptions, family_for, require_config, rope_flags
+from ckpttools.maxtext.native_fp8 import (
+    CODES,
+    IGNORES_SCALES,
+    block_of,
+    native_parameters,
+    scale_pairs,
+    unread_grids,
+)
 from ckpttools.maxtext.scan_axis import stored_scan_axis
 from ckpttools.maxtext.source_checks import refuse_adapters
 from ckpttools.maxtext.view import MaxTextView, view_of
@@ -42,7 +49,7 @@ PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
 
 
 @dataclass(frozen=True)
-class SeenModel:
+class ObservedModel:
     """One model.
 
     Attributes:
@@ -62,7 +69,7 @@ class SeenModel:
     fp8: StoredFp8 | None = None
 
 
-def seen_in_config(config: Mapping[str, Any], location: str, family: str | None) -> SeenModel:
+def observe_config(config: Mapping[str, Any], location: str, family: str | None) -> ObservedModel:
     """The model of a configuration alone.
 
     Raises:
@@ -73,7 +80,7 @@ def seen_in_config(config: Mapping[str, Any], location: str, family: str | None)
     facts = _facts(config)
     table = result.table(config, location)
     flags = {name: flag.value for name, flag in table.flags.items()}
-    return SeenModel(result, replace(facts, lengths=lengths_of(table.sizes), flags=flags), location)
+    return ObservedModel(result, replace(facts, lengths=lengths_of(table.sizes), flags=flags), location)
 
 
 def _facts(config: Mapping[str, Any]) -> ModelFacts:
@@ -81,7 +88,7 @@ def _facts(config: Mapping[str, Any]) -> ModelFacts:
     return ModelFacts(config, silent=silent_values(config))
 
 
-def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
+def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedModel:
     """The model of a checkpoint, of either side.
 
     Args:
@@ -97,19 +104,21 @@ def seen_in(tree: Tree, like: str | None, family: str | None) -> SeenModel:
     refuse_adapters(tree)
     view = view_of(tree)
     if view.is_maxtext:
-        return _of_maxtext(tree, view, ModelFiles.of(tree, like), family)
-    config = required(tree.metadata.config, tree.metadata.location)
+        return _observe_maxtext(tree, view, ModelFiles.of(tree, like), family)
+    config = require_config(tree.metadata.config, tree.metadata.location)
     arrays = by_name(tree.arrays)
     result = family_for(config, ModelOptions(family=family), tree.metadata.location)
     table = result.table(config, CONFIG, spelling=result.spelling_of(arrays))
     require_hugging_face(tree, result, config)
     lengths, flags = table.known_of(arrays)
-    return SeenModel(result, replace(_facts(config), lengths=lengths, flags=flags, has_arrays=True), CONFIG)
+    return ObservedModel(
+        result, replace(_facts(config), lengths=lengths, flags=flags, has_arrays=True), CONFIG
+    )
 
 
-def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | None) -> SeenModel:
+def _observe_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | None) -> ObservedModel:
     hint = f"name the directory of the model it came from: {option('like')} HF_DIR"
-    config = required(files.config, tree.metadata.location, hint)
+    config = require_config(files.config, tree.metadata.location, hint)
     options = ModelOptions(family, files.rope_layout)
     result = family_for(config, options, tree.metadata.location)
     arrays = view.named
@@ -123,14 +132,16 @@ def _of_maxtext(tree: Tree, view: MaxTextView, files: ModelFiles, family: str | 
     there = result.towers_in(arrays)
     towers = {tower: tower in there for tower in result.towers}
     facts = replace(_facts(config), lengths={**lengths, **rows}, flags={**seen, **towers}, has_arrays=True)
-    model = SeenModel(result, facts, CONFIG, tuple(_stored(tree, view)))
-    native = native_of(arrays, config, tree.metadata.location)
+    model = ObservedModel(result, facts, CONFIG, tuple(_stored(tree, view)))
+    native = native_parameters(arrays, config, tree.metadata.location)
     misfits = unread_grids(table, native.arrays, native, (VOCAB,)).misfits
-    fp8 = _fp8(tree, view, config, misfits)
+    fp8 = _observe_fp8(tree, view, config, misfits)
     return replace(model, notes=tuple(_notes(view, config, arrays, result, fp8)), fp8=fp8)
 
 
-def _fp8(tree: Tree, view: MaxTextView, config: Mapping[str, Any], misfits: tuple[str, ...]) -> StoredFp8:
+def _observe_fp8(
+    tree: Tree, view: MaxTextView, config: Mapping[str, Any], misfits: tuple[str, ...]
+) -> StoredFp8:
     pairs = {name: view.named[scale] for name, scale in scale_pairs(view.named).items()}
     dtypes = sorted({view.named[name].dtype.name for name in pairs})
     block = block_of(view.named, pairs, config)
@@ -190,7 +201,7 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
     try:
         replace(table, location=tree.metadata.location).require_fit(arrays)
     except NotCoveredError as error:
-        raise _contradicted(error) from error
+        raise _contradiction_error(error) from error
 
 
 def require_maxtext(
@@ -214,10 +225,10 @@ def require_maxtext(
         table = family.table(config, CONFIG, scan_axis=axis, overrides=flags, without=absent)
         replace(table, location=location).require_fit(arrays, left=True, cut=(VOCAB,))
     except NotCoveredError as error:
-        raise _contradicted(error) from error
+        raise _contradiction_error(error) from error
 
 
-def _contradicted(error: NotCoveredError) -> CoverageError:
+def _contradiction_error(error: NotCoveredError) -> CoverageError:
     return CoverageError(
         "the arrays are not those of the model that its configuration describes" + error.coverage.summary(),
         location=error.location,
@@ -267,13 +278,14 @@ class StoredFp8:
             f"{IGNORES_SCALES}; for these, dequantise first: "
             f"`ckpt cast {quote(self.location or 'SRC')} DST --dtype bfloat16`"
         )
-        if self._reason:
-            yield f"MaxText cannot compute with them in FP8, so leave weight_dtype as it is: {self._reason}"
+        if self._misfit_reason:
+            reason = self._misfit_reason
+            yield f"MaxText cannot compute with them in FP8, so leave weight_dtype as it is: {reason}"
         else:
             yield f"MaxText computes with them in FP8 if it is told {' '.join(map(str, self.settings()))}"
 
     @property
-    def _reason(self) -> str:
+    def _misfit_reason(self) -> str:
         """Why no model of MaxText's that is FP8 itself takes them; empty where one does."""
         mixed = f"some are {' and some '.join(self.dtypes)}" if len(self.dtypes) > 1 else ""
         reasons = [*filter(None, [mixed]), *self.misfits]
@@ -290,12 +302,12 @@ class StoredFp8:
             ModelSetting(MODULES, list(UNQUANTIZED), "MaxText's own FP8 models"),
         )
 
-    def contradictions(self, given: Given) -> Iterator[Contradiction]:
+    def contradictions(self, given: GivenSettings) -> Iterator[Contradiction]:
         """What does not go together where a run is told that its model is FP8."""
         declared = given.values.get(WEIGHT_DTYPE)
         if declared is None or declared.value not in CODES:
             return
-        reason = self._reason if self.weights else "none is FP8 with a scale"
+        reason = self._misfit_reason if self.weights else "none is FP8 with a scale"
         if reason:
             yield Contradiction(WEIGHT_DTYPE, declared.value, declared.source, _PLAIN, f"{_ARRAYS}: {reason}")
             return
@@ -303,20 +315,20 @@ class StoredFp8:
             result = given.values.get(setting.name)
             if result is None and given.is_whole:
                 result = ModelSetting(setting.name, None, "MaxText's default")
-            if result is not None and not _agrees(setting, result.value):
+            if result is not None and not _is_equivalent_setting(setting, result.value):
                 yield Contradiction(setting.name, result.value, result.source, setting.value, setting.source)
 
 
-def _agrees(expected: ModelSetting, declared: Any) -> bool:
+def _is_equivalent_setting(expected: ModelSetting, declared: Any) -> bool:
     if expected.name == MODULES:
-        return set(expected.value) <= set(_words(declared))
+        return set(expected.value) <= set(_list_items(declared))
     if expected.name == BLOCK_SIZE and isinstance(expected.value, int):
-        sizes = _words(declared)
-        return bool(sizes) and all(same(size, expected.value) for size in sizes)
+        sizes = _list_items(declared)
+        return bool(sizes) and all(is_same_value(size, expected.value) for size in sizes)
     return bool(declared == expected.value) or (expected.value is None and declared in ("", "null", "None"))
 
 
-def _words(declared: Any) -> list[str]:
+def _list_items(declared: Any) -> list[str]:
     """The members of a list, as configuration files and command lines have it."""
     if declared is None:
         return []

@@ -38,7 +38,7 @@ class ModelSetting:
     source: str
 
     def __str__(self) -> str:
-        return f"{self.name}={word(self.value)}"
+        return f"{self.name}={format_value(self.value)}"
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class MaxTextConfig:
             head = ["base_config: base.yml"]
             return "\n".join([*head, *_lines(given)]) + "\n"
         # MaxText lets the file of a model overrule the others, but for what its command line says.
-        stored = [f"{key}={word(given[key])}" for key in _STORED if key in given]
+        stored = [f"{key}={format_value(given[key])}" for key in _STORED if key in given]
         head = [
             f"# Save this as models/{name}.yml beside your configuration file: MaxText then takes it for its",
             f"# own model of this name. Then: {' '.join([f'model_name={name}', *stored])}",
@@ -164,7 +164,7 @@ class MaxTextConfig:
         return "\n".join([*head, *_lines(model)]) + "\n"
 
 
-def word(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value on MaxText's command line."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 

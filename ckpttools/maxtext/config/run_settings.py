@@ -11,22 +11,28 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.maxtext.config.infer_settings import MODEL_NAME, Values
-from ckpttools.maxtext.config.models import defaults, models, tower_defaults
+from ckpttools.maxtext.config.models import defaults, named_models, tower_defaults
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
-from ckpttools.maxtext.loading.command import SETTING, ParsedCommand, parsed
-from ckpttools.maxtext.loading.configuration import COMMAND_LINE, Layer, files_of, flat_settings, model_of
+from ckpttools.maxtext.loading.command import SETTING, ParsedCommand, parse_command
+from ckpttools.maxtext.loading.configuration import (
+    COMMAND_LINE,
+    Layer,
+    flat_settings,
+    model_layer,
+    read_layers,
+)
 from ckpttools.maxtext.loading.model_sizes import architecture
 from ckpttools.maxtext.loading.settings import DEFAULTS
 from ckpttools.stores.registry import parse
 
 # What ends a command in a shell, or sends its output elsewhere.
-_OF_SHELL = re.compile(r"[|&;]+|[0-9&]?>.*")
+_SHELL_OPERATOR = re.compile(r"[|&;]+|[0-9&]?>.*")
 _PYTHON = re.compile(r"\s(\S*/)?python[\d.]*\s")
 _SCAN, _AXIS = "scan_layers", "param_scan_axis"
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenSettings:
     """What a run is told.
 
     Attributes:
@@ -45,7 +51,7 @@ class Given:
         return None if result is None else result.value
 
 
-def given(words: Sequence[str]) -> Given:
+def read_settings(words: Sequence[str]) -> GivenSettings:
     """The settings in the words of a run; whole if a configuration file or a model is named.
 
     Args:
@@ -55,10 +61,10 @@ def given(words: Sequence[str]) -> Given:
         UsageError: nothing is said, or a word is no setting.
         StorageError, FormatError, ConfigError: a file is not there, or no configuration.
     """
-    command = parsed(_as_pasted(words))
+    command = parse_command(_as_pasted(words))
     if not command.file and not command.overrides:
         raise UsageError("no setting is given", expected="a configuration file or NAME=VALUE")
-    return _given(command)
+    return _merge_layers(command)
 
 
 def _as_pasted(words: Sequence[str]) -> list[str]:
@@ -67,7 +73,7 @@ def _as_pasted(words: Sequence[str]) -> list[str]:
     for word in words:
         is_line = any(map(str.isspace, word)) and (not SETTING.match(word) or _PYTHON.search(word))
         result += _split(word) if is_line else [word]
-    return list(takewhile(lambda word: not _OF_SHELL.fullmatch(word), result))
+    return list(takewhile(lambda word: not _SHELL_OPERATOR.fullmatch(word), result))
 
 
 def _split(line: str) -> list[str]:
@@ -79,15 +85,15 @@ def _split(line: str) -> list[str]:
         ) from error
 
 
-def _given(command: ParsedCommand) -> Given:
+def _merge_layers(command: ParsedCommand) -> GivenSettings:
     path = parse(command.file) if command.file else None
-    files = files_of(path, []) if path else []
+    files = read_layers(path, []) if path else []
     own = Layer(COMMAND_LINE, command.overrides)
-    model = model_of([*files, own], path)
-    name = {**_flat(files), **dict(flat_settings(own.values))}.get(MODEL_NAME)
+    model = model_layer([*files, own], path)
+    name = {**_flat_values(files), **dict(flat_settings(own.values))}.get(MODEL_NAME)
     is_whole = path is not None or bool(model.values)
     layers = [_defaults()] if is_whole else []
-    layers += [*files, _known(name), model, own]
+    layers += [*files, _model_defaults(name), model, own]
     result: dict[str, ModelSetting] = {}
     for layer in layers:
         result |= {key: ModelSetting(key, value, layer.source) for key, value in flat_settings(layer.values)}
@@ -96,10 +102,10 @@ def _given(command: ParsedCommand) -> Given:
         for layer in (*files, own)
         for key, value in flat_settings(layer.values)
     )
-    return Given(result, is_whole, tuple(declared))
+    return GivenSettings(result, is_whole, tuple(declared))
 
 
-def _flat(layers: Sequence[Layer]) -> dict[str, Any]:
+def _flat_values(layers: Sequence[Layer]) -> dict[str, Any]:
     return {key: value for layer in layers for key, value in flat_settings(layer.values)}
 
 
@@ -110,9 +116,9 @@ def _defaults() -> Layer:
     )
 
 
-def _known(name: object) -> Layer:
+def _model_defaults(name: object) -> Layer:
     """What the model of a name has where MaxText is not installed."""
-    values = models().get(architecture(name), {}) if isinstance(name, str) else {}
+    values = named_models().get(architecture(name), {}) if isinstance(name, str) else {}
     return Layer(f"model {name}", values)
 
 
@@ -120,7 +126,7 @@ _ATTENTION, _KERNELS = "attention", ("dot_product", "flash")
 _NUMBERS = (int, float)
 
 
-def contradictions(given: Given, values: Values) -> Iterator[Contradiction]:
+def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contradiction]:
     """The settings of a run that are not the checkpoint's.
 
     What is not said counts as well, as MaxText's default, if a configuration file or a model is named.
@@ -131,12 +137,12 @@ def contradictions(given: Given, values: Values) -> Iterator[Contradiction]:
     """
     for name, setting in values.items():
         result = given.values.get(name)
-        if result is None or agrees(name, result.value, setting.value):
+        if result is None or is_equivalent(name, result.value, setting.value):
             continue
         yield Contradiction(name, result.value, result.source, setting.value, setting.source)
 
 
-def agrees(name: str, declared: Any, expected: Any) -> bool:
+def is_equivalent(name: str, declared: Any, expected: Any) -> bool:
     """Whether a setting as a run has it does as well as one that a model has."""
     if name == MODEL_NAME:
         # Names that begin alike have the same code.
@@ -144,10 +150,10 @@ def agrees(name: str, declared: Any, expected: Any) -> bool:
     if name == _ATTENTION:
         # How it is computed: whatever MaxText takes gives the same.
         return declared in _KERNELS
-    return same(declared, expected)
+    return is_same_value(declared, expected)
 
 
-def same(declared: Any, expected: Any) -> bool:
+def is_same_value(declared: Any, expected: Any) -> bool:
     """Whether a setting as a run has it is one as a model has it; numbers may be written as text."""
     if isinstance(expected, bool) or not isinstance(expected, _NUMBERS):
         return bool(declared == expected)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import did_you_mean
-from ckpttools.maxtext.config.report import Mistake, ModelSetting, word
+from ckpttools.maxtext.config.report import Mistake, ModelSetting, format_value
 from ckpttools.stores.registry import parse
 
 _LIST = "setting_kinds.txt"
@@ -53,20 +53,20 @@ class Kind:
     def expected(self, value: Any) -> str | None:
         """What MaxText wants in place of a value; None where it takes it."""
         if value is None or (isinstance(value, str) and value.lower() == "none" and "none" not in self.words):
-            return None if self.may_be_null else f"{self._named}, not null"
+            return None if self.may_be_null else f"{self._description}, not null"
         if isinstance(value, str) and "${" in value:
             return None
         fits = {
             "bool": lambda: str(value).lower() in _YES_OR_NO,
-            "int": lambda: self._counts(value) and float(value).is_integer(),
-            "float": lambda: self._counts(value),
+            "int": lambda: self._is_in_range(value) and float(value).is_integer(),
+            "float": lambda: self._is_in_range(value),
             "text": lambda: isinstance(value, str),
             "one of": lambda: str(value) in self.words,
             "list": lambda: isinstance(value, _LISTS),
         }.get(self.type)
-        return None if fits is None or fits() else self._named
+        return None if fits is None or fits() else self._description
 
-    def _counts(self, value: Any) -> bool:
+    def _is_in_range(self, value: Any) -> bool:
         if isinstance(value, bool):
             return False
         try:
@@ -76,7 +76,7 @@ class Kind:
         return not (self.least == ">0" and number <= 0) and not (self.least == ">=0" and number < 0)
 
     @property
-    def _named(self) -> str:
+    def _description(self) -> str:
         names = {"bool": "true or false", "int": "a whole number", "float": "a number", "list": "[a, list]"}
         limits = {">0": " above 0", ">=0": " of 0 or more"}
         if self.type == "one of":
@@ -85,19 +85,21 @@ class Kind:
 
 
 @cache
-def known(version: str) -> Mapping[str, Kind]:
+def setting_kinds(version: str) -> Mapping[str, Kind]:
     """Name of a setting -> its kind; those of groups have the group's name before theirs.
 
     Args:
         version: of MaxText; of one that is not in the list it is what the newest has.
     """
     return {
-        name: kind for name, kind, alone, absent in _listed() if version != absent and alone in ("", version)
+        name: kind
+        for name, kind, alone, absent in _read_list()
+        if version != absent and alone in ("", version)
     }
 
 
 @cache
-def _listed() -> tuple[tuple[str, Kind, str, str], ...]:
+def _read_list() -> tuple[tuple[str, Kind, str, str], ...]:
     """Name, kind, the version that alone has it, the one that has it not."""
     result: list[tuple[str, Kind, str, str]] = []
     kind = Kind("any")
@@ -114,14 +116,14 @@ def _listed() -> tuple[tuple[str, Kind, str, str], ...]:
     return tuple(result)
 
 
-def mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
+def find_mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
     """The settings that MaxText refuses: by their names, or by their values.
 
     Args:
         declared: settings, groups nested.
         version: of MaxText.
     """
-    kinds = known(version)
+    kinds = setting_kinds(version)
     for item in declared:
         kind = kinds.get(item.name)
         if kind is None:
@@ -130,10 +132,10 @@ def mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mistake
             yield Mistake(item.name, item.value, item.source, f"MaxText {version} has no such setting", hint)
         elif isinstance(item.value, Mapping) and any(name.startswith(f"{item.name}.") for name in kinds):
             inner = (ModelSetting(f"{item.name}.{key}", at, item.source) for key, at in item.value.items())
-            yield from mistakes(inner, version)
+            yield from find_mistakes(inner, version)
         elif (expected := kind.expected(item.value)) is not None and not _is_empty(item):
             yield Mistake(
-                item.name, item.value, item.source, f"MaxText wants {expected}", _instead(kind, item)
+                item.name, item.value, item.source, f"MaxText wants {expected}", _value_hint(kind, item)
             )
 
 
@@ -141,9 +143,9 @@ def _is_empty(setting: ModelSetting) -> bool:
     return setting.value is None and setting.name in _MAY_BE_EMPTY
 
 
-def _instead(kind: Kind, setting: ModelSetting) -> str:
+def _value_hint(kind: Kind, setting: ModelSetting) -> str:
     if kind.type == "one of" and (near := did_you_mean(str(setting.value), kind.words)):
         return near
     if kind.type == "text" and setting.value is not None:
-        return f"quote it for YAML too: {setting.name}='\"{word(setting.value)}\"'"
+        return f"quote it for YAML too: {setting.name}='\"{format_value(setting.value)}\"'"
     return "correct it, or leave it out"

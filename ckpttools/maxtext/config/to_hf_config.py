@@ -12,10 +12,10 @@ from ckpttools.core.message_terms import option
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.table import Table
 from ckpttools.maxtext import tied_embeddings as tying
-from ckpttools.maxtext.config.invert_settings import Candidate, Observed, candidates, text_types
+from ckpttools.maxtext.config.invert_settings import Candidate, ObservedArrays, candidates, text_types
 from ckpttools.maxtext.config.models import defaults
-from ckpttools.maxtext.config.report import Contradiction, word
-from ckpttools.maxtext.config.run_settings import Given, given
+from ckpttools.maxtext.config.report import Contradiction, format_value
+from ckpttools.maxtext.config.run_settings import GivenSettings, read_settings
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.scan_axis import stored_scan_axis
 from ckpttools.model_families.family import Family
@@ -25,10 +25,10 @@ SETTINGS = "MaxText's settings"
 _BLOCK = "decoder_block"
 _TYPE = "model_type"
 # Types that come with code of their own -> what computes the same in transformers.
-_CALLED = {"kimi_k2": "deepseek_v3"}
+_EQUIVALENT_TYPES = {"kimi_k2": "deepseek_v3"}
 
 
-def config_of_settings(
+def config_from_settings(
     words: Sequence[str],
     arrays: Mapping[str, LazyArray] | None = None,
     *,
@@ -50,26 +50,28 @@ def config_of_settings(
         ConfigError: settings are missing, or contradict each other, the arrays or the family's code.
         UsageError: a word is no setting.
     """
-    declared = given(words)
-    result = family_called(family) if family is not None else _family_of(declared)
+    declared = read_settings(words)
+    result = family_called(family) if family is not None else _family_by_block(declared)
     if not text_types(result):
         raise ConfigError(
             f"MaxText's settings do not say all of family {result.name}: it has no model of text alone",
             hint=f"{option('like')} takes the config.json of the model it came from",
         )
     if arrays is None:
-        return _loadable(_only(result, declared, [*candidates(result, declared, Observed())]).config)
+        return _with_loadable_type(
+            _only_candidate(result, declared, [*candidates(result, declared, ObservedArrays())]).config
+        )
     _refuse_towers(result, () if text_alone else arrays)
     seen = _ModelArrays.of(result, arrays, scan_axis)
     every = [*candidates(result, declared, seen.known())]
     # Settings alone may leave open what arrays decide; if none is right, the conversion says why.
-    fitting = [item for item in every if _is_whole(item) and seen.are_of(item.config)]
-    return _loadable(_only(result, declared, fitting or every).config)
+    fitting = [item for item in every if _is_complete(item) and seen.match(item.config)]
+    return _with_loadable_type(_only_candidate(result, declared, fitting or every).config)
 
 
-def _loadable(config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_loadable_type(config: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration that transformers loads, of a type that it has."""
-    return {**config, _TYPE: _CALLED.get(config[_TYPE], config[_TYPE])}
+    return {**config, _TYPE: _EQUIVALENT_TYPES.get(config[_TYPE], config[_TYPE])}
 
 
 def _refuse_towers(family: Family, names: Iterable[str]) -> None:
@@ -83,7 +85,7 @@ def _refuse_towers(family: Family, names: Iterable[str]) -> None:
         )
 
 
-def _family_of(declared: Given) -> Family:
+def _family_by_block(declared: GivenSettings) -> Family:
     block = declared.value(_BLOCK)
     fitting = [family for family in families().values() if text_types(family) and block in _blocks(family)]
     if len(fitting) == 1:
@@ -120,13 +122,13 @@ class _ModelArrays:
         text = {name: item for name, item in arrays.items() if name not in towers}
         return cls(family, text, stored_scan_axis(family, arrays, scan_axis))
 
-    def known(self) -> Observed:
+    def known(self) -> ObservedArrays:
         """What they show without a configuration."""
         tied = self._tied()
         lengths, _ = self._table(None, tied).known_of(self.arrays, left=True)
-        return Observed(lengths, {name: flag.value for name, flag in tied.items()}, True)
+        return ObservedArrays(lengths, {name: flag.value for name, flag in tied.items()}, True)
 
-    def are_of(self, config: Mapping[str, Any]) -> bool:
+    def match(self, config: Mapping[str, Any]) -> bool:
         """Whether they are those of a model with this configuration."""
         try:
             self._table(config, {}).to_right(self.arrays)
@@ -142,22 +144,22 @@ class _ModelArrays:
         return self.family.table(config, SETTINGS, scan_axis=self.scan_axis, overrides=flags, without=without)
 
 
-def _is_whole(candidate: Candidate) -> bool:
+def _is_complete(candidate: Candidate) -> bool:
     return not candidate.contradictions and not candidate.missing
 
 
-def _only(family: Family, declared: Given, result: Sequence[Candidate]) -> Candidate:
+def _only_candidate(family: Family, declared: GivenSettings, result: Sequence[Candidate]) -> Candidate:
     """The one that is meant.
 
     Raises:
         ConfigError: none is, or what is missing would decide which.
     """
-    whole = [item for item in result if _is_whole(item)]
+    whole = [item for item in result if _is_complete(item)]
     if not whole:
         best = min(result, key=lambda item: (len(item.contradictions), len(item.missing)))
         if best.contradictions:
-            raise _contradicted(family, best.contradictions)
-        raise _incomplete(best.missing)
+            raise _contradiction_error(family, best.contradictions)
+        raise _incomplete_error(best.missing)
     own = defaults()
     names = {name for item in whole for name in item.settings} - declared.values.keys()
     first = whole[0]
@@ -170,11 +172,11 @@ def _only(family: Family, declared: Given, result: Sequence[Candidate]) -> Candi
         )
     ]
     if open_names:
-        raise _incomplete(open_names)
+        raise _incomplete_error(open_names)
     return first
 
 
-def _incomplete(names: Iterable[str]) -> ConfigError:
+def _incomplete_error(names: Iterable[str]) -> ConfigError:
     return ConfigError(
         "a config.json cannot be made of these settings: not all are there",
         location=SETTINGS,
@@ -183,12 +185,12 @@ def _incomplete(names: Iterable[str]) -> ConfigError:
     )
 
 
-def _contradicted(family: Family, result: Sequence[Contradiction]) -> ConfigError:
+def _contradiction_error(family: Family, result: Sequence[Contradiction]) -> ConfigError:
     unique = {item.name: item for item in reversed(result)}.values()
     return ConfigError(
         f"no config.json of family {family.name} describes this model",
         location=SETTINGS,
-        got="; ".join(f"{item.name}={word(item.declared)} ({item.said_in})" for item in unique),
-        expected="; ".join(f"{item.name}={word(item.expected)} ({item.source})" for item in unique),
+        got="; ".join(f"{item.name}={format_value(item.declared)} ({item.said_in})" for item in unique),
+        expected="; ".join(f"{item.name}={format_value(item.expected)} ({item.source})" for item in unique),
         hint="correct the settings: they must be those of the run that made the checkpoint",
     )

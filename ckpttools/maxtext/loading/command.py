@@ -16,9 +16,9 @@ _SUFFIX = ".yml"
 _PROGRAM = re.compile(r"python[\d.]*|.*\.py|(maxtext|MaxText)(\.\w+)+")
 # Variables of a shell, and options of Python: -m, -u, -O, -X dev as one word.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=")
-_OF_PYTHON = re.compile(r"-[a-zA-Z]+")
+_PYTHON_OPTION = re.compile(r"-[a-zA-Z]+")
 # As deep as any configuration is.
-_DEEPEST = 50
+_MAX_DEPTH = 50
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ParsedCommand:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
-def parsed(words: Sequence[str]) -> ParsedCommand:
+def parse_command(words: Sequence[str]) -> ParsedCommand:
     """A command as MaxText reads it.
 
     Args:
@@ -52,8 +52,8 @@ def parsed(words: Sequence[str]) -> ParsedCommand:
     for word in rest:
         name, equals, value = word.partition("=")
         if not equals or not SETTING.match(word):
-            raise _no_setting(word)
-        _put(overrides, name.split("."), value_of(word, value))
+            raise _not_a_setting_error(word)
+        _set_nested(overrides, name.split("."), parse_value(word, value))
     return ParsedCommand(program, file, overrides)
 
 
@@ -62,7 +62,7 @@ def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
     before = dropwhile(lambda word: word == "env" or _VARIABLE.match(word), words)
     words = rest if (rest := list(before)) and _is_program(rest[0]) else words
     program = None
-    while words and (_is_program(words[0]) or (program is None and _OF_PYTHON.fullmatch(words[0]))):
+    while words and (_is_program(words[0]) or (program is None and _PYTHON_OPTION.fullmatch(words[0]))):
         word = words.pop(0)
         program = program if _is_python(word) or word.startswith("-") else word
     return program, words
@@ -77,7 +77,7 @@ def _is_python(word: str) -> bool:
     return word.rpartition("/")[2].startswith("python")
 
 
-def _no_setting(word: str) -> UsageError:
+def _not_a_setting_error(word: str) -> UsageError:
     if word.startswith("-"):
         return UsageError(
             f"{word} is no option here, and not a setting of MaxText",
@@ -96,7 +96,7 @@ def _no_setting(word: str) -> UsageError:
     )
 
 
-def value_of(word: str, text: str) -> Any:
+def parse_value(word: str, text: str) -> Any:
     """The value of a setting.
 
     Raises:
@@ -112,7 +112,7 @@ def value_of(word: str, text: str) -> Any:
         raise FormatError("the value of a setting is not YAML", location=word, got=reason) from error
 
 
-def _put(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+def _set_nested(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     *above, last = keys
     for key in above:
         below = into.get(key)
@@ -121,13 +121,13 @@ def _put(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     into[last] = value
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
+def merge_nested(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
     """Two configurations as one: groups one by one, everything else from `above` where both have it."""
     built = dict(below)
     for name, value in above.items():
         inner = built.get(name)
-        if isinstance(inner, Mapping) and isinstance(value, Mapping) and depth < _DEEPEST:
-            built[name] = merged(inner, value, depth + 1)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping) and depth < _MAX_DEPTH:
+            built[name] = merge_nested(inner, value, depth + 1)
         else:
             built[name] = value
     return built

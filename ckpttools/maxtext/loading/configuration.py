@@ -9,7 +9,7 @@ from typing import Any
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, FormatError
-from ckpttools.maxtext.loading.command import ParsedCommand, merged, value_of
+from ckpttools.maxtext.loading.command import ParsedCommand, merge_nested, parse_value
 from ckpttools.maxtext.loading.model_sizes import MODELS, architecture
 from ckpttools.maxtext.loading.report import Problem, RunSetting
 from ckpttools.maxtext.loading.settings import DEFAULTS, LORA, Settings
@@ -21,7 +21,7 @@ _OWN_FILES = "src/maxtext/configs/"
 _PREFIX = "M_"
 COMMAND_LINE = "command line"
 # Longer chains are circles.
-_LONGEST_CHAIN = 16
+_MAX_CHAIN = 16
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Layer:
     values: Mapping[str, Any]
 
 
-def settings_of(command: ParsedCommand, environment: Mapping[str, str]) -> Settings:
+def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Settings:
     """The settings of a run.
 
     Args:
@@ -50,14 +50,14 @@ def settings_of(command: ParsedCommand, environment: Mapping[str, str]) -> Setti
     """
     notes: list[str] = []
     path = parse(command.file) if command.file else None
-    files = files_of(path, notes) if path else []
+    files = read_layers(path, notes) if path else []
     declared = Layer(COMMAND_LINE, command.overrides)
-    model = model_of([*files, declared], path)
-    contradictions = list(_said_twice(model, declared, files))
+    model = model_layer([*files, declared], path)
+    contradictions = list(_model_conflicts(model, declared, files))
     env = _environment(environment, [*files, model, declared])
-    contradictions += _said_in_environment(env, model, declared)
+    contradictions += _environment_conflicts(env, model, declared)
     result: dict[str, RunSetting] = {}
-    for layer in (*files, _weaker(model, declared), declared, env):
+    for layer in (*files, _without_overrides(model, declared), declared, env):
         result |= {name: RunSetting(name, value, layer.source) for name, value in flat_settings(layer.values)}
     known = {name: item for name, item in result.items() if name in DEFAULTS or f"{LORA}.{name}" in DEFAULTS}
     odd = [name for name, item in known.items() if isinstance(item.value, str) and "${" in item.value]
@@ -76,7 +76,7 @@ def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def files_of(path: Location, notes: list[str]) -> list[Layer]:
+def read_layers(path: Location, notes: list[str]) -> list[Layer]:
     """A file and those that it is based on, the deepest first.
 
     Args:
@@ -86,32 +86,32 @@ def files_of(path: Location, notes: list[str]) -> list[Layer]:
     layers: list[Layer] = []
     location: Location | None = path
     while location is not None:
-        if not location.exists() and (own := _own(location)) is not None:
+        if not location.exists() and (own := _installed_file(location)) is not None:
             location = own
         elif not location.exists() and _is_base(location):
             notes.append(f"{location} is not there: taken for MaxText's own")
             break
         values = read_yaml(location)
         layers.insert(0, Layer(str(location), values))
-        if len(layers) > _LONGEST_CHAIN:
+        if len(layers) > _MAX_CHAIN:
             raise ConfigError("files are based on each other in a circle", location=path, got=location)
         below = values.get(_BASE_CONFIG)
-        location = _based_on(location, below) if isinstance(below, str) and below else None
+        location = _base_location(location, below) if isinstance(below, str) and below else None
     return layers
 
 
-def _based_on(file: Location, below: str) -> Location:
+def _base_location(file: Location, below: str) -> Location:
     """The file that `base_config` names: beside the other, or in MaxText."""
     if "://" in below or below.startswith("/"):
         return parse(below)
     beside = file.parent / below
-    own = _configs()
+    own = _installed_configs()
     return own / below if not beside.is_file() and own is not None else beside
 
 
-def _own(location: Location) -> Location | None:
+def _installed_file(location: Location) -> Location | None:
     """The file of an installed MaxText that is meant by a path of its sources."""
-    own = _configs()
+    own = _installed_configs()
     name = str(location).partition(_OWN_FILES)[2] or (location.name if _is_base(location) else "")
     return own / name if own is not None and name and (own / name).is_file() else None
 
@@ -121,7 +121,7 @@ def _is_base(location: Location) -> bool:
 
 
 @cache
-def _configs() -> Location | None:
+def _installed_configs() -> Location | None:
     """Where the configurations of an installed MaxText are; None without one."""
     spec = find_spec("maxtext")
     homes = spec.submodule_search_locations if spec else None
@@ -129,7 +129,7 @@ def _configs() -> Location | None:
     return next((item for item in result if item.is_dir()), None)
 
 
-def model_of(layers: list[Layer], path: Location | None) -> Layer:
+def model_layer(layers: list[Layer], path: Location | None) -> Layer:
     """What the model says, which stands above files and below what is said beside them.
 
     Args:
@@ -138,20 +138,20 @@ def model_of(layers: list[Layer], path: Location | None) -> Layer:
     """
     values: dict[str, Any] = {}
     for layer in layers:
-        values = merged(values, layer.values)
+        values = merge_nested(values, layer.values)
     name = values.get("model_name")
     if not isinstance(name, str) or name == DEFAULTS["model_name"]:
         return Layer("model", {})
     name = architecture(name)
     homes = [path.parent, path.parent.parent] if path else []
-    homes += [own] if (own := _configs()) is not None else []
+    homes += [own] if (own := _installed_configs()) is not None else []
     for home in homes:
         if (file := home / "models" / f"{name}.yml").is_file():
             return Layer(str(file), read_yaml(file))
     return Layer(f"model {name}", MODELS.get(name, {}))
 
 
-def _weaker(model: Layer, declared: Layer) -> Layer:
+def _without_overrides(model: Layer, declared: Layer) -> Layer:
     """The model without what the command line says."""
     return Layer(
         model.source, {name: item for name, item in model.values.items() if name not in declared.values}
@@ -162,7 +162,7 @@ def _may_override(*layers: Layer) -> bool:
     return any(layer.values.get("override_model_config") is True for layer in layers)
 
 
-def _said_twice(model: Layer, declared: Layer, files: list[Layer]) -> Iterator[Problem]:
+def _model_conflicts(model: Layer, declared: Layer, files: list[Layer]) -> Iterator[Problem]:
     """Settings of the model that the command line has otherwise."""
     twice = [
         name
@@ -185,13 +185,13 @@ def _environment(environment: Mapping[str, str], layers: list[Layer]) -> Layer:
         if (variable := f"{_PREFIX}{name.upper()}") in environment and "." not in name
     }
     typed = {
-        name: text if isinstance(DEFAULTS.get(name), str) else value_of(f"{_PREFIX}{name.upper()}", text)
+        name: text if isinstance(DEFAULTS.get(name), str) else parse_value(f"{_PREFIX}{name.upper()}", text)
         for name, text in result.items()
     }
     return Layer("environment", typed)
 
 
-def _said_in_environment(env: Layer, model: Layer, declared: Layer) -> Iterator[Problem]:
+def _environment_conflicts(env: Layer, model: Layer, declared: Layer) -> Iterator[Problem]:
     for name in env.values:
         if name in declared.values:
             yield Problem(

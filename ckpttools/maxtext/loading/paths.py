@@ -29,12 +29,12 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 # Stores that MaxText reads itself; memory is for tests of those who call this from Python.
-_READ = ("file", "gs", "memory")
+_READABLE_SCHEMES = ("file", "gs", "memory")
 _KEYS = ("model", "model_params")
 
 
 @dataclass(frozen=True, slots=True)
-class Led:
+class ResolvedPath:
     """Where a path leads.
 
     Attributes:
@@ -57,7 +57,7 @@ class Led:
         return self.shown if self.item is None else str(self.item)
 
 
-def led_to(setting: str, text: str, version: Version) -> Led:
+def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
     """What MaxText reads for a path.
 
     Args:
@@ -70,17 +70,17 @@ def led_to(setting: str, text: str, version: Version) -> Led:
     """
     location = parse(text)
     key = _key(text, version)
-    if problem := why_not_read(setting, text):
+    if problem := unreadable_reason(setting, text):
         is_relative = location.store.scheme == "file" and not text.startswith(("/", "~"))
         # What is wrong with the path that it asks for is said at once.
-        further = led_to(setting, str(location.absolute()), version).problems if is_relative else ()
-        return Led(None, key, (problem, *further))
-    find = _by_v0 if version.orbax == "v0" else _by_v1
+        further = resolve_path(setting, str(location.absolute()), version).problems if is_relative else ()
+        return ResolvedPath(None, key, (problem, *further))
+    find = _find_item_v0 if version.orbax == "v0" else _find_item_v1
     result = find(location, setting)
-    return Led(result, key) if isinstance(result, Location) else Led(None, key, (result,))
+    return ResolvedPath(result, key) if isinstance(result, Location) else ResolvedPath(None, key, (result,))
 
 
-def why_not_read(setting: str, text: str) -> Problem | None:
+def unreadable_reason(setting: str, text: str) -> Problem | None:
     """Why MaxText does not read a path, whatever is there; None if it does."""
     location = parse(text)
     if problem := other_store(location):
@@ -112,7 +112,7 @@ def _key(text: str, version: Version) -> str:
 def other_store(location: Location) -> Problem | None:
     """Why MaxText reads nothing from a store; None if it does."""
     scheme = location.store.scheme
-    if scheme in _READ:
+    if scheme in _READABLE_SCHEMES:
         return None
     return Problem(
         f"MaxText reads local paths and gs://, and not {scheme}://",
@@ -122,74 +122,74 @@ def other_store(location: Location) -> Problem | None:
     )
 
 
-def _absent(location: Location, setting: str, api: str) -> Problem:
+def _missing_problem(location: Location, setting: str, api: str) -> Problem:
     near = next((above for above in location.parents[:2] if above.is_dir()), None)
-    return Problem(f"nothing is at {location}", _other_item(near, setting, api) or "check its spelling")
+    return Problem(f"nothing is at {location}", _nearby_item_hint(near, setting, api) or "check its spelling")
 
 
-def _by_v0(location: Location, setting: str) -> Location | Problem:
+def _find_item_v0(location: Location, setting: str) -> Location | Problem:
     """The item at a path that must be its own: Orbax adds nothing to it and cuts nothing off."""
     if not location.is_dir():
-        return _absent(location, setting, "v0")
+        return _missing_problem(location, setting, "v0")
     if not is_item(location):
-        return _no_item(location, setting, "v0")
-    return location if is_committed(location) else _uncommitted(location)
+        return _no_item_problem(location, setting, "v0")
+    return location if is_committed(location) else _uncommitted_problem(location)
 
 
-def _by_v1(location: Location, setting: str) -> Location | Problem:
+def _find_item_v1(location: Location, setting: str) -> Location | Problem:
     """The item below the step that a path means, or the step itself where it is bare."""
     root = location.parent if location.name == ITEM else location
     item = root / ITEM if (root / ITEM).is_dir() else root
     if not is_item(item):
         there = location.is_dir()
-        return _no_item(item, setting, "v1") if there else _absent(location, setting, "v1")
+        return _no_item_problem(item, setting, "v1") if there else _missing_problem(location, setting, "v1")
     if not is_committed(root):
-        return _uncommitted(root)
-    return _refused_by_v1(root, item) or item
+        return _uncommitted_problem(root)
+    return _v1_problem(root, item) or item
 
 
-def _refused_by_v1(root: Location, item: Location) -> Problem | None:
+def _v1_problem(root: Location, item: Location) -> Problem | None:
     """Why Orbax's newer API does not take a directory in which there is an item."""
     if (root / V1_FILE).is_file():
         if item == root or not has_metadata(root):
             return Problem(
-                f"{root} has {V1_FILE} and no {CHECKPOINT_FILE} with an item {ITEM}", _doctor(root)
+                f"{root} has {V1_FILE} and no {CHECKPOINT_FILE} with an item {ITEM}", _doctor_hint(root)
             )
         return None
     if has_metadata(root.parent):
         return Problem(
             f"Orbax refuses {root}: it lies in a step, beside {CHECKPOINT_FILE}, and is not called {ITEM}",
-            rewritten(root),
+            rewrite_hint(root),
         )
     if not has_metadata(root) and item != root and has_metadata(item):
         return Problem(
             f"{root} has no {CHECKPOINT_FILE}, and its item has one: Orbax takes it for a run",
-            _doctor(root),
+            _doctor_hint(root),
         )
     return None
 
 
-def _uncommitted(location: Location) -> Problem:
+def _uncommitted_problem(location: Location) -> Problem:
     if location.store.scheme != "gs":
         return Problem(f"{location} is an unfinished save, as its name says", "take an earlier step")
     return Problem(
         f"there is no {COMMIT_FILE} in {location}: on gs:// Orbax takes it for unfinished",
-        f"{_doctor(location)}; if the copy is complete, put the files of that name beside the others",
+        f"{_doctor_hint(location)}; if the copy is complete, put the files of that name beside the others",
     )
 
 
-def _doctor(location: Location) -> str:
+def _doctor_hint(location: Location) -> str:
     return f"`ckpt doctor {quote(str(location))}` says more"
 
 
-def rewritten(item: Location) -> str:
+def rewrite_hint(item: Location) -> str:
     """How an item under another name becomes one that MaxText finds."""
     return f"`ckpt convert to-orbax {quote(str(item))} DST --item {ITEM}` writes one that is found"
 
 
-def _no_item(location: Location, setting: str, api: str) -> Problem:
+def _no_item_problem(location: Location, setting: str, api: str) -> Problem:
     """Of a directory that is no item: what it is instead."""
-    instead = _other_item(location, setting, api)
+    instead = _nearby_item_hint(location, setting, api)
     if instead:
         return Problem(f"{location} is not the directory of an item: there is no {TREE_FILE} in it", instead)
     if any(entry.name.endswith(".safetensors") for entry in location.entries()):
@@ -198,35 +198,37 @@ def _no_item(location: Location, setting: str, api: str) -> Problem:
             f"convert them, `ckpt convert hf-to-maxtext {quote(str(location))} DST`, or set "
             "source_checkpoint_layout=safetensors_dynamic",
         )
-    return Problem(f"{location} is not an Orbax checkpoint: there is no {TREE_FILE} in it", _doctor(location))
+    return Problem(
+        f"{location} is not an Orbax checkpoint: there is no {TREE_FILE} in it", _doctor_hint(location)
+    )
 
 
-def _other_item(location: Location | None, setting: str, api: str) -> str | None:
+def _nearby_item_hint(location: Location | None, setting: str, api: str) -> str | None:
     """Which path would have been one, above or below."""
     result = orbax_at(location) if location is not None and location.is_dir() else None
     match result:
         case OrbaxItem(directory=directory):
             return f"set {setting}={directory}"
         case Step() as step if step.items:
-            return _item_of(step, setting, api)
-        case OrbaxRun() as run if (seen := listed_by_manager(run.path)).latest is not None:
+            return _step_item_hint(step, setting, api)
+        case OrbaxRun() as run if (seen := list_committed_steps(run.path)).latest is not None:
             step = Step(seen.steps[seen.latest])
-            return _item_of(step, setting, api) if step.items else None
+            return _step_item_hint(step, setting, api) if step.items else None
     return None
 
 
-def _item_of(step: Step, setting: str, api: str) -> str:
+def _step_item_hint(step: Step, setting: str, api: str) -> str:
     """Which item of a step can be named, or made."""
     names = {item.directory.name: item.directory for item in step.items}
     if api == "v0" and len(names) > 1 and ITEM not in names:
         return "set it to one of " + ", ".join(map(str, names.values()))
     item = names.get(ITEM) or next(iter(names.values()))
     if api == "v1" and item != step.path and item.name != ITEM:
-        return rewritten(item)
+        return rewrite_hint(item)
     return f"set {setting}={item}"
 
 
-def reason_of(error: CheckpointError) -> Problem:
+def problem_of(error: CheckpointError) -> Problem:
     """An error of opening as a problem."""
     text = " ".join(error.message.split())
     where = f" ({error.location})" if error.location and isinstance(error, FormatError) else ""
@@ -267,7 +269,7 @@ class OrbaxSteps:
         return "; ".join([listed, *skipped])
 
 
-def listed_by_manager(directory: Location) -> OrbaxSteps:
+def list_committed_steps(directory: Location) -> OrbaxSteps:
     """What Orbax's manager lists in a directory.
 
     Raises:
@@ -276,7 +278,7 @@ def listed_by_manager(directory: Location) -> OrbaxSteps:
     steps: dict[int, Location] = {}
     passed: dict[str, str] = {}
     result = sorted(directories(directory), key=lambda location: natural_key(location.name))
-    for location, reason in zip(result, at_once(directory.store, _why_not, result), strict=True):
+    for location, reason in zip(result, at_once(directory.store, _skip_reason, result), strict=True):
         if reason is None:
             steps[int(location.name)] = location
         elif Step(location).number is not None:
@@ -284,7 +286,7 @@ def listed_by_manager(directory: Location) -> OrbaxSteps:
     return OrbaxSteps(directory, steps, passed)
 
 
-def _why_not(location: Location) -> str | None:
+def _skip_reason(location: Location) -> str | None:
     """Why a directory is not listed as a step; None for one that is."""
     if IN_PROGRESS in location.name:
         return "an unfinished save"

@@ -14,27 +14,27 @@ from ckpttools.formats.orbax.steps import Step, directories, is_item
 from ckpttools.formats.registry import open_tree
 from ckpttools.maxtext.loading.paths import (
     EMERGENCY_ITEMS,
-    Led,
     OrbaxSteps,
-    led_to,
-    listed_by_manager,
+    ResolvedPath,
+    list_committed_steps,
     other_store,
-    reason_of,
-    rewritten,
+    problem_of,
+    resolve_path,
+    rewrite_hint,
     step_number,
-    why_not_read,
+    unreadable_reason,
 )
 from ckpttools.maxtext.loading.report import Expected, Outcome, Problem, Resolution, Rule, Tried
-from ckpttools.maxtext.loading.settings import DEFAULTS, Settings, refusals
-from ckpttools.maxtext.loading.weights import looked_at
+from ckpttools.maxtext.loading.settings import DEFAULTS, Settings, settings_problems
+from ckpttools.maxtext.loading.weights import check_weights
 from ckpttools.maxtext.versions import Version
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 NOTHING = "nothing found: training starts from step 0 with random parameters"
 _PATHS: tuple[Rule, ...] = ("load_parameters_path", "load_full_state_path")
-_OF_HUGGING_FACE = ("safetensors", "safetensors_dynamic")
-_WHAT: Mapping[Rule, str] = {
+_HF_RULES = ("safetensors", "safetensors_dynamic")
+_DESCRIPTIONS: Mapping[Rule, str] = {
     "resume": "{step} of the run itself",
     "load_parameters_path": "the parameters of {step}",
     "load_full_state_path": "the full state of {step}",
@@ -46,15 +46,15 @@ _WHAT: Mapping[Rule, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Resolved:
+class _RuleTarget:
     """What a rule leads to, before the checkpoint is opened."""
 
     rule: Rule
     expected: Expected
-    led: Led
+    target: ResolvedPath
 
 
-def resolution(settings: Settings, version: Version, environment: Mapping[str, str]) -> Resolution:
+def resolve_run(settings: Settings, version: Version, environment: Mapping[str, str]) -> Resolution:
     """What a run would load.
 
     Args:
@@ -66,29 +66,29 @@ def resolution(settings: Settings, version: Version, environment: Mapping[str, s
         CheckpointError: a place cannot be looked at.
     """
     blank = Resolution(
-        version.name, "fails", "", "none", None, None, "nothing", (), (), settings.notes, settings.that_matter
+        version.name, "fails", "", "none", None, None, "nothing", (), (), settings.notes, settings.non_default
     )
-    if problems := tuple(refusals(settings, version)):
+    if problems := tuple(settings_problems(settings, version)):
         return replace(blank, verdict="refuses these settings, whatever is there", problems=problems)
-    run = own_run(settings, environment)
+    run = find_own_run(settings, environment)
     built = replace(blank, tried=(run.tried,), notes=(*blank.notes, *run.notes))
-    if run.led is not None:
+    if run.target is not None:
         others = [
             Tried(name, text, "not looked at: the run itself goes first")
-            for name, text in _explicit(settings)
+            for name, text in _named_paths(settings)
         ]
-        built = _opened(_Resolved("resume", "full state", run.led), settings, version, built)
+        built = _with_contents(_RuleTarget("resume", "full state", run.target), settings, version, built)
         built = replace(built, tried=(*built.tried, *others), problems=(*run.problems, *built.problems))
-    elif (named := _named(settings, version)) is not None:
-        path = next((text for _, text in _explicit(settings)), None)
-        built = replace(built, tried=(*built.tried, Tried(named.rule, path, _found_text(named.led, path))))
-        built = _opened(named, settings, version, built)
+    elif (named := _resolve_named(settings, version)) is not None:
+        path = next((text for _, text in _named_paths(settings)), None)
+        built = replace(built, tried=(*built.tried, Tried(named.rule, path, _found_text(named.target, path))))
+        built = _with_contents(named, settings, version, built)
     adapter = _adapter(settings, version, blank, built.rule == "resume")
-    built = replace(built, adapter=adapter, notes=(*built.notes, *_unused(settings)))
-    return _judged(built, run.is_hidden)
+    built = replace(built, adapter=adapter, notes=(*built.notes, *_unused_notes(settings)))
+    return _with_verdict(built, run.is_hidden)
 
 
-def _judged(built: Resolution, is_hidden: bool) -> Resolution:
+def _with_verdict(built: Resolution, is_hidden: bool) -> Resolution:
     """With outcome and verdict."""
     outcome: Outcome
     if built.problems:
@@ -101,7 +101,9 @@ def _judged(built: Resolution, is_hidden: bool) -> Resolution:
 
 
 def _verdict(built: Resolution, outcome: Outcome) -> str:
-    what = _WHAT[built.rule].format(step="a checkpoint" if built.step is None else f"step {built.step}")
+    what = _DESCRIPTIONS[built.rule].format(
+        step="a checkpoint" if built.step is None else f"step {built.step}"
+    )
     return {
         "loads": f"loads {what}",
         "scratch": NOTHING,
@@ -112,51 +114,53 @@ def _verdict(built: Resolution, outcome: Outcome) -> str:
     }[outcome]
 
 
-def _explicit(settings: Settings) -> Iterator[tuple[Rule, str]]:
+def _named_paths(settings: Settings) -> Iterator[tuple[Rule, str]]:
     """The paths that are set, in MaxText's order."""
     yield from ((name, text) for name in _PATHS if (text := settings.text(name)))
 
 
-def _found_text(led: Led, path: str | None) -> str:
-    if led.path is None:
+def _found_text(target: ResolvedPath, path: str | None) -> str:
+    if target.path is None:
         return "not found"
-    is_other = led.item is None or path is None or led.item != parse(path)
-    return f"that is {led.path}" if is_other else "found"
+    is_other = target.item is None or path is None or target.item != parse(path)
+    return f"that is {target.path}" if is_other else "found"
 
 
-def _named(settings: Settings, version: Version) -> _Resolved | None:
+def _resolve_named(settings: Settings, version: Version) -> _RuleTarget | None:
     """What the paths in the settings lead to; None where there are none."""
-    rule, text = next(_explicit(settings), (None, ""))
+    rule, text = next(_named_paths(settings), (None, ""))
     layout = settings.text("source_checkpoint_layout")
     if layout == "safetensors_dynamic":
-        return _Resolved("safetensors_dynamic", "parameters", on_the_fly(text, settings))
+        return _RuleTarget("safetensors_dynamic", "parameters", resolve_dynamic(text, settings))
     if rule is None:
         return None
     if layout == "safetensors" and rule == "load_full_state_path":
-        return _Resolved("safetensors", "full state", by_function(text, settings, version))
+        return _RuleTarget("safetensors", "full state", resolve_conversion_fn(text, settings, version))
     expected: Expected = "parameters" if rule == "load_parameters_path" else "full state"
-    return _Resolved(rule, expected, led_to(rule, text, version))
+    return _RuleTarget(rule, expected, resolve_path(rule, text, version))
 
 
-def _opened(result: _Resolved, settings: Settings, version: Version, blank: Resolution) -> Resolution:
+def _with_contents(
+    result: _RuleTarget, settings: Settings, version: Version, blank: Resolution
+) -> Resolution:
     """With what is in the checkpoint that a rule leads to."""
-    item, problems, notes = result.led.item, list(result.led.problems), list(blank.notes)
-    is_orbax = result.rule not in _OF_HUGGING_FACE
+    item, problems, notes = result.target.item, list(result.target.problems), list(blank.notes)
+    is_orbax = result.rule not in _HF_RULES
     if item is not None and is_orbax:
         try:
-            looked = looked_at(open_tree(item), result.expected, result.led.key, settings, version)
+            looked = check_weights(open_tree(item), result.expected, result.target.key, settings, version)
         except StorageError:
             raise
         except CheckpointError as error:
-            reason = reason_of(error)
-            problems.append(replace(reason, do=result.led.instead or reason.do))
+            reason = problem_of(error)
+            problems.append(replace(reason, do=result.target.instead or reason.do))
         else:
             problems += looked.problems
             notes += looked.notes
     return replace(
         blank,
         rule=result.rule,
-        path=result.led.path,
+        path=result.target.path,
         step=step_number(item) if item is not None and is_orbax else None,
         expected=result.expected,
         problems=tuple(problems),
@@ -176,14 +180,16 @@ def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed
         )
         return replace(blank, verdict="does not look for adapters", problems=(problem,))
     # Both versions read it by Orbax's older API.
-    led = led_to("lora.lora_restore_path", text, replace(version, orbax="v0"))
-    built = _judged(_opened(_Resolved("lora_restore_path", "adapter", led), settings, version, blank), False)
+    target = resolve_path("lora.lora_restore_path", text, replace(version, orbax="v0"))
+    built = _with_verdict(
+        _with_contents(_RuleTarget("lora_restore_path", "adapter", target), settings, version, blank), False
+    )
     notes = [*built.notes, "pre-training adds no adapters to the model; fine-tuning does, and reads them so"]
     notes += ["they replace the adapters of the step that is resumed"] if is_resumed else []
     return replace(built, notes=tuple(notes))
 
 
-def _unused(settings: Settings) -> Iterator[str]:
+def _unused_notes(settings: Settings) -> Iterator[str]:
     for name, where in (
         ("lora_input_adapters_path", "the inference engine"),
         ("hf_lora_adapter_path", "the converters"),
@@ -199,7 +205,7 @@ def _unused(settings: Settings) -> Iterator[str]:
 _HUB, _BUCKET = "hf://", "gs://"
 
 
-def on_the_fly(text: str, settings: Settings) -> Led:
+def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
     """What source_checkpoint_layout=safetensors_dynamic reads.
 
     Args:
@@ -210,7 +216,7 @@ def on_the_fly(text: str, settings: Settings) -> Led:
         StorageError: it cannot be looked at.
     """
     if text.startswith(_BUCKET) or (text and not text.startswith(_HUB) and parse(text).is_dir()):
-        return _directory(parse(text))
+        return _weights_directory(parse(text))
     name, problems = text.removeprefix(_HUB), []
     if not text and settings.text("model_name") == DEFAULTS["model_name"]:
         problems.append(
@@ -225,32 +231,34 @@ def on_the_fly(text: str, settings: Settings) -> Led:
             )
         )
     shown = f"{_HUB}{name}" if name else f"what the Hub has for model_name={settings.text('model_name')}"
-    return Led(None, problems=tuple(problems), shown=shown)
+    return ResolvedPath(None, problems=tuple(problems), shown=shown)
 
 
-def by_function(text: str, settings: Settings, version: Version) -> Led:
+def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> ResolvedPath:
     """What source_checkpoint_layout=safetensors reads, for a full state.
 
     Raises:
         StorageError: it cannot be looked at.
     """
     location = parse(text)
-    led = Led(location) if location.is_file() else _directory(location)
-    problems = list(led.problems)
+    target = ResolvedPath(location) if location.is_file() else _weights_directory(location)
+    problems = list(target.problems)
     if not settings.text("checkpoint_conversion_fn"):
         do = "name a function, such as `ckpttools.family_conversion_fn` makes"
         problems.append(Problem("source_checkpoint_layout=safetensors needs checkpoint_conversion_fn", do))
     if version.orbax == "v0" and not settings.flag("enable_orbax_v1"):
         what = f"MaxText {version.name} reads safetensors only with enable_orbax_v1=true"
         problems.append(Problem(what, "set it, or convert the weights first"))
-    return Led(led.item, problems=tuple(problems))
+    return ResolvedPath(target.item, problems=tuple(problems))
 
 
-def _directory(location: Location) -> Led:
+def _weights_directory(location: Location) -> ResolvedPath:
     """Only whether there are weights in it."""
     if location.is_dir() and any(entry.name.endswith(".safetensors") for entry in location.entries()):
-        return Led(location)
-    return Led(None, problems=(Problem(f"there are no safetensors in {location}", "check its spelling"),))
+        return ResolvedPath(location)
+    return ResolvedPath(
+        None, problems=(Problem(f"there are no safetensors in {location}", "check its spelling"),)
+    )
 
 
 _JOB = "JOBSET_NAME"
@@ -264,20 +272,20 @@ class OwnRun:
 
     Attributes:
         tried: where was looked.
-        led: the item that MaxText goes on with; None where the run has no step yet.
+        target: the item that MaxText goes on with; None where the run has no step yet.
         problems: why going on fails, whatever is in it.
         notes: what else is worth knowing.
         is_hidden: whether there may be more where nobody can look from here.
     """
 
     tried: Tried
-    led: Led | None = None
+    target: ResolvedPath | None = None
     problems: tuple[Problem, ...] = ()
     notes: tuple[str, ...] = ()
     is_hidden: bool = False
 
 
-def own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
+def find_own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
     """The run's own checkpoints, as the manager that MaxText makes would list them.
 
     Args:
@@ -291,7 +299,7 @@ def own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
     if not (_is_local(settings) or settings.flag("enable_checkpointing")):
         return OwnRun(Tried("resume", None, "not looked for: enable_checkpointing is false"))
     name = settings.text("run_name") or environment.get(_JOB, "")
-    local = _on_this_host(settings, notes) if _is_local(settings) else None
+    local = _local_steps(settings, notes) if _is_local(settings) else None
     seen = [] if local is None else [local]
     if not settings.flag(_MULTI_TIER):
         if not name:
@@ -299,10 +307,10 @@ def own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
             return OwnRun(Tried("resume", None, result), notes=tuple(notes))
         base = settings.text("base_output_directory")
         if base and (problem := other_store(parse(base))):
-            return OwnRun(Tried("resume", base, "not looked at"), Led(None, problems=(problem,)))
-        seen.append(listed_by_manager(_checkpoints(name, settings, notes)))
+            return OwnRun(Tried("resume", base, "not looked at"), ResolvedPath(None, problems=(problem,)))
+        seen.append(list_committed_steps(_checkpoints(name, settings, notes)))
     is_hidden = _is_local(settings) and local is None
-    return replace(_chosen(seen, settings), notes=tuple(notes), is_hidden=is_hidden)
+    return replace(_latest_step(seen, settings), notes=tuple(notes), is_hidden=is_hidden)
 
 
 def _is_local(settings: Settings) -> bool:
@@ -320,7 +328,7 @@ def _checkpoints(name: str, settings: Settings, notes: list[str]) -> Location:
     return location / name / "checkpoints"
 
 
-def _on_this_host(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
+def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
     """What the local disk has; None where it is not here."""
     location = parse(settings.text("local_checkpoint_directory"))
     if not location.is_dir():
@@ -331,7 +339,7 @@ def _on_this_host(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
         return None
     notes.append(f"{location} was looked at on this host alone: a step must be on the others, too")
     # On GPUs each process has a directory below, named by its number.
-    result = [listed_by_manager(directory) for directory in (location, *directories(location))]
+    result = [list_committed_steps(directory) for directory in (location, *directories(location))]
     whole = [
         replace(item, steps={n: step for n, step in item.steps.items() if Step(step).is_one})
         for item in result
@@ -339,7 +347,7 @@ def _on_this_host(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
     return next((item for item in whole if item.steps), result[0])
 
 
-def _chosen(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
+def _latest_step(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     """The latest step of all places."""
     if not seen:
         return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "not here"))
@@ -350,21 +358,21 @@ def _chosen(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
     if best.latest is None:
         return OwnRun(tried)
     step = best.steps[best.latest]
-    problems = [*_finished(best.latest, settings)]
+    problems = [*_finished_problems(best.latest, settings)]
     base = settings.text("base_output_directory")
-    if base and (problem := why_not_read("base_output_directory", base)):
+    if base and (problem := unreadable_reason("base_output_directory", base)):
         problems.append(problem)
     names = EMERGENCY_ITEMS if _is_local(settings) else (ITEM,)
     item = next((step / name for name in names if is_item(step / name)), None)
-    led = Led(
+    target = ResolvedPath(
         item,
-        problems=() if item is not None else (_no_item(step, names),),
-        instead=_without(step, sorted(best.steps)[:-1]),
+        problems=() if item is not None else (_no_item_problem(step, names),),
+        instead=_skip_latest_hint(step, sorted(best.steps)[:-1]),
     )
-    return OwnRun(tried, led, tuple(problems))
+    return OwnRun(tried, target, tuple(problems))
 
 
-def _without(latest: Location, earlier: Sequence[int]) -> str:
+def _skip_latest_hint(latest: Location, earlier: Sequence[int]) -> str:
     """How a run goes on without its latest step, which cannot be opened."""
     is_uncommitted = Step(latest).declared.is_uncommitted
     way = remedy(latest, latest.parent, is_uncommitted=is_uncommitted)
@@ -373,19 +381,19 @@ def _without(latest: Location, earlier: Sequence[int]) -> str:
     return f"{'' if is_uncommitted else 'fetch it again, or '}{way.words}{command}; then {then}"
 
 
-def _no_item(step: Location, names: Sequence[str]) -> Problem:
+def _no_item_problem(step: Location, names: Sequence[str]) -> Problem:
     there = ", ".join(item.directory.name for item in Step(step).items)
     what = f"{step} is the latest step to Orbax, and there is no whole item {' or '.join(names)} in it"
     if there and ITEM not in names:
         return Problem(f"{what}, but {there}", "leave emergency checkpointing out, or take another run_name")
     if there:
-        return Problem(f"{what}, but {there}", f"{rewritten(Step(step).items[0].directory)}")
+        return Problem(f"{what}, but {there}", f"{rewrite_hint(Step(step).items[0].directory)}")
     return Problem(
         what, f"move {step} away to go on from the step before it; `ckpt doctor` says what it lacks"
     )
 
 
-def _finished(step: int, settings: Settings) -> Iterator[Problem]:
+def _finished_problems(step: int, settings: Settings) -> Iterator[Problem]:
     """Whether the run has reached its last step already."""
     steps = settings.number("steps")
     if steps == -1:

@@ -69,7 +69,7 @@ LAYOUTS = ("orbax", "safetensors", "safetensors_dynamic")
 _MAY_BE_NONE = ("checkpoint_conversion_fn", "checkpoint_todelete_subdir", "run_name")
 _MAY_BE_EMPTY = ("base_output_directory",)
 # Settings of MaxText that are not looked at here, and are called much like some that are.
-_OTHERS = frozenset(
+_UNCHECKED_SETTINGS = frozenset(
     (
         "base_moe_mlp_dim",
         "checkpoint_period",
@@ -83,7 +83,7 @@ _OTHERS = frozenset(
         "v_head_dim",
     )
 )
-_NEAR = 0.85
+_MIN_SIMILARITY = 0.85
 LOCAL_TIERS = ("enable_multi_tier_checkpointing", "enable_emergency_checkpoint")
 # As pydantic reads them.
 _WORDS = {
@@ -131,18 +131,18 @@ class Settings:
         except ValueError:
             return None
 
-    def is_said(self, name: str) -> bool:
+    def is_declared(self, name: str) -> bool:
         """Whether a setting is said at all, or a file stands for all of them."""
         return name in self.declared or self.has_file
 
     @property
-    def that_matter(self) -> tuple[RunSetting, ...]:
+    def non_default(self) -> tuple[RunSetting, ...]:
         """Those that decide what is loaded and are not at their defaults, in order."""
         declared = [self.declared[name] for name in DEFAULTS if name in self.declared and name not in SIZES]
         return tuple(item for item in declared if item.value != DEFAULTS[item.name])
 
 
-def refusals(settings: Settings, version: Version) -> Iterator[Problem]:
+def settings_problems(settings: Settings, version: Version) -> Iterator[Problem]:
     """What MaxText refuses before it looks anywhere.
 
     Args:
@@ -150,15 +150,15 @@ def refusals(settings: Settings, version: Version) -> Iterator[Problem]:
         version: of MaxText.
     """
     yield from settings.contradictions
-    yield from _wrong_types(settings)
-    yield from _wrong_names(settings, version)
+    yield from _type_problems(settings)
+    yield from _name_problems(settings, version)
     if settings.text("load_parameters_path") and settings.text("load_full_state_path"):
         yield Problem(
             "At most one of `load_parameters_path` or `load_full_state_path` should be set",
             "leave one out: parameters begin a new run, the full state goes on with its optimizer",
         )
-    yield from _without_checkpointing(settings, version)
-    yield from _local_directories(settings)
+    yield from _checkpointing_problems(settings, version)
+    yield from _local_tier_problems(settings)
     if not version.renames_before_deletion and _renames_before_deletion(settings):
         yield Problem(
             f"MaxText {version.name} refuses checkpoint_todelete_subdir",
@@ -172,15 +172,15 @@ def _renames_before_deletion(settings: Settings) -> bool:
     return is_managed and bool(settings.text("checkpoint_todelete_subdir"))
 
 
-def _wrong_types(settings: Settings) -> Iterator[Problem]:
+def _type_problems(settings: Settings) -> Iterator[Problem]:
     for setting in settings.declared.values():
-        problem = _wrong_type(setting) if setting.name in DEFAULTS else None
+        problem = _type_mismatch(setting) if setting.name in DEFAULTS else None
         if problem:
-            what = f"{setting.name}={_shown(setting.value)} ({setting.source}): {problem}"
-            yield Problem(what, _instead(setting))
+            what = f"{setting.name}={_value_text(setting.value)} ({setting.source}): {problem}"
+            yield Problem(what, _type_hint(setting))
 
 
-def _wrong_type(setting: RunSetting) -> str | None:
+def _type_mismatch(setting: RunSetting) -> str | None:
     """What MaxText wants instead of a value; None where it takes it."""
     expected, value = DEFAULTS[setting.name], setting.value
     if isinstance(expected, bool):
@@ -190,11 +190,11 @@ def _wrong_type(setting: RunSetting) -> str | None:
         may_be_none = setting.name in _MAY_BE_NONE or (value is None and setting.name in _MAY_BE_EMPTY)
         return None if (may_be_none if is_none else isinstance(value, str)) else "MaxText wants text"
     if isinstance(expected, int | float):
-        return _wrong_number(value, isinstance(expected, int))
+        return _number_mismatch(value, isinstance(expected, int))
     return None
 
 
-def _wrong_number(value: object, is_whole: bool) -> str | None:
+def _number_mismatch(value: object, is_whole: bool) -> str | None:
     try:
         number = float(str(value))
     except ValueError:
@@ -202,7 +202,7 @@ def _wrong_number(value: object, is_whole: bool) -> str | None:
     return "MaxText wants a whole number" if is_whole and not number.is_integer() else None
 
 
-def _instead(setting: RunSetting) -> str:
+def _type_hint(setting: RunSetting) -> str:
     if setting.value is None:
         return "leave it out, or quote the empty text for YAML too: " + f"{setting.name}='\"\"'"
     if isinstance(DEFAULTS.get(setting.name), str):
@@ -210,11 +210,11 @@ def _instead(setting: RunSetting) -> str:
     return "check its spelling"
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
+def _name_problems(settings: Settings, version: Version) -> Iterator[Problem]:
     for setting in settings.declared.values():
         if f"{LORA}.{setting.name}" in DEFAULTS:
             yield Problem(
@@ -226,7 +226,9 @@ def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
                 f"MaxText {version.name} has no setting {setting.name} ({setting.source})", "leave it out"
             )
     for name in settings.unknown:
-        if name not in _OTHERS and (near := get_close_matches(name, DEFAULTS, 1, _NEAR)):
+        if name not in _UNCHECKED_SETTINGS and (
+            near := get_close_matches(name, DEFAULTS, 1, _MIN_SIMILARITY)
+        ):
             yield Problem(f"MaxText has no setting {name}", f"did you mean {near[0]}?")
     layout = settings.text("source_checkpoint_layout")
     if layout not in LAYOUTS:
@@ -239,7 +241,7 @@ def _wrong_names(settings: Settings, version: Version) -> Iterator[Problem]:
         yield Problem(f"MaxText {version.name} does not know model_name={name}", hint)
 
 
-def _without_checkpointing(settings: Settings, version: Version) -> Iterator[Problem]:
+def _checkpointing_problems(settings: Settings, version: Version) -> Iterator[Problem]:
     if settings.flag("enable_checkpointing"):
         return
     names = ["load_full_state_path"]
@@ -253,7 +255,7 @@ def _without_checkpointing(settings: Settings, version: Version) -> Iterator[Pro
             )
 
 
-def _local_directories(settings: Settings) -> Iterator[Problem]:
+def _local_tier_problems(settings: Settings) -> Iterator[Problem]:
     for name in LOCAL_TIERS:
         if not settings.flag(name):
             continue
@@ -262,10 +264,10 @@ def _local_directories(settings: Settings) -> Iterator[Problem]:
         if (settings.number("local_checkpoint_period") or 0) <= 0:
             yield Problem(f"{name} needs local_checkpoint_period above 0", "set it to a number of steps")
     if settings.flag("enable_multi_tier_checkpointing"):
-        yield from _backup_intervals(settings)
+        yield from _backup_interval_problems(settings)
 
 
-def _backup_intervals(settings: Settings) -> Iterator[Problem]:
+def _backup_interval_problems(settings: Settings) -> Iterator[Problem]:
     minutes, steps = (
         settings.number(f"multi_tier_checkpointing_backup_interval_{unit}") for unit in ("minutes", "steps")
     )

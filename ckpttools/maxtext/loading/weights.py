@@ -41,7 +41,7 @@ _AXES: Mapping[Path, Sequence[str | None]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class FoundWeights:
+class WeightsCheck:
     """What was found in a checkpoint.
 
     Attributes:
@@ -53,7 +53,9 @@ class FoundWeights:
     notes: tuple[str, ...]
 
 
-def looked_at(tree: Tree, expected: Expected, key: str, settings: Settings, version: Version) -> FoundWeights:
+def check_weights(
+    tree: Tree, expected: Expected, key: str, settings: Settings, version: Version
+) -> WeightsCheck:
     """What MaxText would miss in a checkpoint.
 
     Args:
@@ -64,22 +66,22 @@ def looked_at(tree: Tree, expected: Expected, key: str, settings: Settings, vers
         version: of MaxText.
     """
     if expected == "adapter":
-        return FoundWeights(tuple(_adapter_problems(tree, settings)), ())
+        return WeightsCheck(tuple(_adapter_problems(tree, settings)), ())
     if settings.flag("lora.enable_lora") and expected == "full state":
-        return FoundWeights((), ("with lora.enable_lora only adapters and the step are taken from it",))
+        return WeightsCheck((), ("with lora.enable_lora only adapters and the step are taken from it",))
     where = str(tree.metadata.location)
-    problems = [*_nesting(tree, key, where)]
+    problems = [*_nesting_problems(tree, key, where)]
     notes: list[str] = []
     if not problems:
         view = view_of(tree)
-        problems += [*_kind(tree, view, expected, where), *_layers(view, settings, where)]
-        problems += unread_layouts(view, expected, version, _model(settings), where)
-        problems += _sizes(view, settings)
+        problems += [*_state_problems(tree, view, expected, where), *_layer_problems(view, settings, where)]
+        problems += unread_layouts(view, expected, version, _model_name(settings), where)
+        problems += _size_problems(view, settings)
         notes += _notes(view, expected, settings)
-    return FoundWeights(tuple(problems), tuple(notes))
+    return WeightsCheck(tuple(problems), tuple(notes))
 
 
-def _model(settings: Settings) -> str:
+def _model_name(settings: Settings) -> str:
     """The name of the model; of one that has none of its own, that of its blocks, spelled like one."""
     name = settings.text("model_name")
     if name != DEFAULT or settings["decoder_block"].source == "default":
@@ -87,7 +89,7 @@ def _model(settings: Settings) -> str:
     return settings.text("decoder_block").replace("_", "-")
 
 
-def _nesting(tree: Tree, key: str, where: str) -> Iterator[Problem]:
+def _nesting_problems(tree: Tree, key: str, where: str) -> Iterator[Problem]:
     """Whether parameters are where MaxText looks for them."""
     above = (PARAMS, PARAMS) if key == PARAMS else (key,)
     result = [path for path in tree.arrays if path[: len(above)] == above]
@@ -115,7 +117,7 @@ def _is_adapter(path: Path) -> bool:
     return "lora" in keystr(path).lower()
 
 
-def _kind(tree: Tree, view: MaxTextView, expected: Expected, where: str) -> Iterator[Problem]:
+def _state_problems(tree: Tree, view: MaxTextView, expected: Expected, where: str) -> Iterator[Problem]:
     if expected == "full state" and view.optimizer is None:
         if isinstance(tree.leaves.get(OPTIMIZER), Empty):
             yield Problem(
@@ -132,7 +134,7 @@ def _kind(tree: Tree, view: MaxTextView, expected: Expected, where: str) -> Iter
             )
 
 
-def _layers(view: MaxTextView, settings: Settings, where: str) -> Iterator[Problem]:
+def _layer_problems(view: MaxTextView, settings: Settings, where: str) -> Iterator[Problem]:
     """Whether layers are stacked as scan_layers says."""
     if not view.is_maxtext or _is_pipelined(settings):
         return
@@ -142,14 +144,15 @@ def _layers(view: MaxTextView, settings: Settings, where: str) -> Iterator[Probl
         are = "stacked" if view.is_stacked else "one by one"
         command, other = ("unstack", "true") if view.is_stacked else ("stack", "false")
         yield Problem(
-            f"scan_layers is {_text(setting)}, and the layers of {where} are {are}",
+            f"scan_layers is {_setting_text(setting)}, and the layers of {where} are {are}",
             f"set scan_layers={other}, or `ckpt {command} {quote(where)} DST`",
         )
         return
     axis = settings.number("param_scan_axis")
     if view.is_stacked and not view.is_axis_open and axis is not None and view.scan_axis != axis:
         yield Problem(
-            f"param_scan_axis is {_text(settings['param_scan_axis'])}, and layers are stacked on axis "
+            f"param_scan_axis is {_setting_text(settings['param_scan_axis'])}, and layers are stacked "
+            "on axis "
             f"{view.scan_axis}",
             f"set param_scan_axis={view.scan_axis}",
         )
@@ -159,30 +162,30 @@ def _is_pipelined(settings: Settings) -> bool:
     return any((settings.number(f"{mesh}_pipeline_parallelism") or 1) != 1 for mesh in ("ici", "dcn"))
 
 
-def _text(setting: RunSetting) -> str:
+def _setting_text(setting: RunSetting) -> str:
     value = str(setting.value).lower() if isinstance(setting.value, bool) else str(setting.value)
     return f"{value} ({setting.source})"
 
 
 def _is_sized(settings: Settings) -> bool:
     return (
-        any(settings.is_said(name) for name in _MODEL_SETTINGS)
+        any(settings.is_declared(name) for name in _MODEL_SETTINGS)
         and settings.number("global_parameter_scale") == 1
     )
 
 
-def _sizes(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
+def _size_problems(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
     """Settings of the model with another size than the arrays have."""
     if not view.is_maxtext or not _is_sized(settings):
         return
-    result = _measured(view)
+    result = _measured_sizes(view)
     for name, sizes in result.items():
         declared = settings.number(name)
         # Layers of several kinds have several sizes, of which this setting is one.
-        if settings.is_said(name) and declared is not None and declared not in sizes:
+        if settings.is_declared(name) and declared is not None and declared not in sizes:
             got = ", ".join(map(str, sorted(sizes)))
             yield Problem(
-                f"{name} is {_text(settings[name])}, and the checkpoint has {got}", _model_hint(name)
+                f"{name} is {_setting_text(settings[name])}, and the checkpoint has {got}", _model_hint(name)
             )
 
 
@@ -194,7 +197,7 @@ def _model_hint(name: str) -> str:
     return "check model_name, or set the size with override_model_config=true"
 
 
-def _measured(view: MaxTextView) -> Mapping[str, set[int]]:
+def _measured_sizes(view: MaxTextView) -> Mapping[str, set[int]]:
     """Setting -> the sizes that the arrays have."""
     result: dict[str, set[int]] = {}
 
@@ -210,7 +213,7 @@ def _measured(view: MaxTextView) -> Mapping[str, set[int]]:
         note("base_num_decoder_layers", sum(group.length for group in view.layers))
     for path, array in view.decoder.items():
         names = _AXES.get(path[-3:])
-        shape = _of_one_layer(view, path, array.shape)
+        shape = _single_layer_shape(view, path, array.shape)
         if names and len(shape) == len(names):
             for name, size in zip(names, shape, strict=True):
                 if name:
@@ -218,7 +221,7 @@ def _measured(view: MaxTextView) -> Mapping[str, set[int]]:
     return result
 
 
-def _of_one_layer(view: MaxTextView, path: Path, shape: Sequence[int]) -> Sequence[int]:
+def _single_layer_shape(view: MaxTextView, path: Path, shape: Sequence[int]) -> Sequence[int]:
     axes = next((axes for key, axes in view.stacked_keys.items() if path[: len(key)] == key), 0)
     start = view.scan_axis or 0
     return (*shape[:start], *shape[start + axes :]) if axes else shape
@@ -255,7 +258,7 @@ def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
         theirs = declared.get(name) if isinstance(declared, Mapping) else None
         if mine and isinstance(theirs, int | float) and theirs != mine:
             yield Problem(
-                f"lora.{name} is {_text(settings[f'lora.{name}'])}, and the checkpoint says {theirs}",
+                f"lora.{name} is {_setting_text(settings[f'lora.{name}'])}, and the checkpoint says {theirs}",
                 f"leave lora.{name} out: it is taken from the checkpoint",
             )
 
@@ -277,14 +280,14 @@ def unread_layouts(
         where: place of the checkpoint.
     """
     if expected == "parameters":
-        yield from _variables(view, version, where)
+        yield from _variable_problems(view, version, where)
         rules = _NEWER if version.learned_variables else _OLDER
         for unread in rules:
             yield from unread(view, version, where)
-    yield from _linear_attention(view, version, model, where)
+    yield from _linear_attention_problems(view, version, model, where)
 
 
-def _beside_parameters(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
+def _auxiliary_problems(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
     beside = [path for path in view.homes.values() if path[:2] == AUXILIARY]
     if beside:
         yield Problem(
@@ -294,21 +297,21 @@ def _beside_parameters(view: MaxTextView, version: Version, where: str) -> Itera
         )
 
 
-def _variables(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
+def _variable_problems(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
     """Variables among the parameters with their layers on another axis than this version has them."""
     for path in misplaced_variables(view, version):
         got = view.arrays[view.homes[path]].shape
         yield Problem(
             f"{keystr(path)} has the shape {got}: MaxText {version.name} wants {got[::-1]}",
-            _moved(version, where),
+            _move_hint(version, where),
         )
 
 
-def _moved(version: Version, where: str, family: str = "") -> str:
+def _move_hint(version: Version, where: str, family: str = "") -> str:
     return f"`ckpt remap {quote(where)} DST --maxtext {version.name}{family}`"
 
 
-def _in_a_collection(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
+def _collection_problems(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
     beside = [path for path in view.homes.values() if str(path[1:2]).find(COLLECTION) >= 0]
     if beside:
         yield Problem(
@@ -318,11 +321,13 @@ def _in_a_collection(view: MaxTextView, version: Version, where: str) -> Iterato
         )
 
 
-_NEWER: tuple[Callable[[MaxTextView, Version, str], Iterator[Problem]], ...] = (_beside_parameters,)
-_OLDER = (_in_a_collection,)
+_NEWER: tuple[Callable[[MaxTextView, Version, str], Iterator[Problem]], ...] = (_auxiliary_problems,)
+_OLDER = (_collection_problems,)
 
 
-def _linear_attention(view: MaxTextView, version: Version, model: str, where: str) -> Iterator[Problem]:
+def _linear_attention_problems(
+    view: MaxTextView, version: Version, model: str, where: str
+) -> Iterator[Problem]:
     """Models of linear and full attention in turn: positions of the cycle, or kinds of layers."""
     stacks = sorted(keystr(key) for key in view.stacked_keys if key[:1] == (LAYERS,))
     if not stacks or not any(path[-1] == _DECAY for path in view.decoder):
@@ -348,7 +353,7 @@ def _linear_attention(view: MaxTextView, version: Version, model: str, where: st
         family = next((f" --family {item}" for item in version.stacked_by_kind if named.startswith(item)), "")
         yield Problem(
             f"layers are stacked below {', '.join(stacks)}, and MaxText {version.name} looks for {expected}",
-            _moved(version, where, family),
+            _move_hint(version, where, family),
         )
 
 

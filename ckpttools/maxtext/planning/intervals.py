@@ -117,7 +117,7 @@ class SaveInterval:
         )
 
 
-def kept_checkpoints(total_steps: int, period: int, limit: int | None) -> int:
+def count_kept_checkpoints(total_steps: int, period: int, limit: int | None) -> int:
     """Checkpoints of a run that are there at its end, one every `period` steps and one at the last."""
     saved = total_steps // period + (total_steps % period > 0)
     return saved if limit is None else min(saved, limit)

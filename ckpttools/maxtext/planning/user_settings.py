@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.core.errors import UsageError
-from ckpttools.maxtext.config.run_settings import given
-from ckpttools.maxtext.config.setting_kinds import mistakes
+from ckpttools.maxtext.config.run_settings import read_settings
+from ckpttools.maxtext.config.setting_kinds import find_mistakes
 from ckpttools.maxtext.loading.settings import LOCAL_TIERS
 from ckpttools.maxtext.planning.commands import KEEP, UNKNOWN, Mode, period_setting
 from ckpttools.maxtext.versions import NEWEST
 from ckpttools.stores.location import Location
 
 
-def words_of(settings: Sequence[str]) -> dict[str, str]:
+def parse_user_settings(settings: Sequence[str]) -> dict[str, str]:
     """Settings of the user, by name.
 
     Raises:
@@ -28,20 +28,22 @@ def words_of(settings: Sequence[str]) -> dict[str, str]:
     return dict(word.partition("=")[::2] for word in settings)
 
 
-def run_of(
+def effective_run(
     mode: Mode, best: int | None, keep: int | None, words: Mapping[str, str]
 ) -> tuple[int | None, int | None]:
     """The steps between persistent checkpoints, and how many are kept; what the user has set goes first."""
-    return steps_said(words, period_setting(mode)) or best, steps_said(words, KEEP) or keep
+    return declared_steps(words, period_setting(mode)) or best, declared_steps(words, KEEP) or keep
 
 
-def steps_said(words: Mapping[str, str], name: str) -> int | None:
+def declared_steps(words: Mapping[str, str], name: str) -> int | None:
     """The number, above 0, that the user has set; None where there is none."""
     declared = words.get(name, "")
     return int(declared) or None if declared.isdecimal() else None
 
 
-def all_refusals(file: Location | None, planned: Mapping[str, str], settings: Sequence[str]) -> Iterator[str]:
+def find_refusals(
+    file: Location | None, planned: Mapping[str, str], settings: Sequence[str]
+) -> Iterator[str]:
     """Why MaxText would refuse settings: those of the user one by one, then all together.
 
     Args:
@@ -49,22 +51,24 @@ def all_refusals(file: Location | None, planned: Mapping[str, str], settings: Se
         planned: settings of the plan, with those of the user among them.
         settings: those of the user, `NAME=VALUE`.
     """
-    wrong = list(mistakes(given(list(settings)).declared, NEWEST)) if settings else []
+    wrong = list(find_mistakes(read_settings(list(settings)).declared, NEWEST)) if settings else []
     yield from (f"{item.name}={item.declared}: {item.reason}" for item in wrong)
     if not wrong:
-        in_file = {} if file is None else {item.name: item.value for item in given([str(file)]).declared}
+        in_file = (
+            {} if file is None else {item.name: item.value for item in read_settings([str(file)]).declared}
+        )
         # Steps that are not known yet will be some.
         known = {name: "1" if declared == UNKNOWN else declared for name, declared in planned.items()}
-        yield from refusals({**in_file, **known})
+        yield from refused_combinations({**in_file, **known})
 
 
-_LOCAL, _PERIOD = "local_checkpoint_directory", "local_checkpoint_period"
+_LOCAL_DIRECTORY, _LOCAL_PERIOD = "local_checkpoint_directory", "local_checkpoint_period"
 _BACKUP = "multi_tier_checkpointing_backup_interval_"
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_TRUE = ("true", "t", "yes", "y", "on", "1")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_TRUE_WORDS = ("true", "t", "yes", "y", "on", "1")
 
 
-def refusals(settings: Mapping[str, Any]) -> Iterator[str]:
+def refused_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
     """Why MaxText would refuse settings of which each alone is one; nothing where it takes them.
 
     Args:
@@ -78,13 +82,13 @@ def refusals(settings: Mapping[str, Any]) -> Iterator[str]:
 
     def is_set(name: str, default: bool = False) -> bool:
         value = declared(name)
-        return default if value is None else str(value).lower() in _TRUE
+        return default if value is None else str(value).lower() in _TRUE_WORDS
 
     def number(name: str) -> int | None:
         value = declared(name)
-        return int(value) if value is not None and _WHOLE.fullmatch(str(value)) else None
+        return int(value) if value is not None and _INTEGER.fullmatch(str(value)) else None
 
-    for name in (_PERIOD, f"{_BACKUP}minutes", f"{_BACKUP}steps"):
+    for name in (_LOCAL_PERIOD, f"{_BACKUP}minutes", f"{_BACKUP}steps"):
         if declared(name) is not None and number(name) is None:
             yield f"{name} wants a whole number, and {declared(name)} is none"
     if declared("load_parameters_path") and declared("load_full_state_path"):
@@ -92,13 +96,13 @@ def refusals(settings: Mapping[str, Any]) -> Iterator[str]:
     if declared("load_full_state_path") and not is_set("enable_checkpointing", default=True):
         yield "load_full_state_path needs enable_checkpointing=true"
     for tier in filter(is_set, LOCAL_TIERS):
-        if not declared(_LOCAL):
-            yield f"{tier} needs {_LOCAL}"
-        if (number(_PERIOD) or 0) <= 0:
-            yield f"{tier} needs {_PERIOD} above 0"
+        if not declared(_LOCAL_DIRECTORY):
+            yield f"{tier} needs {_LOCAL_DIRECTORY}"
+        if (number(_LOCAL_PERIOD) or 0) <= 0:
+            yield f"{tier} needs {_LOCAL_PERIOD} above 0"
     if is_set(LOCAL_TIERS[0]):
         minutes, steps = number(f"{_BACKUP}minutes"), number(f"{_BACKUP}steps")
         if (minutes is None) == (steps is None):
             yield f"{LOCAL_TIERS[0]} needs one of {_BACKUP}minutes and {_BACKUP}steps, not both"
-        if steps is not None and steps < (number(_PERIOD) or 0):
-            yield f"{_BACKUP}steps must not be less than {_PERIOD}"
+        if steps is not None and steps < (number(_LOCAL_PERIOD) or 0):
+            yield f"{_BACKUP}steps must not be less than {_LOCAL_PERIOD}"
