@@ -13,7 +13,7 @@ from oracle.results import PASSED, Row, read
 
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.registry import families, family_of
-from ckpttools.quantized.config import says_quantized
+from ckpttools.quantized.config import declared_quantization
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 # MaxText's version -> where the models lie that its own converter made.
@@ -63,8 +63,8 @@ def _table(version: str) -> Iterator[str]:
 
 def _left_out() -> Iterator[str]:
     """What MaxText has no place for, of the families that have such."""
-    homeless = {family.name: family.homeless for family in families().values() if family.homeless}
-    lines = [(name, ", ".join(f"`{each}`" for each in keys)) for name, keys in homeless.items()]
+    unplaced = {family.name: family.unplaced_keys for family in families().values() if family.unplaced_keys}
+    lines = [(name, ", ".join(f"`{each}`" for each in keys)) for name, keys in unplaced.items()]
     yield "### Left out"
     yield ""
     yield from _rows((("family", "tensors"), ("---", "---"), *lines))
@@ -103,7 +103,7 @@ def _towers(family: Family, version: str) -> str:
 
 
 def _quantised(family: Family, version: str) -> str:
-    made = [each for each in _cases(version) if _of(each) is family and says_quantized(_read(each))]
+    made = [each for each in _cases(version) if _of(each) is family and declared_quantization(_read(each))]
     golden = _said("golden", [each.parents[1].name for each in made])
     return _joined([golden, _ran(family, version, list(LAYERS), "quantized", "logits")])
 

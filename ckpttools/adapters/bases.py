@@ -14,7 +14,7 @@ from typing import Any
 
 from ckpttools.adapters.factors import Adapter
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, Stack, distinct, padded, stack, take
+from ckpttools.array.nodes import Constant, Stack, distinct_arrays, pad_array, stack, take
 from ckpttools.array.tree import Path, Tree, by_name, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
@@ -38,7 +38,7 @@ from ckpttools.quantized.unsupported_errors import refuse_quantized
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.web.hub_name import HubName, is_model_name
 from ckpttools.transforms.cast import cast
-from ckpttools.transforms.dequantize import dequantized
+from ckpttools.transforms.dequantize import dequantize_with_notes
 
 _FLOAT32 = DTYPES["float32"]
 # A module of Mixtral, Phi MoE and MiniMax in transformers 5 (conversion_mapping.py), and in files of the hub.
@@ -91,7 +91,7 @@ class Base:
                 path: cast(item, self.tree.arrays[path].dtype) for path, item in self.moved(arrays).items()
             }
         wide = {name: cast(array, _FLOAT32) for name, array in arrays.items()}
-        new = {id(item) for item in distinct(wide.values())}
+        new = {id(item) for item in distinct_arrays(wide.values())}
         return {
             path: self._replace_parts(path, built, self.tree.arrays[path], new)
             for path, built in self.moved(wide).items()
@@ -99,7 +99,7 @@ class Base:
 
     def _replace_parts(self, path: Path, built: LazyArray, own: LazyArray, new: Collection[int]) -> LazyArray:
         """`built`, with the base's own array where nothing new is in it."""
-        inside = list(distinct([built]))
+        inside = list(distinct_arrays([built]))
         if not any(id(each) in new for each in inside):
             return own
         if isinstance(built, Stack):
@@ -123,11 +123,11 @@ class Base:
             if name not in changes
         }
         built = self.rows.table.to_left({**nothing, **changes}).arrays
-        known = {id(item) for item in distinct(changes.values())}
+        known = {id(item) for item in distinct_arrays(changes.values())}
         return {
             name: array
             for name, array in built.items()
-            if any(id(item) in known for item in distinct([array]))
+            if any(id(item) in known for item in distinct_arrays([array]))
         }
 
     def _padded(self, built: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
@@ -143,7 +143,8 @@ class Base:
                 location=self.tree.metadata.location,
             )
         return {
-            homes[name]: padded(array, self.tree.arrays[homes[name]].shape) for name, array in built.items()
+            homes[name]: pad_array(array, self.tree.arrays[homes[name]].shape)
+            for name, array in built.items()
         }
 
     @cached_property
@@ -203,7 +204,7 @@ def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike 
         FormatError: weights are quantised and no numbers can be made of them, or two have one name.
         CheckpointError: as of `ckpttools.maxtext.to_hf.model_rows`.
     """
-    tree = dequantized(tree).tree
+    tree = dequantize_with_notes(tree).tree
     if name_style(tree.arrays) != "maxtext":
         weights = by_name(tree.arrays)
         refuse_quantized(weights, tree.metadata.config, tree.metadata.location)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ckpttools.adapters.config import WITH_PEFT
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import low_rank, relayout, renormed, swapped
+from ckpttools.array.nodes import dora_update, low_rank, relayout, swap_last_axes
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, UsageError, listing
 from ckpttools.core.message_terms import option
@@ -87,23 +87,23 @@ class FactorPair:
                 got=f"{list(self.magnitude.shape)} for a weight {list(weight.shape)}",
                 hint=WITH_PEFT,
             )
-        return renormed(weight, delta, self.magnitude)
+        return dora_update(weight, delta, self.magnitude)
 
     def delta(self, shape: Shape) -> LazyArray:
         """The product of the factors for a weight of this shape, float32; errors as of `change`."""
         self.require_fit(shape)
         if self.kind == "embedding":
-            return low_rank(swapped(self.a), swapped(self.b), self.scale)
+            return low_rank(swap_last_axes(self.a), swap_last_axes(self.b), self.scale)
         if self.kind == "linear":
             built = low_rank(self.b, self.a, self.scale)
-            return swapped(built) if self.has_inputs_first else built
+            return swap_last_axes(built) if self.has_inputs_first else built
         experts, rank = shape[0], self.rank
         outputs, inputs = self.b.shape[0], self.a.shape[1]
         right = relayout(self.a, ((experts, rank), (inputs,)), (0, 1, 2), (1, 1, 1))
         left = relayout(self.b, ((outputs,), (rank, experts)), (2, 0, 1), (1, 1, 1))
         if not self._has_inputs_first(shape):
             return low_rank(left, right, self.scale)
-        return low_rank(swapped(right), swapped(left), self.scale)
+        return low_rank(swap_last_axes(right), swap_last_axes(left), self.scale)
 
     def _has_inputs_first(self, shape: Shape) -> bool:
         """Of experts, whether the weight is (expert, in, out)."""

@@ -10,7 +10,7 @@ from ckpttools.adapters.bases import Base, missing_weights_error
 from ckpttools.adapters.config import listed_names
 from ckpttools.adapters.factors import Adapter, FactorPair, same_bits
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import relayout, swapped, take, window
+from ckpttools.array.nodes import relayout, swap_last_axes, take, window
 from ckpttools.core.errors import FormatError, listing
 
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
@@ -79,8 +79,8 @@ def _is_tied_copy(factor: FactorPair, table: FactorPair) -> bool:
     return (
         (factor.name, factor.kind, table.kind) == (HEAD, "linear", "embedding")
         and (factor.scale, factor.magnitude, table.magnitude) == (table.scale, None, None)
-        and same_bits(factor.a, swapped(table.b))
-        and same_bits(factor.b, swapped(table.a))
+        and same_bits(factor.a, swap_last_axes(table.b))
+        and same_bits(factor.b, swap_last_axes(table.a))
     )
 
 

@@ -28,7 +28,7 @@ from ckpttools.adapters.factor_rows import (
 )
 from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, distinct, inner, relayout, swapped, take
+from ckpttools.array.nodes import Constant, distinct_arrays, relayout, source_arrays, swap_last_axes, take
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES
@@ -246,7 +246,7 @@ def _factors(
     built = Table((row.a, row.b), lengths, location=base.tree.metadata.location).to_right(arrays).arrays
     for weight in row.row.right.keys(known.sizes):
         a, b = (built[weight.removesuffix(WEIGHT) + end] for end in PARTS)
-        if not all(isinstance(item, Constant) for item in distinct([b]) if not inner(item)):
+        if not all(isinstance(item, Constant) for item in distinct_arrays([b]) if not source_arrays(item)):
             yield FactorPair(weight, a, b, scale, rank)
 
 
@@ -384,9 +384,9 @@ def _tunix_factors(
             got=f"A {list(pair.a.shape)} and B {list(pair.b.shape)}",
             expected=f"A [inputs, {rank}] and B [{', '.join(map(str, parts))}]",
         )
-    a = swapped(_as_matrix(pair.a, pair.a.ndim - 1))
+    a = swap_last_axes(_as_matrix(pair.a, pair.a.ndim - 1))
     for number, weight in enumerate(weights):
-        b = swapped(_as_matrix(take(pair.b, 1, number) if several else pair.b, 1))
+        b = swap_last_axes(_as_matrix(take(pair.b, 1, number) if several else pair.b, 1))
         yield FactorPair(names[weight] or weight, a, b, scale, pair.rank)
 
 

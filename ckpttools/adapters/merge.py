@@ -12,7 +12,7 @@ from ckpttools.adapters.factors import Adapter, FactorPair, finite, require_fini
 from ckpttools.adapters.fitting import HEAD, TABLE, fit_adapter
 from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import plus
+from ckpttools.array.nodes import add_arrays
 from ckpttools.array.tree import Leaf, Path, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError, UsageError
@@ -53,7 +53,7 @@ def merge_into_base(base: Base, adapter: Adapter, scale: float = 1.0) -> Transfo
     replaced = _replaced_arrays(base, fit)
     leaves: dict[Path, Leaf] = {**base.tree.leaves, **replaced}
     for path, delta in base.moved(deltas).items():
-        leaves[path] = plus(replaced.get(path, base.tree.arrays[path]), delta)
+        leaves[path] = add_arrays(replaced.get(path, base.tree.arrays[path]), delta)
     added = Note.of_arrays(len(deltas), _merge_text(fit, scale))
     notes = Notes((added,), remarks=tuple(_merge_remarks(base, fit, scale)))
     return Transformed(Tree(leaves, base.tree.metadata), notes)

@@ -26,7 +26,7 @@ from ckpttools.formats.adapters import ADAPTER, PREFIX, WEIGHTS_STEM
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.stores.location import Location
-from ckpttools.transforms.strip_wrappers import unwrapped
+from ckpttools.transforms.strip_wrappers import strip_wrappers
 
 WEIGHTS = (f"{WEIGHTS_STEM}.safetensors", f"{WEIGHTS_STEM}.bin")
 STEP_0 = "0"
@@ -89,7 +89,7 @@ def open_peft(location: Location) -> Adapter:
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
     """The adapter that these arrays are; errors as of `open_peft`."""
     location = tree.metadata.location
-    plain = unwrapped(tree).tree
+    plain = strip_wrappers(tree).tree
     _require_targets(config, plain)
     skipped = _skipped(config, plain)
     kept = {path: leaf for path, leaf in plain.leaves.items() if dotted(path) not in skipped}

@@ -23,7 +23,7 @@ from ckpttools.adapters.factors import Adapter, FactorPair, finite
 from ckpttools.adapters.fitting import fit_adapter
 from ckpttools.adapters.peft import skip_remarks
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, elementwise, padded
+from ckpttools.array.nodes import Constant, elementwise, pad_array
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
@@ -186,7 +186,7 @@ def _scaled(array: LazyArray, ratio: float | None, kind: str) -> LazyArray:
 def _padded_array(array: LazyArray | None, shape: Shape, dtype: DType) -> LazyArray:
     if array is None:
         return Constant(shape, dtype, bytes(dtype.itemsize))
-    return padded(cast(array, dtype), shape)
+    return pad_array(cast(array, dtype), shape)
 
 
 def _mapped(

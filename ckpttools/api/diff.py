@@ -33,7 +33,7 @@ from ckpttools.digest.canonical import Selection, parameters_among
 from ckpttools.digest.pairing import Pairing, Remark, Side
 from ckpttools.formats.base import ReadOptions
 from ckpttools.maxtext.model_options import ModelOptions
-from ckpttools.quantized.dequantized_tree import Numbers, is_dequantized, side_by_side
+from ckpttools.quantized.dequantized_tree import NumericTree, is_dequantized, make_comparable
 from ckpttools.stores.models import model_at
 from ckpttools.stores.registry import LocationLike
 
@@ -145,7 +145,7 @@ def diff(
     with scanning(common) as scan:
         trees = _opened_alike(a, b, scan.read)
         scan.fetch(*trees)
-        of_a, of_b = side_by_side(*trees, is_read=filter == "*")
+        of_a, of_b = make_comparable(*trees, is_read=filter == "*")
         both = align(of_a.tree, of_b.tree, options)
         both = replace(both, remarks=(*_dequantized(of_a, of_b), *both.naming, *both.remarks))
         chosen = settled(_chosen(both, filter), padding_rows, scan.memory)
@@ -210,8 +210,8 @@ def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
         yield f"no array has the same name on both sides: {way}"
 
 
-def _dequantized(a: Numbers, b: Numbers) -> Iterator[Remark]:
-    sides: tuple[tuple[Side, Numbers], ...] = ("A", a), ("B", b)
+def _dequantized(a: NumericTree, b: NumericTree) -> Iterator[Remark]:
+    sides: tuple[tuple[Side, NumericTree], ...] = ("A", a), ("B", b)
     yield from (Remark(item.remark, side) for side, item in sides if item.remark)
 
 

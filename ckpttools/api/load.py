@@ -17,14 +17,14 @@ from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import CoverageError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import parse_size_option
-from ckpttools.quantized.dequantized_tree import as_numbers
+from ckpttools.quantized.dequantized_tree import dequantize_where_possible
 from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, rules_of
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.registry import LocationLike
-from ckpttools.transforms.dequantize import is_said_to_be_quantized, refuse_few_bits
+from ckpttools.transforms.dequantize import declares_quantization, refuse_few_bits
 from ckpttools.transforms.select import Select
 
 if TYPE_CHECKING:
@@ -207,10 +207,10 @@ def load(
 
 def _numbers(tree: Tree, dtype: DType | None) -> Tree:
     """The numbers of a tree, in a dtype for those of quantised weights."""
-    if is_said_to_be_quantized(tree):
+    if declares_quantization(tree):
         stored = f"without {option('dtype')} codes and scales are loaded as they are stored"
         refuse_few_bits(dtype, tree.metadata.location, stored)
-    return as_numbers(tree, dtype).tree
+    return dequantize_where_possible(tree, dtype).tree
 
 
 def _request(

@@ -30,7 +30,7 @@ from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.transforms.dequantize import is_of_read_scheme
+from ckpttools.transforms.dequantize import has_readable_scheme
 
 _MOST_BELOW = 8
 
@@ -142,7 +142,7 @@ def _of_run(location: Location, run: OrbaxRun) -> Summary:
     if listing.finished and tree is None:
         return Summary(str(location), what, run=listing, next=_next_of_damaged(path, run, listing))
     advice = tuple(_next_of_run(path, kinds, count, is_described=is_described))
-    if tree is not None and is_of_read_scheme(tree):
+    if tree is not None and has_readable_scheme(tree):
         advice = (*advice[:-1], f"ckpt cast {path} DST --dtype bfloat16", advice[-1])
     return Summary(str(location), what, run=listing, next=advice)
 

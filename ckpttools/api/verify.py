@@ -27,11 +27,11 @@ from ckpttools.digest.differences import Difference, of_kinds, sorted_by_name
 from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model_options import check_choice
-from ckpttools.quantized.dequantized_tree import numbers_of, side_by_side, weights_with
+from ckpttools.quantized.dequantized_tree import dequantize_weights, make_comparable, weights_of_arrays
 from ckpttools.stores.contents import FileDifference, ListsContents, differing
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
-from ckpttools.transforms.dequantize import dequantized
+from ckpttools.transforms.dequantize import dequantize_with_notes
 
 if TYPE_CHECKING:
     from ckpttools.compare.conversion import ConversionOptions
@@ -127,7 +127,7 @@ def verify(
         if against is not None:
             other = opened(against, replace(scan.read, step=None), checkpoint)
             scan.fetch(tree, other)
-            mine, theirs = side_by_side(tree, other, is_read=filter == "*")
+            mine, theirs = make_comparable(tree, other, is_read=filter == "*")
             result = _bit_by_bit(mine.tree, theirs.tree, declared, selection, scan)
             sides = ("this", mine), ("the source", theirs)
             remarks = [f"{side}: {item.remark}" for side, item in sides if item.remark]
@@ -329,7 +329,7 @@ def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> Name
         require_none(declared.conversion, "the manifest has the names that are stored")
         require_no_padding(declared.padding_rows)
         return NamedArrays(with_carried(tree, layers), scan_axis_remarks(tree) if layers else ())
-    named = in_maxtext_names(dequantized(tree).tree, declared.conversion, is_strict=False)
+    named = in_maxtext_names(dequantize_with_notes(tree).tree, declared.conversion, is_strict=False)
     named = without_implied(named, manifest.arrays, tree.metadata.config, memory)
     arrays = named.arrays if STEP in manifest.arrays else without_step(named.arrays)
     shapes = {name: item.shape for name, item in manifest.arrays.items()}
@@ -451,8 +451,8 @@ def same_numbers(
     """
     from ckpttools.compare.verify import compare
 
-    names = weights_with(a, differing)
-    mine, expected = numbers_of(a, names), numbers_of(b, names)
+    names = weights_of_arrays(a, differing)
+    mine, expected = dequantize_weights(a, names), dequantize_weights(b, names)
     if not names or mine.keys() != expected.keys():
         return ()
     smallest = min(mine, key=lambda name: mine[name].nbytes)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ckpttools.array.scratch import Scratch
 
 
-class NotFiniteError(Exception):
+class NonFiniteError(Exception):
     """A block has an element that no scale makes a code of."""
 
 
@@ -84,11 +84,11 @@ class _Blockwise(Derived):
     name: str = ""
 
     @abstractmethod
-    def _needed(self, region: Region) -> Region:
+    def _source_blocks(self, region: Region) -> Region:
         """The whole blocks of the other array that a region is made of."""
 
     @abstractmethod
-    def _make(
+    def _encode(
         self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
     ) -> None:
         """Writes what comes of some whole blocks.
@@ -102,13 +102,13 @@ class _Blockwise(Derived):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         dtype = self.source.dtype
-        for part in self._parts(self._needed(region)):
+        for part in self._parts(self._source_blocks(region)):
             with scratch.take(part.shape, dtype.carrier) as buffer:
                 self.source.read_into(part, buffer, scratch)
                 values = buffer.view(dtype.numpy).reshape(part.shape[-2:])
                 try:
-                    self._make(part, values, region, out, scratch)
-                except NotFiniteError as error:
+                    self._encode(part, values, region, out, scratch)
+                except NonFiniteError as error:
                     leave = option("exclude", "PATTERN")
                     raise FormatError(
                         "an array with NaN or infinity cannot be quantised",
@@ -129,7 +129,7 @@ class _Blockwise(Derived):
                 yield from strip.pieces(last, columns)
 
     @property
-    def computed(self) -> bool:
+    def is_computed(self) -> bool:
         return True
 
     @property
@@ -138,11 +138,11 @@ class _Blockwise(Derived):
         return read_blocks.page(rows * columns * self.source.dtype.itemsize) + self.source.scratch_bytes
 
     def read_cost(self, region: Region) -> ReadCost:
-        needed = self._needed(region)
+        needed = self._source_blocks(region)
         return self.source.read_cost(needed) if needed.size else ReadCost()
 
     def first_byte(self, region: Region) -> tuple[str, int]:
-        return self.source.first_byte(self._needed(region))
+        return self.source.first_byte(self._source_blocks(region))
 
     @property
     def read_kind(self) -> Hashable:
@@ -153,14 +153,14 @@ class _Blockwise(Derived):
 class BlockScales(_Blockwise):
     """The scales of another array's blocks: on the last two axes one for each block."""
 
-    def _needed(self, region: Region) -> Region:
+    def _source_blocks(self, region: Region) -> Region:
         return _unblocked(region, self.encoder.block, self.source.shape)
 
     @property
     def stored_bits(self) -> int:
         return self.source.stored_bits * min(prod(self.encoder.block), max(1, self.source.size))
 
-    def _make(
+    def _encode(
         self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
     ) -> None:
         built = _blocked(part, self.encoder.block)
@@ -172,7 +172,7 @@ class BlockScales(_Blockwise):
 class BlockCodes(_Blockwise):
     """The codes of another array's elements. What is lost is counted, as the encoder tells it."""
 
-    def _needed(self, region: Region) -> Region:
+    def _source_blocks(self, region: Region) -> Region:
         return _unblocked(
             _blocked(self._elements(region), self.encoder.block), self.encoder.block, self.source.shape
         )
@@ -186,7 +186,7 @@ class BlockCodes(_Blockwise):
     def stored_bits(self) -> int:
         return self.source.stored_bits * self.encoder.packed
 
-    def _make(
+    def _encode(
         self, part: Region, values: np.ndarray, region: Region, out: np.ndarray, scratch: Scratch
     ) -> None:
         expected = part.intersect(self._elements(region))

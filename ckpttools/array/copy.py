@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ckpttools.array.scratch import Scratch, rounded_up
+from ckpttools.array.scratch import Scratch, round_up_to_page
 
 # One tile: source, interleaved buffer and target together stay in a core's L2 cache. Measured with 16-bit
 # elements, before rows were spread (_LINE_BYTES), and 128, 256, 512, 1024 KiB: 3.4 GB/s plain in all; with
@@ -42,7 +42,7 @@ def _side(itemsize: int) -> int:
 
 def scratch_bytes() -> int:
     """Scratch that one `copy` takes at most."""
-    return 3 * rounded_up(_TILE_BYTES + _EDGE_BYTES)
+    return 3 * round_up_to_page(_TILE_BYTES + _EDGE_BYTES)
 
 
 def copy(target: np.ndarray, source: np.ndarray, scratch: Scratch) -> None:

@@ -87,7 +87,7 @@ class DequantizedPiece:
     @property
     def scales(self) -> list[Region]:
         """Of each array of scales those that it touches."""
-        return [touched(self.region, block) for block in self.blocks]
+        return [touched_cells(self.region, block) for block in self.blocks]
 
     def part(self, region: Region) -> DequantizedPiece:
         """The same of fewer elements."""
@@ -100,7 +100,7 @@ class DequantizedPiece:
         return DequantizedPiece(Region(start, stop), self.packed, blocks)
 
 
-def touched(region: Region, block: Shape) -> Region:
+def touched_cells(region: Region, block: Shape) -> Region:
     """The cells of a grid of blocks that a region touches."""
     start = tuple([a // n for a, n in zip(region.start, block, strict=True)])
     stop = tuple([ceil_div(b, n) for b, n in zip(region.stop, block, strict=True)])
@@ -147,7 +147,7 @@ class Dequantized(LazyArray):
     def _read_boxes(self, region: Region, out: np.ndarray, scratch: Scratch, order: Sequence[int]) -> None:
         for box in split_evenly(region, read_blocks.elements(1)):
             for piece in self._pieces(self._piece(box)):
-                self._read(piece, subview(out, piece.region.relative_to(region)), scratch, order)
+                self._read_region(piece, subview(out, piece.region.relative_to(region)), scratch, order)
 
     def _pieces(self, piece: DequantizedPiece) -> Iterator[DequantizedPiece]:
         """The piece, or parts of it whose codes and scales fit into the scratch."""
@@ -163,21 +163,23 @@ class Dequantized(LazyArray):
             region.size * array.dtype.itemsize <= _SCALES_BYTES for region, array in sizes
         )
 
-    def _read(self, piece: DequantizedPiece, out: np.ndarray, scratch: Scratch, order: Sequence[int]) -> None:
+    def _read_region(
+        self, piece: DequantizedPiece, out: np.ndarray, scratch: Scratch, order: Sequence[int]
+    ) -> None:
         with ExitStack() as taken:
             sources = zip((piece.codes, *piece.scales), (self.codes, *self.scales), strict=True)
-            codes, *scales = (_read(item, region, taken, scratch) for region, item in sources)
+            codes, *scales = (_read_region(item, region, taken, scratch) for region, item in sources)
             if order[-1] != out.ndim - 1:
                 out, piece = out.transpose(order), piece.transposed(order)
                 scales = [scale.transpose(order) for scale in scales]
-                codes = _moved(codes.transpose(order), taken, scratch)
+                codes = _copy_codes(codes.transpose(order), taken, scratch)
             self.decoding.decode(codes, scales, piece, out, scratch)
 
     def _piece(self, region: Region) -> DequantizedPiece:
         return DequantizedPiece(region, self.packed, self.blocks)
 
     @property
-    def computed(self) -> bool:
+    def is_computed(self) -> bool:
         return True
 
     @property
@@ -221,13 +223,17 @@ def _split_codes_and_scales(
     An axis along which a scale is for several numbers, but not for all, stays whole; so does the last.
     """
     groups = [
-        group if len(group) > 1 and axis < array.ndim - 1 and _is_free(array, axis) else (length,)
+        group if len(group) > 1 and axis < array.ndim - 1 and _can_split_axis(array, axis) else (length,)
         for axis, (group, length) in enumerate(zip(split, array.shape, strict=True))
     ]
     if all(len(group) == 1 for group in groups):
         return array, tuple(split)
     blocks = [
-        tuple(length for group, cell in zip(groups, block, strict=True) for length in _cells(group, cell))
+        tuple(
+            length
+            for group, cell in zip(groups, block, strict=True)
+            for length in _block_lengths(group, cell)
+        )
         for block in array.blocks
     ]
     built = replace(
@@ -235,7 +241,7 @@ def _split_codes_and_scales(
         shape=tuple(length for group in groups for length in group),
         codes=split_axes(array.codes, [*groups[:-1], array.codes.shape[-1:]]),
         scales=tuple(
-            split_axes(scale, [_of_scales(*three) for three in zip(groups, scale.shape, strict=True)])
+            split_axes(scale, [_scale_lengths(*three) for three in zip(groups, scale.shape, strict=True)])
             for scale in array.scales
         ),
         blocks=tuple(blocks),
@@ -246,27 +252,27 @@ def _split_codes_and_scales(
     return built, tuple(finer)
 
 
-def _is_free(array: Dequantized, axis: int) -> bool:
+def _can_split_axis(array: Dequantized, axis: int) -> bool:
     """Whether each number along an axis has a scale of its own, or all have the same."""
     both = zip(array.scales, array.blocks, strict=True)
     return all(block[axis] == 1 or scale.shape[axis] == 1 for scale, block in both)
 
 
-def _cells(group: Shape, cell: int) -> Shape:
+def _block_lengths(group: Shape, cell: int) -> Shape:
     """The lengths of a block along the parts of an axis."""
     if len(group) == 1:
         return (cell,)
     return (1,) * len(group) if cell == 1 else group
 
 
-def _of_scales(group: Shape, length: int) -> Shape:
+def _scale_lengths(group: Shape, length: int) -> Shape:
     """How an axis of scales is split."""
     if len(group) == 1:
         return (length,)
     return (1,) * len(group) if length == 1 else group
 
 
-def _moved(codes: np.ndarray, taken: ExitStack, scratch: Scratch) -> np.ndarray:
+def _copy_codes(codes: np.ndarray, taken: ExitStack, scratch: Scratch) -> np.ndarray:
     """Codes in the order of their axes."""
     from ckpttools.array.copy import copy
 
@@ -275,7 +281,7 @@ def _moved(codes: np.ndarray, taken: ExitStack, scratch: Scratch) -> np.ndarray:
     return buffer
 
 
-def _read(array: LazyArray, region: Region, taken: ExitStack, scratch: Scratch) -> np.ndarray:
+def _read_region(array: LazyArray, region: Region, taken: ExitStack, scratch: Scratch) -> np.ndarray:
     buffer: np.ndarray = taken.enter_context(scratch.take(region.shape, array.dtype.carrier))
     array.read_into(region, buffer, scratch)
     return buffer

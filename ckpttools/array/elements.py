@@ -72,7 +72,7 @@ def _widen_narrow(values: np.ndarray, dtype: DType, out: np.ndarray) -> None:
     np.multiply(out, scale, out=out)
 
 
-def widened_in_any_order(values: np.ndarray, dtype: DType, out: np.ndarray) -> tuple[np.ndarray, ...]:
+def widen_unordered(values: np.ndarray, dtype: DType, out: np.ndarray) -> tuple[np.ndarray, ...]:
     """All elements as numbers of `wide(dtype)`, in any order, and what is in `values` is lost.
 
     That is faster for bfloat16: two elements are taken at once, of which one becomes a number where it is.
@@ -80,12 +80,12 @@ def widened_in_any_order(values: np.ndarray, dtype: DType, out: np.ndarray) -> t
     Args:
         values: carriers.
         dtype: of the elements.
-        out: 1-d, with room for as many numbers; for half of them if `widens_in_location`.
+        out: 1-d, with room for as many numbers; for half of them if `widens_in_place`.
 
     Returns:
         1-d arrays, in `out` and in `values`.
     """
-    if not widens_in_location(values, dtype):
+    if not widens_in_place(values, dtype):
         widen(values, dtype, out[: values.size].reshape(values.shape))
         return (out[: values.size],)
     flat, half = values.reshape(-1), values.size // 2
@@ -101,8 +101,8 @@ def widened_in_any_order(values: np.ndarray, dtype: DType, out: np.ndarray) -> t
     return shifted, pairs.view(np.float32), last
 
 
-def widens_in_location(values: np.ndarray, dtype: DType) -> bool:
-    """Whether `widened_in_any_order` leaves half of the numbers where the carriers were."""
+def widens_in_place(values: np.ndarray, dtype: DType) -> bool:
+    """Whether `widen_unordered` leaves half of the numbers where the carriers were."""
     return dtype.name == "bfloat16" and values.flags.c_contiguous
 
 

@@ -8,7 +8,17 @@ from functools import cache
 from typing import TypeAlias
 
 from ckpttools.array.lazy import ByteSource, LazyArray
-from ckpttools.array.nodes import INNER, Chunked, Constant, Decoded, Held, Seeded, Stored, distinct, inner
+from ckpttools.array.nodes import (
+    INNER,
+    Chunked,
+    Constant,
+    Decoded,
+    InMemoryArray,
+    SeededNoise,
+    Stored,
+    distinct_arrays,
+    source_arrays,
+)
 from ckpttools.core.region import grid_indices
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
@@ -16,8 +26,8 @@ from ckpttools.stores.registry import parse
 
 def sources(arrays: Iterable[LazyArray]) -> Iterator[ByteSource]:
     """The files that reading these arrays reads; one may come several times."""
-    for array in distinct(arrays):
-        if not inner(array):
+    for array in distinct_arrays(arrays):
+        if not source_arrays(array):
             yield from array.sources()
 
 
@@ -27,7 +37,7 @@ _CHUNKED = 3
 
 def nodes(arrays: Iterable[LazyArray]) -> int:
     """How many arrays these are with all that they are made of, each counted once, by their memory."""
-    return sum(_CHUNKED if isinstance(array, Chunked) else 1 for array in distinct(arrays))
+    return sum(_CHUNKED if isinstance(array, Chunked) else 1 for array in distinct_arrays(arrays))
 
 
 Identify: TypeAlias = Callable[[ByteSource], tuple[str, str]]
@@ -40,7 +50,7 @@ def identity(source: ByteSource) -> tuple[str, str]:
     return source.path if isinstance(source, Bytes) else str(parse(source.path).resolve()), source.version
 
 
-def once(identify: Identify) -> Identify:
+def fingerprint_once(identify: Identify) -> Identify:
     """The same, asked once for each file: many arrays lie in few files.
 
     It is for one fingerprint. Later a link may lead elsewhere, or the process be in another directory.
@@ -64,7 +74,7 @@ class Describer:
     """
 
     def __init__(self, identify: Identify = identity) -> None:
-        self._identify = once(identify)
+        self._identify = fingerprint_once(identify)
         self._numbers: dict[int, int] = {}
 
     def lines(self, array: LazyArray) -> Iterator[object]:
@@ -75,7 +85,7 @@ class Describer:
     def _new(self, array: LazyArray) -> Iterator[object]:
         if id(array) in self._numbers:
             return
-        parts = inner(array)
+        parts = source_arrays(array)
         for part in parts:
             if id(part) not in self._numbers:
                 yield from self._new(part)
@@ -102,12 +112,12 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
             return ["decoded", *identify(code.source), code.offset, code.code]
         case Constant():
             return ["constant", array.element.hex()]
-        case Seeded():
+        case SeededNoise():
             return _own_fields(array)
-        case Held():
+        case InMemoryArray():
             return ["held", array.holder.version]
-        case _ if inner(array):
-            return [*_own_fields(array), *(_described(part, identify) for part in inner(array))]
+        case _ if source_arrays(array):
+            return [*_own_fields(array), *(_described(part, identify) for part in source_arrays(array))]
         case _:
             raise TypeError(f"{array!r} is not a node")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Chunked, distinct
+from ckpttools.array.nodes import Chunked, distinct_arrays
 from ckpttools.array.stored import Gaps
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
@@ -14,7 +14,7 @@ _MOST_FAULTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Incomplete:
+class MissingChunks:
     """What several arrays lack together.
 
     Attributes:
@@ -43,12 +43,12 @@ class Incomplete:
         return tuple(dict.fromkeys(fault for array in self.arrays for fault in array.faults))
 
 
-def incomplete(arrays: Iterable[LazyArray]) -> Incomplete | None:
+def missing_chunks(arrays: Iterable[LazyArray]) -> MissingChunks | None:
     """What the stored arrays that these are made of lack; None if that is nothing."""
-    gaps = tuple(array.gaps for array in distinct(arrays) if isinstance(array, Chunked) and array.gaps)
+    gaps = tuple(array.gaps for array in distinct_arrays(arrays) if isinstance(array, Chunked) and array.gaps)
     if not gaps:
         return None
-    return Incomplete(sum(g.missing for g in gaps), sum(g.chunks for g in gaps), gaps, gaps[0].hint)
+    return MissingChunks(sum(g.missing for g in gaps), sum(g.chunks for g in gaps), gaps, gaps[0].hint)
 
 
 def refuse_incomplete(arrays: Iterable[LazyArray], location: str) -> None:
@@ -57,7 +57,7 @@ def refuse_incomplete(arrays: Iterable[LazyArray], location: str) -> None:
     Raises:
         FormatError, StorageError: there are some; as reading the first of them would raise.
     """
-    lacking = incomplete(arrays)
+    lacking = missing_chunks(arrays)
     if lacking is not None:
         lines = [f"{array.array}: {array.missing:,} of {array.chunks:,} chunks" for array in lacking.arrays]
         error = lacking.arrays[0].error

@@ -100,7 +100,7 @@ class LazyArray(ABC):
         return 8 * self.dtype.itemsize
 
     @property
-    def computed(self) -> bool:
+    def is_computed(self) -> bool:
         """Whether elements are functions of others, so that reading one twice is work done twice."""
         return False
 
@@ -175,7 +175,7 @@ class LazyArray(ABC):
             FormatError, StorageError: as `read_into`.
         """
 
-        chosen = indexing(self.shape, index)
+        chosen = parse_index(self.shape, index)
         return self.read(chosen.region)[chosen.within]
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
@@ -228,8 +228,8 @@ class Derived(LazyArray):
         return self.source.stored_bits
 
     @property
-    def computed(self) -> bool:
-        return self.source.computed
+    def is_computed(self) -> bool:
+        return self.source.is_computed
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
@@ -254,7 +254,7 @@ class Regionwise(Derived):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OfParts(LazyArray):
+class Composite(LazyArray):
     """An array made of several others, of which a region meets some.
 
     Attributes:
@@ -276,16 +276,16 @@ class OfParts(LazyArray):
         return self.parts[0].stored_bits
 
     @property
-    def computed(self) -> bool:
-        return any(part.computed for part in self.parts)
+    def is_computed(self) -> bool:
+        return any(part.is_computed for part in self.parts)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class OfAlikeParts(OfParts):
+class ElementwiseCombination(Composite):
     """An array each of whose elements is made of the elements there of all parts, which have its shape."""
 
     @property
-    def computed(self) -> bool:
+    def is_computed(self) -> bool:
         return True
 
     def read_cost(self, region: Region) -> ReadCost:
@@ -312,23 +312,23 @@ class Indexing:
     within: tuple[int | slice, ...]
 
 
-def indexing(shape: Shape, index: Index) -> Indexing:
+def parse_index(shape: Shape, index: Index) -> Indexing:
     """Whole numbers, slices and an ellipsis, meant as numpy means them: `array[3, :, -1]`, `array[..., ::2]`.
 
     Raises:
         IndexError: anything else, too many of them, or a number beyond the axis.
     """
-    keys = _for_each_axis(index if isinstance(index, tuple) else (index,), len(shape))
+    keys = _expand_ellipsis(index if isinstance(index, tuple) else (index,), len(shape))
     starts, stops, within = [], [], []
     for axis, (key, length) in enumerate(zip(keys, shape, strict=True)):
-        indices, take = _along(key, length, axis)
+        indices, take = _axis_indices(key, length, axis)
         starts.append(min(indices[0], indices[-1]) if indices else 0)
         stops.append(max(indices[0], indices[-1]) + 1 if indices else 0)
         within.append(take)
     return Indexing(Region(tuple(starts), tuple(stops)), tuple(within))
 
 
-def _for_each_axis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
+def _expand_ellipsis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
     """The keys with the ellipsis written out, and whole axes at the end."""
     locations = [location for location, key in enumerate(keys) if key is Ellipsis]
     missing = rank - (len(keys) - len(locations))
@@ -339,25 +339,25 @@ def _for_each_axis(keys: tuple[Key, ...], rank: int) -> tuple[Key, ...]:
     return (*keys[:location], *[slice(None)] * missing, *keys[location + 1 :])
 
 
-def _along(key: Key, length: int, axis: int) -> tuple[range, int | slice]:
+def _axis_indices(key: Key, length: int, axis: int) -> tuple[range, int | slice]:
     """The coordinates that are asked for, and how they lie between the first and the last of them."""
     # numpy takes a boolean for a mask, `operator.index` for 0 or 1.
     if isinstance(key, bool) or not isinstance(key, SupportsIndex | slice):
-        raise _no_index(key)
+        raise _index_error(key)
     try:
         if isinstance(key, slice):
             indices = range(*key.indices(length))
             return indices, slice(None, None, indices.step)
         number = operator.index(key)
     except (TypeError, ValueError) as error:
-        raise _no_index(key) from error
+        raise _index_error(key) from error
     if not -length <= number < length:
         raise IndexError(f"index {number} is out of bounds for axis {axis} of length {length}")
     at = number % length
     return range(at, at + 1), 0
 
 
-def _no_index(key: object) -> IndexError:
+def _index_error(key: object) -> IndexError:
     return IndexError(f"a lazy array is indexed by whole numbers, slices and ..., not by {key!r}")
 
 

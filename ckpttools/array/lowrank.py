@@ -14,10 +14,10 @@ from math import frexp
 from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
-from ckpttools.array.lazy import LazyArray, OfAlikeParts, OfParts, ReadCost
+from ckpttools.array.lazy import Composite, ElementwiseCombination, LazyArray, ReadCost
 from ckpttools.array.permutation import Permutation
 from ckpttools.array.read_blocks import subview
-from ckpttools.array.relayout import Relayout, relayout, reshape_in_order, swapped
+from ckpttools.array.relayout import Relayout, relayout, reshape_in_order, swap_last_axes
 from ckpttools.array.rounding import round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
@@ -41,7 +41,7 @@ _BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class _FactorRead:
+class _FactorView:
     """A factor as it is read.
 
     Attributes:
@@ -53,9 +53,9 @@ class _FactorRead:
     is_swapped: bool
 
     @classmethod
-    def of(cls, factor: LazyArray) -> _FactorRead:
-        if isinstance(factor, Relayout) and factor.is_across:
-            return cls(swapped(factor), is_swapped=True)
+    def of(cls, factor: LazyArray) -> _FactorView:
+        if isinstance(factor, Relayout) and factor.has_transposed_matrices:
+            return cls(swap_last_axes(factor), is_swapped=True)
         return cls(factor, is_swapped=False)
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -67,7 +67,7 @@ class _FactorRead:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LowRank(OfParts):
+class LowRank(Composite):
     """`scale * left @ right` of each coordinate of the axes before the last two, float32.
 
     `parts` are the left factor (…, rows, rank) and the right one (…, rank, columns), floating-point numbers.
@@ -98,7 +98,7 @@ class LowRank(OfParts):
         left = relayout(left, (split[0], rank), (*rows, row_atoms), (row_atoms, 1))
         right = relayout(right, (rank, split[1]), (0, *(atom + 1 for atom in columns)), (1, len(columns)))
         if not rows_first:
-            left, right = swapped(right), swapped(left)
+            left, right = swap_last_axes(right), swap_last_axes(left)
         product = low_rank(left, right, self.scale)
         atoms = permutation.atoms
         lengths = [atoms[atom] for atom in order]
@@ -122,7 +122,7 @@ class LowRank(OfParts):
                         self._multiply(left, piece, second, view, scratch)
 
     def _multiply(
-        self, left: _FactorRead, piece: Region, second: np.ndarray, out: np.ndarray, scratch: Scratch
+        self, left: _FactorView, piece: Region, second: np.ndarray, out: np.ndarray, scratch: Scratch
     ) -> None:
         import numpy as np
 
@@ -132,7 +132,7 @@ class LowRank(OfParts):
             of_left, of_sums = self._scales
             first *= of_left
             with scratch.take((_TILE,), wide) as tile, np.errstate(over="ignore", invalid="ignore"):
-                _product(first, second, out.reshape(out.shape[-2:]), tile, of_sums)
+                _multiply_scaled(first, second, out.reshape(out.shape[-2:]), tile, of_sums)
 
     @cached_property
     def _scales(self) -> tuple[float, float]:
@@ -145,9 +145,9 @@ class LowRank(OfParts):
         return (self.scale, 1.0) if abs(frexp(self.scale)[0]) == 0.5 else (1.0, self.scale)
 
     @cached_property
-    def _factors(self) -> tuple[_FactorRead, _FactorRead]:
+    def _factors(self) -> tuple[_FactorView, _FactorView]:
         left, right = self.parts
-        return _FactorRead.of(left), _FactorRead.of(right)
+        return _FactorView.of(left), _FactorView.of(right)
 
     @property
     def _columns(self) -> int:
@@ -167,23 +167,23 @@ class LowRank(OfParts):
         return own + max(factor.array.scratch_bytes for factor in self._factors)
 
     @property
-    def computed(self) -> bool:
+    def is_computed(self) -> bool:
         return True
 
-    def _met(self, region: Region) -> tuple[tuple[LazyArray, Region], tuple[LazyArray, Region]]:
+    def _factor_regions(self, region: Region) -> tuple[tuple[LazyArray, Region], tuple[LazyArray, Region]]:
         left, right = self.parts
         rows = region.replaced(region.rank - 1, 0, self.rank)
         return (left, rows), (right, region.replaced(region.rank - 2, 0, self.rank))
 
     def read_cost(self, region: Region) -> ReadCost:
-        return sum((part.read_cost(inner) for part, inner in self._met(region)), ReadCost())
+        return sum((part.read_cost(inner) for part, inner in self._factor_regions(region)), ReadCost())
 
     @property
     def read_kind(self) -> Hashable:
         return ("lowrank", *(part.read_kind for part in self.parts))
 
     def first_byte(self, region: Region) -> tuple[str, int]:
-        part, inner = self._met(region)[0]
+        part, inner = self._factor_regions(region)[0]
         return part.first_byte(inner)
 
 
@@ -208,7 +208,7 @@ def low_rank(left: LazyArray, right: LazyArray, scale: float = 1.0) -> LowRank:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Plus(OfAlikeParts):
+class Plus(ElementwiseCombination):
     """The sum of `parts`: an array, and what is added to it; rounded once to the array's dtype."""
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -295,7 +295,7 @@ class Plus(OfAlikeParts):
         return ("plus", *(part.read_kind for part in self.parts))
 
 
-def plus(array: LazyArray, addend: LazyArray) -> Plus:
+def add_arrays(array: LazyArray, addend: LazyArray) -> Plus:
     """`array` with `addend` added to it.
 
     Raises:
@@ -311,7 +311,7 @@ def plus(array: LazyArray, addend: LazyArray) -> Plus:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DoraUpdate(OfParts):
+class DoraUpdate(Composite):
     """What is added to a matrix so that it is `parts[1]` more, and its rows have the lengths `parts[2]` then.
 
     `parts` are the matrix (rows, columns), what is added to it, and lengths (rows,); the result is float32.
@@ -358,7 +358,7 @@ class DoraUpdate(OfParts):
         return own + max(part.scratch_bytes for part in self.parts)
 
     @property
-    def computed(self) -> bool:
+    def is_computed(self) -> bool:
         return True
 
     def read_cost(self, region: Region) -> ReadCost:
@@ -374,7 +374,7 @@ class DoraUpdate(OfParts):
         return self.parts[0].first_byte(region)
 
 
-def renormed(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> DoraUpdate:
+def dora_update(matrix: LazyArray, addend: LazyArray, lengths: LazyArray) -> DoraUpdate:
     """What makes `matrix` the sum of both with rows of these lengths, as DoRA does.
 
     Raises:
@@ -407,7 +407,9 @@ def _read_as(array: LazyArray, region: Region, out: np.ndarray, scratch: Scratch
                 out[...] = narrow
 
 
-def _product(left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndarray, scale: float) -> None:
+def _multiply_scaled(
+    left: np.ndarray, right: np.ndarray, out: np.ndarray, tile: np.ndarray, scale: float
+) -> None:
     """out = scale * left @ right, made in `tile`, rounded to float32 from there; `left` is in C order."""
     import numpy as np
 

@@ -7,7 +7,7 @@ from math import frexp, fsum, isclose, ldexp
 from typing import TYPE_CHECKING
 
 from ckpttools.array import read_blocks
-from ckpttools.array.lazy import LazyArray, OfAlikeParts
+from ckpttools.array.lazy import ElementwiseCombination, LazyArray
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.rounding import widen
 from ckpttools.core.dataclass import dataclass
@@ -26,7 +26,7 @@ _MOST_EXPONENT = 100
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Mean(OfAlikeParts):
+class Mean(ElementwiseCombination):
     """(w1 x1 + w2 x2 + …) / total in float32 or float64, of arrays of one shape and any such dtypes.
 
     The order of the sum is that of the parts, for each element alone: the bits do not depend on how the work

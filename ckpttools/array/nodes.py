@@ -20,20 +20,20 @@ from ckpttools.array.blockwise import BlockCodes as BlockCodes
 from ckpttools.array.blockwise import BlockScales as BlockScales
 from ckpttools.array.blockwise import block_codes as block_codes
 from ckpttools.array.dequantized import Dequantized as Dequantized
-from ckpttools.array.lazy import ByteSource, Derived, LazyArray, OfParts, ReadCost, Regionwise, Unstored
+from ckpttools.array.lazy import ByteSource, Composite, Derived, LazyArray, ReadCost, Regionwise, Unstored
 from ckpttools.array.lowrank import DoraUpdate as DoraUpdate
 from ckpttools.array.lowrank import LowRank as LowRank
 from ckpttools.array.lowrank import Plus as Plus
+from ckpttools.array.lowrank import add_arrays as add_arrays
+from ckpttools.array.lowrank import dora_update as dora_update
 from ckpttools.array.lowrank import low_rank as low_rank
-from ckpttools.array.lowrank import plus as plus
-from ckpttools.array.lowrank import renormed as renormed
 from ckpttools.array.mean import Mean as Mean
 from ckpttools.array.mean import mean as mean
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.relayout import Relayout as Relayout
 from ckpttools.array.relayout import relayout as relayout
-from ckpttools.array.relayout import swapped as swapped
-from ckpttools.array.relayout import transposed as transposed
+from ckpttools.array.relayout import swap_last_axes as swap_last_axes
+from ckpttools.array.relayout import transpose_axes as transpose_axes
 from ckpttools.array.stored import Chunked as Chunked
 from ckpttools.array.stored import Constant as Constant
 from ckpttools.array.stored import Decoded as Decoded
@@ -57,7 +57,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Stack(OfParts):
+class Stack(Composite):
     """Arrays of one shape and dtype side by side along a new axis.
 
     Attributes:
@@ -186,7 +186,7 @@ class Elementwise(Regionwise):
         return region
 
     @property
-    def computed(self) -> bool:
+    def is_computed(self) -> bool:
         return True
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
@@ -230,24 +230,26 @@ INNER = ("source", "parts", "codes", "scales")
 """Fields of nodes that are made of others; the rest of their fields say how."""
 
 
-def inner(array: LazyArray) -> tuple[LazyArray, ...]:
+def source_arrays(array: LazyArray) -> tuple[LazyArray, ...]:
     """The arrays that an array is made of; none for one that is stored."""
-    return _inner_of(type(array))(array)
+    return _source_getter(type(array))(array)
 
 
 @cache
-def _inner_of(kind: type[LazyArray]) -> Callable[[Any], tuple[LazyArray, ...]]:
+def _source_getter(kind: type[LazyArray]) -> Callable[[Any], tuple[LazyArray, ...]]:
     """The same for arrays of a class; asked once for each, as whole plans are looked through."""
     if issubclass(kind, Derived):
         return lambda array: (array.source,)
     if issubclass(kind, Dequantized):
         return lambda array: (array.codes, *array.scales)
-    if issubclass(kind, OfParts):
+    if issubclass(kind, Composite):
         return lambda array: array.parts
     return lambda array: ()
 
 
-def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]) -> dict[Key, LazyArray]:
+def rebuild_arrays(
+    arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyArray]
+) -> dict[Key, LazyArray]:
     """These arrays made of others: `renew` is asked once for each that is made of none."""
     built: dict[int, LazyArray] = {}
 
@@ -259,7 +261,7 @@ def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyAr
     def again(array: LazyArray) -> LazyArray:
         if isinstance(array, Derived):
             return replace(array, source=of(array.source))
-        if isinstance(array, OfParts):
+        if isinstance(array, Composite):
             return replace(array, parts=tuple(map(of, array.parts)))
         if isinstance(array, Dequantized):
             return replace(array, codes=of(array.codes), scales=tuple(map(of, array.scales)))
@@ -268,7 +270,7 @@ def renewed(arrays: Mapping[Key, LazyArray], renew: Callable[[LazyArray], LazyAr
     return {key: of(array) for key, array in arrays.items()}
 
 
-def distinct(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
+def distinct_arrays(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
     """These arrays and all that they are made of, each once: many may be parts of the same one."""
     seen: set[int] = set()
     rest = [*arrays][::-1]
@@ -276,12 +278,12 @@ def distinct(arrays: Iterable[LazyArray]) -> Iterator[LazyArray]:
         array = rest.pop()
         if id(array) not in seen:
             seen.add(id(array))
-            if parts := inner(array):
+            if parts := source_arrays(array):
                 rest.extend(reversed(parts))
             yield array
 
 
-class Holder(Protocol):
+class ArrayHolder(Protocol):
     """What holds the elements of one array, in one piece or in several."""
 
     @property
@@ -300,14 +302,14 @@ class Holder(Protocol):
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
-class Held(LazyArray):
+class InMemoryArray(LazyArray):
     """An array in memory.
 
     Attributes:
         holder: what has its elements.
     """
 
-    holder: Holder
+    holder: ArrayHolder
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         self.holder.read_into(region, out)
@@ -364,7 +366,7 @@ class Repeated(Regionwise):
         return ("repeated", self.shape, self.axis, self.times, self.source.read_kind)
 
 
-def repeated(source: LazyArray, axis: int, times: int, length: int) -> LazyArray:
+def repeat_elements(source: LazyArray, axis: int, times: int, length: int) -> LazyArray:
     """`source` with each element of an axis `times` times, cut to `length`; itself where that is once each.
 
     Raises:
@@ -428,7 +430,7 @@ class Padded(Regionwise):
             self.source.read_into(inner, subview(out, inner.relative_to(region)), scratch)
 
 
-def padded(source: LazyArray, shape: Shape) -> LazyArray:
+def pad_array(source: LazyArray, shape: Shape) -> LazyArray:
     """`source` with zeros after it up to `shape`; `source` itself where nothing is added.
 
     Raises:
@@ -442,7 +444,7 @@ def padded(source: LazyArray, shape: Shape) -> LazyArray:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Concat(OfParts):
+class Concat(Composite):
     """Arrays side by side along an axis, as of numpy's `concatenate`; equal in dtype and all other axes.
 
     Attributes:
@@ -456,7 +458,7 @@ class Concat(OfParts):
         """Where each part ends."""
         return tuple(accumulate(part.shape[self.axis] for part in self.parts))
 
-    def _met(self, region: Region) -> Iterator[tuple[LazyArray, Region, Region]]:
+    def _overlapping_parts(self, region: Region) -> Iterator[tuple[LazyArray, Region, Region]]:
         """The parts that a region meets: what of the part, and where that is in the region."""
         start, stop = region.start[self.axis], region.stop[self.axis]
         for number in range(bisect_right(self._ends, start), len(self.parts)):
@@ -470,18 +472,20 @@ class Concat(OfParts):
                 yield self.parts[number], inside.shifted(origin), inside.relative_to(region)
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
-        for part, inside, where in self._met(region):
+        for part, inside, where in self._overlapping_parts(region):
             part.read_into(inside, subview(out, where), scratch)
 
     def read_cost(self, region: Region) -> ReadCost:
-        return sum((part.read_cost(inside) for part, inside, _ in self._met(region)), ReadCost())
+        return sum(
+            (part.read_cost(inside) for part, inside, _ in self._overlapping_parts(region)), ReadCost()
+        )
 
     @cached_property
     def read_kind(self) -> Hashable:
         return ("concat", self.axis, tuple((part.shape, part.read_kind) for part in self.parts))
 
     def first_byte(self, region: Region) -> tuple[str, int]:
-        met = next(self._met(region), None)
+        met = next(self._overlapping_parts(region), None)
         return ("", 0) if met is None else met[0].first_byte(met[1])
 
 
@@ -510,7 +514,7 @@ _DEVIATION, _MEAN = 37837.22, 131070
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
-class Seeded(Unstored):
+class SeededNoise(Unstored):
     """Noise in float32: bell-shaped around zero, cut at 3.46 standard deviations.
 
     Each element is the sum of the four 16-bit parts of a mixed 64-bit counter (splitmix64), so that any
@@ -526,9 +530,9 @@ class Seeded(Unstored):
 
     def read_into(self, region: Region, out: np.ndarray, scratch: Scratch) -> None:
         for piece in split_evenly(region, _BLOCK):
-            subview(out, piece.relative_to(region))[...] = self._made(piece).view(_F32.carrier)
+            subview(out, piece.relative_to(region))[...] = self._noise(piece).view(_F32.carrier)
 
-    def _made(self, region: Region) -> np.ndarray:
+    def _noise(self, region: Region) -> np.ndarray:
         import numpy as np
 
         numbers = np.full(region.shape, self.key, np.uint64)
@@ -553,7 +557,7 @@ class Seeded(Unstored):
         return read_blocks.page(0)
 
     @property
-    def computed(self) -> bool:
+    def is_computed(self) -> bool:
         return True
 
     @property
@@ -561,7 +565,7 @@ class Seeded(Unstored):
         return ("seeded", self.shape)
 
 
-def seeded(shape: Shape, seed: int, name: str, scale: float) -> Seeded:
+def seeded_noise(shape: Shape, seed: int, name: str, scale: float) -> SeededNoise:
     """Noise for the array of a name: other names and other seeds have other noise."""
     key = int.from_bytes(blake2b(f"{seed}:{name}".encode(), digest_size=8).digest(), "little")
-    return Seeded(shape, _F32, key, scale)
+    return SeededNoise(shape, _F32, key, scale)

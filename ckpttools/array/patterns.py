@@ -56,7 +56,7 @@ def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)))
 
 
-def whole_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+def expand_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
     """The same patterns for whole dotted names: one of keys above some names gets `.*`.
 
     Args:

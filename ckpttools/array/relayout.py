@@ -58,7 +58,7 @@ class Relayout(Derived):
         return None if both is None else relayout(self.source, *both)
 
     @property
-    def is_across(self) -> bool:
+    def has_transposed_matrices(self) -> bool:
         """Whether neighbours in the source are neighbours along the last axis but one."""
         innermost = max((atom for atom in self.order if self._atoms[atom] != 1), default=None)
         return self.ndim > 1 and innermost in self._target_groups[-2]
@@ -86,12 +86,12 @@ class Relayout(Derived):
         """Reads one box of atoms through read blocks of the source; `out` has the target's atom order."""
         from ckpttools.array.copy import copy
 
-        if self._read_straight(atoms, out, scratch):
+        if self._read_into_target(atoms, out, scratch):
             return
         carrier = self.dtype.carrier
         count = read_blocks.elements(carrier.itemsize)
         for read in itertools.chain.from_iterable(
-            split_evenly(cover, count) for cover in self._covers(atoms)
+            split_evenly(cover, count) for cover in self._cover_boxes(atoms)
         ):
             expected = read.intersect(atoms)
             if expected is None:
@@ -105,7 +105,7 @@ class Relayout(Derived):
                 target = out[index]
                 copy(target, view.transpose(self.order), scratch)
 
-    def _read_straight(self, atoms: Region, out: np.ndarray, scratch: Scratch) -> bool:
+    def _read_into_target(self, atoms: Region, out: np.ndarray, scratch: Scratch) -> bool:
         """Whether the source has written into `out`, as one does in any order: no number is moved then."""
         if not (self.source.can_read_in_any_order and self._cover(atoms) == atoms):
             return False
@@ -117,21 +117,21 @@ class Relayout(Derived):
         self.source.read_in_any_order(region, view.reshape(region.shape), scratch)
         return True
 
-    def _covers(self, atoms: Region) -> Iterator[Region]:
+    def _cover_boxes(self, atoms: Region) -> Iterator[Region]:
         """Boxes that hold `atoms` and whose every read block is a box of the source, too.
 
         One, with more in it than was asked for where need be; several without that where elements are
-        computed: those that count something must see each element once.
+        is_computed: those that count something must see each element once.
         """
         cover = self._cover(atoms)
-        if cover == atoms or not self.source.computed:
+        if cover == atoms or not self.source.is_computed:
             yield cover
             return
         wider = next(a for a in range(atoms.rank) if cover.shape[a] != atoms.shape[a])
         first = max(start for start in self._group_starts if start <= wider)
         free = next(a for a in range(first, wider) if atoms.shape[a] > 1)
         for piece in atoms.pieces(free, 1):
-            yield from self._covers(piece)
+            yield from self._cover_boxes(piece)
 
     def _cover(self, atoms: Region) -> Region:
         """The smallest box around `atoms` whose every read block is a box of the source, too."""
@@ -209,15 +209,15 @@ def _is_one_axis(atoms: Sequence[tuple[int, int]]) -> bool:
     return all(outer == length * inner for (_, outer), (length, inner) in itertools.pairwise(long))
 
 
-def transposed(array: LazyArray, order: Sequence[int]) -> LazyArray:
+def transpose_axes(array: LazyArray, order: Sequence[int]) -> LazyArray:
     """`array` with its axes in another order."""
     return relayout(array, [(length,) for length in array.shape], order, [1] * array.ndim)
 
 
-def swapped(array: LazyArray) -> LazyArray:
+def swap_last_axes(array: LazyArray) -> LazyArray:
     """`array` with its last two axes exchanged."""
     *outer, rows, columns = range(array.ndim)
-    return transposed(array, (*outer, columns, rows))
+    return transpose_axes(array, (*outer, columns, rows))
 
 
 def reshape_in_order(source: LazyArray, same: Permutation) -> LazyArray:
@@ -234,7 +234,7 @@ def split_axes(array: LazyArray, groups: Sequence[Shape]) -> LazyArray:
     return Relayout(shape, array.dtype, array, tuple(groups), tuple(range(len(shape))), (1,) * len(shape))
 
 
-def reshaped(source: LazyArray, shape: Shape) -> LazyArray:
+def reshape_array(source: LazyArray, shape: Shape) -> LazyArray:
     """`source` with axes merged into others, or with axes of length one that it lacks or has besides.
 
     Raises:
@@ -242,14 +242,14 @@ def reshaped(source: LazyArray, shape: Shape) -> LazyArray:
     """
     if shape == source.shape:
         return source
-    merge = _merged(source.shape, shape)
+    merge = _merge_counts(source.shape, shape)
     if isinstance(source, Stored):
         return replace(source, shape=shape)
     split = tuple((length,) for length in source.shape)
     return Relayout(shape, source.dtype, source, split, tuple(range(len(split))), merge)
 
 
-def _merged(before: Shape, after: Shape) -> tuple[int, ...]:
+def _merge_counts(before: Shape, after: Shape) -> tuple[int, ...]:
     """For each axis after, how many of the axes before it is made of."""
     rest, counts = list(before), []
     for length in after:

@@ -22,7 +22,7 @@ def as_float32(values: np.ndarray) -> np.ndarray:
     """Floating-point elements of up to 32 bits as float32; the array itself if they are."""
     import numpy as np
 
-    if values.dtype != DTYPES["bfloat16"].numpy or is_alone():
+    if values.dtype != DTYPES["bfloat16"].numpy or is_only_reference():
         return values.astype(np.float32, copy=False)
     bits = values.view(np.uint16).astype(np.uint32)
     return np.left_shift(bits, 16, out=bits).view(np.float32)
@@ -33,7 +33,7 @@ def widen(values: np.ndarray, out: np.ndarray) -> None:
     import numpy as np
 
     if values.dtype == DTYPES["bfloat16"].numpy and out.dtype == np.float32:
-        if is_alone():
+        if is_only_reference():
             np.copyto(out, values)
             return
         bits = out.view(np.uint32)
@@ -56,19 +56,21 @@ def round_to(dtype: DType, numbers: np.ndarray, out: np.ndarray, spare: np.ndarr
 
     if dtype.name == "float32":
         out[...] = numbers.view(np.uint32)
-    elif dtype.name != "bfloat16" or is_alone() or np.isnan(np.max(numbers, initial=-np.inf)):
+    elif dtype.name != "bfloat16" or is_only_reference() or np.isnan(np.max(numbers, initial=-np.inf)):
         np.copyto(out.view(dtype.numpy), numbers, casting="unsafe")
     else:
         # Half of the last place less one bit is added, and that bit where the last place is odd.
         bits = numbers.view(np.uint32)
-        built = np.right_shift(bits, 16, out=spare_of(bits.shape, bits.dtype) if spare is None else spare)
+        built = np.right_shift(
+            bits, 16, out=reusable_buffer(bits.shape, bits.dtype) if spare is None else spare
+        )
         np.bitwise_and(built, 1, out=built)
         np.add(built, 0x7FFF, out=built)
         np.add(built, bits, out=built)
         np.copyto(out, np.right_shift(built, 16, out=built), casting="unsafe")
 
 
-def is_alone() -> bool:
+def is_only_reference() -> bool:
     """Whether this process has one thread of Python, as worker processes have: nobody waits for its lock."""
     return active_count() == 1
 
@@ -77,7 +79,7 @@ _KEPT = local()
 _MOST_KEPT = 1 << 20
 
 
-def spare_of(shape: Sequence[int], dtype: np.dtype[np.generic]) -> np.ndarray:
+def reusable_buffer(shape: Sequence[int], dtype: np.dtype[np.generic]) -> np.ndarray:
     """Memory to calculate in, the same for each call of a thread if it is little.
 
     New arrays are new pages each time: rounding took 2.1 ns an element with them, and takes 0.5.

@@ -18,7 +18,7 @@ from ckpttools.core.tally import add_counts
 ALIGNMENT = 4096
 
 
-def rounded_up(nbytes: int) -> int:
+def round_up_to_page(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -30,7 +30,7 @@ class Scratch:
     """
 
     def __init__(self, nbytes: int) -> None:
-        self._block = np.frombuffer(mmap.mmap(-1, max(rounded_up(nbytes), ALIGNMENT)), np.uint8)
+        self._block = np.frombuffer(mmap.mmap(-1, max(round_up_to_page(nbytes), ALIGNMENT)), np.uint8)
         self._top = 0
         self.counts: dict[str, float] = {}
 
@@ -56,7 +56,7 @@ class Scratch:
         """
         count = prod(shape) * dtype.itemsize
         bottom = self._top
-        top = bottom + rounded_up(count)
+        top = bottom + round_up_to_page(count)
         if top > self._block.nbytes:
             raise MemoryError(
                 f"scratch of {self._block.nbytes} bytes is too small: {bottom} in use, {count} more expected"

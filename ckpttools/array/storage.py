@@ -96,7 +96,7 @@ GIANT = 256 << 20
 FINE, MANY = 64 << 10, 1024
 
 
-def is_giant(chunks: int, chunk_nbytes: int) -> bool:
+def has_giant_chunks(chunks: int, chunk_nbytes: int) -> bool:
     """Whether an array is one chunk that is read whole for any part of it.
 
     Args:
@@ -106,8 +106,8 @@ def is_giant(chunks: int, chunk_nbytes: int) -> bool:
     return chunks == 1 and chunk_nbytes >= GIANT
 
 
-def is_fine(chunks: int, chunk_nbytes: int) -> bool:
-    """Whether requests take longer than bytes: of many small chunks. Arguments as of `is_giant`."""
+def has_tiny_chunks(chunks: int, chunk_nbytes: int) -> bool:
+    """Whether requests take longer than bytes: of many small chunks. Arguments as of `has_giant_chunks`."""
     return chunks >= MANY and chunk_nbytes < FINE
 
 

@@ -69,7 +69,7 @@ class Stored(LazyArray):
         if self._is_packed:
             self._read_packed(region, out, scratch)
             return
-        fetched = _fetched(self.shape, region, self.dtype.itemsize, self._short_run)
+        fetched = _fetched_region(self.shape, region, self.dtype.itemsize, self._short_run)
         if fetched == region and out.flags.c_contiguous:
             self._read_contiguous(region, out)
             return
@@ -147,7 +147,7 @@ class Stored(LazyArray):
         return self.source.path, self.offset + start * self.stored_bits // 8
 
 
-def _fetched(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> Region:
+def _fetched_region(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> Region:
     """The region, with inner axes made whole where its runs are short: few long reads, cut in memory."""
     runs = count_runs(shape, region)
     if runs <= 1:
@@ -170,7 +170,7 @@ def _fetched(shape: Shape, region: Region, itemsize: int, short_run: int = _SHOR
 
 def _cost(shape: Shape, region: Region, itemsize: int, short_run: int = _SHORT_RUN) -> ReadCost:
     """Of a region of an array that lies in one piece."""
-    fetched = _fetched(shape, region, itemsize, short_run)
+    fetched = _fetched_region(shape, region, itemsize, short_run)
     return ReadCost(fetched.size * itemsize, count_runs(shape, fetched))
 
 

@@ -175,7 +175,7 @@ class Tree(Mapping[Path, Leaf]):
     def __repr__(self) -> str:
         """What it is and the names in it, those that differ in numbers only on one line."""
         what = " ".join(filter(None, (self.metadata.format, self.metadata.location)))
-        lines = [f"{keystr(path)}: {_shown(leaf)}" for path, leaf in self.leaves.items()]
+        lines = [f"{keystr(path)}: {_format_leaf(leaf)}" for path, leaf in self.leaves.items()]
         head = f"<Tree{f' of {what}' if what else ''}: {array_count(self.arrays)}, {self.nbytes:,} bytes"
         return f"{head}{listing(lines)}>"
 
@@ -227,7 +227,7 @@ class Tree(Mapping[Path, Leaf]):
         return _sequences(root, ())
 
 
-def _shown(leaf: Leaf) -> str:
+def _format_leaf(leaf: Leaf) -> str:
     """A leaf in a few characters."""
     if isinstance(leaf, LazyArray):
         return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"

@@ -12,7 +12,7 @@ from ckpttools.checks.base import ModelCheck, ModelDirectory, ModelFinding
 from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import plural_with_verb
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.config import FIELD, declared_quantization, scheme
 from ckpttools.quantized.dequantizable import shaped_weights_in, weights_in, weights_of
 from ckpttools.quantized.scale_checks import value_faults
 from ckpttools.quantized.schemes.registry import read_methods
@@ -27,7 +27,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     if model.config is None or model.tree is None or not model.is_complete_model:
         return
     result = quantized(dict(model.arrays), model.config)
-    declared = says_quantized(model.config) or {}
+    declared = declared_quantization(model.config) or {}
     if not result and not declared:
         return
     read = weights_of(model.arrays, result, model.config)
@@ -83,7 +83,7 @@ def first_of_lines(lines: Sequence[str]) -> str:
 
 
 def _findings(model: ModelDirectory, result: list[Quantized], *, is_read: bool) -> Iterator[ModelFinding]:
-    declared = says_quantized(model.config)
+    declared = declared_quantization(model.config)
     is_scaled = bool(declared) or any(item.scales for item in result)
     bare = [item for item in result if item.is_bare] if is_scaled else []
     if bare:

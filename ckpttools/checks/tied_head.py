@@ -15,7 +15,7 @@ from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.stored_head import HeadDeviation, StoredHead, is_alias
 from ckpttools.maxtext.tied_embeddings import FLAG, Head, right_head
 from ckpttools.maxtext.view import view_of
-from ckpttools.quantized.scale_checks import are_near
+from ckpttools.quantized.scale_checks import are_local
 
 _FIELD = "tie_word_embeddings"
 # Names in models of unknown families.
@@ -72,7 +72,7 @@ def _check(model: ModelDirectory) -> Iterator[ModelFinding]:
     head = stored_tied_head(model)
     if head is None:
         return
-    is_near = are_near((head.head, head.embedding))
+    is_near = are_local((head.head, head.embedding))
     try:
         deviation = head.deviation(memory=_MEMORY, max_rows=None if is_near else _SAMPLED_ROWS)
     except CheckpointError as error:

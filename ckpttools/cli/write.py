@@ -12,7 +12,7 @@ from ckpttools.cli.output import print_json, print_lines, print_stderr, width
 from ckpttools.cli.plan import captures_plan, is_capturing_plan
 from ckpttools.cli.table import Column, draw_table
 from ckpttools.core.text import plural, printable
-from ckpttools.quantized.errors import QuantizationError, total
+from ckpttools.quantized.errors import QuantizationError, total_error
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def error_lines(errors: Mapping[str, QuantizationError]) -> Iterator[str]:
     """
     if not errors:
         return
-    together = total(errors)
+    together = total_error(errors)
     if not together.largest:
         yield f"{plural(len(errors), 'array')} quantised without any error: each value is kept"
         return

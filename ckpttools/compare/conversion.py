@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.patterns import whole_branches
+from ckpttools.array.patterns import expand_branches
 from ckpttools.array.tree import Tree, by_name, dotted, keystr
 from ckpttools.compare.align import AlignOptions, align, as_maxtext, plain_names, with_keys
 from ckpttools.compare.buffers import without_computed_buffers
@@ -185,7 +185,7 @@ def _less(source: Tree, drop: Sequence[str], model: ModelOptions) -> tuple[Tree,
         UsageError: A pattern matches no array.
     """
     names = {path: dotted(path) for path in source.arrays}
-    drop = whole_branches(dotted_patterns(drop, source), names.values())
+    drop = expand_branches(dotted_patterns(drop, source), names.values())
     for pattern in drop:
         if not any(matches_any(name, (pattern,)) for name in names.values()):
             raise UsageError(

@@ -99,6 +99,6 @@ def _between(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _rounded(carriers: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
     if dtype == to:
         return carriers
-    from ckpttools.mapping.values import rounded
+    from ckpttools.mapping.values import round_constant
 
-    return rounded(carriers.view(dtype.numpy), to).view(to.carrier)
+    return round_constant(carriers.view(dtype.numpy), to).view(to.carrier)

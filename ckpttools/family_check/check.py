@@ -19,7 +19,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
 from ckpttools.family_check.definition import LAYOUTS, Definition, is_fatal
 from ckpttools.family_check.findings import FamilyCheck, FamilyFinding, TriedLayout, findings_of, hints_of
-from ckpttools.family_check.synthetic_models import MadeUpModel, Sizes, made_up
+from ckpttools.family_check.synthetic_models import Sizes, SyntheticModel, synthetic_model
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar_files import CONFIG
@@ -82,8 +82,8 @@ def check_alone(family: Family) -> FamilyCheck:
         )
         for axis in Sizes.of(definition).wrong
     ]
-    models = list(made_up(definition))
-    trips = list(_trips(family, models))
+    models = list(synthetic_model(definition))
+    trips = list(_round_trips(family, models))
     largest = max(trips, key=lambda trip: (len(trip.layouts), trip.num_arrays))
     return FamilyCheck(
         family.name,
@@ -104,8 +104,8 @@ def check_on_config(family: Family, config: Mapping[str, Any], location: str) ->
         return declared
     model_type = config.get("model_type")
     spelling = family.spelling_for(model_type if isinstance(model_type, str) else None)
-    model = MadeUpModel("", config, Sizes.of(definition).lengths, definition.unruled)
-    return _concluded(declared, _trip(family, model, spelling))
+    model = SyntheticModel("", config, Sizes.of(definition).lengths, definition.unruled)
+    return _finish(declared, _check_layout(family, model, spelling))
 
 
 def check_against(
@@ -133,14 +133,14 @@ def check_against(
         return _failed(declared, error)
     share = max(fit.share for fit in fits)
     outcomes = [(fit, fit.mapped()) for fit in fits if fit.share == share]
-    fit, mapped = min(outcomes, key=lambda outcome: _trouble(outcome[1]))
+    fit, mapped = min(outcomes, key=lambda outcome: _failure_finding(outcome[1]))
     declared = replace(declared, side=fit.side, hints=fit.hints())
     if isinstance(mapped, CheckpointError):
         return _failed(declared, mapped)
-    return _concluded(declared, _there_and_back(family, fit, mapped, config))
+    return _finish(declared, _check_round_trip(family, fit, mapped, config))
 
 
-def _trouble(mapped: Mapped | CheckpointError) -> int:
+def _failure_finding(mapped: Mapped | CheckpointError) -> int:
     """How much is wrong; of the layouts that a checkpoint may have, the best is meant."""
     return len(list(findings_of(mapped))) if isinstance(mapped, CheckpointError) else 0
 
@@ -153,7 +153,7 @@ def _failed(declared: FamilyCheck, error: CheckpointError) -> FamilyCheck:
     )
 
 
-def _concluded(declared: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
+def _finish(declared: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
     """With what a round trip came to."""
     return replace(
         declared,
@@ -164,7 +164,7 @@ def _concluded(declared: FamilyCheck, trip: RoundTrip) -> FamilyCheck:
     )
 
 
-def _trips(family: Family, models: Iterable[MadeUpModel]) -> Iterator[RoundTrip]:
+def _round_trips(family: Family, models: Iterable[SyntheticModel]) -> Iterator[RoundTrip]:
     """The rows on each model in each spelling.
 
     Where one of the same rows and sizes is sound, so is the next: flags that decide nothing in a spelling,
@@ -172,7 +172,7 @@ def _trips(family: Family, models: Iterable[MadeUpModel]) -> Iterator[RoundTrip]
     """
     sound: set[Hashable] = set()
     for model, (number, spelling) in product(models, enumerate(family.spellings)):
-        rows = _rows_on(family, model, spelling)
+        rows = _rows_of_side(family, model, spelling)
         if isinstance(rows, RoundTrip):
             yield rows
         elif (same := (number, rows.identity)) not in sound:
@@ -182,9 +182,9 @@ def _trips(family: Family, models: Iterable[MadeUpModel]) -> Iterator[RoundTrip]
             yield trip
 
 
-def _trip(family: Family, model: MadeUpModel, spelling: Spelling) -> RoundTrip:
+def _check_layout(family: Family, model: SyntheticModel, spelling: Spelling) -> RoundTrip:
     """The rows on one model in one spelling."""
-    rows = _rows_on(family, model, spelling)
+    rows = _rows_of_side(family, model, spelling)
     return rows if isinstance(rows, RoundTrip) else round_trip(rows.bind, rows.lengths)
 
 
@@ -209,7 +209,7 @@ class _BoundRows:
         return rows, declared, frozenset(self.lengths.items())
 
 
-def _rows_on(family: Family, model: MadeUpModel, spelling: Spelling) -> _BoundRows | RoundTrip:
+def _rows_of_side(family: Family, model: SyntheticModel, spelling: Spelling) -> _BoundRows | RoundTrip:
     """The rows on one model in one spelling, or what is wrong with its sizes."""
 
     @cache
@@ -288,7 +288,7 @@ def _fits(family: Family, tree: Tree, config: Mapping[str, Any] | None) -> list[
     ]
 
 
-def _there_and_back(
+def _check_round_trip(
     family: Family, fit: _SideReading, mapped: Mapped, config: Mapping[str, Any] | None
 ) -> RoundTrip:
     """The checkpoint's arrays in every layout, with the sizes and flags that they were found to have."""
@@ -339,7 +339,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
         right: right keys and shapes; None for those of the rows.
     """
     rows = present_rows(bind(None), lengths)
-    findings = list(_made_twice([(row.right, row.left) for row in rows], lengths))
+    findings = list(_duplicate_targets([(row.right, row.left) for row in rows], lengths))
     stored = [row.right for row in rows if not isinstance(row.op, Fill)]
     right = _shapes(stored, lengths) if right is None else right
     hints: list[str] = []
@@ -354,7 +354,7 @@ def round_trip(bind: Bind, lengths: Mapping[str, int], right: Shapes | None = No
             continue
         rows = present_rows(table, lengths)
         left = _shapes([row.left for row in rows], lengths)
-        result = list(_made_twice([(row.left, row.right) for row in rows], lengths))
+        result = list(_duplicate_targets([(row.left, row.right) for row in rows], lengths))
         if not (result or ambiguous):
             try:
                 result += _compare_round_trip(table, right, left)
@@ -382,7 +382,9 @@ def _shapes(sides: Iterable[Side], lengths: Mapping[str, int]) -> dict[str, Shap
     return {key: side.shape(lengths) for side in sides for key in side.keys(lengths)}
 
 
-def _made_twice(sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]) -> Iterator[FamilyFinding]:
+def _duplicate_targets(
+    sides: Sequence[tuple[Side, Side]], lengths: Mapping[str, int]
+) -> Iterator[FamilyFinding]:
     """Keys that two rows make, or two coordinates of one: pairs are the side that is made and the other."""
     makers: dict[str, int] = {}
     for number, (side, other) in enumerate(sides):
@@ -403,12 +405,12 @@ def _compare_round_trip(table: Table, right: Shapes, left: Shapes) -> Iterator[F
     """Compares what comes out on the left with what its sides say, and what comes back with what went in."""
     # Rows that change values want numbers that can be changed, and give float32 back as float32.
     there = table.to_left({key: Constant(shape, _F32, bytes(4)) for key, shape in right.items()})
-    yield from _differing(there.arrays, left)
+    yield from _differences(there.arrays, left)
     kept = {key: shape for key, shape in right.items() if key not in there.dropped}
-    yield from _differing(table.to_right(there.arrays).arrays, kept)
+    yield from _differences(table.to_right(there.arrays).arrays, kept)
 
 
-def _differing(arrays: Mapping[str, LazyArray], expected: Shapes) -> Iterator[FamilyFinding]:
+def _differences(arrays: Mapping[str, LazyArray], expected: Shapes) -> Iterator[FamilyFinding]:
     yield from (FamilyFinding("missing", key, "no row makes it") for key in expected if key not in arrays)
     for key, array in arrays.items():
         if key not in expected:

@@ -171,7 +171,7 @@ class Definition:
                 yield FamilyFinding("formula", axis, f"{formula!r} follows from {axis} itself")
         for axis in sorted(family.constants.keys() & family.sizes.keys()):
             yield FamilyFinding("size", axis, "both the configuration and a constant say its length")
-        for text in family.homeless:
+        for text in family.unplaced_keys:
             for name in sorted(parse_key(text).needs - self.axes):
                 yield FamilyFinding("axis", text, f"nothing has an axis {name}{near(name, self.axes)}")
 

@@ -80,7 +80,7 @@ class FamilyCheck:
 def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
     """What an error of a table says, one by one."""
     if isinstance(error, NotCoveredError):
-        yield from _uncovered(error.coverage)
+        yield from _coverage_findings(error.coverage)
         return
     kind = "size" if isinstance(error, ShapeError | ConfigError) else "row"
     details = [
@@ -89,7 +89,7 @@ def findings_of(error: CheckpointError) -> Iterator[FamilyFinding]:
     yield FamilyFinding(kind, error.location or "", "; ".join([error.message, *details]))
 
 
-def _uncovered(coverage: Coverage) -> Iterator[FamilyFinding]:
+def _coverage_findings(coverage: Coverage) -> Iterator[FamilyFinding]:
     for number, (key, shape) in enumerate(coverage.missing.items()):
         near = near_names(key, coverage.extra, 1) if number < _MOST_NEAR else []
         there = f"; there is {near[0]}" if near else ""

@@ -22,7 +22,7 @@ _MOST_SETTINGS = 64
 
 
 @dataclass(frozen=True)
-class MadeUpModel:
+class SyntheticModel:
     """A model to try the rows on.
 
     Attributes:
@@ -38,7 +38,7 @@ class MadeUpModel:
     flags: Mapping[str, Flag] = field(default_factory=dict)
 
 
-def made_up(definition: Definition) -> Iterator[MadeUpModel]:
+def synthetic_model(definition: Definition) -> Iterator[SyntheticModel]:
     """Models that differ in their flags, and in whether fields with a default are there."""
     family = definition.family
     optional = frozenset(axis for axis, names in family.sizes.items() if isinstance(names[-1], int))
@@ -51,7 +51,7 @@ def made_up(definition: Definition) -> Iterator[MadeUpModel]:
             for setting in islice(flag_settings(family, sizes.stated), _MOST_SETTINGS):
                 declared = ", ".join([*setting.declared, *lacking, *alike]) or "no flags"
                 config = configuration({**sizes.stated, **setting.fields})
-                yield MadeUpModel(declared, config, sizes.lengths, {**definition.unruled, **setting.flags})
+                yield SyntheticModel(declared, config, sizes.lengths, {**definition.unruled, **setting.flags})
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Sizes:
         distinct = list(dict.fromkeys(names.values()))
         primes = _PRIMES * (1 + len(distinct) // len(_PRIMES))
         built = cls(formulas, fixed, names, dict(zip(distinct, primes, strict=False)))
-        built._settle()
+        built._solve()
         return built
 
     def with_complete_cycles(self, family: Family) -> Sizes:
@@ -204,7 +204,7 @@ class Sizes:
                     lengths[axis] = length
         return lengths, wrong
 
-    def _settle(self) -> None:
+    def _solve(self) -> None:
         """Changes one size at a time, as long as more formulas come out so."""
         axes = {axis for formula in self.formulas.values() for axis in axes_in(formula)}
         names = {self.names[axis] for axis in axes & self.names.keys()}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from shlex import quote
 
-from ckpttools.array.storage import FINE, is_fine, is_giant
+from ckpttools.array.storage import FINE, has_giant_chunks, has_tiny_chunks
 from ckpttools.core.region import grid_shape
 from ckpttools.inspection.chunks import Advice, ArrayChunks, ChunksReport, LoadCost
 from ckpttools.sharding.mesh import MeshShape
@@ -83,7 +83,7 @@ def _unmerged(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _giant(report: ChunksReport) -> Iterator[Advice]:
-    result = _cut_so(report, is_giant)
+    result = _cut_so(report, has_giant_chunks)
     text = (
         "each is one chunk, which every device fetches whole, however it is sharded: 0.5 GB/s against "
         "1.5 to 1.6 from one chunk for each layer, cut by 16"
@@ -134,7 +134,7 @@ def _short_runs(report: ChunksReport) -> Iterator[Advice]:
 
 
 def _fine(report: ChunksReport) -> Iterator[Advice]:
-    result = _cut_so(report, is_fine)
+    result = _cut_so(report, has_tiny_chunks)
     text = (
         f"thousands of chunks of less than {FINE >> 10} KiB cost more in requests and index than in bytes; "
         "4 to 64 MiB serve best"

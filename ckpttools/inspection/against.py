@@ -16,11 +16,11 @@ from ckpttools.digest.pairing import Pairing
 from ckpttools.inspection.comparison import ArraySpec, Comparison, Different
 from ckpttools.inspection.filtering import filtered
 from ckpttools.inspection.layer_rows import numbered_layer
-from ckpttools.mapping.coverage import Coverage, Misfit, NotCoveredError
+from ckpttools.mapping.coverage import Coverage, NotCoveredError, ShapeMismatch
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.sizes import most_telling
+from ckpttools.mapping.sizes import most_specific
 from ckpttools.maxtext.family_layouts import family_as_stored
 from ckpttools.maxtext.recognition import FamilyKeys, family_fits
 from ckpttools.maxtext.view import MaxTextView, view_of
@@ -187,7 +187,7 @@ class _FamilyComparison:
             reasons=coverage.reasons,
         )
 
-    def _misfit(self, each: Misfit) -> Different:
+    def _misfit(self, each: ShapeMismatch) -> Different:
         got, expected = _spec(each.key, self.arrays[each.key]), ArraySpec(each.key, each.expected, None)
         return Different(each.key, got, expected, each.why)
 
@@ -222,7 +222,7 @@ def _gaps(names: Collection[str], keys: FamilyKeys) -> Iterator[str]:
     """Layers without arrays before layers that have some: `model.layers.2.*`."""
     for before, result in _layers(names).items():
         first = min(keys.first_numbers(before), default=min(result))
-        last = max((number for number in result if number < most_telling(len(names))), default=0)
+        last = max((number for number in result if number < most_specific(len(names))), default=0)
         yield from (f"{before}{number}.*" for number in range(first, last) if number not in result)
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ckpttools.array.elements import wide, widen, widened_in_any_order, widens_in_location
+from ckpttools.array.elements import wide, widen, widen_unordered, widens_in_place
 from ckpttools.array.read_blocks import subview
 from ckpttools.array.scratch import ALIGNMENT, Scratch
 from ckpttools.core.dataclass import dataclass
@@ -104,16 +104,14 @@ def moments(values: np.ndarray, region: Region, part: Region, dtype: DType, scra
     result, inside, room = Moments(), subview(values, part.relative_to(region)), _ROOM // wide(dtype).itemsize
     # NaN and what overflows are results here.
     with np.errstate(invalid="ignore", over="ignore"), scratch.take((room,), wide(dtype)) as numbers:
-        for start, block in in_blocks(inside, 2 * room if widens_in_location(inside, dtype) else room):
+        for start, block in in_blocks(inside, 2 * room if widens_in_place(inside, dtype) else room):
             seen = extremes(block, dtype)
             if seen is None:
                 other = _of_any(block, dtype, numbers, scratch)
                 result += replace(other, first=_within(part, start, other.first))
                 continue
             near = near_zero(block, dtype, seen, scratch)
-            result += _finite(
-                widened_in_any_order(block, dtype, numbers), (seen.low, seen.high), near, scratch
-            )
+            result += _finite(widen_unordered(block, dtype, numbers), (seen.low, seen.high), near, scratch)
     return result
 
 

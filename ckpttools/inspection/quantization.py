@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpttools.array.tree import Tree
 from ckpttools.core.dataclass import dataclass
-from ckpttools.quantized.config import says_quantized, scheme
+from ckpttools.quantized.config import declared_quantization, scheme
 from ckpttools.quantized.scales import split_name
 from ckpttools.quantized.weights import Quantized, last_keys, quantized_in
 
@@ -30,7 +30,7 @@ class Quantization:
 
 def quantization_of(tree: Tree) -> Quantization | None:
     """What is quantised in a tree; None if nothing is and the configuration does not mention it."""
-    declared, weights = says_quantized(tree.metadata.config), list(quantized_in(tree).weights.values())
+    declared, weights = declared_quantization(tree.metadata.config), list(quantized_in(tree).weights.values())
     if not (declared or weights):
         return None
     method = (declared or {}).get("quant_method") or (declared or {}).get("quant_algo")

@@ -10,10 +10,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ckpttools.adapters.summary import AdapterReport, may_be_adapter, unmerged_weights
-from ckpttools.array.gaps import incomplete
+from ckpttools.array.gaps import missing_chunks
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import Chunked
-from ckpttools.array.storage import Sharding, is_fine, is_giant
+from ckpttools.array.storage import Sharding, has_giant_chunks, has_tiny_chunks
 from ckpttools.array.tree import Path, Text, Tree, dotted, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import listing
@@ -31,7 +31,7 @@ from ckpttools.maxtext.versions import VERSIONS
 from ckpttools.maxtext.view import Optimizer, view_of
 from ckpttools.model_families.family import Family
 from ckpttools.quantized.dequantizable import has_doubtful_shapes, shaped_weights_in, weights_in
-from ckpttools.quantized.dequantized_tree import Logical, logical
+from ckpttools.quantized.dequantized_tree import DequantizedTree, dequantize_tree
 from ckpttools.quantized.weights import is_scale, quantized_in
 from ckpttools.roles.of_tree import Role
 from ckpttools.stores.costs import Traffic
@@ -235,13 +235,13 @@ def _adapter(tree: Tree) -> AdapterReport | None:
     return adapter_report(tree)
 
 
-def _logical(tree: Tree) -> Logical:
+def _logical(tree: Tree) -> DequantizedTree:
     """The tree with quantised weights as one array each, where all of them are of a scheme that is read."""
     result = weights_in(tree)
     if has_doubtful_shapes(result):
         result = shaped_weights_in(tree)
     readable = result.readable and not result.faults
-    return logical(tree, weights=result) if readable else Logical(tree, Notes(), {})
+    return dequantize_tree(tree, weights=result) if readable else DequantizedTree(tree, Notes(), {})
 
 
 def _without_scales(tree: Tree) -> Tree:
@@ -254,7 +254,7 @@ def _without_scales(tree: Tree) -> Tree:
     return Tree(leaves, tree.metadata)
 
 
-def _scales(tree: Tree, shown: Logical, names: Collection[str]) -> Total | None:
+def _scales(tree: Tree, shown: DequantizedTree, names: Collection[str]) -> Total | None:
     """What belongs to the quantised weights of these names."""
     weights = [item for path, item in shown.weights.items() if keystr(path) in names]
     beside = {name for weight in weights for name in weight.stored if name != weight.codes}
@@ -264,7 +264,7 @@ def _scales(tree: Tree, shown: Logical, names: Collection[str]) -> Total | None:
     return Total(len(arrays), sum(item.size for item in arrays), sum(item.nbytes for item in arrays))
 
 
-def _reports(shown: Logical, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
+def _reports(shown: DequantizedTree, shardings: Mapping[Path, Sharding]) -> Iterator[ArrayReport]:
     known = view_of(shown.tree).roles
     for path, array in shown.tree.arrays.items():
         # A constant, which is not stored, counts as in memory.
@@ -334,7 +334,7 @@ def warnings_of(
 
 
 def _missing_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    lacking = incomplete(tree.arrays.values())
+    lacking = missing_chunks(tree.arrays.values())
     if lacking is not None:
         names = tuple(array.array for array in lacking.arrays)
         yield TreeWarning("missing-chunks", f"{lacking.summary}: {lacking.hint}", names)
@@ -354,7 +354,7 @@ def _no_scan_layers(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    result = _cut_so(tree, is_giant)
+    result = _cut_so(tree, has_giant_chunks)
     if result:
         largest = max(result, key=lambda path: result[path].nbytes)
         are = "1 array is one chunk" if len(result) == 1 else f"{len(result):,} arrays are one chunk each"
@@ -364,7 +364,7 @@ def _giant_chunks(tree: Tree) -> Iterator[TreeWarning]:
 
 
 def _fine_chunks(tree: Tree) -> Iterator[TreeWarning]:
-    result = _cut_so(tree, is_fine)
+    result = _cut_so(tree, has_tiny_chunks)
     if result:
         counts = {path: _chunks(array) for path, array in result.items()}
         limit = max(counts, key=lambda path: counts[path])

@@ -29,7 +29,7 @@ def axes_in(formula: str) -> frozenset[str]:
     Raises:
         MappingError: the formula is more than `+ - * / // %` and `min(a, b)` over names and whole numbers.
     """
-    nodes = list(ast.walk(_parsed(formula)))
+    nodes = list(ast.walk(_parse(formula)))
     functions = [node.func for node in nodes if isinstance(node, ast.Call)]
     return frozenset(node.id for node in nodes if isinstance(node, ast.Name) and node not in functions)
 
@@ -45,11 +45,11 @@ def value(formula: str, lengths: Mapping[str, int]) -> int:
         MappingError: as `axes_in`.
         DoesNotDivideError: a `/` leaves a remainder, or the divisor is 0.
     """
-    return _value(_parsed(formula), lengths, formula)
+    return _value(_parse(formula), lengths, formula)
 
 
 @lru_cache(maxsize=1024)
-def _parsed(formula: str) -> ast.expr:
+def _parse(formula: str) -> ast.expr:
     try:
         tree = ast.parse(formula.strip(), mode="eval").body
     except SyntaxError:
@@ -88,12 +88,16 @@ def _value(node: ast.expr, lengths: Mapping[str, int], formula: str) -> int:
             first, second = _value(left, lengths, formula), _value(right, lengths, formula)
             if second == 0 and isinstance(op, ast.Div | ast.FloorDiv | ast.Mod):
                 raise DoesNotDivideError(f"{formula} is a division by 0")
-            return _even(first, second) if isinstance(op, ast.Div) else _OPERATIONS[type(op)](first, second)
+            return (
+                _divide_exactly(first, second)
+                if isinstance(op, ast.Div)
+                else _OPERATIONS[type(op)](first, second)
+            )
         case _:
             raise AssertionError(formula)
 
 
-def _even(first: int, second: int) -> int:
+def _divide_exactly(first: int, second: int) -> int:
     quotient, rest = divmod(first, second)
     if rest:
         raise DoesNotDivideError(f"{first} is no multiple of {second}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import gcd, prod
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import padded, relayout, take
+from ckpttools.array.nodes import pad_array, relayout, take
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Shape, ceil_div
 from ckpttools.mapping.axes import Side
@@ -269,7 +269,7 @@ def of_blocks(cells: LazyArray, times: Block) -> LazyArray:
     """The scales of blocks of so many cells on the last two axes: those of their first cells."""
     *outer, rows, columns = cells.shape
     down, across = ceil_div(rows, times[0]), ceil_div(columns, times[1])
-    whole = padded(cells, (*outer, down * times[0], across * times[1]))
+    whole = pad_array(cells, (*outer, down * times[0], across * times[1]))
     split = [*((length,) for length in outer), (down, times[0]), (across, times[1])]
     count = len(outer)
     order = (*range(count), count, count + 2, count + 1, count + 3)

@@ -13,13 +13,13 @@ from ckpttools.core.errors import MappingError, ShapeError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.factor import Factor, multiplied, product_of
+from ckpttools.mapping.factor import Factor, multiply_array, multiply_factors
 from ckpttools.mapping.flags import Flag
 from ckpttools.mapping.mapped import Mapped, ValueNote
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion, joined, part_of
 from ckpttools.mapping.sizes import Size, lengths_of
-from ckpttools.mapping.values import BoundOp, Fill, Recoded, Whole
+from ckpttools.mapping.values import BoundOp, BoundRecode, Fill, Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Direction:
             exact: the dtypes of source arrays of which nothing may be lost; none where that may be.
         """
         op = self.row.op.bound(sizes) if self.row.op else None
-        if isinstance(op, Recoded):
+        if isinstance(op, BoundRecode):
             op = replace(op, name=str(self.target.key))
         if op and self.inverse:
             op = op.inverse()
@@ -71,7 +71,7 @@ class Direction:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class BoundTable:
     """What is known before arrays are compared with the rows.
 
     Attributes:
@@ -112,10 +112,10 @@ def _exact(op: BoundOp, direction: Direction, dtypes: Collection[DType]) -> Boun
     )
 
 
-def build(settled: Settled, exact: bool) -> Mapped:
+def build(settled: BoundTable, exact: bool) -> Mapped:
     """Every target array, once all is accounted for."""
     sizes, arrays = lengths_of(settled.sizes), settled.arrays
-    built = _MadeArrays(sizes)
+    built = _ArrayBuilder(sizes)
     notes: list[ValueNote] = []
     changed: set[str] = set()
     altered: set[str] = set()
@@ -131,7 +131,7 @@ def build(settled: Settled, exact: bool) -> Mapped:
             continue
         parts = direction.parts(arrays, sizes)
         if factor := factors.get(str(direction.target.key)):
-            parts = multiplied(direction.source, factor.source, parts, arrays, sizes)
+            parts = multiply_array(direction.source, factor.source, parts, arrays, sizes)
         conversion = direction.conversion(sizes, direction.dtypes(sizes, parts) if exact else ())
         own = _own(conversion, parts)
         built.add(direction.target, own)
@@ -154,10 +154,10 @@ def build(settled: Settled, exact: bool) -> Mapped:
     )
 
 
-def build_partly(settled: Settled, exact: bool) -> Mapped:
+def build_partly(settled: BoundTable, exact: bool) -> Mapped:
     """Every target array whose sources are all there."""
     sizes = lengths_of(settled.sizes)
-    arrays, built, used = filled_up(settled).arrays, _MadeArrays(sizes), set[str]()
+    arrays, built, used = pad_to_shape(settled).arrays, _ArrayBuilder(sizes), set[str]()
     for direction in settled.directions:
         if (
             not {*direction.source.axes, *direction.source.key.needs, *direction.target.key.needs}
@@ -180,7 +180,7 @@ def build_partly(settled: Settled, exact: bool) -> Mapped:
     return Mapped(built.arrays, sizes, (), settled.dropped, unused=unused)
 
 
-def filled_up(settled: Settled) -> Settled:
+def pad_to_shape(settled: BoundTable) -> BoundTable:
     """With the right arrays that are in no file, where they are what is mapped and their shape is known."""
     sizes = lengths_of(settled.sizes)
     built: dict[str, LazyArray] = {}
@@ -193,7 +193,7 @@ def filled_up(settled: Settled) -> Settled:
     return replace(settled, arrays={**built, **settled.arrays})
 
 
-class _MadeArrays:
+class _ArrayBuilder:
     """Target arrays as rows make them; those of several parts once all are there."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
@@ -220,7 +220,7 @@ def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
     """
     directions = list(directions)
     result = {
-        product_of(str(direction.target.key)): direction
+        multiply_factors(str(direction.target.key)): direction
         for direction in directions
         if isinstance(direction.row.op, Factor) and direction.inverse
     }
@@ -234,7 +234,7 @@ def _factors(directions: Iterable[Direction]) -> dict[str, Direction]:
 def _product_note(factor: Direction, dtype: DType) -> ValueNote:
     """What becomes of a factor on the way to where it has no array."""
     reason = f"times {factor.source.key}: exact where that is 1 throughout, else rounded, at most 1 ulp off"
-    return ValueNote(product_of(str(factor.target.key)), False, reason, dtype)
+    return ValueNote(multiply_factors(str(factor.target.key)), False, reason, dtype)
 
 
 def _own(conversion: RowConversion, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:

@@ -25,7 +25,7 @@ _MOST_NEAR = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class ShapeMismatch:
     """An array whose shape is not the one that its row gives.
 
     Attributes:
@@ -56,7 +56,7 @@ class Coverage:
 
     missing: Mapping[str, Shape]
     extra: tuple[str, ...]
-    misshapen: tuple[Misfit, ...]
+    misshapen: tuple[ShapeMismatch, ...]
     reasons: tuple[str, ...]
 
     def summary(self, limit: int = 3) -> str:
@@ -67,7 +67,7 @@ class Coverage:
             "of another shape": list(map(str, self.misshapen)),
         }
         parts = (
-            f"\n  {_are(len(lines))} {what}:{listing(lines, limit)}"
+            f"\n  {_is_or_are(len(lines))} {what}:{listing(lines, limit)}"
             for what, lines in result.items()
             if lines
         )
@@ -140,9 +140,9 @@ def check_coverage(
     ]
     if not (missing or extra or misshapen):
         return
-    wrong = Wrong(tuple(missing), tuple(extra), tuple(item.key for item in misshapen))
+    wrong = CoverageFaults(tuple(missing), tuple(extra), tuple(item.key for item in misshapen))
     why = [*remedies_for(extra, remedies or {}), *reasons(wrong, arrays, expected, unwanted, sizes, dropped)]
-    told = [*why, *left_over(arrays, sides, extra, leave_out, is_told=bool(why))]
+    told = [*why, *remaining_keys(arrays, sides, extra, leave_out, is_told=bool(why))]
     result = Coverage({key: shapes[key] for key in missing}, wrong.extra, tuple(misshapen), tuple(why))
     raise NotCoveredError(
         _MESSAGE + _listed(result, extra),
@@ -174,7 +174,7 @@ def require_countable(sides: Iterable[Side], sizes: Mapping[str, Size], location
 def _listed(result: Coverage, extra: Sequence[str]) -> str:
     """All that is wrong, with these lines for what is not expected."""
     missing = [*result.missing]
-    lines = [_with_near(key, result.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
+    lines = [_add_near_names(key, result.extra) for key in missing[:_MOST_NEAR]] + missing[_MOST_NEAR:]
     parts = {
         "missing": (len(lines), lines),
         "not expected": (len(result.extra), extra),
@@ -184,26 +184,26 @@ def _listed(result: Coverage, extra: Sequence[str]) -> str:
 
 
 def _section(what: str, count: int, lines: Sequence[str]) -> str:
-    return f"\n  {_are(count)} {what}:{listing(lines, _MOST_LINES)}" if count else ""
+    return f"\n  {_is_or_are(count)} {what}:{listing(lines, _MOST_LINES)}" if count else ""
 
 
-def _are(count: int) -> str:
+def _is_or_are(count: int) -> str:
     return "1 array is" if count == 1 else f"{count} arrays are"
 
 
-def _with_near(key: str, extra: Sequence[str]) -> str:
+def _add_near_names(key: str, extra: Sequence[str]) -> str:
     near = near_names(key, extra, 1)
     return f"{key}  (there is {near[0]})" if near else key
 
 
-def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) -> Misfit:
+def _misshapen(key: str, shape: Shape, side: Side, sizes: Mapping[str, Size]) -> ShapeMismatch:
     expected = side.shape(lengths_of(sizes))
     why = (
         "it looks transposed"
         if shape == expected[::-1]
         else "; ".join(_doubtful(shape, expected, side, sizes))
     )
-    return Misfit(key, shape, expected, why)
+    return ShapeMismatch(key, shape, expected, why)
 
 
 def _doubtful(shape: Shape, expected: Shape, side: Side, sizes: Mapping[str, Size]) -> Iterator[str]:
@@ -242,7 +242,7 @@ class ExpectedArray:
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class CoverageFaults:
     """Keys of arrays that are missing, that no row has, and that have another shape."""
 
     missing: tuple[str, ...]
@@ -251,7 +251,7 @@ class Wrong:
 
 
 def reasons(
-    wrong: Wrong,
+    wrong: CoverageFaults,
     arrays: Collection[str],
     expected: Sequence[ExpectedArray],
     unwanted: Sequence[ExpectedArray],
@@ -270,7 +270,7 @@ def reasons(
     yield from _choices(wrong, (*expected, *unwanted), lengths)
 
 
-def left_over(
+def remaining_keys(
     arrays: Mapping[str, LazyArray], known: Collection[str], extra: Sequence[str], way: str, *, is_told: bool
 ) -> Iterator[str]:
     """What to do with arrays that no row has.
@@ -292,7 +292,7 @@ def left_over(
             yield f"most array names do not belong to this family: {CHECK}"
             return
         part = next((key for key in extra if _is_part(key, arrays[key], known)), None)
-        yield _not_to_drop(part) if part else _to_drop(way)
+        yield _refused_drops(part) if part else _drop_options(way)
 
 
 def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
@@ -304,7 +304,7 @@ def _is_part(key: str, array: LazyArray, sides: Collection[str]) -> bool:
     return any(side.startswith(f"{head}.") for head in around for side in sides)
 
 
-def _not_to_drop(key: str) -> str:
+def _refused_drops(key: str) -> str:
     file = option("family", "FILE.toml")
     return (
         f"{key} is a part of the model that no row of this family has, and without it the model computes "
@@ -312,7 +312,7 @@ def _not_to_drop(key: str) -> str:
     )
 
 
-def _to_drop(leave_out: str) -> str:
+def _drop_options(leave_out: str) -> str:
     way = leave_out or f"name them with {option('drop', 'PATTERN')}"
     return f"if they are to be left out, {way}"
 
@@ -339,7 +339,7 @@ def _flag_hints(
         yield f"{subject} {verdict} because of {why}"
 
 
-def next_step(wrong: Wrong, dropped: Collection[str], told: Collection[str]) -> Iterator[str]:
+def next_step(wrong: CoverageFaults, dropped: Collection[str], told: Collection[str]) -> Iterator[str]:
     """Yield what to do, if the reasons in `told` only say why arrays are expected or not."""
     if not told or any(CHECK in text or "fetch" in text for text in told):
         return
@@ -349,7 +349,9 @@ def next_step(wrong: Wrong, dropped: Collection[str], told: Collection[str]) -> 
         yield CHECK
 
 
-def _choices(wrong: Wrong, expected: Sequence[ExpectedArray], lengths: Mapping[str, int]) -> Iterator[str]:
+def _choices(
+    wrong: CoverageFaults, expected: Sequence[ExpectedArray], lengths: Mapping[str, int]
+) -> Iterator[str]:
     """What a user can choose, where that would mend all; where more is wrong it would only hide that."""
     open_to_choice = [item for item in expected if item.remedy]
     keys = {key: item.remedy for item in open_to_choice for key in _keys(item, lengths)}
@@ -397,13 +399,13 @@ def _short_hints(
     for side in (item.side for item in expected):
         lacking = next((key for key in side.keys(lengths) if key not in arrays), None)
         for axis in side.axes if lacking else ():
-            short = sizes[axis].is_assumed or _lacks_the_last(side, axis, lengths, arrays)
+            short = sizes[axis].is_assumed or _lacks_last_layers(side, axis, lengths, arrays)
             if short and axis not in told:
                 told.add(axis)
                 yield f"{lacking} is expected with {axis} {lengths[axis]} from {sizes[axis].source}"
 
 
-def _lacks_the_last(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> bool:
+def _lacks_last_layers(side: Side, axis: str, lengths: Mapping[str, int], arrays: Collection[str]) -> bool:
     """Whether the first of the arrays along an axis in a side's key is there, and the last is not."""
     if axis not in side.key.axes:
         return False

@@ -33,7 +33,7 @@ def fields(readers: Mapping[str, Reader], required: tuple[str, ...] = ()) -> Rea
 
     def read(value: object, location: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise _of_another_kind(value, "a table", location.removesuffix(":"))
+            raise _type_error(value, "a table", location.removesuffix(":"))
         for key in value:
             if key not in readers:
                 raise _unknown(key, readers, location.removesuffix(":"))
@@ -67,7 +67,7 @@ def mapping(reader: Reader) -> Reader:
 
     def read(value: object, location: str) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise _of_another_kind(value, "a table", location)
+            raise _type_error(value, "a table", location)
         return {key: reader(item, location_of_key(location, key)) for key, item in value.items()}
 
     return read
@@ -78,7 +78,7 @@ def list_of(reader: Reader) -> Reader:
 
     def read(value: object, location: str) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise _of_another_kind(value, "a list", location)
+            raise _type_error(value, "a list", location)
         return tuple(reader(item, f"{location}[{number}]") for number, item in enumerate(value))
 
     return read
@@ -86,7 +86,7 @@ def list_of(reader: Reader) -> Reader:
 
 def text(value: object, location: str) -> str:
     if not isinstance(value, str):
-        raise _of_another_kind(value, "a text", location)
+        raise _type_error(value, "a text", location)
     return value
 
 
@@ -98,14 +98,14 @@ def text_or_texts(value: object, location: str) -> tuple[str, ...]:
 
 def truth(value: object, location: str) -> bool:
     if not isinstance(value, bool):
-        raise _of_another_kind(value, "true or false", location)
+        raise _type_error(value, "true or false", location)
     return value
 
 
 def length(value: object, location: str) -> int:
     """A whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise _of_another_kind(value, "a whole number", location)
+        raise _type_error(value, "a whole number", location)
     if value < 1:
         raise MappingError("not a length", location=location, got=value, expected="at least 1")
     return value
@@ -113,18 +113,18 @@ def length(value: object, location: str) -> int:
 
 def scalar(value: object, location: str) -> object:
     if not isinstance(value, bool | int | float | str):
-        raise _of_another_kind(value, "a text, a number, true or false", location)
+        raise _type_error(value, "a text, a number, true or false", location)
     return value
 
 
-def _of_another_kind(value: object, expected: str, location: str) -> MappingError:
+def _type_error(value: object, expected: str, location: str) -> MappingError:
     kind = _KINDS.get(type(value), "a date or time")
     shown = kind if isinstance(value, list | dict) else f"{kind}, {value!r}"
     return MappingError("a value of the wrong type", location=location, got=shown, expected=expected)
 
 
 @contextmanager
-def placed(location: str) -> Iterator[None]:
+def add_location(location: str) -> Iterator[None]:
     """Within it, a `MappingError` says where in the file it is; its own place is what was got."""
     try:
         yield

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.dequantized import Dequantized, DequantizedPiece
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.relayout import reshaped
+from ckpttools.array.relayout import reshape_array
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Region, split_evenly
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.values import Exactness, Fill, Filled, rounded
+from ckpttools.mapping.values import BoundFill, Exactness, Fill, round_constant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ class Factor(Fill):
 
 
 @dataclass(frozen=True, slots=True)
-class Multiplied(Filled):
+class Multiplied(BoundFill):
     """Elements as they are; on the way back each is a factor of others."""
 
     def inverse(self) -> Multiplied:
@@ -52,12 +52,12 @@ class Multiplied(Filled):
         return Exactness(True, f"full of {self.number:g}; {declared}")
 
 
-def product_of(key: str) -> str:
+def multiply_factors(key: str) -> str:
     """The right key of the array that a factor of this key is multiplied into."""
     return key.rpartition(".")[0]
 
 
-def multiplied(
+def multiply_array(
     side: Side,
     factor: Side,
     arrays: Mapping[str, LazyArray],
@@ -88,7 +88,7 @@ def multiplied(
             n if group in factor.groups else 1
             for group, n in zip(side.groups, arrays[key].shape, strict=True)
         ]
-        built[key] = times(arrays[key], reshaped(by[factor.key.format(index, sizes)], tuple(lengths)))
+        built[key] = times(arrays[key], reshape_array(by[factor.key.format(index, sizes)], tuple(lengths)))
     return built
 
 
@@ -132,4 +132,4 @@ class Times:
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             for part in split_evenly(Region.whole(codes.shape), _BLOCK):
                 products = numbers[part.slices].astype(wide) * factors[part.slices].astype(wide)
-                out[part.slices] = rounded(products, self.dtype).view(self.dtype.carrier)
+                out[part.slices] = round_constant(products, self.dtype).view(self.dtype.carrier)

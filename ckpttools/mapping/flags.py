@@ -72,7 +72,7 @@ def _inferred(
     return Flag(not having, f"{sorted(having or lacking)[0]}, which is not there")
 
 
-def seen_flags(
+def observed_flags(
     names: Sequence[str],
     sides: Sequence[tuple[Row, Side]],
     arrays: Mapping[str, LazyArray],

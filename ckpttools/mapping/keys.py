@@ -176,7 +176,9 @@ class Key:
         """
         for end, numbers in self.readings(name):
             if end == len(name):
-                index = next(_agreeing(list(zip(self.fields, numbers, strict=True)), {}, sizes), None)
+                index = next(
+                    _merge_coordinates(list(zip(self.fields, numbers, strict=True)), {}, sizes), None
+                )
                 if index is not None:
                     return index
         return None
@@ -213,7 +215,7 @@ class Key:
         return "".join(map(str, self.parts))
 
 
-def _agreeing(
+def _merge_coordinates(
     fields: Sequence[tuple[Field, int]], index: Coordinates, sizes: Mapping[str, int]
 ) -> Iterator[Coordinates]:
     """Coordinates that give every field its number: an axis of several fields has the same in all."""
@@ -223,7 +225,7 @@ def _agreeing(
     (field, number), *rest = fields
     for result in field.indices(number, sizes):
         if all(index.get(axis, at) == at for axis, at in result.items()):
-            yield from _agreeing(rest, index | result, sizes)
+            yield from _merge_coordinates(rest, index | result, sizes)
 
 
 def key_of(parts: Iterable[str | Field]) -> Key:

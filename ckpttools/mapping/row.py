@@ -26,7 +26,7 @@ from ckpttools.mapping.row_text import (
     NOWHERE,
     aligned_texts,
     is_heading,
-    op_said,
+    op_to_json,
     read_heading,
     read_row,
     single_spaced,
@@ -77,7 +77,7 @@ class Row:
         """The text that `row` makes it from, where its names and its op have one."""
         declared = [f"{self.left} {ARROW} {self.right}"]
         if self.op is not None:
-            declared.append(op_said(self.op))
+            declared.append(op_to_json(self.op))
         flags = {"when": self.when, "unless": self.unless, "above": self.above}
         return ", ".join([*declared, *(f"{word} {names}" for word, names in flags.items() if names)])
 

@@ -65,7 +65,7 @@ def op_text(op: ValueOp) -> str:
     raise MappingError("this value op cannot be written as text", got=repr(op), expected=_FORMS)
 
 
-def op_said(op: ValueOp) -> str:
+def op_to_json(op: ValueOp) -> str:
     """An op as text, or as Python says it."""
     try:
         return op_text(op)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import field, replace
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import elementwise, repeated, take
+from ckpttools.array.nodes import elementwise, repeat_elements, take
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import MappingError
 from ckpttools.core.region import Shape, ceil_div
@@ -28,7 +28,7 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.row_conversion import RowConversion, joined, part_of
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Multiply
-from ckpttools.quantized.scale_checks import Sound
+from ckpttools.quantized.scale_checks import ScaleCheck
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def scale_grids(
     inverse: bool = False,
     cut: Collection[str] = (),
     fits: Fits = lambda row, sizes, grid: "",
-    sounds: Mapping[str, Sound] | None = None,
+    sounds: Mapping[str, ScaleCheck] | None = None,
 ) -> ScaleGrids:
     """The scales of a table's quantised weights as expressions of those of the source's.
 
@@ -111,7 +111,7 @@ def scale_grids(
             problems[_line(row, error)] = None
         else:
             result += [] if scaled is None else [scaled]
-    built = _MadeScales(result, way)
+    built = _ScaleBuilder(result, way)
     values: list[ValueNote] = []
     for scaled in result:
         try:
@@ -132,7 +132,7 @@ class _Way:
     scales: Mapping[str, LazyArray]
     block: Block | None
     fits: Fits
-    sounds: Mapping[str, Sound]
+    sounds: Mapping[str, ScaleCheck]
     inverse: bool
 
 
@@ -167,7 +167,7 @@ def _scaled(row: Row, way: _Way) -> _Scaled | None:
         return _cut(_Scaled(row, source, target, tuple(indices), {}), way, way.block)
     if source.join is not None or target.join is not None:
         raise MappingError("its parts would need a scale each, and have one for all")
-    return _Scaled(row, _of_one(source, target), _of_one(target, source), tuple(indices), {})
+    return _Scaled(row, _one_scale(source, target), _one_scale(target, source), tuple(indices), {})
 
 
 def _cut(scaled: _Scaled, way: _Way, block: Block) -> _Scaled:
@@ -190,13 +190,13 @@ def _cut(scaled: _Scaled, way: _Way, block: Block) -> _Scaled:
     return replace(scaled, counts=counts, times=times_of(row.right, sizes, counts, block), misfit=misfit)
 
 
-def _of_one(side: Side, other: Side) -> Side:
+def _one_scale(side: Side, other: Side) -> Side:
     """A side whose arrays have one scale for all that is one array on the other side as well."""
     own = tuple((axis,) for axis in side.array_axes if axis in other.key.axes)
     return Side(side.key, own)
 
 
-class _MadeScales:
+class _ScaleBuilder:
     """Target scales as rows make them; those of several parts once all are there."""
 
     def __init__(self, rows: Iterable[_Scaled], way: _Way) -> None:
@@ -242,12 +242,12 @@ class _MadeScales:
         """
         expected, times = scaled.source.shape(cut), (1, 1) if self._inverse else scaled.times
         blocks = (*expected[:-2], *map(ceil_div, expected[-2:], times)) if scaled.counts else expected
-        built = _of_shape(key, self._scales[key], blocks, single=not scaled.counts)
+        built = _with_shape(key, self._scales[key], blocks, single=not scaled.counts)
         if key in self._sounds:
             built = elementwise(built, replace(self._sounds[key], then=op))
         for axis, item in zip((-2, -1), times, strict=True):
             if item > 1:
-                built = repeated(built, len(expected) + axis, item, expected[axis])
+                built = repeat_elements(built, len(expected) + axis, item, expected[axis])
         return built
 
     def _blocks(self, scaled: _Scaled) -> Mapping[str, int]:
@@ -280,7 +280,7 @@ class _MadeScales:
             self.arrays[key] = joined(self._parts[key], cut)
 
 
-def _of_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -> LazyArray:
+def _with_shape(key: str, scales: LazyArray, expected: Shape, *, single: bool) -> LazyArray:
     """The scales of a weight.
 
     Raises:

@@ -46,7 +46,7 @@ A number at the end is the length where none is there, and a 0 there lets a fiel
 """
 
 
-def nested(config: Mapping[str, Any], name: str) -> Any:
+def nested_value(config: Mapping[str, Any], name: str) -> Any:
     """The field of a configuration at a dotted name; None without one.
 
     Below a list, a number is for the item there, `#` for how many there are, and `#NAME` for how many of them
@@ -66,14 +66,14 @@ def nested(config: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def states(config: Mapping[str, Any], name: str) -> bool:
+def states_field(config: Mapping[str, Any], name: str) -> bool:
     """Whether a configuration has a field, dots for nested ones, be it null."""
     first, _, rest = name.partition(".")
     inner = config.get(first)
-    return first in config and (not rest or (isinstance(inner, Mapping) and states(inner, rest)))
+    return first in config and (not rest or (isinstance(inner, Mapping) and states_field(inner, rest)))
 
 
-def first_said(
+def first_stated(
     config: Mapping[str, Any], names: Iterable[str], location: str, silent: Mapping[str, Any]
 ) -> tuple[str | None, Any, str]:
     """The first of these fields that a configuration states, or that a model of its type has all the same.
@@ -88,9 +88,9 @@ def first_said(
         The name, None without any; the value; and where it is not stated, what that means, else "".
     """
     for name in names:
-        if (value := nested(config, name)) is not None:
+        if (value := nested_value(config, name)) is not None:
             return name, value, ""
-        if (value := nested(silent, name)) is not None:
+        if (value := nested_value(silent, name)) is not None:
             return name, value, f"{location}: no {name}, which means {json.dumps(value)} to transformers"
     return None, None, ""
 
@@ -116,7 +116,7 @@ def sizes_from_config(
     for axis, alternatives in fields.items():
         names = [alternative for alternative in alternatives if isinstance(alternative, str)]
         default = next((alternative for alternative in alternatives if isinstance(alternative, int)), None)
-        name, value, source = first_said(config, names, location, silent or {})
+        name, value, source = first_stated(config, names, location, silent or {})
         if name is not None:
             length = _length(value, name, location, 1 if default != 0 else 0)
             sizes[axis] = Size(length, source or f"{location}: {name}", is_assumed=bool(source))
@@ -203,10 +203,10 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
     """
     result = dict(sizes)
     names = list(keys)
-    limit = most_telling(len(names))
+    limit = most_specific(len(names))
     lengths = lengths_of(sizes)
     for side in sides:
-        telling = {k: field for k, field in enumerate(side.key.fields) if _is_telling(field, lengths)}
+        telling = {k: field for k, field in enumerate(side.key.fields) if _determines_sizes(field, lengths)}
         for name in names if telling else ():
             numbers = side.key.numbers(name) or ()
             for k, field in telling.items() if numbers else ():
@@ -216,12 +216,12 @@ def sizes_from_keys(sizes: Mapping[str, Size], keys: Iterable[str], sides: Itera
     return result
 
 
-def most_telling(names: int) -> int:
+def most_specific(names: int) -> int:
     """The number from which on a number in one of so many names says nothing."""
     return max(_MOST_UNSEEN, names)
 
 
-def _is_telling(field: Field, lengths: Mapping[str, int]) -> bool:
+def _determines_sizes(field: Field, lengths: Mapping[str, int]) -> bool:
     """Whether its number gives the coordinate of an axis of unknown length."""
     known = set(field.counts) <= lengths.keys()
     return len(field.axes) == 1 and field.axes[0] not in lengths and known and not field.labels
@@ -241,13 +241,13 @@ def require(
         raise ShapeError(
             f"the size of {', '.join(missing)} cannot be inferred",
             location=location,
-            got=_why_unknown(shown, missing[0], sizes) if shown else None,
+            got=_unknown_reason(shown, missing[0], sizes) if shown else None,
             expected="a field of the configuration or an array that shows it",
         )
     return lengths_of(sizes)
 
 
-def _why_unknown(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
+def _unknown_reason(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> str:
     """What the array says of the axis, and what is in the way."""
     if len(shown.groups) != len(shown.shape):
         return f"{shown.key} {list(shown.shape)}, which should have {len(shown.groups)} axes"
@@ -259,7 +259,7 @@ def _why_unknown(shown: Observation, axis: str, sizes: Mapping[str, Size]) -> st
     )
 
 
-def labelled_sizes(sides: Iterable[Side]) -> dict[str, Size]:
+def label_counts(sides: Iterable[Side]) -> dict[str, Size]:
     """The axes that keys write as words."""
     return {
         field.axes[0]: Size(len(field.labels), f"the labels of {side.key}")

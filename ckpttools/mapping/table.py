@@ -9,22 +9,22 @@ from math import prod
 from shlex import quote
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import padded, window
+from ckpttools.array.nodes import pad_array, window
 from ckpttools.array.patterns import matching
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError, UsageError
 from ckpttools.core.region import Shape
 from ckpttools.mapping.axes import Side
-from ckpttools.mapping.build import Direction, Settled, build, build_partly, filled_up
+from ckpttools.mapping.build import BoundTable, Direction, build, build_partly, pad_to_shape
 from ckpttools.mapping.coverage import ExpectedArray, check_coverage, require_countable
-from ckpttools.mapping.flags import Flag, inferred_flags, refuse_open, seen_flags
+from ckpttools.mapping.flags import Flag, inferred_flags, observed_flags, refuse_open
 from ckpttools.mapping.keys import Key
 from ckpttools.mapping.mapped import Mapped
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import (
     Size,
     derive,
-    labelled_sizes,
+    label_counts,
     lengths_of,
     observed,
     require,
@@ -89,8 +89,8 @@ class Table:
         for pattern in drop:
             if not matching(arrays, (pattern,)):
                 raise _unmatched(pattern, arrays, self.location)
-        settled = self._settled(arrays, (*self.dropped, *self._left_out(), *drop))
-        return self._padded(self._converted(settled, exact=exact))
+        settled = self._bind_rows(arrays, (*self.dropped, *self._left_out(), *drop))
+        return self._padded(self._convert(settled, exact=exact))
 
     def to_left_partly(
         self,
@@ -113,7 +113,7 @@ class Table:
         """
         seen = observed(beside or {}, [row.left for row in self.rows], self.sizes)
         table = replace(self, sizes=unify(self.sizes, seen))
-        return build_partly(table._settled(arrays, (*self.dropped, *self._left_out())), exact)
+        return build_partly(table._bind_rows(arrays, (*self.dropped, *self._left_out())), exact)
 
     def to_right(self, arrays: Mapping[str, LazyArray], cut: Collection[str] = ()) -> Mapped:
         """Right arrays as expressions of the left ones; errors as `to_left`.
@@ -122,9 +122,9 @@ class Table:
             arrays: left key -> array.
             cut: axes on which left arrays may be longer than the model says; the surplus is left out.
         """
-        kept, lengths, extra = self._windowed(arrays, cut)
-        settled = self._settled(kept, (), inverse=True)
-        mapped = self._converted(settled, leave_out="ckpt select SRC DST --drop PATTERN first")
+        kept, lengths, extra = self._crop(arrays, cut)
+        settled = self._bind_rows(kept, (), inverse=True)
+        mapped = self._convert(settled, leave_out="ckpt select SRC DST --drop PATTERN first")
         return replace(mapped, cut=lengths, extra=extra)
 
     def known_of(
@@ -137,8 +137,8 @@ class Table:
             left: whether they are left ones.
             cut: axes on which these may be longer, as of `to_right`.
         """
-        arrays = self._windowed(arrays, cut)[0] if left else arrays
-        settled = self._settled(arrays, () if left else (*self.dropped, *self._left_out()), inverse=left)
+        arrays = self._crop(arrays, cut)[0] if left else arrays
+        settled = self._bind_rows(arrays, () if left else (*self.dropped, *self._left_out()), inverse=left)
         flags = {name: flag.value for name, flag in settled.flags.items() if flag.open_key is None}
         return lengths_of(settled.sizes), flags
 
@@ -146,20 +146,20 @@ class Table:
         self, arrays: Mapping[str, LazyArray], *, left: bool = False, cut: Collection[str] = ()
     ) -> None:
         """Refuses arrays that are not those of the model; arguments as of `known_of`, errors as `to_left`."""
-        arrays = self._windowed(arrays, cut)[0] if left else arrays
+        arrays = self._crop(arrays, cut)[0] if left else arrays
         drop = () if left else (*self.dropped, *self._left_out())
-        self._require_covered(self._settled(arrays, drop, inverse=left))
+        self._require_covered(self._bind_rows(arrays, drop, inverse=left))
 
     def left_out_of(self, arrays: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
         """Of right arrays, those that the left side has no place for."""
         return {key: arrays[key] for key in matching(arrays, self._left_out())}
 
-    def _converted(self, settled: Settled, *, exact: bool = False, leave_out: str = "") -> Mapped:
+    def _convert(self, settled: BoundTable, *, exact: bool = False, leave_out: str = "") -> Mapped:
         self._require_covered(settled, leave_out)
         refuse_open(settled.flags, self.location)
-        return build(filled_up(settled), exact)
+        return build(pad_to_shape(settled), exact)
 
-    def _require_covered(self, settled: Settled, leave_out: str = "") -> None:
+    def _require_covered(self, settled: BoundTable, leave_out: str = "") -> None:
         declared, flags = settled.sizes, settled.flags
         sides = [direction.source for direction in settled.directions]
         axes = {axis for side in sides for axis in (*side.axes, *side.key.needs)}
@@ -170,9 +170,9 @@ class Table:
         dropped, remedies = settled.dropped, self.remedies
         check_coverage(kept, expected, unwanted, declared, self.location, dropped, remedies, leave_out)
 
-    def _settled(
+    def _bind_rows(
         self, arrays: Mapping[str, LazyArray], drop: tuple[str, ...], *, inverse: bool = False
-    ) -> Settled:
+    ) -> BoundTable:
         all_directions = [Direction(row, inverse) for row in self.rows]
         dropped = dict.fromkeys(matching(arrays, drop))
         kept = {key: array for key, array in arrays.items() if key not in dropped}
@@ -182,15 +182,15 @@ class Table:
         flags = {**self.flags, **inferred_flags(sorted(undecided), sides, kept, lengths)}
         if not inverse:
             shown = sorted(name for name, flag in self.flags.items() if flag.by_arrays)
-            flags |= seen_flags(shown, sides, kept, lengths)
+            flags |= observed_flags(shown, sides, kept, lengths)
         present = frozenset(name for name, flag in flags.items() if flag.value)
         directions = [direction for direction in all_directions if direction.row.applies(present)]
         absent = [direction for direction in all_directions if not direction.row.applies(present)]
-        declared = self._unified(kept, directions)
+        declared = self._unify_sizes(kept, directions)
         if not self.is_configured:
             declared = _without_layers(declared, directions)
-        directions = [direction for direction in directions if not _is_void(direction.source, declared)]
-        return Settled(kept, (*dropped,), flags, directions, absent, declared)
+        directions = [direction for direction in directions if not _is_empty(direction.source, declared)]
+        return BoundTable(kept, (*dropped,), flags, directions, absent, declared)
 
     def _left_out(self) -> tuple[str, ...]:
         """Patterns of the keys that the left side has no place for."""
@@ -213,10 +213,10 @@ class Table:
                 for key in row.left.keys(mapped.sizes):
                     if key in arrays:
                         shape = arrays[key].shape
-                        arrays[key] = padded(arrays[key], (*shape[:at], length, *shape[at + 1 :]))
+                        arrays[key] = pad_array(arrays[key], (*shape[:at], length, *shape[at + 1 :]))
         return replace(mapped, arrays=arrays)
 
-    def _windowed(
+    def _crop(
         self, arrays: Mapping[str, LazyArray], cut: Collection[str]
     ) -> tuple[Mapping[str, LazyArray], dict[str, tuple[int, int]], dict[str, int]]:
         """The arrays without what they have too much on the axes to cut; what was cut by axis, by key."""
@@ -237,11 +237,11 @@ class Table:
                 extra[str(side.key)] = at
         return kept, lengths, extra
 
-    def _unified(self, arrays: Mapping[str, LazyArray], directions: list[Direction]) -> dict[str, Size]:
+    def _unify_sizes(self, arrays: Mapping[str, LazyArray], directions: list[Direction]) -> dict[str, Size]:
         """Sizes from the configuration, by formula, from shapes, and from the numbers in names."""
         sides = [direction.source for direction in directions]
         both = (side for direction in directions for side in (direction.source, direction.target))
-        known = {**self.sizes, **labelled_sizes(both)}
+        known = {**self.sizes, **label_counts(both)}
         sizes = derive(known, self.derived, self.location)
         sizes = unify(sizes, observed(arrays, sides, sizes))
         sizes = derive(sizes_from_keys(sizes, arrays, sides), self.derived, self.location)
@@ -263,7 +263,7 @@ def _without_layers(sizes: Mapping[str, Size], directions: Iterable[Direction]) 
     return {**sizes, **{axis: Size(0, "no array is named after it") for axis in axes}}
 
 
-def _is_void(side: Side, sizes: Mapping[str, Size]) -> bool:
+def _is_empty(side: Side, sizes: Mapping[str, Size]) -> bool:
     """Whether an axis has no coordinate: the model has no such arrays."""
     return any(axis in sizes and sizes[axis].length == 0 for axis in side.axes)
 
@@ -287,7 +287,7 @@ def right_shapes(table: Table) -> dict[str, Shape]:
         ShapeError: a size is not known, or of layers or experts there are too many to be meant.
     """
     rows = [*filter(table.has, table.rows)]
-    known = {**table.sizes, **labelled_sizes(side for row in rows for side in (row.left, row.right))}
+    known = {**table.sizes, **label_counts(side for row in rows for side in (row.left, row.right))}
     rows = [row for row in rows if not isinstance(row.op, Fill)]
     there = [row.right for row in rows if all(known[a].length for a in row.right.axes if a in known)]
     sizes = require(

@@ -133,9 +133,9 @@ class Multiply:
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
                 numbers = block.view(dtype.numpy)
                 numbers = numbers if dtype.bits == 64 else as_float32(numbers)
-                return rounded(operation(numbers, factor), result).view(result.carrier)
+                return round_constant(operation(numbers, factor), result).view(result.carrier)
 
-        _carrierwise(source, target, rescaled)
+        _apply_to_carriers(source, target, rescaled)
 
     @property
     def _steps(self) -> int | None:
@@ -228,7 +228,7 @@ class Cast:
         return Cast(self.origin, self.to)
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
-        blockwise(source, target, dtype, self.to, lambda block: rounded(block, self.to))
+        blockwise(source, target, dtype, self.to, lambda block: round_constant(block, self.to))
 
     def exactness(self, dtype: DType) -> Exactness:
         if dtype == self.to or _holds(self.to, dtype):
@@ -236,7 +236,7 @@ class Cast:
         return Exactness(False, f"cast from {dtype} to {self.to}: rounded")
 
 
-def rounded(block: np.ndarray, to: DType) -> np.ndarray:
+def round_constant(block: np.ndarray, to: DType) -> np.ndarray:
     """Floating-point numbers in another such type, rounded once, to nearest even."""
     import numpy as np
 
@@ -304,10 +304,10 @@ def blockwise(
     def on_carriers(block: np.ndarray) -> np.ndarray:
         return function(block.view(dtype.numpy)).view(result.carrier)
 
-    _carrierwise(source, target, on_carriers)
+    _apply_to_carriers(source, target, on_carriers)
 
 
-def _carrierwise(
+def _apply_to_carriers(
     source: np.ndarray, target: np.ndarray, function: Callable[[np.ndarray], np.ndarray]
 ) -> None:
     """target = function(source) in blocks of the leading axis."""
@@ -320,7 +320,7 @@ def _carrierwise(
     for first in range(0, source.shape[0], rows):
         block = source[first : first + rows]
         if block.size > _BLOCK and block.ndim > 1 and block.shape[0] == 1:
-            _carrierwise(block[0], target[first], function)
+            _apply_to_carriers(block[0], target[first], function)
             continue
         target[first : first + rows] = function(block)
 
@@ -337,12 +337,12 @@ class Fill:
 
         return Constant(shape, DTYPES["float32"], np.array(self.number, "<f4").tobytes())
 
-    def bound(self, sizes: Mapping[str, int]) -> Filled:
-        return Filled(self.number)
+    def bound(self, sizes: Mapping[str, int]) -> BoundFill:
+        return BoundFill(self.number)
 
 
 @dataclass(frozen=True, slots=True)
-class Filled:
+class BoundFill:
     """Elements as they are, all of them `number`."""
 
     number: float
@@ -350,10 +350,10 @@ class Filled:
     def result(self, dtype: DType) -> DType:
         return dtype
 
-    def inverse(self) -> Filled:
+    def inverse(self) -> BoundFill:
         return self
 
-    def widened(self) -> Filled:
+    def widened(self) -> BoundFill:
         return self
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
@@ -370,12 +370,12 @@ class Whole:
     left: str
     right: str
 
-    def bound(self, sizes: Mapping[str, int]) -> Recoded:
-        return Recoded(self.left, self.right)
+    def bound(self, sizes: Mapping[str, int]) -> BoundRecode:
+        return BoundRecode(self.left, self.right)
 
 
 @dataclass(frozen=True, slots=True)
-class Recoded:
+class BoundRecode:
     """The same whole number in the dtype `to`; numbers that it does not have are refused.
 
     What comes as floating-point numbers is taken, too, as MaxText trains with its tables in float32; but not
@@ -393,16 +393,16 @@ class Recoded:
     def result(self, dtype: DType) -> DType:
         return DTYPES[self.to]
 
-    def inverse(self) -> Recoded:
-        return Recoded(self.origin, self.to, self.name)
+    def inverse(self) -> BoundRecode:
+        return BoundRecode(self.origin, self.to, self.name)
 
-    def widened(self) -> Recoded:
+    def widened(self) -> BoundRecode:
         return self
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
-        blockwise(source, target, dtype, DTYPES[self.to], partial(self._recoded, dtype))
+        blockwise(source, target, dtype, DTYPES[self.to], partial(self._recode, dtype))
 
-    def _recoded(self, dtype: DType, block: np.ndarray) -> np.ndarray:
+    def _recode(self, dtype: DType, block: np.ndarray) -> np.ndarray:
         import numpy as np
 
         with np.errstate(invalid="ignore"):
@@ -417,11 +417,11 @@ class Recoded:
                 expected=f"numbers of {self.to}",
                 hint="check that the checkpoint is whole: ckpt verify SRC",
             )
-        if dtype.is_float and (rounded := np.abs(built) >= 1 << dtype.digits).any():
+        if dtype.is_float and (round_constant := np.abs(built) >= 1 << dtype.digits).any():
             raise MappingError(
                 f"{dtype} does not hold all whole numbers of this size: this may have been another one",
                 location=self.name or None,
-                got=built[rounded][0],
+                got=built[round_constant][0],
                 expected=f"numbers under {1 << dtype.digits}, or a wider dtype",
                 hint="take the checkpoint as it was before it was cast",
             )

@@ -29,8 +29,8 @@ from ckpttools.roles.of_tree import roles
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import is_table
 from ckpttools.transforms.conversion import Convert
-from ckpttools.transforms.dequantize import dequantized, refuse_few_bits, with_notes
-from ckpttools.transforms.mean_weights import MeanWeights, Weighted
+from ckpttools.transforms.dequantize import dequantize_with_notes, refuse_few_bits, with_notes
+from ckpttools.transforms.mean_weights import MeanWeights, WeightedMean
 
 # Whole numbers that are compared at once.
 _COMPARED_ELEMENTS = 1 << 18
@@ -101,7 +101,7 @@ class Average:
         if any(known.of(path) == "optimizer" or known.unclear_of(path) for path in tree.arrays):
             tree = _without_training_state(tree)
         # As float32, so that what comes of them is rounded once.
-        built = dequantized(tree, DTYPES["float32"])
+        built = dequantize_with_notes(tree, DTYPES["float32"])
         if built.weights:
             refuse_few_bits(
                 self.dtype, tree.metadata.location, "`ckpt quantize MEAN DST` quantises such a mean"
@@ -116,7 +116,7 @@ class Average:
             )
         return _PlainParameters(tree, frozenset(map(dotted, built.weights)), built.of_scales)
 
-    def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: Weighted) -> LazyArray:
+    def _mean(self, parts: Sequence[LazyArray], dtypes: Sequence[DType], weights: WeightedMean) -> LazyArray:
         pairs = zip(parts, weights.weights, strict=True)
         # What counts for nothing is not read: 0 times NaN would be NaN.
         counted = [(part, weight) for part, weight in pairs if weight]
@@ -129,7 +129,7 @@ class Average:
         built = mean([part for part, _ in counted], [item for _, item in counted], weights.total, sums)
         return built if to == sums else elementwise(built, Convert(to))
 
-    def _notes(self, built: Tree, averaged: set[Path], trees: Sequence[Tree], weights: Weighted) -> Notes:
+    def _notes(self, built: Tree, averaged: set[Path], trees: Sequence[Tree], weights: WeightedMean) -> Notes:
         """What is rounded, and how much each checkpoint counts."""
         stored = {id(array) for tree in trees for array in tree.arrays.values()}
         rounded = [path for path in averaged if id(built.arrays[path]) not in stored]

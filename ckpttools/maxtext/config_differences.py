@@ -12,7 +12,7 @@ from ckpttools.core.errors import CheckpointError
 from ckpttools.core.text import matches_any
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.mapping.sizes import nested
+from ckpttools.mapping.sizes import nested_value
 from ckpttools.maxtext.config.model_facts import FULL_ATTENTION, LAYER_TYPES
 from ckpttools.maxtext.model_files import sidecars_of
 from ckpttools.model_families.hf_defaults import (
@@ -172,8 +172,8 @@ def _read_fields() -> frozenset[str]:
 def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with the defaults of transformers for absent fields."""
     built = _merged(compared_fields(config), config)
-    location = next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
-    text = nested(built, location) if location else built
+    location = next((name for name in TEXT_PARTS if isinstance(nested_value(config, name), Mapping)), "")
+    text = nested_value(built, location) if location else built
     theta = default_theta(config)
     if theta is not None and text.get(_THETA) is None:
         text[_THETA] = theta

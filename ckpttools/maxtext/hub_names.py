@@ -30,9 +30,9 @@ from ckpttools.model_families.family import Family
 from ckpttools.model_families.llama_names import MODEL_TYPES, OPTIONAL, REARRANGED, RENAMED, TELLING
 from ckpttools.model_families.registry import families, family_of
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, moved
+from ckpttools.transforms.moves import Move, move_leaves
 from ckpttools.transforms.rename import Remap, Rule
-from ckpttools.transforms.strip_wrappers import patterns_of_others, unwrapped, without_states
+from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others, strip_wrappers
 
 
 def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
@@ -162,8 +162,8 @@ def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transfor
         CheckpointError: they do not go into these at all.
     """
     location = tree.metadata.location or None
-    bare = without_states(tree)
-    plain = unwrapped(bare.tree)
+    bare = drop_states(tree)
+    plain = strip_wrappers(bare.tree)
     if result := patterns_outside_model(plain.tree):
         hint = leaving.format(repeated_option("drop", result))
         raise FormatError(others, location=location, got=", ".join(result), hint=hint)
@@ -223,7 +223,7 @@ def _name_remarks(tree: Tree) -> Iterator[str]:
         yield f"names begin with {prefixes}, {_NOT_LOADED}: {prefix_hint(result.prefixes, tree)}"
     elif any(name.endswith(_FLAX_SUFFIX) for name in result.names):
         yield f"names and axes are those of Flax, {_NOT_LOADED}: {option('map')} takes rules that change both"
-    elif unwrapped(tree, patterns_outside_model(tree)).tree is not tree:
+    elif strip_wrappers(tree, patterns_outside_model(tree)).tree is not tree:
         yield f"names have what a trainer put around them, {_NOT_LOADED}: {by_hub}"
 
 
@@ -244,7 +244,7 @@ def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
     beside = patterns_outside_model(tree)
     if len(beside) > _MAX_SIDE_DICTIONARIES:
         return HubModel(tree)
-    plain = unwrapped(tree, beside)
+    plain = strip_wrappers(tree, beside)
     built, remarks = plain.tree, plain.notes.remarks
     if has_llama_names(map(dotted, built.arrays)):
         try:
@@ -300,7 +300,7 @@ def with_family_names(tree: Tree, drop: Collection[str] = ()) -> Transformed:
             (renamed,) = readings.values()
             targets: dict[Path, Path] = {paths[name]: (target,) for name, target in renamed.items()}
             moves = [Move(path, targets.get(path, path), leaf) for path, leaf in tree.items()]
-            return Transformed(moved(tree, moves), Notes(remarks=(_remark(unknown[0], renamed),)))
+            return Transformed(move_leaves(tree, moves), Notes(remarks=(_remark(unknown[0], renamed),)))
     return Transformed(tree, Notes())
 
 

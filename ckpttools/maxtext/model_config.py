@@ -14,19 +14,19 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import inner
+from ckpttools.array.nodes import source_arrays
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import ConfigError, CoverageError
 from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar_files import WEIGHTS_FIELD
-from ckpttools.mapping.sizes import nested, states
+from ckpttools.mapping.sizes import nested_value, states_field
 from ckpttools.maxtext.mtp import FIELDS as PREDICTION
 from ckpttools.maxtext.mtp import prediction_layers
 from ckpttools.model_families.family import Family, FlagRule, Spelling, UnsupportedPart
-from ckpttools.model_families.hf_defaults import meant_otherwise
-from ckpttools.quantized.config import FIELD, says_quantized, scheme, without_quantization
+from ckpttools.model_families.hf_defaults import contradicted_defaults
+from ckpttools.quantized.config import FIELD, declared_quantization, scheme, without_quantization
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.unsupported_errors import signs_of_scheme
 from ckpttools.quantized.weights import quantized
@@ -113,7 +113,7 @@ def config_for_weights(
     if WEIGHTS_FIELD in built:
         name = built.pop(WEIGHTS_FIELD)
         changes.append(f"{WEIGHTS_FIELD} is left out, as it names a file of the source: {name}")
-    declared = says_quantized(built)
+    declared = declared_quantization(built)
     if declared and _has_plain_arrays(arrays, config):
         built = without_quantization(built)
         changes.append(f"{FIELD} is left out, as no weight is quantised; it was {scheme(declared)}")
@@ -128,7 +128,7 @@ def _has_plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]
 def _plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
     """The floating-point arrays that are neither quantised nor of such: in their dtype a model computes."""
     result = quantized(arrays, config)
-    if not says_quantized(config) and not any(item.scales for item in result.values()):
+    if not declared_quantization(config) and not any(item.scales for item in result.values()):
         result = {}
     others = {*result, *(side for item in result.values() for side in item.sides)}
     return {name: array for name, array in arrays.items() if array.dtype.is_float and name not in others}
@@ -173,7 +173,7 @@ def _has_known_scales(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
 
 def _is_stored(array: LazyArray) -> bool:
     """Whether numbers are stored in their dtype, not cast to it."""
-    return all(item.dtype == array.dtype and _is_stored(item) for item in inner(array))
+    return all(item.dtype == array.dtype and _is_stored(item) for item in source_arrays(array))
 
 
 def _part_arrays(name: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
@@ -199,7 +199,7 @@ def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
 
 def _with_tied(config: dict[str, Any], tied: bool, rule: FlagRule) -> Iterator[str]:
     """Says in every place that says it, and where what counts would otherwise mean the contrary."""
-    fields = [name for name in rule.field if states(config, name)]
+    fields = [name for name in rule.field if states_field(config, name)]
     for name in fields:
         yield from _with_field(config, name, tied)
     if rule.read(config, "").value != tied:
@@ -208,7 +208,7 @@ def _with_tied(config: dict[str, Any], tied: bool, rule: FlagRule) -> Iterator[s
 
 def _with_field(config: dict[str, Any], name: str, tied: bool) -> Iterator[str]:
     within, _, last = name.rpartition(".")
-    location = nested(config, within) if within else config
+    location = nested_value(config, within) if within else config
     if location.get(last) != tied:
         location[last] = tied
         yield f"{name} is {json.dumps(tied)}, as {'no' if tied else 'an'} output head is stored"
@@ -216,7 +216,7 @@ def _with_field(config: dict[str, Any], name: str, tied: bool) -> Iterator[str]:
 
 def _has_location(config: Mapping[str, Any], name: str) -> bool:
     within = name.rpartition(".")[0]
-    return not within or isinstance(nested(config, within), Mapping)
+    return not within or isinstance(nested_value(config, within), Mapping)
 
 
 def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
@@ -311,10 +311,10 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
     built = {**shared, **json.loads(json.dumps(own)), "model_type": spelling.model_types[0]}
     for name in spelling.without:
         within, _, last = name.rpartition(".")
-        part = nested(built, within) if within else built
+        part = nested_value(built, within) if within else built
         if isinstance(part, dict):
             part.pop(last, None)
-    built = {**spelling.defaults, **meant_otherwise(built, config), **built}
+    built = {**spelling.defaults, **contradicted_defaults(built, config), **built}
     kinds = text.get("architectures") or config.get("architectures") or ()
     named = [str(kind).replace("ForConditionalGeneration", "ForCausalLM") for kind in kinds]
     return {**built, "architectures": [spelling.architecture] if spelling.architecture else named}
@@ -386,6 +386,6 @@ def without_absent_parts(
 def _set_false(config: dict[str, Any], field: str) -> str:
     """Sets a field to false, and says so."""
     within, _, last = field.rpartition(".")
-    target = nested(config, within) if within else config
+    target = nested_value(config, within) if within else config
     target[last] = False
     return f"{field} is false, as no array of what it promises is stored"

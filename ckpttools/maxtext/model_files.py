@@ -23,8 +23,8 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.maxtext.layout import CARRIED_PREFIX
 from ckpttools.maxtext.model_config import WeightsConfig
 from ckpttools.maxtext.model_options import ModelOptions
-from ckpttools.quantized.config import FILES, says_quantized
-from ckpttools.quantized.dequantized_tree import as_numbers
+from ckpttools.quantized.config import FILES, declared_quantization
+from ckpttools.quantized.dequantized_tree import dequantize_where_possible
 from ckpttools.quantized.weights import quantized_in
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
@@ -143,7 +143,7 @@ def carried_arrays(tree: Tree) -> Mapping[str, LazyArray]:
         return {}
     config = read_json(directory / CONFIG) if (directory / CONFIG).is_file() else None
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in carried.items()}
-    return by_name(as_numbers(Tree(leaves, Metadata(config=config))).tree.arrays)
+    return by_name(dequantize_where_possible(Tree(leaves, Metadata(config=config))).tree.arrays)
 
 
 def carried_as_stored(tree: Tree) -> dict[str, LazyArray]:
@@ -196,7 +196,7 @@ def stale_files(
         built: what is written.
         before, after: the configuration beside these files, and the one that is written; None as before.
     """
-    is_same = after is None or says_quantized(before) == says_quantized(after)
+    is_same = after is None or declared_quantization(before) == declared_quantization(after)
     return [] if is_same and quantized_in(built).weights else [name for name in names if name in FILES]
 
 
@@ -252,7 +252,7 @@ def _carried_arrays(directory: Location) -> Mapping[str, LazyArray]:
 
 def _model_arrays(directory: Location) -> Mapping[str, LazyArray]:
     """The model's own arrays."""
-    return by_name(as_numbers(open_tree(directory)).tree.arrays)
+    return by_name(dequantize_where_possible(open_tree(directory)).tree.arrays)
 
 
 def config_bytes(files: ModelFiles, built: WeightsConfig) -> bytes:

@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from typing import Any, Literal
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import repeated
+from ckpttools.array.nodes import repeat_elements
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
@@ -26,14 +26,14 @@ from ckpttools.mapping.blocks import Block, Fits
 from ckpttools.mapping.row import Row
 from ckpttools.mapping.scale_grids import ScaleGrids, scale_grids
 from ckpttools.mapping.table import Table
-from ckpttools.quantized.config import FIELD, says_quantized, scheme
-from ckpttools.quantized.dequantizable import not_readable, weights_in
-from ckpttools.quantized.modules import left_modules
-from ckpttools.quantized.scale_checks import Sound, check_values, sound_of
+from ckpttools.quantized.config import FIELD, declared_quantization, scheme
+from ckpttools.quantized.dequantizable import unreadable_error, weights_in
+from ckpttools.quantized.modules import unquantized_modules
+from ckpttools.quantized.scale_checks import ScaleCheck, check_values, scale_check_of
 from ckpttools.quantized.scales import BLOCK_SCALE
 from ckpttools.quantized.schemes.base import Weight
 from ckpttools.transforms.cast import cast
-from ckpttools.transforms.dequantize import dequantized
+from ckpttools.transforms.dequantize import dequantize_with_notes
 
 Quantized = Literal["dequantize", "keep"]
 """What becomes of quantised weights."""
@@ -67,7 +67,7 @@ class KeptWeights:
 
     tree: Tree
     scales: Mapping[str, LazyArray] = field(default_factory=dict)
-    sounds: Mapping[str, Sound] = field(default_factory=dict)
+    sounds: Mapping[str, ScaleCheck] = field(default_factory=dict)
     aside: Mapping[str, LazyArray] = field(default_factory=dict)
     block: Block | None = None
     notes: Notes = field(default_factory=Notes)
@@ -83,7 +83,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
     result = weights_in(tree)
     config, location = tree.metadata.config, tree.metadata.location
     if result.faults:
-        raise not_readable(result, config, location)
+        raise unreadable_error(result, config, location)
     weights = list(result.readable.values())
     if not weights:
         raise UsageError(
@@ -111,7 +111,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
     leaves = {path: leaf for path, leaf in tree.items() if dotted(path) not in away}
     aside = {name: tree.arrays[paths[name]] for name in away}
     sounds = {
-        weight.name: sound_of(
+        weight.name: scale_check_of(
             scales[weight.name], tree.arrays[paths[weight.codes]].dtype, weight.scaled_by, location
         )
         for weight in weights
@@ -150,7 +150,7 @@ def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], we
 
 def refusal_error(lines: Sequence[str], config: Mapping[str, Any] | None, location: str) -> FormatError:
     """The error that lists quantised weights which cannot stay as they are."""
-    declared = says_quantized(config)
+    declared = declared_quantization(config)
     return FormatError(
         "these quantised weights cannot be converted as they are:" + listing(list(lines)),
         location=location or None,
@@ -264,7 +264,7 @@ class Native:
 
     arrays: Mapping[str, LazyArray]
     scales: Mapping[str, LazyArray] = field(default_factory=dict)
-    sounds: Mapping[str, Sound] = field(default_factory=dict)
+    sounds: Mapping[str, ScaleCheck] = field(default_factory=dict)
     block: Block | None = None
     notes: Notes = field(default_factory=Notes)
 
@@ -291,11 +291,12 @@ def native_parameters(
         return Native(arrays)
     if dtype is not None:
         tree = Tree({(name,): item for name, item in arrays.items()}).with_metadata(location=location)
-        built = dequantized(tree, dtype)
+        built = dequantize_with_notes(tree, dtype)
         return Native({str(path[0]): item for path, item in built.tree.arrays.items()}, notes=built.notes)
     scales = {name: arrays[scale] for name, scale in pairs.items()}
     sounds = {
-        name: sound_of(arrays[scale], arrays[name].dtype, scale, location) for name, scale in pairs.items()
+        name: scale_check_of(arrays[scale], arrays[name].dtype, scale, location)
+        for name, scale in pairs.items()
     }
     away = set(pairs.values())
     plain = {name: item for name, item in arrays.items() if name not in away}
@@ -318,7 +319,7 @@ def block_of(
     gridded = {name: item for name, item in scales.items() if item.ndim == arrays[name].ndim}
     if not gridded:
         return None
-    declared = (says_quantized(config) or {}).get("weight_block_size")
+    declared = (declared_quantization(config) or {}).get("weight_block_size")
     if (
         isinstance(declared, list)
         and len(declared) == len(set(declared)) + 1
@@ -377,7 +378,7 @@ def _unequal_scales(grids: ScaleGrids, block: Block | None) -> Iterator[str]:
     for name, (cells, times) in grids.cells.items():
         repeated_cells = grids.scales[name]
         for axis, item in zip((cells.ndim - 2, cells.ndim - 1), times, strict=True):
-            repeated_cells = repeated(repeated_cells, axis, item, cells.shape[axis])
+            repeated_cells = repeat_elements(repeated_cells, axis, item, cells.shape[axis])
         if repeated_cells.read().tobytes() != cells.read().tobytes():
             yield f"{name}: its scales differ within blocks of {' x '.join(map(str, block or ()))}"
 
@@ -397,7 +398,7 @@ def with_quantization_config(
         block: elements of a block.
     """
     size = list(block) if block else None
-    declared = says_quantized(config) or {}
+    declared = declared_quantization(config) or {}
     if declared.get("quant_method") == "fp8" and declared.get("weight_block_size") == size:
         return config, ()
     scales = {name + BLOCK_SCALE for name in weights}
@@ -407,6 +408,6 @@ def with_quantization_config(
         "fmt": "e4m3",
         "activation_scheme": "dynamic",
         "weight_block_size": size,
-        "modules_to_not_convert": left_modules(others, weights),
+        "modules_to_not_convert": unquantized_modules(others, weights),
     }
     return {**config, FIELD: built}, (f"{FIELD} says {scheme(built)}, as weights are",)

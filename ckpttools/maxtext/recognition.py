@@ -140,7 +140,7 @@ def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterato
         return
     groups = _row_groups(family, scan_axis)
     # A pattern with a number in it ignores some layers only; a configuration tells which.
-    ignored = tuple(item for item in (*family.dropped, *family.homeless) if "{" not in item)
+    ignored = tuple(item for item in (*family.dropped, *family.unplaced_keys) if "{" not in item)
     for spelling in family.spellings:
         keys = (
             [(spelling.key(a.right.key), b) for a, b in rows if not isinstance(a.op, Fill)] for rows in groups
@@ -299,8 +299,8 @@ def owned_name_test(config: Mapping[str, object]) -> Callable[[str], bool] | Non
         return None
     forms = [keys for family in known for keys in family_keys(family, view)]
     texts = {text for keys in forms for text in keys.by_text}
-    homeless = {item for keys in forms for item in keys.ignored if item not in keys.family.dropped}
-    return lambda name: without_numbers(name) in texts or matches_any(name, homeless)
+    unplaced_keys = {item for keys in forms for item in keys.ignored if item not in keys.family.dropped}
+    return lambda name: without_numbers(name) in texts or matches_any(name, unplaced_keys)
 
 
 def backbone_hint(

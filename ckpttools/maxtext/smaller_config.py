@@ -11,7 +11,7 @@ from ckpttools.core.errors import ConfigError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import sample_names
 from ckpttools.mapping.keys import parse_key
-from ckpttools.mapping.sizes import nested
+from ckpttools.mapping.sizes import nested_value
 from ckpttools.maxtext.config.model_facts import BY_LAYER
 from ckpttools.maxtext.mtp import FIELDS as PREDICTION
 from ckpttools.maxtext.mtp import prediction_layers
@@ -78,7 +78,7 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) ->
     """
     built: dict[str, Any] = json.loads(json.dumps(config))
     count_field = _field(built, _layer_fields(family), "layers")
-    count: int = nested(built, count_field)
+    count: int = nested_value(built, count_field)
     kept = list(range(count)) if how.layers is None else list(how.layers)
     _check_layers(kept, count)
     changes = []
@@ -86,11 +86,11 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) ->
         changes += [*_with_size(built, count_field, len(kept)), *_per_layer(built, count_field, count, kept)]
     if how.experts is not None:
         field = _field(built, family.sizes.get("expert", ()), "experts")
-        _check_fewer(how.experts, nested(built, field), "experts")
+        _check_fewer(how.experts, nested_value(built, field), "experts")
         changes += [*_with_size(built, field, how.experts), *_with_routing(built, how.experts)]
     if how.vocab is not None:
         field = _field(built, family.sizes.get("vocab", ()), "vocab")
-        _check_fewer(how.vocab, nested(built, field), "vocab")
+        _check_fewer(how.vocab, nested_value(built, field), "vocab")
         changes += [*_with_size(built, field, how.vocab), *_without_padding(built, field, how.vocab)]
         changes += _removed_token_changes(built, field, how.vocab)
     return SmallerConfig(built, kept, tuple(changes))
@@ -108,7 +108,7 @@ def _layer_fields(family: Family) -> list[str]:
 def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> str:
     """The first of these fields that a configuration has."""
     known = [name for name in names if isinstance(name, str)]
-    result = next((name for name in known if isinstance(nested(config, name), int)), None)
+    result = next((name for name in known if isinstance(nested_value(config, name), int)), None)
     if result is None:
         raise ConfigError(
             f"the model has nothing that {option(what)} could make less of",
@@ -142,7 +142,7 @@ def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _with_size(config: dict[str, Any], field: str, length: int) -> Iterator[str]:
     """Says it where it is said, and where the same number is said of the whole model."""
-    before, last = nested(config, field), field.rpartition(".")[2]
+    before, last = nested_value(config, field), field.rpartition(".")[2]
     for prefix, part in _parts(config):
         of_whole = field.startswith(prefix) and part.get(last) == before
         if of_whole and part[last] != length:
@@ -153,7 +153,7 @@ def _with_size(config: dict[str, Any], field: str, length: int) -> Iterator[str]
 def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[int]) -> Iterator[str]:
     """Lists with something for each layer, and of numbers of layers, have that of the layers kept."""
     above = field.rpartition(".")[0]
-    part = nested(config, above) if above else config
+    part = nested_value(config, above) if above else config
     predicting = prediction_layers(part)
     for name, value in list(part.items()):
         if name in _LAYER_NUMBER_LISTS and isinstance(value, list):

@@ -31,7 +31,7 @@ from ckpttools.maxtext.variables import first_axis_of, refuse_moments, version_o
 from ckpttools.maxtext.versions import NEWEST, Version, version_called
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.hf_defaults import silent_fields
+from ckpttools.model_families.hf_defaults import default_fields
 from ckpttools.model_families.registry import families, family_of
 from ckpttools.stores.registry import parse
 from ckpttools.transforms.base import Transformed
@@ -313,7 +313,7 @@ def refuse_incomplete_cycles(among: Collection[Family], tree: Tree) -> None:
 
 def _count_leftover_layers(family: Family, layers: int, config: Mapping[str, Any] | None) -> int:
     """Return the number of layers after the last complete cycle; 0 if MaxText scans those too."""
-    sizes = {} if config is None else sizes_from_config(config, family.sizes, CONFIG, silent_fields(config))
+    sizes = {} if config is None else sizes_from_config(config, family.sizes, CONFIG, default_fields(config))
     sizes |= {axis: Size(length, family.name) for axis, length in family.constants.items()}
     sizes |= {axis: Size(layers, LAYERS) for axis in ("layer", "layers") if axis in family.sizes}
     return family.layers_beyond_cycles(lengths_of(derive(sizes, family.derived, CONFIG)))

@@ -15,7 +15,7 @@ from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.layout import DECODER, EMBEDDING
 from ckpttools.maxtext.model_options import ModelOptions, family_for
 from ckpttools.maxtext.view import view_of
-from ckpttools.model_families.hf_defaults import silent_values
+from ckpttools.model_families.hf_defaults import default_values
 
 _TEXT = (DECODER, EMBEDDING[0])
 # By which arrays of one shape are cut into heads.
@@ -77,7 +77,7 @@ def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
     if configs[0] is None or configs[1] is None:
         return ()
     kept, other = (
-        ModelFacts(config, silent=silent_values(config)) for config in configs if config is not None
+        ModelFacts(config, silent=default_values(config)) for config in configs if config is not None
     )
     odd = {
         name: f"{name.partition('.')[2]} is {json.dumps(ours)}, and {json.dumps(theirs)} in the decoder's"
@@ -106,7 +106,7 @@ def _of_maxtext(towers: Tree, decoder: Tree) -> TextArrays:
 def _of_hugging_face(towers: Tree, decoder: Tree) -> TextArrays:
     family = family_for(towers.metadata.config, ModelOptions(), towers.metadata.location or CONFIG)
     patterns = family.tower_patterns(family.towers)
-    rest = (*family.homeless, *(key for part in family.parts.values() for key in part.keys))
+    rest = (*family.unplaced_keys, *(key for part in family.parts.values() for key in part.keys))
 
     def text_of(tree: Tree) -> dict[str, Path]:
         names = by_name({path: path for path in tree.arrays})

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Stored, swapped, window
+from ckpttools.array.nodes import Stored, swap_last_axes, window
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ConfigError, CoverageError
@@ -51,7 +51,7 @@ class StoredHead:
         """The head with one row per token, like the embedding."""
         if not self.is_transposed or len(self.head.shape) != 2:
             return self.head
-        return swapped(self.head)
+        return swap_last_axes(self.head)
 
     def deviation(
         self, *, memory: int, reserved: int = 0, max_rows: int | None = None

@@ -23,7 +23,7 @@ from ckpttools.maxtext.variables import collection_moves
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.roles.names import is_random
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.scales import refuse_parting
+from ckpttools.transforms.scales import refuse_separation
 from ckpttools.transforms.select import require_matches
 
 NewFlavour = Literal["same", "linen", "nnx"]
@@ -85,7 +85,7 @@ class StripOptimizer:
         # A step that is made stands in the place of the source's.
         stays = {*kept, *(STEPS if STEP in built else ())}
         dropped = [path for path in tree.arrays if path not in stays]
-        refuse_parting(tree, built, {new: old for old, new in kept.items() if old in tree.arrays})
+        refuse_separation(tree, built, {new: old for old, new in kept.items() if old in tree.arrays})
         notes = Notes(dropped=tuple(map(keystr, dropped)), remarks=_dropped_remarks(tree, dropped))
         return Transformed(_only_item(_with_axis_notes(built, view_of(tree), kept, target)), notes)
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, elementwise, seeded
+from ckpttools.array.nodes import Constant, elementwise, seeded_noise
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.errors import ConfigError, ShapeError
@@ -15,14 +15,14 @@ from ckpttools.core.region import Shape
 from ckpttools.core.text import sort_naturally
 from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.mapping.row import Row
-from ckpttools.mapping.sizes import nested
+from ckpttools.mapping.sizes import nested_value
 from ckpttools.mapping.table import Table, right_shapes
 from ckpttools.mapping.values import Shift, Whole
 from ckpttools.maxtext.config.model_facts import ModelFacts
 from ckpttools.maxtext.conversion_options import TEXT
 from ckpttools.maxtext.model_config import text_config
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.hf_defaults import silent_values
+from ckpttools.model_families.hf_defaults import default_values
 from ckpttools.model_families.registry import family_of
 from ckpttools.quantized.config import without_quantization
 from ckpttools.transforms.conversion import Convert
@@ -87,7 +87,7 @@ def synthetic_model(
 
 def _scale(config: Mapping[str, Any], location: str) -> float:
     """The standard deviation of the noise."""
-    declared = (nested(config, name) for name in (_RANGE_FIELD, f"text_config.{_RANGE_FIELD}"))
+    declared = (nested_value(config, name) for name in (_RANGE_FIELD, f"text_config.{_RANGE_FIELD}"))
     result = next((item for item in declared if item is not None), _DEFAULT_RANGE)
     if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= _MAX_SCALE:
         raise ConfigError(
@@ -99,7 +99,7 @@ def _scale(config: Mapping[str, Any], location: str) -> float:
 
 
 def _refuse_other_arrays(config: Mapping[str, Any], family: Family, location: str) -> None:
-    facts = ModelFacts(config, silent=silent_values(config))
+    facts = ModelFacts(config, silent=default_values(config))
     limits = (limit for limit in family.settings.limits if limit.expected.left.name in _ARRAY_FIELDS)
     odd = [limit for limit in limits if not limit.conditions and not limit.holds(facts)]
     if odd:
@@ -160,7 +160,7 @@ def _array(name: str, shape: Shape, row: Row | None, noise: tuple[int, float], d
         return _filled_array(shape, 0.0 if isinstance(op, Shift) else 1.0, dtype)
     if last == "bias" or last.endswith("_bias"):
         return _filled_array(shape, 0.0, dtype)
-    array = seeded(shape, noise[0], name, noise[1])
+    array = seeded_noise(shape, noise[0], name, noise[1])
     return array if dtype == array.dtype else elementwise(array, Convert(dtype))
 
 

@@ -56,14 +56,14 @@ from ckpttools.maxtext.scan_axis import with_scan_axis
 from ckpttools.maxtext.stored_head import StoredHead
 from ckpttools.maxtext.vocabulary import Surplus
 from ckpttools.model_families.family import Spelling
-from ckpttools.model_families.hf_defaults import silent_values
+from ckpttools.model_families.hf_defaults import default_values
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.quantized.scale_checks import check_values
 from ckpttools.quantized.scales import BLOCK_SCALE
 from ckpttools.quantized.unsupported_errors import refuse_quantized, refuse_unmappable
 from ckpttools.quantized.weights import quantized
 from ckpttools.transforms.cast import cast, cast_notes
-from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
+from ckpttools.transforms.dequantize import dequantize_with_notes, refuse_few_bits
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _deviations(bound: BoundModel, files: ModelFiles) -> Iterator[str]:
     if files.config is None or not bound.family.settings.settings:
         return
     flags = {name: flag.value for name, flag in bound.table.flags.items()}
-    facts = ModelFacts(files.config, lengths_of(bound.table.sizes), flags, silent_values(files.config))
+    facts = ModelFacts(files.config, lengths_of(bound.table.sizes), flags, default_values(files.config))
     for deviation in deviations(bound.family, facts):
         # Towers, and a head that is rounded as its stored values are, have no measured effect on text.
         if deviation.effect and deviation.what not in (TIED_HEAD, VISION_TOWER):
@@ -292,7 +292,9 @@ def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFi
         FormatError: of their scales no numbers can be made.
     """
     leaves: dict[TreePath, LazyArray] = {(name,): array for name, array in files.carried.items()}
-    carried = dequantized(Tree(leaves, Metadata(config=files.config, location=files.location)), dtype)
+    carried = dequantize_with_notes(
+        Tree(leaves, Metadata(config=files.config, location=files.location)), dtype
+    )
     return replace(files, carried=by_name(carried.tree.arrays)), carried.notes
 
 

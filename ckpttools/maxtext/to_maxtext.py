@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.patterns import first_match, matching, prefixes, whole_branches
+from ckpttools.array.patterns import expand_branches, first_match, matching, prefixes
 from ckpttools.array.tree import Leaf, Tree, by_name, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
@@ -58,15 +58,15 @@ from ckpttools.maxtext.stored_head import StoredHead, is_alias
 from ckpttools.maxtext.variables import with_variable_axes
 from ckpttools.maxtext.versions import version_called
 from ckpttools.model_families.family import Family, Spelling
-from ckpttools.model_families.hf_defaults import silent_fields, silent_values
-from ckpttools.quantized.config import says_quantized, scheme
-from ckpttools.quantized.dequantized_tree import Logical
+from ckpttools.model_families.hf_defaults import default_fields, default_values
+from ckpttools.quantized.config import declared_quantization, scheme
+from ckpttools.quantized.dequantized_tree import DequantizedTree
 from ckpttools.quantized.unsupported_errors import refuse_quantized, refuse_unmappable
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import cast, cast_notes
-from ckpttools.transforms.dequantize import dequantized, refuse_few_bits
+from ckpttools.transforms.dequantize import dequantize_with_notes, refuse_few_bits
 from ckpttools.transforms.select import unmatched
-from ckpttools.transforms.strip_wrappers import unwrapped, without_states
+from ckpttools.transforms.strip_wrappers import drop_states, strip_wrappers
 
 _OF_FLAX = "these are names of Flax, whose matrices have inputs first: rules of `ckpt remap` mend both"
 
@@ -109,11 +109,11 @@ def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
         CoverageError: the arrays do not match it, or a part of the model would be lost unasked.
         FormatError: weights are quantised in a way that is not read, or are not with their scales.
     """
-    drop = whole_branches(dotted_patterns(options.drop, tree), map(dotted, tree.arrays))
-    bare = without_states(tree, drop)
+    drop = expand_branches(dotted_patterns(options.drop, tree), map(dotted, tree.arrays))
+    bare = drop_states(tree, drop)
     recomputed = {dotted(path): array for path, array in tree.arrays.items() if path not in bare.tree.leaves}
     tree, noted = bare.tree, tree.metadata.notes + bare.notes
-    body = unwrapped(tree, drop)
+    body = strip_wrappers(tree, drop)
     named = with_family_names(body.tree, drop)
     plain = Transformed(named.tree, body.notes + named.notes)
     hub = with_hub_names(plain.tree)
@@ -155,9 +155,9 @@ def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxTe
     """
     config = tree.metadata.config or {}
     family = family_for(config, options.model, tree.metadata.location)
-    silent = silent_fields(config)
+    silent = default_fields(config)
     flags = {name: rule.read(config, CONFIG, silent).value for name, rule in family.flags.items()}
-    facts = ModelFacts(config, flags=flags, silent=silent_values(config))
+    facts = ModelFacts(config, flags=flags, silent=default_values(config))
     layers, why = layers_with_other_kinds(family, facts)
     result = error.coverage
     keys = [*result.missing, *result.extra, *(item.key for item in result.misshapen)]
@@ -188,7 +188,7 @@ def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tu
     if not drop:
         return ()
     names, own = by_name(hub.arrays), by_name(tree.arrays)
-    result = whole_branches(drop, names)
+    result = expand_branches(drop, names)
     of_source = [item for item in result if not matching(names, [item]) and matching(own, [item])]
     now = {id(leaf): dotted(path) for path, leaf in plain.items()}
     renamed = [now.get(id(own[name]), name) for name in matching(own, of_source)]
@@ -203,16 +203,16 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
     kept, plain = _unquantized(tree, options)
     source = bind_hf_source(kept, options)
     mapped, grids = _mapped(source, options)
-    homeless = source.homeless()
+    unplaced_keys = source.unplaced_keys()
     if not (options.carry or options.text_only or options.leaves_out):
-        refuse_lost_parts(source.family, homeless, source.location)
-    carried = homeless if options.carry else {}
+        refuse_lost_parts(source.family, unplaced_keys, source.location)
+    carried = unplaced_keys if options.carry else {}
     values = replace(
         mapped,
         arrays=_without_names(mapped.arrays, grids.scales),
         values=(*mapped.values, *grids.values),
     )
-    remarks = Notes(remarks=tuple(maxtext_remarks(source, grids, options, homeless)))
+    remarks = Notes(remarks=tuple(maxtext_remarks(source, grids, options, unplaced_keys)))
     dropped = set(mapped.dropped) - carried.keys()
     declared = _kept_notes(kept, dropped) if plain is None else plain.notes_without(dropped)
     notes = noted + declared + value_notes(source.family, values, options, carried) + remarks
@@ -261,12 +261,12 @@ def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
     return with_variable_axes(with_scan_axis(state, options.scan_axis), version_called(options.maxtext))
 
 
-def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Logical | None]:
+def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, DequantizedTree | None]:
     """The tree without scales: weights as they are, or dequantised and by what."""
     if options.quantized == "keep":
         refuse_few_bits(options.dtype, tree.metadata.location)
         return split_quantized(tree), None
-    plain = dequantized(tree, options.dtype, options.dequantize_like)
+    plain = dequantize_with_notes(tree, options.dtype, options.dequantize_like)
     return KeptWeights(plain.tree), plain
 
 
@@ -292,19 +292,19 @@ def value_notes(
 
 
 def maxtext_remarks(
-    source: HuggingFaceSource, grids: ScaleGrids, options: ToMaxText, homeless: Mapping[str, LazyArray]
+    source: HuggingFaceSource, grids: ScaleGrids, options: ToMaxText, unplaced_keys: Mapping[str, LazyArray]
 ) -> Iterator[str]:
     """What to say of dtypes, of quantised weights, and of what MaxText has no place for."""
     family = source.family
-    towers = [name for tower in family.towers for name in arrays_of(family, tower, homeless)]
+    towers = [name for tower in family.towers for name in arrays_of(family, tower, unplaced_keys)]
     yield from source.remarks
     if not source.kept.scales:
-        yield from _stale_config_remarks(says_quantized(source.config))
+        yield from _stale_config_remarks(declared_quantization(source.config))
     if grids.misfits:
         yield misfits_remark(grids.misfits)
-    if not (options.carry and homeless):
+    if not (options.carry and unplaced_keys):
         yield from _lost_array_remarks(
-            [key for key in homeless if key not in towers and key not in source.kept.aside]
+            [key for key in unplaced_keys if key not in towers and key not in source.kept.aside]
         )
     yield from _tower_remarks(towers, _tower_handling(family, options))
 
@@ -383,7 +383,7 @@ class HuggingFaceSource:
     def location(self) -> str:
         return self.kept.tree.metadata.location
 
-    def homeless(self) -> dict[str, LazyArray]:
+    def unplaced_keys(self) -> dict[str, LazyArray]:
         """The arrays that MaxText has no place for, without those that the user leaves out."""
         left = self.table.left_out_of({**self.arrays, **self.kept.aside})
         return {key: array for key, array in left.items() if not matches_any(key, self.drop)}

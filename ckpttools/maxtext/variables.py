@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.relayout import transposed
+from ckpttools.array.relayout import transpose_axes
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.maxtext.layer_notes import first_axis_names, with_layer_notes
@@ -52,7 +52,7 @@ def _with_leading_axes(array: LazyArray, axis: int, count: int) -> LazyArray:
     ranks = range(len(array.shape))
     own = ranks[axis : axis + count]
     order = (*own, *(rank for rank in ranks if rank not in own))
-    return transposed(array, order)
+    return transpose_axes(array, order)
 
 
 def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) -> frozenset[str]:

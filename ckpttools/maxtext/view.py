@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.relayout import transposed
+from ckpttools.array.relayout import transpose_axes
 from ckpttools.array.tree import Leaf, Metadata, Path, Tree, by_name, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
@@ -367,4 +367,4 @@ def _with_leading_axes_at(array: LazyArray, count: int, axis: int) -> LazyArray:
     """An array with its first axes at `axis`, or last where it has fewer others."""
     rest = list(range(count, len(array.shape)))
     order = (*rest[:axis], *range(count), *rest[axis:])
-    return transposed(array, order)
+    return transpose_axes(array, order)

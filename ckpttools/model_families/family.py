@@ -17,9 +17,9 @@ from ckpttools.mapping.keys import Field, Key, parse_key
 from ckpttools.mapping.row import Layers, Row
 from ckpttools.mapping.row_conversion import with_parts
 from ckpttools.mapping.settings import SettingRules
-from ckpttools.mapping.sizes import Alternatives, Size, derive, first_said, lengths_of, sizes_from_config
+from ckpttools.mapping.sizes import Alternatives, Size, derive, first_stated, lengths_of, sizes_from_config
 from ckpttools.mapping.table import Table
-from ckpttools.model_families.hf_defaults import silent_fields
+from ckpttools.model_families.hf_defaults import default_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class FlagRule:
         Args:
             config: the parsed `config.json`.
             location: of the configuration, for messages.
-            silent: the `silent_fields` of the configuration, for whoever reads many flags.
+            silent: the `default_fields` of the configuration, for whoever reads many flags.
         """
-        silent = silent_fields(config) if silent is None else silent
-        name, value, source = first_said(config, self.field, location, silent)
+        silent = default_fields(config) if silent is None else silent
+        name, value, source = first_stated(config, self.field, location, silent)
         if name is not None:
             there = value in self.equals if self.equals else bool(value)
             return self._flag(there, source or f"{location}: {name} is {json.dumps(value)}")
@@ -110,14 +110,14 @@ class Spelling:
         """A key template of the rows as these files have it."""
         first, *rest = key.parts
         if isinstance(first, str):
-            first = _exchanged_prefix(first, self.prefixes)
+            first = _swapped_prefix(first, self.prefixes)
         parts = (first, *rest)
-        return Key(tuple(_exchanged(part, self.inner) if isinstance(part, str) else part for part in parts))
+        return Key(tuple(_swap_prefix(part, self.inner) if isinstance(part, str) else part for part in parts))
 
     def plain(self, name: str) -> str:
         """A name of these files as the rows have it."""
-        name = _exchanged_prefix(name, {theirs: ours for ours, theirs in self.prefixes.items()})
-        return _exchanged(name, {theirs: ours for ours, theirs in self.inner.items()})
+        name = _swapped_prefix(name, {theirs: ours for ours, theirs in self.prefixes.items()})
+        return _swap_prefix(name, {theirs: ours for ours, theirs in self.inner.items()})
 
     def row(self, row: Row) -> Row:
         """A row as these files have it."""
@@ -129,13 +129,13 @@ class Spelling:
 PLAIN = Spelling()
 
 
-def _exchanged_prefix(text: str, prefixes: Mapping[str, str]) -> str:
+def _swapped_prefix(text: str, prefixes: Mapping[str, str]) -> str:
     """With another prefix, the first of these that it has."""
     result = next((prefix for prefix in prefixes if text.startswith(prefix)), None)
     return text if result is None else prefixes[result] + text.removeprefix(result)
 
 
-def _exchanged(text: str, words: Mapping[str, str]) -> str:
+def _swap_prefix(text: str, words: Mapping[str, str]) -> str:
     for ours, theirs in words.items():
         text = text.replace(ours, theirs)
     return text
@@ -187,7 +187,7 @@ def tower_blocks(right: str, left: str, rows: tuple[Row, ...], tower: str = "vis
     return Layers(right, left, left, (), rows, when=tower)
 
 
-def within(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
+def nested_below(sizes: Mapping[str, Alternatives], *prefixes: str) -> dict[str, Alternatives]:
     """Sizes of which the fields stand below one of several prefixes; the first that has one counts."""
     named = {axis: [item for item in fields if isinstance(item, str)] for axis, fields in sizes.items()}
     defaults = {axis: fields[len(named[axis]) :] for axis, fields in sizes.items()}
@@ -274,13 +274,13 @@ class Family:
 
     def all_rows(self, scan_axis: int | None) -> tuple[Row, ...]:
         """All rows, for layers stacked on `scan_axis`, or for layers with numbers where it is None."""
-        if scan_axis not in self._made_rows:
+        if scan_axis not in self._built_rows:
             of_layers = (row for group in self.layers for row in group.all_rows(scan_axis))
-            self._made_rows[scan_axis] = with_parts((*self.rows, *of_layers))
-        return self._made_rows[scan_axis]
+            self._built_rows[scan_axis] = with_parts((*self.rows, *of_layers))
+        return self._built_rows[scan_axis]
 
     @cached_property
-    def _made_rows(self) -> dict[int | None, tuple[Row, ...]]:
+    def _built_rows(self) -> dict[int | None, tuple[Row, ...]]:
         """What `all_rows` has made so far: everything that is asked of a family begins with it."""
         return {}
 
@@ -310,7 +310,7 @@ class Family:
         sizes = {axis: Size(n, f"family {self.name}") for axis, n in self.constants.items()}
         # A rule without fields needs no configuration.
         rules = {name: rule for name, rule in self.flags.items() if config is not None or not rule.field}
-        silent = silent_fields(config or {})
+        silent = default_fields(config or {})
         flags = {name: rule.read(config or {}, location, silent) for name, rule in rules.items()}
         if config is not None:
             sizes = {**sizes_from_config(config, self.sizes, location, silent), **sizes}
@@ -329,7 +329,7 @@ class Family:
             flags={**flags, **(overrides or {}), **absent},
             derived=self.derived,
             dropped=self.dropped,
-            left_out=(*map(parse_key, self.homeless), *self.tower_patterns(without)),
+            left_out=(*map(parse_key, self.unplaced_keys), *self.tower_patterns(without)),
             location=location,
             is_configured=config is not None,
             remedies=self.hints,
@@ -374,7 +374,7 @@ class Family:
         return {_module(str(row.left.key)) for row in _rows_of(towers, self.all_rows(None))}
 
     @property
-    def homeless(self) -> tuple[str, ...]:
+    def unplaced_keys(self) -> tuple[str, ...]:
         """Templates and patterns of all Hugging Face keys for which MaxText has no place."""
         return (*self.left_out, *(key for part in self.parts.values() for key in part.keys))
 

@@ -8,7 +8,7 @@ from traceback import extract_tb
 
 from ckpttools.core.errors import FormatError, MappingError, StorageError, UsageError
 from ckpttools.core.user_code import check_code
-from ckpttools.mapping.documents import placed
+from ckpttools.mapping.documents import add_location
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.toml_read import family_from_toml
 
@@ -38,7 +38,7 @@ def family_from_file(path: Path) -> Family:
     content = _content(path)
     family = family_from_toml(content, str(path)) if path.suffix == ".toml" else _run(path)
     for scan_axis in (None, 1):
-        with placed(str(path)):
+        with add_location(str(path)):
             family.all_rows(scan_axis)
     return family
 
@@ -57,7 +57,7 @@ def _run(path: Path) -> Family:
     try:
         names = run_path(str(path), run_name="ckpttools_family_file")
     except MappingError as error:
-        with placed(_line(error, path)):
+        with add_location(_line(error, path)):
             raise
     except (Exception, SystemExit) as error:
         got = f"{type(error).__name__}: {error}"

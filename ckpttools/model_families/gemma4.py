@@ -9,8 +9,8 @@ from ckpttools.model_families.family import (
     Spelling,
     UnsupportedPart,
     decoder_layers,
+    nested_below,
     tower_blocks,
-    within,
 )
 from ckpttools.model_families.gemma import HEAD, INTERNAL, NESTED, SETTINGS, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.model_families.qwen_tower import VISION, VISION_SIZES
@@ -114,7 +114,7 @@ WITHIN = {"vision_tower.": "model.vision_tower.", "embed_vision.": "model.embed_
 
 # Layers that attend to everything have sizes of their own. transformers 5.23 writes them layer by layer,
 # numbers with zeros before them where some have two digits: the sixth is the first of these.
-GLOBAL_SIZES = within(
+GLOBAL_SIZES = nested_below(
     {
         "global_head_dim": (
             "global_head_dim",

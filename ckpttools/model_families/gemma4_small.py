@@ -13,7 +13,7 @@ from ckpttools.model_families.family import (
     Spelling,
     UnsupportedPart,
     decoder_layers,
-    within,
+    nested_below,
 )
 from ckpttools.model_families.gemma import HEAD, INTERNAL, TEXT_SIZES, TIED_BY_DEFAULT
 from ckpttools.model_families.gemma4 import EMBEDDING, FINAL_NORM, NORMS, SETTINGS_4
@@ -72,7 +72,7 @@ FIVES = FlagRule(("text_config.layer_types.4", "layer_types.4"), ("full_attentio
 WIDE = FlagRule(("text_config.use_double_wide_mlp", "use_double_wide_mlp"))
 
 # Of the first layer that attends to everything, as of Gemma 4's larger models.
-GLOBAL_HEAD = within(
+GLOBAL_HEAD = nested_below(
     {
         "global_head_dim": (
             "global_head_dim",

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from ckpttools.mapping.documents import pairs
-from ckpttools.mapping.sizes import nested, states
+from ckpttools.mapping.sizes import nested_value, states_field
 from ckpttools.model_families.transformers_defaults import COMPARED_DEFAULTS, DEFAULTS
 
 # Where a rotary embedding is stated, this alone of it counts.
@@ -16,7 +16,7 @@ _USUAL_THETA = 10000.0
 # Where a multimodal configuration has its text model.
 TEXT_PARTS = ("thinker_config.text_config", "text_config")
 # The fields that transformers reads from the configuration of the whole model, not from its text part.
-_OF_THE_WHOLE = ("tie_word_embeddings",)
+_TOP_LEVEL_FIELDS = ("tie_word_embeddings",)
 # Types whose text model has the output head, and therefore its field.
 _HEAD_IN_TEXT = ("llama4",)
 _THINKER = "thinker_config"
@@ -54,11 +54,11 @@ def default_theta(config: Mapping[str, Any]) -> float | None:
     Returns:
         None if the type of the model is unknown.
     """
-    result = silent_values(config)
+    result = default_values(config)
     return float(result.get(THETA, _USUAL_THETA)) if result else None
 
 
-def silent_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def default_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Field -> what transformers takes where a model of this type says nothing; none of unknown types.
 
     Fields are the text model's, and those of towers below `vision_config` and `audio_config`.
@@ -69,24 +69,24 @@ def silent_values(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _values(config: Mapping[str, Any], by_type: _ByType) -> Mapping[str, Any]:
     whole = _of_type(config.get("model_type"), by_type)
     part = _text_part(config)
-    text = _of_type(nested(config, f"{part}.model_type"), by_type) if part else {}
-    return {**whole, **text, **{name: whole[name] for name in _of_the_whole(config) if name in whole}}
+    text = _of_type(nested_value(config, f"{part}.model_type"), by_type) if part else {}
+    return {**whole, **text, **{name: whole[name] for name in _top_level_values(config) if name in whole}}
 
 
-def _of_the_whole(config: Mapping[str, Any]) -> tuple[str, ...]:
-    return () if config.get("model_type") in _HEAD_IN_TEXT else _OF_THE_WHOLE
+def _top_level_values(config: Mapping[str, Any]) -> tuple[str, ...]:
+    return () if config.get("model_type") in _HEAD_IN_TEXT else _TOP_LEVEL_FIELDS
 
 
-def silent_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+def default_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     """What transformers takes for the fields that a configuration does not state, as it would state them.
 
     A field that is null is stated. Of a tower of which nothing is said at all, nothing is taken.
     """
-    return _filled(config, silent_values(config))
+    return _filled(config, default_values(config))
 
 
 def compared_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `silent_fields` with the known defaults of all other fields that may affect the computation."""
+    """Return `default_fields` with the known defaults of all other fields that may affect the computation."""
     return _filled(config, _values(config, _compared_by_type()))
 
 
@@ -101,20 +101,20 @@ def compared_names() -> frozenset[str]:
 
 
 def _filled(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    part, of_the_whole = _text_part(config), _of_the_whole(config)
+    part, of_the_whole = _text_part(config), _top_level_values(config)
     around = _THINKER if isinstance(config.get(_THINKER), Mapping) else ""
     built: dict[str, Any] = {}
     for name, value in values.items():
         location = around if "." in name or name in of_the_whole else part
         full = f"{location}.{name}" if location else name
         parent = full.rpartition(".")[0]
-        is_there = not parent or isinstance(nested(config, parent), Mapping)
+        is_there = not parent or isinstance(nested_value(config, parent), Mapping)
         if is_there and not name.startswith("rope.") and not _is_stated(config, full):
-            _put(built, full, value)
+            _set_default(built, full, value)
     return built
 
 
-def meant_otherwise(text: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
+def contradicted_defaults(text: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[str, Any]:
     """What the text part of a whole configuration means and a configuration of its own must say.
 
     Args:
@@ -124,8 +124,10 @@ def meant_otherwise(text: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[s
     Returns:
         Fields of which both say nothing, and by which the two types mean different things.
     """
-    own, theirs = silent_values(text), silent_values(whole)
-    fields = {name: value for name, value in theirs.items() if "." not in name and name not in _OF_THE_WHOLE}
+    own, theirs = default_values(text), default_values(whole)
+    fields = {
+        name: value for name, value in theirs.items() if "." not in name and name not in _TOP_LEVEL_FIELDS
+    }
     declared = {
         name: value
         for name, value in fields.items()
@@ -140,20 +142,22 @@ def meant_otherwise(text: Mapping[str, Any], whole: Mapping[str, Any]) -> dict[s
 def _is_stated(config: Mapping[str, Any], name: str) -> bool:
     """Whether a configuration states a field, by whichever of its names."""
     parent, dot, last = name.rpartition(".")
-    return states(config, name) or (last in _OLDER and states(config, f"{parent}{dot}{_OLDER[last]}"))
+    return states_field(config, name) or (
+        last in _OLDER and states_field(config, f"{parent}{dot}{_OLDER[last]}")
+    )
 
 
-def _put(config: dict[str, Any], name: str, value: Any) -> None:
+def _set_default(config: dict[str, Any], name: str, value: Any) -> None:
     first, _, rest = name.partition(".")
     if rest:
-        _put(config.setdefault(first, {}), rest, value)
+        _set_default(config.setdefault(first, {}), rest, value)
     else:
         config[first] = value
 
 
 def _text_part(config: Mapping[str, Any]) -> str:
     """Where a configuration has its text model, dots for nested ones; "" at the top."""
-    return next((name for name in TEXT_PARTS if isinstance(nested(config, name), Mapping)), "")
+    return next((name for name in TEXT_PARTS if isinstance(nested_value(config, name), Mapping)), "")
 
 
 def _of_type(model_type: object, by_type: _ByType) -> Mapping[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckpttools.model_families.decoder import FUSED, TIED
 from ckpttools.model_families.deepseek import CORRECTED
 from ckpttools.model_families.deepseek import FAMILY as DEEPSEEK
-from ckpttools.model_families.family import FlagRule, Spelling, UnsupportedPart, within
+from ckpttools.model_families.family import FlagRule, Spelling, UnsupportedPart, nested_below
 
 HUB = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 # As transformers 5.23 writes a model again: it calls all layers as the tower's are called on the hub.
@@ -18,7 +18,7 @@ FAMILY = replace(
     name="kimi-k2.5",
     model_types=("kimi_k25",),
     models=("Kimi-K2.5",),
-    sizes=within(DEEPSEEK.sizes, "text_config."),
+    sizes=nested_below(DEEPSEEK.sizes, "text_config."),
     flags={
         "tied": TIED,
         "fused": FUSED,

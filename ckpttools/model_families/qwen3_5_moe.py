@@ -3,7 +3,14 @@
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import EMBEDDINGS, TIED
-from ckpttools.model_families.family import Family, FlagRule, Spelling, decoder_layers, tower_blocks, within
+from ckpttools.model_families.family import (
+    Family,
+    FlagRule,
+    Spelling,
+    decoder_layers,
+    nested_below,
+    tower_blocks,
+)
 from ckpttools.model_families.qwen3_next import FAMILY as QWEN3_NEXT
 from ckpttools.model_families.qwen3_next import FULL, LINEAR, NORMS, SETTINGS, SHARED_EXPERT
 from ckpttools.model_families.qwen3_vl import HUB
@@ -57,7 +64,10 @@ FAMILY = Family(
         decoder_layers("rest+#cycled", "", (), (*COMMON, *INPUTS, *LINEAR)),
         *TOWER,
     ),
-    sizes={**within(QWEN3_NEXT.sizes, "text_config.", ""), **within(TOWER_SIZES, "vision_config.")},
+    sizes={
+        **nested_below(QWEN3_NEXT.sizes, "text_config.", ""),
+        **nested_below(TOWER_SIZES, "vision_config."),
+    },
     constants={**CONSTANTS, "linear": 3, "one": 1, "part": 2},
     derived={
         **DERIVED,

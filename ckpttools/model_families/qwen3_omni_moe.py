@@ -5,7 +5,14 @@ from dataclasses import replace
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import FUSED, HEADS, TIED
-from ckpttools.model_families.family import Family, FlagRule, Spelling, UnsupportedPart, tower_blocks, within
+from ckpttools.model_families.family import (
+    Family,
+    FlagRule,
+    Spelling,
+    UnsupportedPart,
+    nested_below,
+    tower_blocks,
+)
 from ckpttools.model_families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.model_families.qwen3_moe import TEXT
 from ckpttools.model_families.qwen_tower import (
@@ -117,9 +124,9 @@ FAMILY = Family(
     rows=(*QWEN3_MOE.rows, *AUDIO_ROWS),
     layers=(*QWEN3_MOE.layers, *TOWER, AUDIO_BLOCKS),
     sizes={
-        **within({**QWEN3_MOE.sizes, "kv_heads": ("num_key_value_heads",)}, *TEXT_PARTS),
-        **within(DEEP_SIZES, *VISION_PARTS),
-        **within(AUDIO_SIZES, *AUDIO_PARTS),
+        **nested_below({**QWEN3_MOE.sizes, "kv_heads": ("num_key_value_heads",)}, *TEXT_PARTS),
+        **nested_below(DEEP_SIZES, *VISION_PARTS),
+        **nested_below(AUDIO_SIZES, *AUDIO_PARTS),
     },
     constants={**CONSTANTS, "conv": 2, "one": 1, "part": 2},
     derived={**DERIVED, **HEADS, "sound_in": "sound", "audio_head_dim": "audio_embed / audio_heads"},

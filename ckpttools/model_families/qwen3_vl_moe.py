@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckpttools.mapping.row import rows
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.model_families.decoder import ATTENTION, EMBEDDINGS, HEAD_NORMS, HEADS, NORMS, TIED
-from ckpttools.model_families.family import Family, FlagRule, decoder_layers, within
+from ckpttools.model_families.family import Family, FlagRule, decoder_layers, nested_below
 from ckpttools.model_families.qwen3_moe import FAMILY as QWEN3_MOE
 from ckpttools.model_families.qwen3_moe import TEXT
 from ckpttools.model_families.qwen3_vl import HUB, TOWER
@@ -42,7 +42,7 @@ FAMILY = Family(
         decoder_layers("layer", "layers", ("layer",), (*NORMS, *ATTENTION, *HEAD_NORMS, *EXPERTS)),
         *TOWER,
     ),
-    sizes={**within(QWEN3_MOE.sizes, "text_config.", ""), **within(DEEP_SIZES, "vision_config.")},
+    sizes={**nested_below(QWEN3_MOE.sizes, "text_config.", ""), **nested_below(DEEP_SIZES, "vision_config.")},
     constants={**CONSTANTS, "part": 2},
     derived={**DERIVED, **HEADS},
     flags={"tied": TIED, "turned": TURNED, "apart": APART, "vision": VISION},

@@ -62,7 +62,10 @@ def family_named(name: str) -> Family:
     raise UnknownNameError(
         f"unknown family {name!r}",
         expected="one of " + ", ".join(families()),
-        hint=_of_model(name) or _unfit(name) or did_you_mean(name, families()) or _else(),
+        hint=_of_model(name)
+        or _unsupported_error(name)
+        or did_you_mean(name, families())
+        or _fallback_error(),
     )
 
 
@@ -103,7 +106,7 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
     if family is not None:
         other = (name for name, rule in family.others.items() if rule.read(config, location).value)
         return next(map(family_named, other), family)
-    if (why := _unfit(model_type)) is not None:
+    if (why := _unsupported_error(model_type)) is not None:
         raise ConfigError(
             f"no family has model_type {model_type!r}",
             location=location,
@@ -119,11 +122,11 @@ def family_of(config: Mapping[str, Any], location: str) -> Family:
         expected="one of " + ", ".join(sorted(_by_model_type())),
         # A name that is near says nothing: the next version of a model mostly has other arrays.
         hint="`ckpt inspect tree` shows which family's names the arrays have, if any: "
-        f"{option('family', 'NAME')} uses its rows. {_else()}",
+        f"{option('family', 'NAME')} uses its rows. {_fallback_error()}",
     )
 
 
-def _unfit(model_type: str) -> str | None:
+def _unsupported_error(model_type: str) -> str | None:
     """Why no family can take a model type; None where nothing is known of it."""
     if model_type in OF_MAXTEXT:
         return f"MaxText 0.2.5 knows it, ckpt does not: {OF_MAXTEXT[model_type]}"
@@ -134,7 +137,7 @@ def _file() -> str:
     return option("family", "FILE.toml")
 
 
-def _else() -> str:
+def _fallback_error() -> str:
     return f"`ckpt families` lists what there is, and your own goes into a file: {_file()}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.mapping.row_text import exactness_of, op_said
+from ckpttools.mapping.row_text import exactness_of, op_to_json
 from ckpttools.mapping.values import ValueOp
 from ckpttools.model_families.family import Family
 
@@ -86,4 +86,4 @@ def _values(family: Family) -> tuple[ValueSummary, ...]:
 
 def _value(op: ValueOp, rows: tuple[str, ...]) -> ValueSummary:
     exactness = exactness_of(op)
-    return ValueSummary(op_said(op), exactness.exact, exactness.reason, rows)
+    return ValueSummary(op_to_json(op), exactness.exact, exactness.reason, rows)

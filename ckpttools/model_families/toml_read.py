@@ -15,11 +15,11 @@ from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.axes import parse_side
 from ckpttools.mapping.documents import (
     Reader,
+    add_location,
     fields,
     length,
     list_of,
     mapping,
-    placed,
     scalar,
     text,
     text_or_texts,
@@ -108,27 +108,27 @@ def _alternatives(value: object, location: str) -> Alternatives:
 
 def _formula(value: object, location: str) -> str:
     formula = text(value, location)
-    with placed(location):
+    with add_location(location):
         axes_in(formula)
     return formula
 
 
 def _key(value: object, location: str) -> str:
     template = text(value, location)
-    with placed(location):
+    with add_location(location):
         parse_key(template)
     return template
 
 
 def _settings(value: object, location: str) -> SettingRules:
     lines = text(value, location)
-    with placed(location):
+    with add_location(location):
         return setting_rules(lines)
 
 
 def _op(value: object, location: str) -> ValueOp:
     described = text(value, location)
-    with placed(location):
+    with add_location(location):
         return parse_op(described)
 
 
@@ -186,7 +186,7 @@ def _rows(sets: Sets, value: object, location: str) -> Rows:
 
 
 def _of_text(value: str, location: str) -> Rows:
-    with placed(location):
+    with add_location(location):
         return rows(value)
 
 
@@ -194,7 +194,7 @@ def _of_table(value: Mapping[str, object], location: str) -> Rows:
     left = value.get("left")
     named = f"{location} ({left})" if isinstance(left, str) else location
     declared = fields(_ROW, required=_SIDES)(value, named)
-    with placed(named):
+    with add_location(named):
         left, right = (
             parse_side(declared.pop(side), declared.pop(f"{side}_axes")) for side in ("left", "right")
         )
@@ -230,6 +230,6 @@ def _layers(sets: Sets, value: object, location: str) -> Layers:
     stated = fields(readers, required=("right", "left", "stacked", "rows"))(value, location)
     result = Layers(**{"scanned": "", **stated})
     for scan_axis in (None, 1):
-        with placed(location):
+        with add_location(location):
             list(result.all_rows(scan_axis))
     return result

@@ -28,7 +28,7 @@ from ckpttools.array.nodes import (
     Plus,
     Relayout,
     Repeated,
-    Seeded,
+    SeededNoise,
     Stack,
     Stored,
     Take,
@@ -103,7 +103,7 @@ class NodeLines:
                 return ["stored", *kind, self._source(array.source), array.offset, array.whole_bytes]
             case Constant():
                 return ["constant", *kind, array.element.hex()]
-            case Seeded():
+            case SeededNoise():
                 return ["seeded", *kind, array.key, array.scale.hex()]
             case Decoded(encoded=code):
                 return ["decoded", *kind, self._plain(code)]
@@ -221,7 +221,7 @@ class Nodes:
             case "constant", [element]:
                 return Constant(shape, dtype, bytes.fromhex(element))
             case "seeded", [key, scale]:
-                return Seeded(shape, dtype, key, float.fromhex(scale))
+                return SeededNoise(shape, dtype, key, float.fromhex(scale))
             case "decoded", [code]:
                 return Decoded(shape, dtype, self._unplain(code))
         return None

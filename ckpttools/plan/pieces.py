@@ -14,7 +14,7 @@ from math import lcm, prod
 from ckpttools.array.fingerprint import nodes
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import BlockCodes, Chunked, Dequantized, Elementwise, Mean, Stack, Take
-from ckpttools.array.scratch import rounded_up
+from ckpttools.array.scratch import round_up_to_page
 from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import ShapeError
@@ -78,13 +78,13 @@ def fitted_pieces(
         if len({array.shape for array in item}) != 1:
             raise ShapeError("arrays that are looked at side by side differ in shape", got=list(item))
     scratch = max([scratch, *(array.scratch_bytes for item in items for array in item)])
-    pages = sum(rounded_up(1) for _ in max(items, key=len, default=()))
+    pages = sum(round_up_to_page(1) for _ in max(items, key=len, default=()))
     arrays = [array for item in items for array in item]
     costs = reading_costs(arrays)
     reserved += costs.memory
     base = baseline_bytes() + nodes(arrays) * BYTES_PER_NODE + len(items) * _BYTES_PER_ITEM + reserved
     for count, limit in _choices(jobs or readers(costs)):
-        peak = base + count * (limit + pages + rounded_up(scratch) + _WAITING_BYTES)
+        peak = base + count * (limit + pages + round_up_to_page(scratch) + _WAITING_BYTES)
         if peak <= memory:
             return ScanMemory(count, limit, limit + pages, scratch, peak)
     raise memory_error("reading these arrays does not fit into the memory allowed", memory, peak)

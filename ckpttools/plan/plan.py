@@ -11,7 +11,7 @@ from itertools import chain, islice
 from math import prod
 from typing import TypedDict
 
-from ckpttools.array.fingerprint import Describer, Identify, identity, nodes, once, sources
+from ckpttools.array.fingerprint import Describer, Identify, fingerprint_once, identity, nodes, sources
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.lazy import ByteSource, LazyArray
 from ckpttools.array.tree import Path, Tree, keystr
@@ -200,7 +200,7 @@ class Plan:
             identify: the one name of a file, and its version.
         """
         digest, text = hashlib.sha256(), json.JSONEncoder(separators=(",", ":")).encode
-        described = self._described(once(identify))
+        described = self._described(fingerprint_once(identify))
         while lines := list(islice(described, _TOGETHER)):
             digest.update(text(lines).encode())
         return digest.hexdigest()

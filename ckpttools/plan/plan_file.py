@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from ckpttools.array.lazy import ByteSource
-from ckpttools.array.nodes import Stored, distinct
+from ckpttools.array.nodes import Stored, distinct_arrays
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, SourceChangedError
@@ -203,7 +203,7 @@ class PlanFile:
         names = []
         for line in self._lines[: self._sizes[0]]:
             path, node, _ = json.loads(line)
-            parts = distinct([nodes.array(node)])
+            parts = distinct_arrays([nodes.array(node)])
             if any(
                 isinstance(part, Stored)
                 and part.source is files[number]

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ckpttools.core.dataclass import dataclass
 from ckpttools.quantized.scales import OBJECT, owner_words, scales_word, split_name, words_of_key
 
-_BIAS, _QUANTISER = "bias", "quant"
+_BIAS, _QUANTIZER = "bias", "quant"
 # What the names of weights have for being packed, which those of their biases do not have.
 _PACKINGS = frozenset(("blocks", "packed", "weight", "qweight", "qdata"))
 # Layers and blocks of experts have few weights to a module; every array is compared with each of them.
@@ -63,43 +63,47 @@ class _Modules:
     below: Mapping[str, Mapping[str, list[_ModuleWeight]]]
     objects: Mapping[str, Sequence[_ModuleWeight]]
     whole: Collection[str]
-    known: dict[tuple[str, frozenset[str], str, bool, bool], Sequence[_ModuleWeight]] = field(
+    owner_cache: dict[tuple[str, frozenset[str], str, bool, bool], Sequence[_ModuleWeight]] = field(
         default_factory=dict
     )
 
-    facts: dict[str, _ModuleFacts] = field(default_factory=dict)
+    module_facts: dict[str, _ModuleFacts] = field(default_factory=dict)
 
-    def about(self, module: str) -> _ModuleFacts:
+    def facts_of(self, module: str) -> _ModuleFacts:
         """What is known of a module, worked out when it is first asked for: of most it never is."""
-        if module not in self.facts:
+        if module not in self.module_facts:
             theirs = self.weights.get(module, ())
             has_all = all(their.name in self.whole for their in theirs)
             words = frozenset(chain(*(their.words for their in theirs)))
-            self.facts[module] = _ModuleFacts(has_all, words, {*_stems(theirs)})
-        return self.facts[module]
+            self.module_facts[module] = _ModuleFacts(has_all, words, {*_stems(theirs)})
+        return self.module_facts[module]
 
     def is_bias(self, name: str) -> bool:
         """Whether an array is added to the result of a module."""
         module, key, _ = split_name(name)
         *words, last = words_of_key(key) or ("",)
-        return key == _BIAS or (last == _BIAS and frozenset(words) in self.about(module).biased)
+        return key == _BIAS or (last == _BIAS and frozenset(words) in self.facts_of(module).biased)
 
     def owners(self, name: str) -> Iterable[_ModuleWeight]:
         """The weights that another array belongs to."""
         module, key, index = split_name(name)
         if module in self.weights:
             return self._owners(module, key, index, is_alone=bool(module))
-        return self._above(module) or tuple(self._beneath(module, key)) or self._within(name)
+        return (
+            self._owners_above(module)
+            or tuple(self._owners_below(module, key))
+            or self._owners_in_object(name)
+        )
 
-    def _above(self, module: str) -> Iterable[_ModuleWeight]:
+    def _owners_above(self, module: str) -> Iterable[_ModuleWeight]:
         """`X.weight_quantizer._amax` is of the weight of `X`."""
         while module:
             module, _, key = module.rpartition(".")
             if module and module in self.weights:
-                speaks = _QUANTISER in key or self._shares_all(module, frozenset(words_of_key(key)))
+                speaks = _QUANTIZER in key or self._shares_all(module, frozenset(words_of_key(key)))
                 return (
                     self._owners(module, key, "", is_alone=True)
-                    if speaks or self.about(module).has_all
+                    if speaks or self.facts_of(module).has_all
                     else ()
                 )
         return ()
@@ -110,19 +114,21 @@ class _Modules:
 
     def _owners(self, module: str, key: str, index: str, *, is_alone: bool) -> Iterable[_ModuleWeight]:
         """As `_owners`, worked out once for keys that have the same words in common with the weights."""
-        words = frozenset(words_of_key(key)) & self.about(module).words
+        words = frozenset(words_of_key(key)) & self.facts_of(module).words
         like = module, words, index, is_alone, scales_word(key)
-        if like not in self.known:
-            has_all = self.about(module).has_all or like[-1]
-            self.known[like] = _owners(self.weights[module], words, index, is_alone=is_alone, has_all=has_all)
-        return self.known[like]
+        if like not in self.owner_cache:
+            has_all = self.facts_of(module).has_all or like[-1]
+            self.owner_cache[like] = _owners(
+                self.weights[module], words, index, is_alone=is_alone, has_all=has_all
+            )
+        return self.owner_cache[like]
 
-    def _within(self, name: str) -> Sequence[_ModuleWeight]:
+    def _owners_in_object(self, name: str) -> Sequence[_ModuleWeight]:
         """`X.weight.meta.table` is of the object that has `X.weight.data.qdata`."""
         result = self.objects.get(name.replace("/", ".").partition(OBJECT)[0], ())
-        return result if all(self.about(split_name(item.name)[0]).has_all for item in result) else ()
+        return result if all(self.facts_of(split_name(item.name)[0]).has_all for item in result) else ()
 
-    def _beneath(self, module: str, key: str) -> Iterator[_ModuleWeight]:
+    def _owners_below(self, module: str, key: str) -> Iterator[_ModuleWeight]:
         """`self_attn.k_scale` is of the weight of `self_attn.k_proj`."""
         words = set(owner_words(key)) if module in self.below and scales_word(key) else set()
         for below, weights in self.below[module].items() if words else ():
@@ -130,7 +136,7 @@ class _Modules:
                 yield from weights
 
 
-def belongings(
+def auxiliary_tensors(
     arrays: Collection[str], weights: Mapping[str, Collection[str]], whole: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
     """What belongs to quantised weights and does not scale them.

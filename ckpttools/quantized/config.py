@@ -26,7 +26,7 @@ _DTYPES, _PART = ("dtype", "torch_dtype"), "_config"
 _EXPERTS = "expert_dtype"
 
 
-def says_quantized(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def declared_quantization(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """What a `config.json` says of how its weights are quantised; None if it says nothing."""
     config = config or {}
     text = config.get("text_config")
@@ -41,7 +41,7 @@ def says_quantized(config: Mapping[str, Any] | None) -> Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Exempt:
+class ExemptModules:
     """Modules that are not quantised.
 
     Attributes:
@@ -63,7 +63,7 @@ class Exempt:
         return self.pattern is not None and any(self.pattern.match(".".join(keys[:stop])) for stop in stops)
 
 
-def exempt_modules(declared: Mapping[str, Any] | None) -> Exempt:
+def exempt_modules(declared: Mapping[str, Any] | None) -> ExemptModules:
     """The modules that a `quantization_config` says are not quantised.
 
     Of regular expressions (`re:.*lm_head`) those that are globs as well; the others exempt nothing.
@@ -72,7 +72,7 @@ def exempt_modules(declared: Mapping[str, Any] | None) -> Exempt:
     entries = [item for one in lists if isinstance(one, list) for item in one if isinstance(item, str)]
     globs = [glob for entry in entries if (glob := _glob(entry)) and "*" in glob][:_MOST_PATTERNS]
     names = frozenset(entry for entry in entries if entry and not entry.startswith("re:"))
-    return Exempt(names, re.compile("|".join(map(translate, globs))) if globs else None)
+    return ExemptModules(names, re.compile("|".join(map(translate, globs))) if globs else None)
 
 
 def _glob(entry: str) -> str:
@@ -84,7 +84,7 @@ def _glob(entry: str) -> str:
     return "" if set(glob) & set("\\[](){}|+?^$") else glob
 
 
-def states(config: Mapping[str, Any] | None, dtype: DType) -> bool:
+def states_dtype(config: Mapping[str, Any] | None, dtype: DType) -> bool:
     """Whether a configuration states a dtype of its weights, at the top or in one of its parts."""
     return dtype.name in stated_dtypes(config)
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckpttools.array.dequantized import Dequantized, DequantizedPiece
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Constant, swapped
+from ckpttools.array.nodes import Constant, swap_last_axes
 from ckpttools.array.read_blocks import page
-from ckpttools.array.relayout import reshaped
+from ckpttools.array.relayout import reshape_array
 from ckpttools.array.rounding import round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
@@ -185,7 +185,7 @@ class Decode:
         Raises:
             DamagedScalesError: there is one, or it is no number.
         """
-        wrong = self.beyond(factors)
+        wrong = self.out_of_range_factors(factors)
         if wrong.size:
             raise DamagedScalesError(
                 "a quantised weight has scales of which no finite numbers can be made",
@@ -195,7 +195,7 @@ class Decode:
                 hint=GET_AGAIN,
             )
 
-    def beyond(self, factors: np.ndarray) -> np.ndarray:
+    def out_of_range_factors(self, factors: np.ndarray) -> np.ndarray:
         """Those of which the largest code makes a number beyond the result, and those that are no numbers."""
         import numpy as np
 
@@ -394,16 +394,16 @@ def array_of(
     built = Dequantized(
         weight.shape,
         dtype,
-        reshaped(arrays[weight.codes], weight.layout),
-        (*(reshaped(arrays[scale.name], scale.shape) for scale in weight.scales), *shifts),
+        reshape_array(arrays[weight.codes], weight.layout),
+        (*(reshape_array(arrays[scale.name], scale.shape) for scale in weight.scales), *shifts),
         (*(scale.block for scale in weight.scales), *(weight.scales[0].block for _ in shifts)),
         weight.packed,
         replace(decode_of(weight, dtype, like), location=location),
     )
-    return swapped(built) if weight.is_swapped else built
+    return swap_last_axes(built) if weight.is_swapped else built
 
 
-def unscaled(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray:
+def unscaled_array(weight: Weight, arrays: Mapping[str, LazyArray]) -> LazyArray:
     """What the codes of a weight stand for before they are multiplied, in the order in which they have them.
 
     Arguments as of `array_of`.
@@ -420,8 +420,10 @@ def _zero_points(weight: Weight, words: LazyArray) -> LazyArray:
     float32, (rows, groups) = DTYPES["float32"], weight.scales[0].shape
     one, turned = Constant((1, 1), float32, array("f", [1.0]).tobytes()), (groups, rows)
     decode = Decode(weight.numbers, (float32,), (False,), ZERO_POINT_DTYPE, weight.scaled_by)
-    packed = Dequantized(turned, ZERO_POINT_DTYPE, swapped(words), (one,), (turned,), weight.packed, decode)
-    return swapped(packed)
+    packed = Dequantized(
+        turned, ZERO_POINT_DTYPE, swap_last_axes(words), (one,), (turned,), weight.packed, decode
+    )
+    return swap_last_axes(packed)
 
 
 def decode_of(weight: Weight, dtype: DType | None = None, like: Like = "float32") -> Decode:

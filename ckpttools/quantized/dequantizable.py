@@ -10,8 +10,8 @@ from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
-from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme
-from ckpttools.quantized.scales import Described, scales_no_weight
+from ckpttools.quantized.config import FIELD, declared_quantization, exempt_modules, scheme
+from ckpttools.quantized.scales import ArrayLike, scales_no_weight
 from ckpttools.quantized.schemes.base import (
     Module,
     UnreadableError,
@@ -53,7 +53,7 @@ def weights_in(tree: Tree) -> Weights:
 
 def _weights_in(tree: Tree) -> Weights:
     config, result = tree.metadata.config, quantized_in(tree).weights
-    if not (result or says_quantized(config)):
+    if not (result or declared_quantization(config)):
         return Weights({})
     return weights_of(by_name(tree.arrays), result, config)
 
@@ -91,7 +91,7 @@ def has_doubtful_shapes(weights: Weights) -> bool:
 
 
 def weights_of(
-    arrays: Mapping[str, Described],
+    arrays: Mapping[str, ArrayLike],
     result: Mapping[str, Quantized],
     config: Mapping[str, Any] | None,
     shapes: Mapping[str, Shape] | None = None,
@@ -104,7 +104,7 @@ def weights_of(
         config: the `config.json`, which says how they are quantised.
         shapes: as of `ckpttools.quantized.schemes.base.Module`.
     """
-    declared = says_quantized(config) or {}
+    declared = declared_quantization(config) or {}
     readable: dict[str, Weight] = {}
     strange: list[str] = []
     faults: list[str] = []
@@ -128,7 +128,7 @@ def weights_of(
     alone = (name for name in others if is_scale(name) and not exempt.has(name) and name not in left_out)
     faults += [f"{name}: {arrays[name].dtype}, a scale without a weight" for name in alone]
     faults += _clashes(readable.values(), arrays, used)
-    named = unread(declared) if result else ()
+    named = unsupported_reason(declared) if result else ()
     lines = (*named, *strange, *faults)
     return Weights(readable, lines, left_out, is_whole=bool(lines) and (bool(named) or not faults))
 
@@ -138,7 +138,7 @@ def _is_plain_table(each: Quantized) -> bool:
     return each.dtype.kind in ("int", "uint") and each.dtype.bits > 32 and not each.scales
 
 
-def _clashes(weights: Iterable[Weight], arrays: Mapping[str, Described], used: set[str]) -> Iterator[str]:
+def _clashes(weights: Iterable[Weight], arrays: Mapping[str, ArrayLike], used: set[str]) -> Iterator[str]:
     """A line for each logical name that another array has, or another weight."""
     count = Counter(weight.name for weight in weights)
     for name, times in count.items():
@@ -146,9 +146,9 @@ def _clashes(weights: Iterable[Weight], arrays: Mapping[str, Described], used: s
             yield f"{name}: there is a plain array and a quantised one of this name"
 
 
-def not_readable(result: Weights, config: Mapping[str, Any] | None, location: str) -> FormatError:
+def unreadable_error(result: Weights, config: Mapping[str, Any] | None, location: str) -> FormatError:
     """The error that lists what cannot be dequantised, and why."""
-    declared = says_quantized(config)
+    declared = declared_quantization(config)
     is_read = (declared or {}).get("quant_method") in read_methods()
     is_damaged = is_read and not result.is_whole
     return FormatError(
@@ -175,7 +175,7 @@ _DENSE = "dense"
 _GENERAL = frozenset((_DENSE, "mixed-precision"))
 
 
-def unread(declared: Mapping[str, Any]) -> tuple[str, ...]:
+def unsupported_reason(declared: Mapping[str, Any]) -> tuple[str, ...]:
     """A line for each thing that a `quantization_config` says and that is not read.
 
     Such weights may have the names and dtypes of others that are read, and mean something else.

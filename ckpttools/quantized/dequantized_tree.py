@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import distinct
+from ckpttools.array.nodes import distinct_arrays
 from ckpttools.array.tree import Leaf, Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count
-from ckpttools.quantized.config import says_quantized, scheme, without_quantization
+from ckpttools.quantized.config import declared_quantization, scheme, without_quantization
 from ckpttools.quantized.decoding import DEFAULT_DTYPE, RESULTS, Like, array_of, result_of
-from ckpttools.quantized.dequantizable import Weights, not_readable, shaped_weights_in, weights_in
+from ckpttools.quantized.dequantizable import Weights, shaped_weights_in, unreadable_error, weights_in
 from ckpttools.quantized.scale_checks import check_values, value_faults
 from ckpttools.quantized.scales import last_key
 from ckpttools.quantized.schemes.base import Weight
@@ -25,7 +25,7 @@ from ckpttools.quantized.weights import quantized_in
 
 
 @dataclass(frozen=True, slots=True)
-class Logical:
+class DequantizedTree:
     """A tree of plain numbers.
 
     Attributes:
@@ -51,9 +51,9 @@ class Logical:
         return _value_notes(result, self.dtype, self.like) + Notes(remarks=self.notes.remarks)
 
 
-def logical(
+def dequantize_tree(
     tree: Tree, dtype: DType | None = None, *, like: Like = "float32", weights: Weights | None = None
-) -> Logical:
+) -> DequantizedTree:
     """A tree with the numbers that quantised weights stand for in place of them; only stored shapes are read.
 
     Args:
@@ -68,9 +68,9 @@ def logical(
     """
     weights = shaped_weights_in(tree) if weights is None else weights
     if weights.faults:
-        raise not_readable(weights, tree.metadata.config, tree.metadata.location)
+        raise unreadable_error(weights, tree.metadata.config, tree.metadata.location)
     if not (weights.readable or weights.left_out):
-        return Logical(tree, Notes(), {})
+        return DequantizedTree(tree, Notes(), {})
     result = result_of(dtype)
     arrays = by_name(tree.arrays)
     away = {name for item in weights.readable.values() for name in item.stored} | {*weights.left_out}
@@ -85,10 +85,10 @@ def logical(
             built[named] = weight
         elif name not in away:
             leaves[path] = leaf
-    declared = says_quantized(tree.metadata.config)
+    declared = declared_quantization(tree.metadata.config)
     metadata = replace(tree.metadata, config=without_quantization(tree.metadata.config or {}))
     notes = _value_notes(built.values(), result, like) + Notes(remarks=tuple(_remarks(weights)))
-    return Logical(Tree(leaves, metadata), notes, built, scheme(declared), result, like)
+    return DequantizedTree(Tree(leaves, metadata), notes, built, scheme(declared), result, like)
 
 
 def _path(path: Path, weight: Weight) -> Path:
@@ -114,7 +114,10 @@ def _value_notes(result: Iterable[Weight], dtype: DType, like: Like) -> Notes:
 
 
 def _remarks(weights: Weights) -> Iterator[str]:
-    left = [*(name for item in weights.readable.values() for name in item.of_activations), *weights.left_out]
+    left = [
+        *(name for item in weights.readable.values() for name in item.activation_scales),
+        *weights.left_out,
+    ]
     if left:
         keys = ", ".join(dict.fromkeys(map(last_key, left)))
         yield f"left out: {array_count(left)} ({keys}), for activations or caches, not for weights"
@@ -130,14 +133,16 @@ def _is_exact(weight: Weight, dtype: DType) -> bool:
     return powers and (dtype.name == "float32" or (dtype.name == "bfloat16" and least))
 
 
-class Numbers(NamedTuple):
+class NumericTree(NamedTuple):
     """A tree of plain numbers, and what was done to get it; empty where nothing was."""
 
     tree: Tree
     remark: str = ""
 
 
-def as_numbers(tree: Tree, dtype: DType | None = None, *, is_read: bool = False) -> Numbers:
+def dequantize_where_possible(
+    tree: Tree, dtype: DType | None = None, *, is_read: bool = False
+) -> NumericTree:
     """The numbers of a tree; the tree as it is where not all of its quantised weights can be dequantised.
 
     Args:
@@ -151,33 +156,35 @@ def as_numbers(tree: Tree, dtype: DType | None = None, *, is_read: bool = False)
     """
     result = shaped_weights_in(tree)
     if result.faults or not result.readable:
-        return Numbers(tree, _damage(result.faults) if is_read else "")
+        return NumericTree(tree, _damage(result.faults) if is_read else "")
     if is_read:
         check_values(tree, result.readable.values(), dtype)
-    built = logical(tree, dtype, weights=result)
+    built = dequantize_tree(tree, dtype, weights=result)
     count, schemes = array_count(built.weights), _schemes(built.weights.values())
     to = next(built.tree.arrays[path].dtype for path in built.weights)
-    return Numbers(built.tree, f"{count} dequantised from {schemes} to {to}")
+    return NumericTree(built.tree, f"{count} dequantised from {schemes} to {to}")
 
 
-def side_by_side(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[Numbers, Numbers]:
+def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[NumericTree, NumericTree]:
     """Two trees that can be compared: as they are where both store their weights alike, else as numbers.
 
     Those of one are in the dtype that the other has most of, in float32 where both are quantised: rounding
     would make different products equal. Where one has codes of which no numbers can be made, because nothing
-    says how, codes of both are compared. `is_read` and errors as of `as_numbers`.
+    says how, codes of both are compared. `is_read` and errors as of `dequantize_where_possible`.
     """
     if _stored_alike(a, b) or _has_only_codes(a) or _has_only_codes(b):
-        return _as_stored(a, is_read), _as_stored(b, is_read)
-    return as_numbers(a, _main_dtype(b), is_read=is_read), as_numbers(b, _main_dtype(a), is_read=is_read)
+        return _keep_stored(a, is_read), _keep_stored(b, is_read)
+    return dequantize_where_possible(a, _main_dtype(b), is_read=is_read), dequantize_where_possible(
+        b, _main_dtype(a), is_read=is_read
+    )
 
 
-def _as_stored(tree: Tree, is_read: bool) -> Numbers:
+def _keep_stored(tree: Tree, is_read: bool) -> NumericTree:
     """A tree as it is, with what of it stands for no numbers."""
     if not is_read:
-        return Numbers(tree)
+        return NumericTree(tree)
     result = weights_in(tree)
-    return Numbers(
+    return NumericTree(
         tree, _damage((*result.faults, *value_faults(tree, result.readable.values(), signs=False).damaged))
     )
 
@@ -192,7 +199,9 @@ def _damage(faults: Sequence[str]) -> str:
 
 def _stored_alike(a: Tree, b: Tree) -> bool:
     """Whether the same weights are quantised in the same way, if any are."""
-    return _ways(weights_in(a).readable.values()) == _ways(weights_in(b).readable.values())
+    return _weight_schemes(weights_in(a).readable.values()) == _weight_schemes(
+        weights_in(b).readable.values()
+    )
 
 
 def _has_only_codes(tree: Tree) -> bool:
@@ -200,7 +209,7 @@ def _has_only_codes(tree: Tree) -> bool:
     return bool(weights_in(tree).faults and quantized_in(tree).weights)
 
 
-def _ways(weights: Collection[Weight]) -> set[tuple[str, str, str]]:
+def _weight_schemes(weights: Collection[Weight]) -> set[tuple[str, str, str]]:
     return {(weight.name, weight.codes, weight.scheme) for weight in weights}
 
 
@@ -222,7 +231,7 @@ def _schemes(weights: Collection[Weight]) -> str:
     return ", ".join(dict.fromkeys(weight.scheme for weight in weights))
 
 
-def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
+def weights_of_arrays(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
     """The quantised weights that arrays are of, by the names of their codes; empty where one is of none."""
     arrays = by_name(tree.arrays)
     owners = {
@@ -232,7 +241,7 @@ def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
     }
     result: set[str] = set()
     for array in differing if owners else ():
-        theirs = {owners[id(item)] for item in distinct([array]) if id(item) in owners}
+        theirs = {owners[id(item)] for item in distinct_arrays([array]) if id(item) in owners}
         if not theirs:
             return set()
         result |= theirs
@@ -241,10 +250,10 @@ def weights_with(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
 
 def is_dequantized(array: LazyArray) -> bool:
     """Whether numbers of a quantised weight are in it."""
-    return any(isinstance(part, Dequantized) for part in distinct([array]))
+    return any(isinstance(part, Dequantized) for part in distinct_arrays([array]))
 
 
-def numbers_of(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
+def dequantize_weights(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
     """The numbers of those of some weights of which any can be made, in float32."""
     arrays, readable, location = (
         by_name(tree.arrays),

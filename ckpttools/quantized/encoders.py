@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ckpttools.array.blockwise import NotFiniteError
+from ckpttools.array.blockwise import NonFiniteError
 from ckpttools.array.rounding import as_float32
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.quantized.errors import lost
+from ckpttools.quantized.errors import error_sums
 
 if TYPE_CHECKING:
     import numpy as np
@@ -80,7 +80,7 @@ class Fp8Blocks:
         return built
 
     def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
-        return lost(values, decoded)
+        return error_sums(values, decoded)
 
     def _strips(
         self, shape: tuple[int, ...], scales: np.ndarray
@@ -119,7 +119,7 @@ def block_maxima(values: np.ndarray, block: tuple[int, int]) -> np.ndarray:
     patterns = values.view(kind) & kind.type((1 << 8 * kind.itemsize - 1) - 1)
     largest = _maxima(_maxima(patterns, 0, block[0]), 1, block[1]).view(values.dtype).astype(np.float32)
     if not np.isfinite(largest).all():
-        raise NotFiniteError
+        raise NonFiniteError
     return largest
 
 
@@ -254,4 +254,4 @@ class Mxfp4Encoder:
             yield slice(first, first + step)
 
     def lost(self, values: np.ndarray, decoded: np.ndarray) -> Mapping[str, float]:
-        return lost(values, decoded)
+        return error_sums(values, decoded)

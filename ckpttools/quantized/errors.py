@@ -35,7 +35,7 @@ class QuantizationError:
     relative: float
 
 
-def lost(values: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
+def error_sums(values: np.ndarray, decoded: np.ndarray) -> dict[str, float]:
     """What a part adds to the tally of its array.
 
     Args:
@@ -66,7 +66,7 @@ def _squares(values: np.ndarray) -> float:
     return float(np.dot(flat, flat))
 
 
-def errors_of(counts: Mapping[str, Mapping[str, float]]) -> dict[str, QuantizationError]:
+def quantization_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, QuantizationError]:
     """The errors in the tallies of arrays, by their names, the worst first."""
     result = {
         name: _error(int(tally[_ELEMENTS]), tally[_MAX], tally[_SQUARES], tally[_OWN])
@@ -76,7 +76,7 @@ def errors_of(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Quantizati
     return dict(sorted(result.items(), key=lambda item: (-item[1].relative, item[0])))
 
 
-def total(errors: Mapping[str, QuantizationError]) -> QuantizationError:
+def total_error(errors: Mapping[str, QuantizationError]) -> QuantizationError:
     """The error of several arrays together."""
     result = errors.values()
     return _error(
@@ -87,7 +87,7 @@ def total(errors: Mapping[str, QuantizationError]) -> QuantizationError:
     )
 
 
-def without_errors(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, int]]:
+def drop_error_counts(counts: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, int]]:
     """The tallies of arrays without what is of errors."""
     own = {_MAX, _ELEMENTS, _SQUARES, _OWN}
     left = {

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from ckpttools.array.lazy import LazyArray
 from ckpttools.array.nodes import take, window
 from ckpttools.core.text import sort_naturally
-from ckpttools.quantized.scales import Described, is_plain, split_name, words_of_key
+from ckpttools.quantized.scales import ArrayLike, is_plain, split_name, words_of_key
 
 WEIGHT, _HEAD = "weight", "lm_head"
 # Last keys of modules that are matrices, but small or sensitive.
@@ -37,7 +37,7 @@ _TOWERS = (
     "patch",
 )
 EXPERTS, MLP_EXPERTS = ".experts.", ".mlp.experts."
-EXPERTS_APART = frozenset(
+SEPARATE_EXPERTS = frozenset(
     (
         *("qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe", "qwen3_5_moe", "qwen3_5_moe_text"),
         *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe"),
@@ -49,7 +49,7 @@ are numbers to it.
 """
 _FUSED_IN, _FUSED_OUT = "gate_up_proj", "down_proj"
 # Modules that vLLM makes one of (`packed_modules_mapping`), by each of them.
-_TOGETHER = {
+_FUSED_MODULES = {
     key: keys
     for keys in (
         ("q_proj", "k_proj", "v_proj"),
@@ -61,7 +61,7 @@ _TOGETHER = {
 }
 
 
-def is_linear(name: str, array: Described) -> bool:
+def is_linear(name: str, array: ArrayLike) -> bool:
     """Whether this is the matrix of a linear layer that is quantised in published models."""
     module, key, index = split_name(name)
     if key != WEIGHT or index or len(array.shape) != 2 or not is_plain(array.dtype):
@@ -75,7 +75,7 @@ def is_linear(name: str, array: Described) -> bool:
     )
 
 
-def is_fused(name: str, array: Described) -> bool:
+def is_fused(name: str, array: ArrayLike) -> bool:
     """Whether this has the matrices of all experts of a layer."""
     last = name.rpartition(".")[2]
     is_one = EXPERTS in name and last in (_FUSED_IN, _FUSED_OUT)
@@ -98,7 +98,7 @@ def single_matrices(name: str, array: LazyArray) -> Iterator[tuple[str, LazyArra
             yield f"{above}.{expert}.{key}.{WEIGHT}", matrix
 
 
-def is_out_first(name: str, array: Described, hidden: int | None) -> bool | None:
+def is_out_first(name: str, array: ArrayLike, hidden: int | None) -> bool | None:
     """Whether fused matrices are (expert, out, in), as those of linear layers are; None where none can tell.
 
     Args:
@@ -111,26 +111,26 @@ def is_out_first(name: str, array: Described, hidden: int | None) -> bool | None
     return (second == hidden) == name.endswith(_FUSED_IN)
 
 
-def half_quantised(quantised: Iterable[str], plain: Iterable[str]) -> list[str]:
+def half_quantized_experts(quantised: Iterable[str], plain: Iterable[str]) -> list[str]:
     """The quantised ones of matrices that vLLM puts together with others that are not.
 
     These are q, k and v, gate and up, all experts of a layer. It refuses such models (`is_layer_skipped`), or
     takes codes for numbers.
     """
-    others = set(map(_together, plain))
-    return [name for name in quantised if _together(name) in others]
+    others = set(map(_quantized_together, plain))
+    return [name for name in quantised if _quantized_together(name) in others]
 
 
-def _together(name: str) -> tuple[str, ...]:
+def _quantized_together(name: str) -> tuple[str, ...]:
     """What names the matrices that are put together with one."""
     above, experts, _ = name.partition(EXPERTS)
     if experts:
         return above, experts
     above, _, last = split_name(name)[0].rpartition(".")
-    return above, *_TOGETHER.get(last, (last,))
+    return above, *_FUSED_MODULES.get(last, (last,))
 
 
-def left_modules(arrays: Mapping[str, Described], quantised: Collection[str]) -> list[str]:
+def unquantized_modules(arrays: Mapping[str, ArrayLike], quantised: Collection[str]) -> list[str]:
     """The modules of matrices that are not quantised, each by its full name.
 
     Also an output head that shares the embedding, and so is no array: loaders make a module of it. vLLM looks

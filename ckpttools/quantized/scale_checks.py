@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from ckpttools.array.dequantized import Dequantized
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import ElementOp, Elementwise, distinct
-from ckpttools.array.relayout import reshaped
+from ckpttools.array.nodes import ElementOp, Elementwise, distinct_arrays
+from ckpttools.array.relayout import reshape_array
 from ckpttools.array.tree import Tree, by_name
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
@@ -24,8 +24,8 @@ from ckpttools.core.errors import CheckpointError, DamagedScalesError, listing
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, split_evenly
 from ckpttools.core.text import first_names, plural
-from ckpttools.quantized.config import FIELD, says_quantized, scheme
-from ckpttools.quantized.decoding import GET_AGAIN, Decode, Like, decode_of, unscaled
+from ckpttools.quantized.config import FIELD, declared_quantization, scheme
+from ckpttools.quantized.decoding import GET_AGAIN, Decode, Like, decode_of, unscaled_array
 from ckpttools.quantized.schemes.base import Scales, Weight
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _CHECK_ELEMENTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
+class ScaleCheck:
     """Scales as they are, where numbers of bfloat16 can be made of them; an op for `elementwise`.
 
     Attributes:
@@ -75,7 +75,7 @@ class Sound:
             yield self.decode.factors([built])
 
 
-def sound_of(scales: LazyArray, codes: DType, name: str, location: str = "") -> Sound:
+def scale_check_of(scales: LazyArray, codes: DType, name: str, location: str = "") -> ScaleCheck:
     """What looks at scales of a weight in float8, which they multiply.
 
     Args:
@@ -83,7 +83,9 @@ def sound_of(scales: LazyArray, codes: DType, name: str, location: str = "") -> 
         codes: the dtype of the weight as it is stored.
         name, location: of the scales and of their checkpoint, for messages.
     """
-    return Sound(Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name, location=location))
+    return ScaleCheck(
+        Decode(codes.name, (scales.dtype,), (False,), DTYPES["bfloat16"], name, location=location)
+    )
 
 
 # Scales of which no finite numbers can be made, listed from all that a failed run was to read.
@@ -116,17 +118,17 @@ def damaged_error(
     )
 
 
-def of_no_numbers(decode: Decode) -> str:
+def damage_text(decode: Decode) -> str:
     """How a line goes on after the value of a damaged scale."""
     return f"of which no finite {decode.result} can be made"
 
 
-def are_near(scales: Iterable[LazyArray]) -> bool:
+def are_local(scales: Iterable[LazyArray]) -> bool:
     """Whether reading them takes no request to a store behind a network."""
     return all(getattr(source, "price", 1) == 1 for scale in scales for source in scale.sources())
 
 
-def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseException:
+def list_all_damaged(error: BaseException, arrays: Iterable[LazyArray]) -> BaseException:
     """The error with all damaged scales of some arrays, where it is about one; else as it is.
 
     Args:
@@ -136,14 +138,17 @@ def naming_all(error: BaseException, arrays: Iterable[LazyArray]) -> BaseExcepti
     if not isinstance(error, DamagedScalesError):
         return error
     # Several may have one name: weights of averaged models, zero points and what they are taken from.
-    scaled = [*_scaled(arrays)]
-    far = dict.fromkeys(sound.decode.where for sound, scales in scaled if not are_near(scales))
+    scaled = [*_scaled_arrays(arrays)]
+    far = dict.fromkeys(scale_check.decode.where for scale_check, scales in scaled if not are_local(scales))
     rest = {*[*far][_MOST_FAR:]} - {error.location}
     result: dict[Decode, float] = {}
     try:
-        for sound, scales in scaled:
-            if sound.decode.where not in rest and (wrong := next(_wrong(sound, scales), None)) is not None:
-                result.setdefault(sound.decode, wrong)
+        for scale_check, scales in scaled:
+            if (
+                scale_check.decode.where not in rest
+                and (wrong := next(_damaged_factors(scale_check, scales), None)) is not None
+            ):
+                result.setdefault(scale_check.decode, wrong)
     except CheckpointError:
         return error
     if not result:
@@ -158,37 +163,37 @@ def _error_of(result: Mapping[Decode, float], hint: str) -> DamagedScalesError:
     """The error for damaged scales: of one checkpoint under its place, of several each with its own."""
     locations = {decode.location for decode in result}
     named = ((d.name if len(locations) == 1 else d.where, d, value) for d, value in result.items())
-    lines = dict.fromkeys(f"{name}: {value:g}, {of_no_numbers(d)}" for name, d, value in named)
+    lines = dict.fromkeys(f"{name}: {value:g}, {damage_text(d)}" for name, d, value in named)
     return damaged_error(lines, location=locations.pop() or None if len(locations) == 1 else None, hint=hint)
 
 
-def _scaled(arrays: Iterable[LazyArray]) -> Iterator[tuple[Sound, Sequence[LazyArray]]]:
+def _scaled_arrays(arrays: Iterable[LazyArray]) -> Iterator[tuple[ScaleCheck, Sequence[LazyArray]]]:
     """What makes numbers of scales, and these, of all arrays that are made of quantised weights."""
-    for item in distinct(arrays):
+    for item in distinct_arrays(arrays):
         if isinstance(item, Dequantized) and isinstance(item.decoding, Decode):
-            yield Sound(item.decoding), item.scales[: len(item.decoding.scales)]
-        elif isinstance(item, Elementwise) and isinstance(item.op, Sound):
+            yield ScaleCheck(item.decoding), item.scales[: len(item.decoding.scales)]
+        elif isinstance(item, Elementwise) and isinstance(item.op, ScaleCheck):
             yield item.op, (item.source,)
 
 
-def _wrong(sound: Sound, scales: Sequence[LazyArray]) -> Iterator[float]:
+def _damaged_factors(scale_check: ScaleCheck, scales: Sequence[LazyArray]) -> Iterator[float]:
     """Factors of which no finite numbers can be made."""
     first, *others = scales
     # All but the first have one element.
     ones = [other.read().view(other.dtype.carrier) for other in others]
     for region in split_evenly(Region.whole(first.shape), _SCAN_ELEMENTS):
         some = first.read(region).view(first.dtype.carrier)
-        for factors in sound.factors([some, *ones]):
-            yield from map(float, sound.decode.beyond(factors))
+        for factors in scale_check.factors([some, *ones]):
+            yield from map(float, scale_check.decode.out_of_range_factors(factors))
 
 
 # Scales that are looked at together, of many weights or of a part of one. Those of 45,000 weights took 3 s
 # one by one, and 0.9 GB all at once.
-_TOGETHER = 1 << 20
+_READ_ELEMENTS = 1 << 20
 # Numbers of a weight that are looked at where its scale is zero: zeros may have such a scale.
-_LOOKED_AT = 1 << 16
+_PROBED_ELEMENTS = 1 << 16
 # As one of these counts as many that have another scale, and are read with them.
-_FEW = 64
+_SPARSE_FACTOR = 64
 
 
 _Part = tuple[Weight, Region]
@@ -224,7 +229,7 @@ def check_values(
         StorageError: they cannot be read.
     """
     result = value_faults(tree, weights, dtype, like)
-    declared = says_quantized(tree.metadata.config)
+    declared = declared_quantization(tree.metadata.config)
     if result.damaged:
         raise damaged_error(
             result.damaged,
@@ -258,44 +263,44 @@ def value_faults(
         StorageError: they cannot be read.
     """
     arrays = by_name(tree.arrays)
-    looked_at = (weight for weight in weights if are_near(arrays[scale.name] for scale in weight.scales))
+    looked_at = (weight for weight in weights if are_local(arrays[scale.name] for scale in weight.scales))
     damaged: dict[str, str] = {}
     least: dict[str, tuple[float, Weight]] = {}
     decoding = partial(decode_of, dtype=dtype, like=like)
-    for parts in _together(looked_at, arrays):
-        beyond, odd = _scale_faults(parts, arrays, decoding, signs)
-        damaged |= {name: line for name, line in beyond.items() if name not in damaged}
+    for parts in _read_batches(looked_at, arrays):
+        out_of_range_factors, odd = _scale_faults(parts, arrays, decoding, signs)
+        damaged |= {name: line for name, line in out_of_range_factors.items() if name not in damaged}
         least |= {name: low for name, low in odd.items() if name not in least or low[0] < least[name][0]}
     told = (
         f"{item.scaled_by}: {low:g}"
         for low, item in least.values()
-        if low < 0 or _vanishes(item, decoding(item), arrays)
+        if low < 0 or _loses_numbers(item, decoding(item), arrays)
     )
     return ValueFaults(tuple(damaged.values()), tuple(told))
 
 
-def _vanishes(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray]) -> bool:
+def _loses_numbers(weight: Weight, decode: Decode, arrays: Mapping[str, LazyArray]) -> bool:
     """Whether numbers other than zero are multiplied by a scale that is zero, in the first such blocks.
 
     Blocks are read many at a time: those of 16 numbers, one by one, took 1.4 s for a weight.
     """
     scale, *others = weight.scales
-    scales, codes = reshaped(arrays[scale.name], scale.shape), unscaled(weight, arrays)
+    scales, codes = reshape_array(arrays[scale.name], scale.shape), unscaled_array(weight, arrays)
     ones = [arrays[other.name].read().view(other.dtype.carrier) for other in others]
-    limit, left = max(1, min(_LOOKED_AT, _TOGETHER) // max(1, prod(scale.block))), _LOOKED_AT
-    for region in split_evenly(Region.whole(scale.shape), _TOGETHER):
+    limit, left = max(1, min(_PROBED_ELEMENTS, _READ_ELEMENTS) // max(1, prod(scale.block))), _PROBED_ELEMENTS
+    for region in split_evenly(Region.whole(scale.shape), _READ_ELEMENTS):
         zero = decode.factors([scales.read(region).view(scale.dtype.carrier), *ones]) == 0
         for cells in split_evenly(region, limit):
             here = zero[cells.relative_to(region).slices]
             if not here.any():
                 continue
-            for part in split_evenly(_numbers(cells, scale, weight), _TOGETHER):
+            for part in split_evenly(_numbers(cells, scale, weight), _READ_ELEMENTS):
                 result = codes.read(part) != 0
                 # The numbers of one cell may be many parts; those of several are one.
-                among = here if cells.size == 1 else _of_numbers(here, scale, part)
+                among = here if cells.size == 1 else _expand_to_numbers(here, scale, part)
                 if (result & among).any():
                     return True
-                left -= max(part.size // _FEW, part.size if cells.size == 1 else int(among.sum()))
+                left -= max(part.size // _SPARSE_FACTOR, part.size if cells.size == 1 else int(among.sum()))
                 if left <= 0:
                     return False
     return False
@@ -308,20 +313,20 @@ def _numbers(cells: Region, scale: Scales, weight: Weight) -> Region:
     return Region(start, tuple(min(at * length, stop) for at, length, stop in ends))
 
 
-def _of_numbers(cells: np.ndarray, scale: Scales, numbers: Region) -> np.ndarray:
+def _expand_to_numbers(cells: np.ndarray, scale: Scales, numbers: Region) -> np.ndarray:
     """What is said of scales, for each of the numbers that have them."""
     for axis, length in enumerate(scale.block):
         cells = cells.repeat(length, axis)
     return cells[tuple(slice(length) for length in numbers.shape)]
 
 
-def _together(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Iterator[list[_Part]]:
+def _read_batches(weights: Iterable[Weight], arrays: Mapping[str, LazyArray]) -> Iterator[list[_Part]]:
     """Weights and the regions of their first arrays of scales, so many that they fit into memory."""
     parts: list[_Part] = []
     size = 0
     for weight in weights:
-        for region in split_evenly(Region.whole(arrays[weight.scales[0].name].shape), _TOGETHER):
-            if parts and size + region.size > _TOGETHER:
+        for region in split_evenly(Region.whole(arrays[weight.scales[0].name].shape), _READ_ELEMENTS):
+            if parts and size + region.size > _READ_ELEMENTS:
                 yield parts
                 parts, size = [], 0
             parts.append((weight, region))
@@ -357,18 +362,20 @@ def _scale_faults(
         of_scales = tuple((scale.dtype.name, scale.divides) for scale in item.scales)
         kind = item.numbers, of_scales, item.zero_points is not None
         alike[kind].append((item, read))
-    beyond: dict[str, str] = {}
+    out_of_range_factors: dict[str, str] = {}
     odd: dict[str, tuple[float, Weight]] = {}
     for group in alike.values():
         decode = decode_of(group[0][0])
         for weight, factors in _odd_factors(group, decode, signs):
-            wrong = decode.beyond(factors)
+            wrong = decode.out_of_range_factors(factors)
             if wrong.size:
-                beyond.setdefault(weight.name, f"{weight.scaled_by}: {wrong[0]:g}, {of_no_numbers(decode)}")
+                out_of_range_factors.setdefault(
+                    weight.name, f"{weight.scaled_by}: {wrong[0]:g}, {damage_text(decode)}"
+                )
             if signs and (low := factors[factors <= 0]).size:
                 least = float(low.min()), weight
                 odd[weight.name] = min(odd.get(weight.name, least), least, key=itemgetter(0))
-    return beyond, odd
+    return out_of_range_factors, odd
 
 
 def _odd_factors(
@@ -380,16 +387,16 @@ def _odd_factors(
     # All at once: tens of thousands of experts have a few scales each.
     is_one = len(group) == 1 or len(group[0][1]) > 1
     together = None if is_one else [np.concatenate([read[0].reshape(-1) for _, read in group])]
-    if together is None or not _are_sound(together, decode, signs):
-        odd = ((weight, read) for weight, read in group if not _are_sound(read, decode, signs))
+    if together is None or not _are_in_range(together, decode, signs):
+        odd = ((weight, read) for weight, read in group if not _are_in_range(read, decode, signs))
         yield from ((weight, decode.factors(read)) for weight, read in odd)
 
 
-def _are_sound(scales: Sequence[np.ndarray], decode: Decode, signs: bool) -> bool:
+def _are_in_range(scales: Sequence[np.ndarray], decode: Decode, signs: bool) -> bool:
     """Whether carriers of scales make finite numbers, and positive ones if `signs`."""
     first, *others = scales
     factors = decode.factors([_extremes(first.reshape(-1), decode.scales[0]), *others])
-    return not (decode.beyond(factors).size or (signs and factors.min(initial=1) <= 0))
+    return not (decode.out_of_range_factors(factors).size or (signs and factors.min(initial=1) <= 0))
 
 
 def _extremes(carriers: np.ndarray, dtype: DType) -> np.ndarray:

@@ -34,7 +34,7 @@ _PLAIN_BITS, _MOST_PACKED_BITS = 16, 32
 _EXPONENT = "float8_e8m0fnu"
 
 
-class Described(Protocol):
+class ArrayLike(Protocol):
     """What is known of an array without its values."""
 
     @property
@@ -44,7 +44,7 @@ class Described(Protocol):
     def dtype(self) -> DType: ...
 
 
-class _InModule(NamedTuple):
+class _ModuleEntry(NamedTuple):
     """What tells an array from the others of its module.
 
     Attributes:
@@ -66,7 +66,7 @@ class _ModuleArray:
 
     Attributes:
         location: among those of the module.
-        key, item, dtype, rank: as of `_InModule`.
+        key, item, dtype, rank: as of `_ModuleEntry`.
         words: of its last key; of a scale those that say whose it is.
         is_scale: whether a word for a scale is among them.
     """
@@ -124,7 +124,7 @@ def owner_words(key: str) -> tuple[str, ...]:
     return words if at is None else _owner(words, at)
 
 
-def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
+def scales_of(arrays: Mapping[str, ArrayLike]) -> dict[str, tuple[str, ...]]:
     """The scales of each array that has some.
 
     Args:
@@ -133,14 +133,14 @@ def scales_of(arrays: Mapping[str, Described]) -> dict[str, tuple[str, ...]]:
     Returns:
         Name -> names of the arrays that scale it or say how it is packed, in the order of `arrays`.
     """
-    modules: defaultdict[str, tuple[list[str], list[_InModule]]] = defaultdict(lambda: ([], []))
+    modules: defaultdict[str, tuple[list[str], list[_ModuleEntry]]] = defaultdict(lambda: ([], []))
     for name, array in arrays.items():
         module, key, index = split_name(name)
         names, described = modules[module]
         names.append(name)
-        described.append(_InModule(key, index, array.dtype, len(array.shape)))
+        described.append(_ModuleEntry(key, index, array.dtype, len(array.shape)))
     # Tens of thousands of experts are alike.
-    known: dict[tuple[_InModule, ...], list[tuple[int, int]]] = {}
+    known: dict[tuple[_ModuleEntry, ...], list[tuple[int, int]]] = {}
     pairs = []
     for names, described in modules.values():
         module_kind = tuple(described)
@@ -160,7 +160,7 @@ def last_key(name: str) -> str:
     return f"{key}.{index}" if index else key
 
 
-def of_activations(words: Iterable[str]) -> bool:
+def activation_scales(words: Iterable[str]) -> bool:
     """Whether words say that a scale is not of a weight."""
     return not (_ACTIVATIONS | _CACHES).isdisjoint(words)
 
@@ -192,7 +192,7 @@ def split_name(name: str) -> tuple[str, str, str]:
     return module, key, index
 
 
-def _array(location: int, array: _InModule) -> _ModuleArray:
+def _array(location: int, array: _ModuleEntry) -> _ModuleArray:
     words = words_of_key(array.key)
     at = _scale_at(words)
     owner = words if at is None else _owner(words, at)
@@ -223,7 +223,9 @@ def _pairs(module: list[_ModuleArray]) -> Iterator[tuple[int, int]]:
     are_packed = not any(item.dtype.is_float for item in weights)
     if (len(weights) == 1 or are_packed) and owned.isdisjoint(item.location for item in weights):
         # `qvalue` and `kernel_scale`: there is nothing else that it could be the scale of.
-        near = [item for item in scales if owners[item.location] is None and not of_activations(item.words)]
+        near = [
+            item for item in scales if owners[item.location] is None and not activation_scales(item.words)
+        ]
         yield from ((w.location, item.location) for w in weights for item in near if _may_scale(item, w))
 
 
@@ -296,7 +298,7 @@ def _may_scale(scale: _ModuleArray, weight: _ModuleArray) -> bool:
     return not (scale.dtype.is_float and scale.dtype == weight.dtype)
 
 
-def _below(arrays: Mapping[str, Described]) -> Iterator[tuple[str, str]]:
+def _below(arrays: Mapping[str, ArrayLike]) -> Iterator[tuple[str, str]]:
     """What has the name of a narrow array and more keys says how that is to be read: `X.weight.absmax`."""
     narrow = {name for name, array in arrays.items() if len(array.shape) > 1 and is_narrow(array.dtype)}
     # Narrow arrays from a module upwards: tens of thousands of names have the same few modules above them.

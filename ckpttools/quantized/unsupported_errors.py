@@ -9,10 +9,17 @@ from typing import Any
 
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.message_terms import step
-from ckpttools.quantized.config import FIELD, exempt_modules, says_quantized, scheme, stated_dtypes, states
-from ckpttools.quantized.scales import Described, is_plain
+from ckpttools.quantized.config import (
+    FIELD,
+    declared_quantization,
+    exempt_modules,
+    scheme,
+    stated_dtypes,
+    states_dtype,
+)
+from ckpttools.quantized.scales import ArrayLike, is_plain
 from ckpttools.quantized.schemes.registry import read_methods
-from ckpttools.quantized.weights import Quantized, is_scale, may_be_codes, quantized
+from ckpttools.quantized.weights import Quantized, can_be_codes, is_scale, quantized
 
 _EXPECTED = "weights in bfloat16, float16 or float32 that need no scales"
 _IN_TRANSFORMERS = "in transformers, from_pretrained, then dequantize() and save_pretrained"
@@ -29,7 +36,7 @@ _DEQUANTIZING = {
 
 
 def refuse_quantized(
-    arrays: Mapping[str, Described], config: Mapping[str, Any] | None, location: str
+    arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None, location: str
 ) -> None:
     """Refuses quantised weights, with their scales and without.
 
@@ -48,19 +55,19 @@ def refuse_quantized(
     refuse_unknown(arrays, config, location)
 
 
-def signs_of_scheme(arrays: Mapping[str, Described], config: Mapping[str, Any] | None) -> tuple[str, ...]:
+def signs_of_scheme(arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None) -> tuple[str, ...]:
     """The arrays that plain weights do not have, where `config` says that weights are quantised."""
-    declared = says_quantized(config)
+    declared = declared_quantization(config)
     exempt = exempt_modules(declared)
     return tuple(
         name
         for name, array in (arrays.items() if declared else ())
-        if (is_scale(name) or may_be_codes(name, array)) and not exempt.has(name)
+        if (is_scale(name) or can_be_codes(name, array)) and not exempt.has(name)
     )
 
 
 def refuse_unknown(
-    arrays: Mapping[str, Described],
+    arrays: Mapping[str, ArrayLike],
     config: Mapping[str, Any] | None,
     location: str,
     *,
@@ -81,14 +88,14 @@ def refuse_unknown(
             f"these arrays cannot be {done}: config.json says that weights are quantised, and these look so"
             + listing([f"{name}: {arrays[name].dtype}" for name in signs]),
             location=location or None,
-            got=f"{scheme(says_quantized(config))} ({FIELD})",
+            got=f"{scheme(declared_quantization(config))} ({FIELD})",
             expected=_EXPECTED,
-            hint=f"{remedy(says_quantized(config))}; if it is plain, take {FIELD} out of config.json",
+            hint=f"{remedy(declared_quantization(config))}; if it is plain, take {FIELD} out of config.json",
         )
 
 
 def refuse_unmappable(
-    arrays: Mapping[str, Described], config: Mapping[str, Any] | None, location: str
+    arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None, location: str
 ) -> None:
     """Refuses weights of a model that are no plain floating-point numbers, whatever they are called.
 
@@ -102,7 +109,7 @@ def refuse_unmappable(
     odd = [
         Quantized(name, item.dtype, ())
         for name, item in arrays.items()
-        if not (is_plain(item.dtype) or (item.dtype.is_float and states(config, item.dtype)))
+        if not (is_plain(item.dtype) or (item.dtype.is_float and states_dtype(config, item.dtype)))
     ]
     if odd:
         raise quantized_error(odd, config, location)
@@ -120,7 +127,7 @@ def quantized_error(
         done: what cannot be done with them.
     """
     weights = sorted(result, key=lambda item: not item.is_bare)
-    declared = says_quantized(config)
+    declared = declared_quantization(config)
     if not declared and all(weight.dtype.is_float and not weight.sides for weight in weights):
         return _unclear_error(weights, config, location, done)
     bare = sum(weight.is_bare for weight in weights)

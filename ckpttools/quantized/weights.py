@@ -17,20 +17,20 @@ from typing import Any
 from ckpttools.array.tree import Path, Tree, by_name, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.quantized.auxiliary_tensors import belongings
+from ckpttools.quantized.auxiliary_tensors import auxiliary_tensors
 from ckpttools.quantized.config import (
+    declared_quantization,
     exempt_modules,
-    says_quantized,
-    states,
+    states_dtype,
 )
 from ckpttools.quantized.scales import (
     BLOCK_SCALE,
-    Described,
+    ArrayLike,
+    activation_scales,
     bare_name,
     is_narrow,
     is_plain,
     last_key,
-    of_activations,
     owner_words,
     scales_no_weight,
     scales_of,
@@ -93,7 +93,7 @@ def last_keys(names: Iterable[str]) -> str:
 
 
 def quantized(
-    arrays: Mapping[str, Described], config: Mapping[str, Any] | None = None
+    arrays: Mapping[str, ArrayLike], config: Mapping[str, Any] | None = None
 ) -> dict[str, Quantized]:
     """The quantised weights among arrays.
 
@@ -109,9 +109,9 @@ def quantized(
         other module with anything but plain numbers the largest such array: it stands for a weight of a
         scheme that is not known.
     """
-    if not any(may_be_scaled(name, array.dtype) for name, array in arrays.items()):
+    if not any(can_be_scaled(name, array.dtype) for name, array in arrays.items()):
         return {}
-    declared, scales = says_quantized(config), scales_of(arrays)
+    declared, scales = declared_quantization(config), scales_of(arrays)
     if not declared:
         scales = _without_indices(arrays, scales)
     narrow = {name for name, array in arrays.items() if _needs_scale(name, array)}
@@ -119,19 +119,19 @@ def quantized(
     exempt = exempt_modules(declared)
 
     def is_exempt(name: str) -> bool:
-        return _may_be_exempt(arrays[name], config) and exempt.has(name)
+        return _can_be_exempt(arrays[name], config) and exempt.has(name)
 
     bare = {name for name in narrow | packed if name not in scales and not is_exempt(name)}
     if not (declared or scales):
-        bare = {name for name in bare if not states(config, arrays[name].dtype)}
+        bare = {name for name in bare if not states_dtype(config, arrays[name].dtype)}
     weights = {name: scales.get(name, ()) for name in arrays if name in scales or name in bare}
     whole = narrow | scales.keys() if declared else set()
     whole |= _of_layers(arrays, packed - whole)
-    others = belongings(arrays, weights, whole) if weights else {}
-    strange = _strange(arrays, weights, others, is_exempt) if declared else set()
+    others = auxiliary_tensors(arrays, weights, whole) if weights else {}
+    strange = _is_unclear(arrays, weights, others, is_exempt) if declared else set()
     if strange:
         weights |= dict.fromkeys(strange, ())
-        others = belongings(arrays, weights, whole | _of_layers(arrays, strange))
+        others = auxiliary_tensors(arrays, weights, whole | _of_layers(arrays, strange))
     # Hundreds of weights may have thousands of others in common, and the same tuple of them.
     several = {id(theirs): theirs for theirs in others.values()}
     left = {at: tuple(name for name in theirs if not exempt.has(name)) for at, theirs in several.items()}
@@ -147,7 +147,7 @@ def quantized(
 
 
 def _without_indices(
-    arrays: Mapping[str, Described], scales: Mapping[str, tuple[str, ...]]
+    arrays: Mapping[str, ArrayLike], scales: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
     """The scales less those of masks and indices beside a weight in full, where no name says whose they are.
 
@@ -181,7 +181,7 @@ def _words(name: str) -> tuple[str, ...]:
 
 
 def _with_further_scales(
-    weight: Quantized, arrays: Mapping[str, Described], may_scale: AbstractSet[str]
+    weight: Quantized, arrays: Mapping[str, ArrayLike], may_scale: AbstractSet[str]
 ) -> Quantized:
     """The scales of a weight may lie below its module or above it: `X.weight_quantizer._scale`."""
     if may_scale.isdisjoint(weight.others):
@@ -190,7 +190,7 @@ def _with_further_scales(
     further = [
         name
         for name in weight.others
-        if name in may_scale and not of_activations(words_of_key(_normal(name).removeprefix(module)))
+        if name in may_scale and not activation_scales(words_of_key(_normal(name).removeprefix(module)))
         # A float8 array that has another beside it is no weight of it.
         if not (weight.dtype.is_float and arrays[name].dtype == weight.dtype)
     ]
@@ -203,7 +203,7 @@ def _normal(name: str) -> str:
     return ".".join(filter(None, split_name(name)))
 
 
-def _packed(arrays: Mapping[str, Described]) -> set[str]:
+def _packed(arrays: Mapping[str, ArrayLike]) -> set[str]:
     """Matrices of whole numbers in modules with several arrays of fractions, as codes beside their tables.
 
     Indices lie beside one: `position_ids` and `class_embedding`, `relative_position_index` and its table.
@@ -214,11 +214,11 @@ def _packed(arrays: Mapping[str, Described]) -> set[str]:
         name
         for name, array in arrays.items()
         if len(array.shape) > 1 and array.dtype.kind in ("int", "uint") and not scales_word(name)
-        if split_name(name)[0] in modules and may_be_codes(name, array)
+        if split_name(name)[0] in modules and can_be_codes(name, array)
     }
 
 
-def may_be_codes(name: str, array: Described) -> bool:
+def can_be_codes(name: str, array: ArrayLike) -> bool:
     """Whether a scheme may store this in place of a weight: whole numbers, packed ones, and of few bits."""
     key, is_float = split_name(name)[1], array.dtype.is_float
     stored = array.dtype.kind in ("int", "uint") or (is_float and not is_plain(array.dtype))
@@ -228,8 +228,8 @@ def may_be_codes(name: str, array: Described) -> bool:
     return stored and not (is_number or is_added) and _NO_CODES.isdisjoint(words_of_key(key))
 
 
-def _strange(
-    arrays: Mapping[str, Described],
+def _is_unclear(
+    arrays: Mapping[str, ArrayLike],
     weights: Mapping[str, tuple[str, ...]],
     others: Mapping[str, tuple[str, ...]],
     is_exempt: Callable[[str], bool],
@@ -238,7 +238,7 @@ def _strange(
     known = {*weights}.union(*weights.values(), *others.values())
     largest: dict[str, tuple[tuple[int, int], str]] = {}
     for name, array in arrays.items():
-        if name in known or not may_be_codes(name, array) or is_exempt(name):
+        if name in known or not can_be_codes(name, array) or is_exempt(name):
             continue
         module, size = split_name(name)[0], (len(array.shape), prod(array.shape))
         if module not in largest or size > largest[module][0]:
@@ -261,17 +261,17 @@ def _of_layers(arrays: Iterable[str], weights: Collection[str]) -> set[str]:
     return {name for name in weights if split_name(name)[0] in modules}
 
 
-def may_be_scaled(name: str, dtype: DType) -> bool:
+def can_be_scaled(name: str, dtype: DType) -> bool:
     """Whether an array is worth a closer look: very few are, and checkpoints have 100,000 of them."""
     return not is_plain(dtype) or bare_name(name).endswith(BLOCK_SCALE)
 
 
-def _may_be_exempt(array: Described, config: Mapping[str, Any] | None) -> bool:
+def _can_be_exempt(array: ArrayLike, config: Mapping[str, Any] | None) -> bool:
     """Whether a module that is not quantised may have such an array.
 
     Nothing tells float8 that has lost its scales from float8 that is meant, but a configuration that says so.
     """
-    return not array.dtype.is_float or not is_narrow(array.dtype) or states(config, array.dtype)
+    return not array.dtype.is_float or not is_narrow(array.dtype) or states_dtype(config, array.dtype)
 
 
 def is_scale(name: str) -> bool:
@@ -279,7 +279,7 @@ def is_scale(name: str) -> bool:
     return bare_name(name).endswith(_SCALE_ENDS) or scales_no_weight(name)
 
 
-def _needs_scale(name: str, array: Described) -> bool:
+def _needs_scale(name: str, array: ArrayLike) -> bool:
     """Whether an array that nothing scales is a quantised weight all the same."""
     if len(array.shape) < 2 or not is_narrow(array.dtype) or scales_word(name):
         return False
@@ -314,18 +314,18 @@ class QuantizedTree:
 
 def quantized_in(tree: Tree) -> QuantizedTree:
     """What is quantised in a tree; worked out once."""
-    return tree.once(_found)
+    return tree.once(_find_weights)
 
 
-def _found(tree: Tree) -> QuantizedTree:
+def _find_weights(tree: Tree) -> QuantizedTree:
     # A step is a whole number, and no weight.
     arrays = (
         (path, array.dtype) for path, array in tree.arrays.items() if array.shape or array.dtype.is_float
     )
-    if not any(may_be_scaled(_last(path), dtype) for path, dtype in arrays):
+    if not any(can_be_scaled(_last(path), dtype) for path, dtype in arrays):
         return QuantizedTree({}, {}, {})
     config, (paths, result) = tree.metadata.config, by_names(tree)
-    if says_quantized(config) or any(item.scales for item in result.values()):
+    if declared_quantization(config) or any(item.scales for item in result.values()):
         return QuantizedTree(paths, result, {})
     return QuantizedTree(paths, {}, {name: item for name, item in result.items() if item.dtype.is_float})
 

@@ -14,7 +14,7 @@ from ckpttools.core.tally import add_counts
 from ckpttools.formats.base import Extents
 from ckpttools.formats.placement import Range
 from ckpttools.plan.plan import Plan
-from ckpttools.quantized.scale_checks import naming_all
+from ckpttools.quantized.scale_checks import list_all_damaged
 from ckpttools.run.bindings import new_run_id
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
@@ -90,7 +90,7 @@ class Execution:
                     raise
                 self._threads.guarded(lambda: self._worker(todo, InThread(self._plan, self._watch)))
         if self._threads.error is not None:
-            raise naming_all(self._threads.error, self._plan.tree.arrays.values())
+            raise list_all_damaged(self._threads.error, self._plan.tree.arrays.values())
         return self._extents
 
     @property

@@ -15,7 +15,7 @@ from ckpttools.core.process_memory import peak_bytes
 from ckpttools.formats.base import Extents, Layout, Writer
 from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
-from ckpttools.quantized.errors import errors_of, without_errors
+from ckpttools.quantized.errors import drop_error_counts, quantization_errors
 from ckpttools.run.bindings import select_sound_records
 from ckpttools.run.entries import FinishedTask, kept, left_of, unfinished
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
@@ -120,8 +120,8 @@ def execute(
         bytes_dead=plan.bytes_dead,
         bytes_unlinked=done.unlinked,
         source=purpose.source,
-        counts=without_errors(done.counts),
-        errors=errors_of(done.counts),
+        counts=drop_error_counts(done.counts),
+        errors=quantization_errors(done.counts),
         traffic=traffic(),
         published=published,
     )

@@ -21,7 +21,7 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted_pieces
-from ckpttools.quantized.scale_checks import naming_all
+from ckpttools.quantized.scale_checks import list_all_damaged
 from ckpttools.run.threads import WorkerThread, join_all, start_some
 from ckpttools.stores.base import check_unchanged
 
@@ -161,7 +161,7 @@ class _Scan(Generic[Result]):
                     observe(self._nbytes(index, region))
                     yield Seen(index, region, result)
                 if batch.error is not None:
-                    raise naming_all(batch.error, chain.from_iterable(self._items))
+                    raise list_all_damaged(batch.error, chain.from_iterable(self._items))
             # The results are consistent only if no file has changed.
             check_unchanged(_files(self._items))
         finally:

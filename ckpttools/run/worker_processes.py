@@ -121,7 +121,7 @@ def _is_worth_it(plan: Plan, tasks: Iterable[Task]) -> bool:
     arrays = plan.tree.arrays
     return (
         plan.jobs > 1
-        and sum(task.bytes_out for task in tasks if arrays[task.path].computed) >= _LEAST_BYTES
+        and sum(task.bytes_out for task in tasks if arrays[task.path].is_computed) >= _LEAST_BYTES
         and plan.projected_peak + plan.jobs * (_PROCESS_BYTES + len(plan.tasks) * _TASK_BYTES) <= plan.memory
         and all(isinstance(source, File) and source.price == 1 for source in plan.sources)
         and all(

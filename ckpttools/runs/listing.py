@@ -7,7 +7,7 @@ from dataclasses import field
 from shlex import quote
 from typing import TypeVar
 
-from ckpttools.array.gaps import incomplete
+from ckpttools.array.gaps import missing_chunks
 from ckpttools.array.tree import Path, Tree
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, suppress_step_warnings
@@ -385,7 +385,7 @@ def tree_listing(tree: Tree, name: str, step_tree: Tree | None = None) -> ItemLi
     if has_parameters and all(map(_is_factor, view.of_role("parameter"))):
         kind = "adapter"
     arrays = tree.arrays.values()
-    lacking = incomplete(arrays)
+    lacking = missing_chunks(arrays)
     missing = 0 if lacking is None else lacking.missing
     nbytes = sum(array.nbytes for array in arrays)
     return ItemListing(name, kind, len(arrays), nbytes, missing, is_state)

@@ -15,7 +15,7 @@ from itertools import accumulate, chain
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Held, renewed
+from ckpttools.array.nodes import InMemoryArray, rebuild_arrays
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
@@ -63,7 +63,7 @@ def _is_elsewhere(array: LazyArray) -> bool:
 
 def _is_cut_within(array: LazyArray, placement: Placement) -> bool:
     """Whether no chunk has parts of two shards."""
-    if not isinstance(array, Held):
+    if not isinstance(array, InMemoryArray):
         return False
     boxes = {box.shape for box in owners_of(array)}
     if array.shape in boxes or not array.size:
@@ -225,7 +225,7 @@ def _owned_tasks(plan: Plan) -> Iterator[tuple[int, Task]]:
     for task in plan.tasks:
         if task.path not in whole:
             array = plan.tree.arrays[task.path]
-            pieces = _owned_boxes if isinstance(array, Held) else makers.pieces
+            pieces = _owned_boxes if isinstance(array, InMemoryArray) else makers.pieces
             for owner, region in pieces(task.path, array, task.region):
                 yield owner, _task(task.path, array, region)
     for path in plan.tree.arrays:
@@ -332,7 +332,7 @@ class _Owners:
 
     def __init__(self, array: LazyArray) -> None:
         self._asked: set[int] = set()
-        self._array = renewed({"": array}, self._asking)[""]
+        self._array = rebuild_arrays({"": array}, self._asking)[""]
 
     def of(self, region: Region) -> frozenset[int]:
         """The processes that have some of what a region is read from, which others have not."""
@@ -355,8 +355,8 @@ class _Owners:
         return min(cuts, key=lambda halves: sum(len(self.of(half)) for half in halves), default=[])
 
     def _asking(self, array: LazyArray) -> LazyArray:
-        holder = array.holder if isinstance(array, Held) else None
-        if not isinstance(array, Held) or not isinstance(holder, ShardHolder):
+        holder = array.holder if isinstance(array, InMemoryArray) else None
+        if not isinstance(array, InMemoryArray) or not isinstance(holder, ShardHolder):
             return array
         if not holder.owners:
             return array

@@ -8,7 +8,7 @@ from dataclasses import field, fields
 import jax
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import INNER, Stack, Take, inner, stack
+from ckpttools.array.nodes import INNER, Stack, Take, source_arrays, stack
 from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
@@ -343,7 +343,7 @@ def _untaken(array: LazyArray) -> tuple[LazyArray, int] | None:
 
 def _sub_split_text(array: LazyArray) -> Hashable:
     """Equal for arrays that are made alike of the same stored ones."""
-    parts = inner(array)
+    parts = source_arrays(array)
     if not parts:
         return id(array)
     own = (repr(getattr(array, field.name)) for field in fields(array) if field.name not in INNER)

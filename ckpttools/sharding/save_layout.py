@@ -13,7 +13,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Held
+from ckpttools.array.nodes import InMemoryArray
 from ckpttools.array.storage import Sharding
 from ckpttools.array.tree import Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
@@ -115,7 +115,7 @@ class OwnedWriter:
 
 def owners_of(array: LazyArray) -> Mapping[Region, int]:
     """The shards that processes have, with who has them; all of it is process 0's where all have it."""
-    holder = array.holder if isinstance(array, Held) else None
+    holder = array.holder if isinstance(array, InMemoryArray) else None
     owners = holder.owners if isinstance(holder, ShardHolder) else ()
     return {box: process for process, box in owners} or {Region.whole(array.shape): 0}
 
@@ -206,7 +206,7 @@ def keeping_shardings(writer: Writer, tree: Tree) -> Writer:
     chunks: dict[Path, Shape] = {}
     shardings: dict[Path, Sharding] = {}
     for path, array in tree.arrays.items():
-        holder = array.holder if isinstance(array, Held) else None
+        holder = array.holder if isinstance(array, InMemoryArray) else None
         sharding = holder.sharding if isinstance(holder, ShardHolder) and array.size else None
         kept = None if sharding is None or path in tree.metadata.key_impls else _kept(sharding)
         if sharding is not None and kept is not None:

@@ -8,7 +8,7 @@ from dataclasses import field, replace
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Held, distinct, renewed
+from ckpttools.array.nodes import InMemoryArray, distinct_arrays, rebuild_arrays
 from ckpttools.array.tree import Empty, Leaf, Metadata, Path, Text, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
@@ -61,8 +61,8 @@ def _refuse_path(pytree: Any) -> None:
 def holders(tree: Tree) -> Iterator[ShardHolder | Abstract]:
     """What holds the arrays that a tree is made of, each once."""
     seen: set[int] = set()
-    for array in distinct(tree.arrays.values()):
-        if isinstance(array, Held) and id(array.holder) not in seen:
+    for array in distinct_arrays(tree.arrays.values()):
+        if isinstance(array, InMemoryArray) and id(array.holder) not in seen:
             seen.add(id(array.holder))
             assert isinstance(array.holder, ShardHolder | Abstract)
             yield array.holder
@@ -72,14 +72,14 @@ def with_own_holders(tree: Tree) -> Tree:
     """The same tree with other holders of the same elements: those of the user stay as they are."""
     if not any(holders(tree)):
         return tree
-    built: dict[int, Held] = {}
+    built: dict[int, InMemoryArray] = {}
 
     def renew(array: LazyArray) -> LazyArray:
-        if not isinstance(array, Held) or not isinstance(array.holder, ShardHolder):
+        if not isinstance(array, InMemoryArray) or not isinstance(array.holder, ShardHolder):
             return array
         return built.setdefault(id(array.holder), replace(array, holder=array.holder.again()))
 
-    return replace(tree, leaves={**tree.leaves, **renewed(tree.arrays, renew)})
+    return replace(tree, leaves={**tree.leaves, **rebuild_arrays(tree.arrays, renew)})
 
 
 def has_parts_elsewhere(tree: Tree) -> bool:
@@ -232,7 +232,7 @@ def _held(name: str, leaf: Any) -> LazyArray:
         return _held_key(name, leaf)
     if isinstance(leaf, jax.Array):
         dtype = _dtype(name, leaf.dtype)
-        return Held(tuple(leaf.shape), dtype, shards_of(name, leaf, dtype))
+        return InMemoryArray(tuple(leaf.shape), dtype, shards_of(name, leaf, dtype))
     if isinstance(leaf, np.ma.MaskedArray):
         raise UsageError(
             "no format holds what an array masks",
@@ -244,9 +244,9 @@ def _held(name: str, leaf: Any) -> LazyArray:
         dtype = _dtype(name, array.dtype)
         shard = Shard(Region.whole(array.shape), array)
         version = version_of_elements(array)
-        return Held(array.shape, dtype, ShardHolder(name, dtype, [shard], version, elements=array))
+        return InMemoryArray(array.shape, dtype, ShardHolder(name, dtype, [shard], version, elements=array))
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__"):
-        return Held(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))
+        return InMemoryArray(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))
     raise UsageError(
         "a leaf of the tree is no array",
         location=name or None,
@@ -263,9 +263,9 @@ def _held_key(name: str, leaf: Any) -> LazyArray:
     if isinstance(leaf, jax.Array):
         data = jax.random.key_data(leaf)
         dtype = _dtype(name, data.dtype)
-        return Held(tuple(data.shape), dtype, shards_of(name, data, dtype, leaf))
+        return InMemoryArray(tuple(data.shape), dtype, shards_of(name, data, dtype, leaf))
     shape = jax.eval_shape(jax.random.key_data, leaf)
-    return Held(tuple(shape.shape), _dtype(name, shape.dtype), Abstract(name))
+    return InMemoryArray(tuple(shape.shape), _dtype(name, shape.dtype), Abstract(name))
 
 
 def _dtype(name: str, dtype: Any) -> DType:

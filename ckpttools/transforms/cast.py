@@ -22,8 +22,8 @@ from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.scales import is_plain
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.conversion import Convert, is_lossless
-from ckpttools.transforms.dequantize import Dequantize, is_of_read_scheme
-from ckpttools.transforms.scales import spared
+from ckpttools.transforms.dequantize import Dequantize, has_readable_scheme
+from ckpttools.transforms.scales import spare_quantized
 from ckpttools.transforms.select import require_matches
 
 
@@ -77,33 +77,33 @@ class CastMap:
             FormatError: a quantised weight, which has scales; a pattern that names what belongs to one;
                 numbers that may have lost their scales, without `force`.
         """
-        plain = self._dequantized(tree)
+        plain = self._dequantize(tree)
         tree = plain.tree
         require_matches(self.dtypes, tree.arrays, tree.metadata.location)
         named = {path for path in tree.arrays if first_match(path, self.dtypes)} if self.dtypes else set()
-        expected, declared = spared(tree, dict(self._expected(tree)), named, force=self.force)
+        expected, declared = spare_quantized(tree, dict(self._expected(tree)), named, force=self.force)
         self._check(tree, expected)
         leaves = {
-            path: _converted(leaf, expected[path], path)
+            path: _convert_array(leaf, expected[path], path)
             if isinstance(leaf, LazyArray) and path in expected
             else leaf
             for path, leaf in tree.items()
         }
         notes = _notes([(tree.arrays[path].dtype, dtype) for path, dtype in expected.items()])
-        declared = plain.notes + declared + Notes(tuple(notes), remarks=tuple(self._kept(tree)))
+        declared = plain.notes + declared + Notes(tuple(notes), remarks=tuple(self._table_remarks(tree)))
         return Transformed(Tree(leaves, tree.metadata), declared)
 
-    def _kept(self, tree: Tree) -> Iterator[str]:
+    def _table_remarks(self, tree: Tree) -> Iterator[str]:
         """What to say of tables that stay as they are."""
         floats = (path for path, array in tree.arrays.items() if array.dtype.is_float and is_table(path))
         kept = [path for path in floats if not first_match(path, self.dtypes)]
         if kept and self.dtype is not None:
             yield f"{array_count(kept)} keep their dtype, as they hold numbers of experts: {keystr(kept[0])}"
 
-    def _dequantized(self, tree: Tree) -> Transformed:
+    def _dequantize(self, tree: Tree) -> Transformed:
         """The tree of plain numbers; as it is where none are asked for, or by a scheme that is not read."""
         dtype = None if self.dtype is None else parse_dtype(self.dtype)
-        if dtype is None or not (is_plain(dtype) and is_of_read_scheme(tree)):
+        if dtype is None or not (is_plain(dtype) and has_readable_scheme(tree)):
             return Transformed(tree)
         return Dequantize(dtype, self.dequantize_like)(tree)
 
@@ -124,16 +124,16 @@ class CastMap:
         never = [path for path, pair in casts.items() if path in keys or not _can_cast(*pair)]
         if never:
             raise MappingError(
-                f"these arrays cannot be cast:{_listed(never, casts)}",
+                f"these arrays cannot be cast:{_list_casts(never, casts)}",
                 location=tree.metadata.location or None,
                 expected="whole or floating-point numbers, and no PRNG keys",
                 hint=f"give {option('dtype_map')} narrower patterns",
             )
         lossy = [path for path, pair in casts.items() if not _keeps_numbers(*pair)]
         if lossy and not self.force:
-            what, instead = _what_is_lost([casts[path] for path in lossy])
+            what, instead = _loss_and_remedy([casts[path] for path in lossy])
             raise MappingError(
-                f"casting these arrays can lose {what}:{_listed(lossy, casts)}",
+                f"casting these arrays can lose {what}:{_list_casts(lossy, casts)}",
                 location=tree.metadata.location or None,
                 hint=f"{instead}, or use {option('force', True)}",
             )
@@ -146,10 +146,10 @@ def can_cast(dtype: DType, to: DType) -> bool:
 
 def cast(array: LazyArray, dtype: DType) -> LazyArray:
     """`array` in `dtype`; itself where it is that already, or holds no floating-point numbers."""
-    return _converted(array, dtype) if array.dtype.is_float and array.dtype != dtype else array
+    return _convert_array(array, dtype) if array.dtype.is_float and array.dtype != dtype else array
 
 
-def _converted(array: LazyArray, dtype: DType, path: Path = ()) -> LazyArray:
+def _convert_array(array: LazyArray, dtype: DType, path: Path = ()) -> LazyArray:
     if array.dtype.kind == "bool":
         return elementwise(array, Convert(dtype, keystr(path)))
     exact = array.dtype.is_float and Cast(dtype).exactness(array.dtype).exact
@@ -184,7 +184,7 @@ def _keeps_numbers(dtype: DType, to: DType) -> bool:
     return (dtype.is_float and to.is_of_weights) or is_lossless(dtype, to)
 
 
-def _what_is_lost(casts: Collection[tuple[DType, DType]]) -> tuple[str, str]:
+def _loss_and_remedy(casts: Collection[tuple[DType, DType]]) -> tuple[str, str]:
     """What casts that are not among floating-point numbers lose, in words, and what to do instead."""
     if all(to.is_float and not to.is_of_weights for _, to in casts):
         return "signs and zeros", "powers of two are scales alone: take a dtype of numbers, such as bfloat16"
@@ -195,7 +195,7 @@ def _can_cast(dtype: DType, to: DType) -> bool:
     return "complex" not in (dtype.kind, to.kind) and to.kind != "bool"
 
 
-def _listed(paths: list[Path], casts: Mapping[Path, tuple[DType, DType]]) -> str:
+def _list_casts(paths: list[Path], casts: Mapping[Path, tuple[DType, DType]]) -> str:
     return listing([f"{keystr(path)}: {casts[path][0]} to {casts[path][1]}" for path in paths])
 
 

@@ -16,10 +16,10 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ckpttools.array.lazy import require_booleans
-from ckpttools.array.rounding import as_float32, round_to, spare_of
+from ckpttools.array.rounding import as_float32, reusable_buffer, round_to
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DTYPES, DType
-from ckpttools.mapping.values import blockwise, rounded
+from ckpttools.mapping.values import blockwise, round_constant
 
 if TYPE_CHECKING:
     import numpy as np
@@ -55,8 +55,8 @@ class Convert:
             return counts
 
         def convert(block: np.ndarray) -> np.ndarray:
-            built = self._converted(block, dtype)
-            counts.update(self._lost(block, built, dtype))
+            built = self._convert(block, dtype)
+            counts.update(self._count_losses(block, built, dtype))
             return built
 
         blockwise(source, target, dtype, self.to, convert)
@@ -71,16 +71,18 @@ class Convert:
             built = target[start : start + _ROUNDED]
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
                 round_to(self.to, block, built)
-            counts.update(self._lost(block, built.view(self.to.numpy), dtype))
+            counts.update(self._count_losses(block, built.view(self.to.numpy), dtype))
 
-    def _converted(self, block: np.ndarray, dtype: DType) -> np.ndarray:
+    def _convert(self, block: np.ndarray, dtype: DType) -> np.ndarray:
         if self.to.is_float:
             whole = not dtype.is_float and self.to.bits < 64
-            return rounded(_as_float64(block, dtype) if whole else block, self.to)
-        return _as_whole(block, dtype, self.to)
+            return round_constant(_as_float64(block, dtype) if whole else block, self.to)
+        return _to_integers(block, dtype, self.to)
 
-    def _lost(self, block: np.ndarray, built: np.ndarray, dtype: DType) -> dict[str, int]:
-        return (_lost_of_float if self.to.is_float else _lost_of_whole)(block, built, dtype, self.to)
+    def _count_losses(self, block: np.ndarray, built: np.ndarray, dtype: DType) -> dict[str, int]:
+        return (_count_float_losses if self.to.is_float else _count_integer_losses)(
+            block, built, dtype, self.to
+        )
 
 
 def is_lossless(dtype: DType, to: DType) -> bool:
@@ -108,7 +110,7 @@ def _as_float64(block: np.ndarray, dtype: DType) -> np.ndarray:
     return np.where(fits, block, odd).astype(np.float64)
 
 
-def _as_whole(block: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
+def _to_integers(block: np.ndarray, dtype: DType, to: DType) -> np.ndarray:
     import numpy as np
 
     least, limit = to.limits
@@ -132,7 +134,7 @@ def _plain_dtype(dtype: DType) -> np.dtype[np.generic]:
     return (DTYPES["int8"] if dtype.value_bits else dtype).numpy
 
 
-def _lost_of_float(block: np.ndarray, built: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
+def _count_float_losses(block: np.ndarray, built: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
     import numpy as np
 
     if to.bits == 16 and (fewer := _underflowed(block, built, dtype)) is not None:
@@ -157,7 +159,7 @@ def _underflowed(block: np.ndarray, built: np.ndarray, dtype: DType) -> int | No
     import numpy as np
 
     bits = built.view(np.uint16)
-    magnitudes = np.bitwise_and(bits, 0x7FFF, out=spare_of(bits.shape, bits.dtype))
+    magnitudes = np.bitwise_and(bits, 0x7FFF, out=reusable_buffer(bits.shape, bits.dtype))
     beyond = np.array(np.inf).astype(built.dtype).view(np.uint16)
     if not magnitudes.size or magnitudes.max() >= beyond:
         return None
@@ -167,7 +169,7 @@ def _underflowed(block: np.ndarray, built: np.ndarray, dtype: DType) -> int | No
     return int(np.count_nonzero(_numbers(block.reshape(-1)[zeros], dtype)))
 
 
-def _lost_of_whole(block: np.ndarray, built: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
+def _count_integer_losses(block: np.ndarray, built: np.ndarray, dtype: DType, to: DType) -> dict[str, int]:
     import numpy as np
 
     least, limit = to.limits

@@ -10,11 +10,11 @@ from ckpttools.core.dtypes import DType, parse_dtype
 from ckpttools.core.errors import FormatError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.quantized.config import FIELD, says_quantized, scheme
+from ckpttools.quantized.config import FIELD, declared_quantization, scheme
 from ckpttools.quantized.decoding import Like as Like
 from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.dequantized_tree import Logical, logical
-from ckpttools.quantized.modules import half_quantised, is_fused, is_linear
+from ckpttools.quantized.dequantized_tree import DequantizedTree, dequantize_tree
+from ckpttools.quantized.modules import half_quantized_experts, is_fused, is_linear
 from ckpttools.quantized.scale_checks import check_values
 from ckpttools.quantized.scales import is_plain
 from ckpttools.quantized.schemes.registry import read_methods
@@ -47,10 +47,10 @@ class Dequantize:
                 fit; scales that are no numbers; lists all.
         """
         dtype = None if self.dtype is None else parse_dtype(self.dtype)
-        return with_notes(dequantized(tree, dtype, self.like), tree)
+        return with_notes(dequantize_with_notes(tree, dtype, self.like), tree)
 
 
-def with_notes(built: Logical, tree: Tree) -> Transformed:
+def with_notes(built: DequantizedTree, tree: Tree) -> Transformed:
     """What was made of a tree, and what the user should know of it."""
     if built.tree is tree:
         return Transformed(tree)
@@ -62,19 +62,19 @@ def with_notes(built: Logical, tree: Tree) -> Transformed:
     return Transformed(built.tree, built.notes + Notes(remarks=(declared,) if is_written else ()))
 
 
-def dequantized(
+def dequantize_with_notes(
     tree: Tree, dtype: DType | None = None, like: Like = "float32", *, is_read: bool = True
-) -> Logical:
+) -> DequantizedTree:
     """The tree of plain numbers; as it is where no configuration says how weights are quantised.
 
     Arguments and errors are those of `Dequantize`. Scales are looked at if numbers are going to be read.
     """
     if like not in LIKES:
         raise UsageError(f"unknown {option('dequantize_like', like)}", expected=" or ".join(LIKES))
-    if not is_said_to_be_quantized(tree):
-        return Logical(tree, Notes(), {})
+    if not declares_quantization(tree):
+        return DequantizedTree(tree, Notes(), {})
     refuse_few_bits(dtype, tree.metadata.location)
-    built = logical(tree, dtype, like=like)
+    built = dequantize_tree(tree, dtype, like=like)
     if not is_read:
         return built
     declared = check_values(tree, built.weights.values(), dtype, like)
@@ -113,8 +113,8 @@ def require_numbers(tree: Tree, why: str) -> None:
     Raises:
         FormatError: there are some.
     """
-    if is_of_read_scheme(tree):
-        declared, location = says_quantized(tree.metadata.config), tree.metadata.location or None
+    if has_readable_scheme(tree):
+        declared, location = declared_quantization(tree.metadata.config), tree.metadata.location or None
         raise FormatError(
             f"{why}, and these weights are quantised",
             location=location,
@@ -124,25 +124,25 @@ def require_numbers(tree: Tree, why: str) -> None:
         )
 
 
-def is_said_to_be_quantized(tree: Tree) -> bool:
+def declares_quantization(tree: Tree) -> bool:
     """Whether a tree has quantised weights, and a configuration that says how, or MaxText's names.
 
     Or scales of activations and caches alone, which that configuration is about as well.
     """
-    weights, declared = quantized_in(tree).weights, says_quantized(tree.metadata.config)
+    weights, declared = quantized_in(tree).weights, declared_quantization(tree.metadata.config)
     if declared:
         return bool(weights or weights_in(tree).left_out)
     return bool(weights and weights_in(tree).readable)
 
 
-def is_half_quantised(tree: Tree) -> bool:
+def is_half_quantized(tree: Tree) -> bool:
     """Whether some of what vLLM puts together is quantised and some is not."""
     quantised, named = quantized_in(tree).weights, {dotted(path): item for path, item in tree.arrays.items()}
     plain = (name for name, item in named.items() if is_linear(name, item) or is_fused(name, item))
-    return bool(half_quantised(quantised, (name for name in plain if name not in quantised)))
+    return bool(half_quantized_experts(quantised, (name for name in plain if name not in quantised)))
 
 
-def is_of_read_scheme(tree: Tree) -> bool:
+def has_readable_scheme(tree: Tree) -> bool:
     """Whether a tree has quantised weights, and its configuration names a method that is read."""
-    declared = says_quantized(tree.metadata.config)
-    return (not declared or declared.get("quant_method") in read_methods()) and is_said_to_be_quantized(tree)
+    declared = declared_quantization(tree.metadata.config)
+    return (not declared or declared.get("quant_method") in read_methods()) and declares_quantization(tree)

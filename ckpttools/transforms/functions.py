@@ -26,7 +26,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region
 from ckpttools.core.user_code import check_code
 from ckpttools.transforms.base import Transform, Transformed
-from ckpttools.transforms.moves import Move, moved, path_like
+from ckpttools.transforms.moves import Move, move_leaves, path_like
 from ckpttools.transforms.rename import Remap, read_rules, renames
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ class MapArrays:
                 nothing is left.
             FormatError: a list would have gaps.
         """
-        built = {path: self._made(path, array) for path, array in tree.arrays.items()}
+        built = {path: self._map_array(path, array) for path, array in tree.arrays.items()}
         dropped = tuple(keystr(path) for path, move in built.items() if move is None)
         kept = (built.get(path, Move(path, path, leaf)) for path, leaf in tree.items())
-        return Transformed(moved(tree, (move for move in kept if move)), Notes(dropped=dropped))
+        return Transformed(move_leaves(tree, (move for move in kept if move)), Notes(dropped=dropped))
 
-    def _made(self, path: Path, array: LazyArray) -> Move | None:
+    def _map_array(self, path: Path, array: LazyArray) -> Move | None:
         try:
             result = self.function(keystr(path), array)
         except Exception as error:
@@ -149,7 +149,7 @@ def _module(home: str, spec: str) -> ModuleType:
     if is_file and not FilePath(home).exists():
         raise StorageError(f"{home} is not there", hint="check the spelling of the path")
     try:
-        return _loaded(FilePath(home)) if is_file else importlib.import_module(home)
+        return _load(FilePath(home)) if is_file else importlib.import_module(home)
     except Exception as error:
         raise (FormatError if is_file else UsageError)(
             f"cannot import {home}",
@@ -159,7 +159,7 @@ def _module(home: str, spec: str) -> ModuleType:
         ) from error
 
 
-def _loaded(file: FilePath) -> ModuleType:
+def _load(file: FilePath) -> ModuleType:
     """The module that a file is, executed once."""
     name = f"ckpttools_map:{file.resolve()}"
     if name in sys.modules:
@@ -278,17 +278,17 @@ def _in_memory(value: Any) -> InMemory:
 
 def values_of(tree: Tree) -> Any:
     """The tree as dictionaries and lists with arrays in them; arrays that are not `InMemory` are read."""
-    return _valued(tree.nested())
+    return _plain_value(tree.nested())
 
 
-def _valued(node: Any) -> Any:
+def _plain_value(node: Any) -> Any:
     match node:
         case LazyArray():
             return value_of(node)
         case dict():
-            return {key: _valued(value) for key, value in node.items()}
+            return {key: _plain_value(value) for key, value in node.items()}
         case list():
-            return [_valued(value) for value in node]
+            return [_plain_value(value) for value in node]
         case _:
             return node
 
@@ -313,12 +313,12 @@ def value_of(array: LazyArray) -> Any:
             atoms = [length for group in array.split for length in group]
             return value_of(array.source).reshape(atoms).transpose(array.order).reshape(array.shape)
         case Elementwise() | Padded() | Repeated():
-            return _made_on_host(array)
+            return _host_array(array)
         case _:
             return array.read()
 
 
-def _made_on_host(array: Derived) -> Any:
+def _host_array(array: Derived) -> Any:
     """What the array is, made on the host and put where its source is."""
     import numpy as np
 

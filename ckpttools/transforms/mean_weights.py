@@ -25,7 +25,7 @@ DECAYS: Mapping[str, Callable[[float], float]] = {
 }
 
 
-class Weighted(NamedTuple):
+class WeightedMean(NamedTuple):
     """A weight for each checkpoint, in their order, and what the sum is divided by."""
 
     weights: tuple[float, ...]
@@ -53,7 +53,7 @@ class MeanWeights:
     decay: Decay | None = None
     normalize: bool = True
 
-    def of(self, count: int) -> Weighted:
+    def of(self, count: int) -> WeightedMean:
         """The weights of so many checkpoints; those of a mean times a power of two where they are far from 1.
 
         Raises:
@@ -76,7 +76,7 @@ class MeanWeights:
         if not self.normalize:
             if not any(weights):
                 raise UsageError("no checkpoint counts: all weights are 0", expected="one that is not")
-            return Weighted(weights, 1.0)
+            return WeightedMean(weights, 1.0)
         if not isfinite(sum(map(abs, weights))):
             raise UsageError(
                 "the sum of the weights is too large for a number",
@@ -94,17 +94,17 @@ class MeanWeights:
 
     def _weights(self, count: int) -> Sequence[float]:
         if self.ema is not None:
-            return _moving(self.ema, count)
+            return _moving_average_weights(self.ema, count)
         if self.decay is not None:
-            return _decaying(self.decay, count)
+            return _decay_weights(self.decay, count)
         return [1.0] * count if self.weights is None else self.weights
 
 
-def _near_one(weights: Sequence[float], total: float) -> Weighted:
+def _near_one(weights: Sequence[float], total: float) -> WeightedMean:
     """The same shares, of which no product is lost below the smallest number of float32."""
     exponent = _exponent(weights)
     shift = -exponent if abs(exponent) > _MOST_EXPONENT else 0
-    return Weighted(tuple(ldexp(weight, shift) for weight in weights), ldexp(total, shift))
+    return WeightedMean(tuple(ldexp(weight, shift) for weight in weights), ldexp(total, shift))
 
 
 def _exponent(weights: Sequence[float]) -> int:
@@ -112,13 +112,13 @@ def _exponent(weights: Sequence[float]) -> int:
     return frexp(max(map(abs, weights)))[1]
 
 
-def _moving(decay: float, count: int) -> list[float]:
+def _moving_average_weights(decay: float, count: int) -> list[float]:
     if not 0 <= decay < 1:
         raise UsageError("the decay of a moving average lies between 0 and 1", got=f"{option('ema', decay)}")
     return [decay ** (count - 1), *((1 - decay) * decay ** (count - 1 - k) for k in range(1, count))]
 
 
-def _decaying(name: str, count: int) -> list[float]:
+def _decay_weights(name: str, count: int) -> list[float]:
     if name not in DECAYS:
         raise UsageError(f"no curve is called {name}", expected=", ".join(DECAYS), hint="choose one of them")
     curve = DECAYS[name]

@@ -8,7 +8,7 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.array.tree import Leaf, Path, Tree, keystr
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, MappingError, listing
-from ckpttools.transforms.scales import refuse_parting
+from ckpttools.transforms.scales import refuse_separation
 
 _RENAME = "make their names differ, or drop one of them"
 
@@ -40,7 +40,7 @@ def path_like(keys: Iterable[str], source: Path) -> Path:
     return tuple(locations.get(key, key) for key in keys)
 
 
-def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
+def move_leaves(tree: Tree, moves: Iterable[Move]) -> Tree:
     """The tree that `moves` make, with the metadata of `tree`.
 
     Raises:
@@ -55,7 +55,7 @@ def moved(tree: Tree, moves: Iterable[Move]) -> Tree:
         raise MappingError("no array is left", location=tree.metadata.location or None)
     _check_lists(built, tree)
     kept = {move.source: move for move in listed if move.source is not None}
-    refuse_parting(
+    refuse_separation(
         tree, built, {m.target: path for path, m in kept.items() if _keeps_dtype(tree[path], m.leaf)}
     )
     scalars = (kept[path] for path in tree.metadata.scalars if path in kept)

@@ -16,19 +16,19 @@ from ckpttools.core.errors import FormatError, UnknownNameError, UsageError
 from ckpttools.core.message_terms import option, repeated_option
 from ckpttools.core.notes import Note, Notes
 from ckpttools.core.text import array_count, sample_names, sort_naturally
-from ckpttools.quantized.config import FIELD, says_quantized, scheme
-from ckpttools.quantized.dequantizable import not_readable, weights_in
+from ckpttools.quantized.config import FIELD, declared_quantization, scheme
+from ckpttools.quantized.dequantizable import unreadable_error, weights_in
 from ckpttools.quantized.encoders import GROUP, Fp8Blocks, Mxfp4Encoder
 from ckpttools.quantized.modules import (
     EXPERTS,
-    EXPERTS_APART,
     MLP_EXPERTS,
-    half_quantised,
+    SEPARATE_EXPERTS,
+    half_quantized_experts,
     is_fused,
     is_linear,
     is_out_first,
-    left_modules,
     single_matrices,
+    unquantized_modules,
 )
 from ckpttools.quantized.scales import BLOCK_SCALE, is_plain
 from ckpttools.quantized.unsupported_errors import remedy
@@ -81,7 +81,7 @@ class TargetScheme:
 def _is_fp8(name: str, array: LazyArray, model: Model) -> bool:
     if is_linear(name, array):
         return True
-    apart = model.kind in EXPERTS_APART and MLP_EXPERTS in name
+    apart = model.kind in SEPARATE_EXPERTS and MLP_EXPERTS in name
     return apart and is_fused(name, array) and is_out_first(name, array, model.hidden) is not False
 
 
@@ -169,7 +169,7 @@ class Quantize:
         """
         refuse_quantized(tree, by_config=True)
         named = by_name(tree.arrays)
-        how, chosen = SCHEMES[self.scheme], self._chosen(tree)
+        how, chosen = SCHEMES[self.scheme], self._chosen_paths(tree)
         others = {path: item for path, item in tree.arrays.items() if path not in chosen}
         leaves: dict[Path, Leaf] = {}
         for path, leaf in tree.items():
@@ -181,7 +181,7 @@ class Quantize:
         built = Tree(leaves, tree.metadata).with_metadata(config=config)
         return Transformed(built, self._notes(tree, chosen, others))
 
-    def _chosen(self, tree: Tree) -> set[Path]:
+    def _chosen_paths(self, tree: Tree) -> set[Path]:
         """What is to be quantised."""
         require_matches(self.exclude, tree.arrays, tree.metadata.location)
         how, model = SCHEMES[self.scheme], _model(tree.metadata.config)
@@ -221,11 +221,11 @@ def refuse_quantized(tree: Tree, *, by_config: bool = False, hint: str | None = 
         by_config: whether it is enough that the configuration says so.
         hint: what to do; None for what makes plain weights of them.
     """
-    declared, result = says_quantized(tree.metadata.config), quantized_in(tree).weights
+    declared, result = declared_quantization(tree.metadata.config), quantized_in(tree).weights
     if result or (by_config and declared is not None):
         read = weights_in(tree)
         if read.faults and not read.is_whole:
-            raise not_readable(read, tree.metadata.config, tree.metadata.location)
+            raise unreadable_error(read, tree.metadata.config, tree.metadata.location)
         raise FormatError(
             "weights are quantised already",
             location=tree.metadata.location or None,
@@ -261,7 +261,7 @@ def _with_scheme(
 ) -> Mapping[str, Any] | None:
     if config is None:
         return None
-    return {**config, FIELD: {**how.declared, "modules_to_not_convert": left_modules(arrays, chosen)}}
+    return {**config, FIELD: {**how.declared, "modules_to_not_convert": unquantized_modules(arrays, chosen)}}
 
 
 def _wide(others: Mapping[Path, LazyArray]) -> Iterator[str]:
@@ -290,7 +290,7 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
         other = _scheme_for(dotted(others[0]), tree.arrays[others[0]], tree.metadata.config)
         instead = f"; {option('scheme', other)} is for those" if other else ""
         yield f"not quantised: {array_count(others)} of fused experts; this scheme is for {how.what}{instead}"
-    yield from _half(tree, chosen, how)
+    yield from _half_quantized(tree, chosen, how)
     block = how.declared.get("weight_block_size")
     uneven = [
         dotted(path)
@@ -306,11 +306,11 @@ def _remarks(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterato
         )
 
 
-def _half(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
+def _half_quantized(tree: Tree, chosen: Collection[Path], how: TargetScheme) -> Iterator[str]:
     """What to say where matrices are left out that vLLM puts together with others."""
     model, names = _model(tree.metadata.config), {dotted(path) for path in chosen}
     taken = [dotted(path) for path, array in tree.arrays.items() if how.takes(dotted(path), array, model)]
-    half = half_quantised(names.intersection(taken), (item for item in taken if item not in names))
+    half = half_quantized_experts(names.intersection(taken), (item for item in taken if item not in names))
     if half:
         patterns = _patterns(sort_naturally(half), names)
         few = len(patterns) <= _FEW

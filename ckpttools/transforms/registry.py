@@ -34,15 +34,15 @@ def transform_named(name: str, declared: Mapping[str, Any]) -> Transform:
         UsageError: an option that it does not have, or that cannot be meant.
         MappingError: it cannot be made with these options.
     """
-    make = _made_by(name)
+    make = _build_transform(name)
     given = {key: value for key, value in declared.items() if value is not None}
-    return _Guarded(
-        name, _guarded(name, make, **parse_options(options_of(name), given, tuple, f"{name} is not called"))
+    return _GuardedTransform(
+        name, _guard(name, make, **parse_options(options_of(name), given, tuple, f"{name} is not called"))
     )
 
 
 @dataclass(frozen=True)
-class _Guarded:
+class _GuardedTransform:
     """A transform of another package.
 
     Attributes:
@@ -60,7 +60,7 @@ class _Guarded:
             MappingError: it fails, or returns something else.
             CheckpointError: what it raises on purpose.
         """
-        built = _guarded(self.name, self.transform, tree)
+        built = _guard(self.name, self.transform, tree)
         if not isinstance(built, Transformed):
             raise MappingError(
                 f"the transform {self.name} returned something else",
@@ -70,7 +70,7 @@ class _Guarded:
         return built
 
 
-def _guarded(name: str, call: Callable[..., T], /, *arguments: Any, **options: Any) -> T:
+def _guard(name: str, call: Callable[..., T], /, *arguments: Any, **options: Any) -> T:
     try:
         return call(*arguments, **options)
     except (CheckpointError, MemoryError, OSError):
@@ -86,15 +86,15 @@ def _guarded(name: str, call: Callable[..., T], /, *arguments: Any, **options: A
 
 def options_of(name: str) -> Sequence[Option]:
     """What may be said of a transform."""
-    return getattr(_made_by(name), "options", ())
+    return getattr(_build_transform(name), "options", ())
 
 
 def help_of(name: str) -> str:
     """What a transform does: its docstring."""
-    return cleandoc(_made_by(name).__doc__ or name).partition("\n\nAttributes:")[0]
+    return cleandoc(_build_transform(name).__doc__ or name).partition("\n\nAttributes:")[0]
 
 
-def _made_by(name: str) -> Maker:
+def _build_transform(name: str) -> Maker:
     if name not in transforms():
         near = near_names(name, transforms(), 1)
         raise UnknownNameError(

@@ -31,7 +31,7 @@ from ckpttools.mapping.row import Row
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, moved, path_like
+from ckpttools.transforms.moves import Move, move_leaves, path_like
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,8 @@ class Remap:
         if self.strict:
             self._check_all([path for path in tree.arrays if taken[path] is None])
         dropped = [p for p in tree.arrays if (result := taken[p]) and result[0].target is None]
-        moves = [*_renamed(tree, taken), *self._arranged(tree, taken)]
-        return Transformed(moved(tree, moves), Notes(dropped=tuple(map(keystr, dropped))))
+        moves = [*_renamed(tree, taken), *self._arrange_axes(tree, taken)]
+        return Transformed(move_leaves(tree, moves), Notes(dropped=tuple(map(keystr, dropped))))
 
     def _taken(self, path: Path) -> tuple[Rule, Bindings] | None:
         """The rule for a leaf, and what its fields are filled with."""
@@ -206,7 +206,7 @@ class Remap:
                 hint="add rules for them, with `drop = true` for what is to be left out",
             )
 
-    def _arranged(self, tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
+    def _arrange_axes(self, tree: Tree, taken: Mapping[Path, tuple[Rule, Bindings] | None]) -> Iterator[Move]:
         """Where arrays go that rules with axes make."""
         rules = [rule for rule in self.rules if rule.axes is not None]
         names: dict[str, Path] = {}
@@ -227,7 +227,7 @@ class Remap:
         arrays = {name: self._array(tree, path) for name, path in names.items()}
         sizes = {axis: Size(length, f"{self.location}: sizes") for axis, length in self.sizes.items()}
         table = Table(tuple(rule.row for rule, _ in used), sizes, location=tree.metadata.location)
-        mapped = self._mapped(table, arrays)
+        mapped = self._map_path(table, arrays)
         # Axes that stay as they are leave the array what it is.
         same = {id(array): names[name] for name, array in arrays.items()}
         for rule, source in used:
@@ -242,7 +242,7 @@ class Remap:
             raise MappingError("a rule with axes is for arrays", location=self.location, got=keystr(path))
         return leaf
 
-    def _mapped(self, table: Table, arrays: Mapping[str, LazyArray]) -> Mapped:
+    def _map_path(self, table: Table, arrays: Mapping[str, LazyArray]) -> Mapped:
         try:
             return table.to_left(arrays)
         except CoverageError as error:

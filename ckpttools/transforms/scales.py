@@ -7,20 +7,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Stack, Take, inner
+from ckpttools.array.nodes import Stack, Take, source_arrays
 from ckpttools.array.tree import Path, Tree, dotted
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.errors import FormatError, MappingError, listing
 from ckpttools.core.message_terms import option
 from ckpttools.core.notes import Notes
-from ckpttools.quantized.config import says_quantized, scheme, stated_dtypes
+from ckpttools.quantized.config import declared_quantization, scheme, stated_dtypes
 from ckpttools.quantized.scales import is_plain, scales_word, split_name
 from ckpttools.quantized.unsupported_errors import quantized_error, refuse_unknown, remedy
 from ckpttools.quantized.weights import Quantized, by_names, last_keys, quantized_in
 
 
-def spared(
+def spare_quantized(
     tree: Tree, expected: Mapping[Path, DType], named: Collection[Path], *, force: bool
 ) -> tuple[dict[Path, DType], Notes]:
     """What of a cast may be done: what quantised weights need stays as it is, unless it is asked for by name.
@@ -40,7 +40,7 @@ def spared(
             that may have lost their scales; or others to so few bits beside quantised weights.
     """
     result, config, location = quantized_in(tree), tree.metadata.config, tree.metadata.location
-    if expected and says_quantized(config):
+    if expected and declared_quantization(config):
         _refuse_unknown(tree, expected)
     names = {dotted(path): path for path in expected} if result.weights or result.unclear else {}
     hit = [item for name, item in result.weights.items() if name in names]
@@ -55,12 +55,12 @@ def spared(
         raise FormatError(
             "what belongs to quantised weights cannot be cast:" + listing(asked),
             location=location or None,
-            got=scheme(says_quantized(config)) or None,
+            got=scheme(declared_quantization(config)) or None,
             hint=f"name other arrays in {option('dtype_map')}; {option('dtype')} leaves these as they are",
         )
     left = {names[side] for side in sides}
     _refuse_few_bits(tree, {path: dtype for path, dtype in expected.items() if path not in left})
-    notes = Notes(remarks=(*_left_alone(sides, says_quantized(config)), *_taken(unclear)))
+    notes = Notes(remarks=(*_untouched(sides, declared_quantization(config)), *_taken(unclear)))
     return {path: dtype for path, dtype in expected.items() if path not in left}, notes
 
 
@@ -78,7 +78,7 @@ def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
     result = quantized_in(tree).weights
     few = {path: dtype for path, dtype in expected.items() if dtype.is_float and not is_plain(dtype)}
     if result and few:
-        declared = says_quantized(tree.metadata.config)
+        declared = declared_quantization(tree.metadata.config)
         lines = [f"{dotted(path)}: {tree.arrays[path].dtype} to {dtype}" for path, dtype in few.items()]
         raise FormatError(
             "beside quantised weights, arrays that are cast to so few bits would be taken for weights "
@@ -90,7 +90,7 @@ def _refuse_few_bits(tree: Tree, expected: Mapping[Path, DType]) -> None:
         )
 
 
-def _left_alone(sides: Mapping[str, Quantized], declared: Mapping[str, Any] | None) -> Iterator[str]:
+def _untouched(sides: Mapping[str, Quantized], declared: Mapping[str, Any] | None) -> Iterator[str]:
     if sides:
         count = f"{len(sides)} array" + "s" * (len(sides) > 1)
         keys = ", ".join(dict.fromkeys(last_keys([side]) for side in sides))
@@ -108,7 +108,7 @@ def _taken(unclear: Collection[Quantized]) -> Iterator[str]:
         )
 
 
-def refuse_parting(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
+def refuse_separation(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
     """Refuses a tree in which quantised weights and what belongs to them are not as they were, together.
 
     Args:
@@ -128,22 +128,22 @@ def refuse_parting(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> Non
     }
     if not members:
         return
-    _refuse_rearranging(tree, rearranged(built, members))
+    _refuse_rearranging(tree, is_rearranged(built, members))
     if any(weight.sides for weight in result.weights.values()):
         _refuse_halves(tree, built, sources)
     _refuse_rearranging(tree, recast(built, members))
-    _refuse_rearranging(tree, apart(built, members, result.weights))
+    _refuse_rearranging(tree, separate_members(built, members, result.weights))
 
 
 def _refuse_halves(tree: Tree, built: Tree, sources: Mapping[Path, Path]) -> None:
-    """Refuses parts of quantised modules without the others; arguments and errors as `refuse_parting`."""
+    """Refuses parts of quantised modules without the others; arguments and errors as `refuse_separation`."""
     before = quantized_in(tree).scaled_weights
     targets = {dotted(source): dotted(target) for target, source in sources.items()}
     weights = {id(tree.arrays[path]): tree.arrays[path] for path in before}
-    lost = [*_lost(before.values(), targets, built), *_cast_on_the_way(weights, built)]
-    left = [*_left_over(before.values(), targets), *_halved(before.values(), targets)]
+    lost = [*_lost(before.values(), targets, built), *_intermediate_casts(weights, built)]
+    left = [*_left_over(before.values(), targets), *_is_separated(before.values(), targets)]
     if lost or left:
-        declared = says_quantized(tree.metadata.config)
+        declared = declared_quantization(tree.metadata.config)
         what = (
             "quantised weights would lose their scales, or what else they need, without which their numbers "
             "mean nothing:"
@@ -166,7 +166,7 @@ def _refuse_rearranging(tree: Tree, lines: Iterator[str]) -> None:
         raise MappingError(
             "what belongs to quantised modules can be renamed, not rearranged:" + listing(wrong),
             location=tree.metadata.location or None,
-            got=scheme(says_quantized(tree.metadata.config)) or None,
+            got=scheme(declared_quantization(tree.metadata.config)) or None,
             expected="each of these arrays as it is, or all of a module's stacked alike on a new first axis",
             hint="leave the axes of these arrays as they are, or dequantise the model first",
         )
@@ -214,7 +214,7 @@ def _left_over(before: Collection[Quantized], targets: Mapping[str, str]) -> Ite
             yield f"{side}: without {last_keys(weights)}"
 
 
-def _halved(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
+def _is_separated(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterator[str]:
     """A line for each weight that is left out, and not the others of its module that have its scales."""
     sharing: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for item in before:
@@ -226,7 +226,7 @@ def _halved(before: Collection[Quantized], targets: Mapping[str, str]) -> Iterat
             yield f"{scale}: without {last_keys(gone)}"
 
 
-def _cast_on_the_way(weights: Mapping[int, LazyArray], built: Tree) -> Iterator[str]:
+def _intermediate_casts(weights: Mapping[int, LazyArray], built: Tree) -> Iterator[str]:
     """A line for each array that is made of a weight's bare numbers in another dtype.
 
     Args:
@@ -237,7 +237,7 @@ def _cast_on_the_way(weights: Mapping[int, LazyArray], built: Tree) -> Iterator[
         rest = [array]
         while rest:
             each = rest.pop()
-            rest += inner(each)
+            rest += source_arrays(each)
             if id(each) in weights and each.dtype != array.dtype:
                 yield f"{dotted(path)}: cast from {each.dtype} to {array.dtype}"
                 break
@@ -272,7 +272,7 @@ class _Origin:
     members: tuple[str, ...]
 
 
-def rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
+def is_rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
     """A line for each array in which a part of a quantised module is in another order.
 
     Args:
@@ -285,7 +285,7 @@ def rearranged(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
 
 
 def recast(built: Tree, members: Mapping[int, str]) -> Iterator[str]:
-    """A line for each array that a part of a quantised module is in another dtype in; as `rearranged`."""
+    """A line for each array that a part of a quantised module is in another dtype in; as `is_rearranged`."""
     for name, array, member in _others(built, members):
         if member.dtype != array.dtype:
             yield f"{name}: cast from {member.dtype} to {array.dtype}"
@@ -307,14 +307,16 @@ def _members(array: LazyArray, members: Mapping[int, str]) -> Iterator[LazyArray
         if id(each) in members:
             yield each
         else:
-            rest += inner(each)
+            rest += source_arrays(each)
 
 
-def apart(built: Tree, members: Mapping[int, str], before: Mapping[str, Quantized]) -> Iterator[str]:
+def separate_members(
+    built: Tree, members: Mapping[int, str], before: Mapping[str, Quantized]
+) -> Iterator[str]:
     """A line for each array made of parts of quantised modules whose other parts are not made alike.
 
     Args:
-        built, members: as for `rearranged`.
+        built, members: as for `is_rearranged`.
         before: the quantised weights of the old tree.
     """
     origins: dict[str, _Origin] = {}

@@ -13,7 +13,7 @@ from ckpttools.core.errors import UsageError, near_names
 from ckpttools.core.message_terms import quoted_option
 from ckpttools.core.notes import Notes
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, moved
+from ckpttools.transforms.moves import Move, move_leaves
 
 _MOST_NAMED = 8
 
@@ -45,7 +45,7 @@ class Select:
         """
         kept = _matched(tree, self.keep) if self.keep else set(tree)
         kept -= _matched(tree, self.drop)
-        names = _cut(tree, self.prefix) if self.prefix else {path: path for path in tree}
+        names = _cut_prefix(tree, self.prefix) if self.prefix else {path: path for path in tree}
         kept &= names.keys()
         dropped = [path for path in tree.arrays if path not in kept]
         if len(dropped) == len(tree.arrays):
@@ -56,7 +56,7 @@ class Select:
                 hint="keep more, or drop less",
             )
         left = (Move(path, names[path], leaf) for path, leaf in tree.items() if path in kept)
-        return Transformed(moved(tree, left), Notes(dropped=tuple(map(keystr, dropped))))
+        return Transformed(move_leaves(tree, left), Notes(dropped=tuple(map(keystr, dropped))))
 
     def _options(self) -> Iterator[str]:
         yield from (quoted_option("prefix", self.prefix) for _ in filter(None, [self.prefix]))
@@ -64,14 +64,14 @@ class Select:
         yield from (quoted_option("drop", pattern) for pattern in self.drop)
 
 
-def _cut(tree: Tree, prefix: str) -> dict[Path, Path]:
+def _cut_prefix(tree: Tree, prefix: str) -> dict[Path, Path]:
     """The paths that begin with a prefix, each with what is left of it.
 
     Raises:
         UsageError: there is none; says which names are near.
     """
     expected = prefix.rstrip("./") + "."
-    cut = {path: rest for path in tree if (rest := _behind(path, expected))}
+    cut = {path: rest for path in tree if (rest := _path_below(path, expected))}
     if cut:
         return cut
     known = {name.partition(".")[0] for name in map(dotted, tree)}
@@ -85,7 +85,7 @@ def _cut(tree: Tree, prefix: str) -> dict[Path, Path]:
     )
 
 
-def _behind(path: Path, prefix: str) -> Path:
+def _path_below(path: Path, prefix: str) -> Path:
     """What follows a prefix that ends in a dot; empty where a path does not begin so."""
     for location, key in enumerate(path):
         text = str(key)

@@ -14,7 +14,7 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, matches_any, plural, sample_names
 from ckpttools.roles.buffers import is_buffer
 from ckpttools.transforms.base import Transformed
-from ckpttools.transforms.moves import Move, moved
+from ckpttools.transforms.moves import Move, move_leaves
 
 # Keys under which trainers put a model's whole state dict: torchtitan and accelerate, Lightning, DeepSpeed.
 _OUTER = frozenset(("app", "model", "model_state_dict", "module", "policy", "state_dict", "weights"))
@@ -25,7 +25,7 @@ _STATE = "_extra_state"
 _MODULE, _MODEL = "module.", "model."
 
 
-def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
+def strip_wrappers(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     """The tree with plain names of weights; as it is where not all of its arrays are wrapped alike.
 
     Python numbers beside a state dict (`epoch`) are left out with what is around it, but for those in a list
@@ -41,18 +41,18 @@ def unwrapped(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     names = {path: str(path[-1]) for path in weights if len(path) == len(outer) + 1}
     if not names or len(names) < len(weights):
         return Transformed(tree, Notes())
-    plain, taken = _without_wrappers(names)
+    plain, taken = _strip_names(names)
     if (not outer and not taken) or len({*plain.values()}) < len(plain):
         return Transformed(tree, Notes())
     others = [path for path in tree.arrays if path not in plain and path not in tree.metadata.scalars]
-    stays = dict.fromkeys([*others, *_beside_in_lists(tree, others)])
+    stays = dict.fromkeys([*others, *_list_siblings(tree, others)])
     moves = [Move(path, (name,), tree[path]) for path, name in plain.items()]
     moves += [Move(path, path, tree[path]) for path in stays]
     numbers = [dotted(path) for path in tree.arrays if path in tree.metadata.scalars and path not in stays]
-    return Transformed(moved(tree, moves), Notes(remarks=tuple(_remarks(outer, taken, numbers))))
+    return Transformed(move_leaves(tree, moves), Notes(remarks=tuple(_remarks(outer, taken, numbers))))
 
 
-def _beside_in_lists(tree: Tree, paths: Iterable[Path]) -> Iterator[Path]:
+def _list_siblings(tree: Tree, paths: Iterable[Path]) -> Iterator[Path]:
     """All leaves in the outermost lists that some of these are in."""
     lists = set(map(_list_of, paths)) - {None}
     return (path for path in tree if _list_of(path) in lists)
@@ -73,7 +73,7 @@ def find_buffers(tree: Tree, drop: Collection[str] = ()) -> list[Path]:
     ]
 
 
-def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
+def drop_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     """Leave out arrays that PyTorch modules keep next to weights: states, such as scales of Transformer
     Engine, and buffers, which models recompute.
 
@@ -95,7 +95,7 @@ def without_states(tree: Tree, drop: Collection[str] = ()) -> Transformed:
     if buffers:
         names_of_buffers = sample_names([dotted(path) for path in buffers])
         remarks.append(f"left out, because models recompute such buffers: {names_of_buffers}")
-    return Transformed(moved(tree, kept), Notes(remarks=tuple(remarks)))
+    return Transformed(move_leaves(tree, kept), Notes(remarks=tuple(remarks)))
 
 
 def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
@@ -103,7 +103,7 @@ def patterns_of_others(tree: Tree, drop: Collection[str] = ()) -> list[str]:
 
     Args:
         tree: of a checkpoint of PyTorch.
-        drop: as of `unwrapped`.
+        drop: as of `strip_wrappers`.
     """
     arrays = [path for path in tree.arrays if not matches_any(dotted(path), drop)]
     weights = (path for path in arrays if path not in tree.metadata.scalars)
@@ -130,7 +130,7 @@ def _outer_keys(paths: Collection[Path]) -> Path:
     return outer if all(key in _OUTER for key in outer) else ()
 
 
-def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str]]:
+def _strip_names(names: dict[Path, str]) -> tuple[dict[Path, str], list[str]]:
     """Names without prefixes that all have, and without wrappers; and what was taken away."""
     taken: dict[str, None] = {}
     for _ in range(4):
@@ -138,7 +138,7 @@ def _without_wrappers(names: dict[Path, str]) -> tuple[dict[Path, str], list[str
         for item in filter(_may_be_wrapped, names.values()):
             taken.update((f"{word}.", None) for word in item.split(".")[:-1] if word in _WRAPPERS)
         names = {path: _unwrapped_name(name) for path, name in names.items()}
-        for prefix, is_prefix in ((_MODULE, _have), (_MODEL, _have_twice)):
+        for prefix, is_prefix in ((_MODULE, _all_start_with), (_MODEL, _has_doubled_prefix)):
             if is_prefix(names.values(), prefix):
                 taken[prefix] = None
                 names = {path: name.removeprefix(prefix) for path, name in names.items()}
@@ -158,14 +158,14 @@ def _unwrapped_name(name: str) -> str:
     return ".".join([*(word for word in above if word not in _WRAPPERS), last])
 
 
-def _have(names: Iterable[str], prefix: str) -> bool:
+def _all_start_with(names: Iterable[str], prefix: str) -> bool:
     return all(name.startswith(prefix) for name in names)
 
 
-def _have_twice(names: Collection[str], prefix: str) -> bool:
+def _has_doubled_prefix(names: Collection[str], prefix: str) -> bool:
     """Whether a prefix that models have themselves is there once more: `model.model.layers`."""
     inside = (prefix + prefix, f"{prefix}lm_head.")
-    return _have(names, prefix) and any(name.startswith(inside) for name in names)
+    return _all_start_with(names, prefix) and any(name.startswith(inside) for name in names)
 
 
 def _remarks(outer: Path, taken: Collection[str], numbers: Sequence[str]) -> Iterator[str]:

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from support import quantised_weights as built
 from support.quantised_weights import Made
 
-from ckpttools.array.nodes import Dequantized, Stored, distinct, elementwise, inner, relayout, take
+from ckpttools.array.nodes import (
+    Dequantized,
+    Stored,
+    distinct_arrays,
+    elementwise,
+    relayout,
+    source_arrays,
+    take,
+)
 from ckpttools.array.scratch import Scratch
 from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
@@ -21,8 +29,8 @@ from ckpttools.core.errors import DamagedScalesError, FormatError
 from ckpttools.core.region import Region
 from ckpttools.quantized.decoding import Like
 from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.dequantized_tree import logical
-from ckpttools.quantized.scale_checks import naming_all, sound_of, value_faults
+from ckpttools.quantized.dequantized_tree import dequantize_tree
+from ckpttools.quantized.scale_checks import list_all_damaged, scale_check_of, value_faults
 from ckpttools.testing.strategies import regions, stored
 from ckpttools.transforms.dequantize import Dequantize
 
@@ -56,7 +64,7 @@ def weights(draw: st.DrawFn) -> Made:
 
 
 def logical_array(weight: Made, dtype: str = "bfloat16", like: Like = "float32"):
-    done = logical(weight.tree, DTYPES[dtype], like=like)
+    done = dequantize_tree(weight.tree, DTYPES[dtype], like=like)
     return done.tree.arrays[(weight.name,)]
 
 
@@ -92,7 +100,7 @@ def test_every_region_is_the_product_of_codes_and_scales(weight, data):
 def test_what_is_left_is_the_model_as_it_was(weight):
     tree = weight.tree
     plain = {("norm.weight",): logical_array(weight), **tree.leaves}
-    done = logical(Tree(plain, tree.metadata))
+    done = dequantize_tree(Tree(plain, tree.metadata))
     biases = [name for name in weight.arrays if name.endswith("_bias")]
     assert {name for (name,) in done.tree} == {"norm.weight", weight.name, *biases}
     assert "quantization_config" not in done.tree.metadata.config
@@ -179,11 +187,11 @@ def test_rows_that_take_turns_are_decoded_once():
     weight = built.mxfp4(np.random.default_rng(0), 2, 8, 1)
     array = logical_array(weight)
     gate = take(relayout(array, [(2,), (32,), (4, 2)], (3, 0, 1, 2), (1, 1, 1, 1)), 0, 1)
-    (moved,) = inner(gate)
-    (decoded,) = inner(moved)
+    (moved,) = source_arrays(gate)
+    (decoded,) = source_arrays(moved)
     assert isinstance(decoded, Dequantized)
     assert decoded.shape == (2, 4, 2, 32)
-    assert all(isinstance(item, Stored) for item in inner(decoded))
+    assert all(isinstance(item, Stored) for item in source_arrays(decoded))
     assert (bits(gate.read()) == bits(weight.bfloat16[:, :, 1::2])).all()
 
 
@@ -259,7 +267,7 @@ def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight
         is_refused = True
     declared = value_faults(weight.tree, [result], DTYPES[to], like)
     assert bool(declared.damaged) == is_refused
-    decoding = next(item for item in distinct([array]) if isinstance(item, Dequantized)).decoding
+    decoding = next(item for item in distinct_arrays([array]) if isinstance(item, Dequantized)).decoding
     factors = decoding.factors([carriers_of(weight.arrays[scale.name]) for scale in result.scales])
     first = result.scales[0]
     cells = (at // length for at, length in zip(np.indices(result.shape), first.block, strict=True))
@@ -330,7 +338,7 @@ def test_exponents_in_whole_numbers_that_are_of_no_blocks(method, shape, scales)
     codes = np.ones(shape, ml_dtypes.float8_e4m3fn)
     arrays = {"w.weight": codes, "w.weight_scale": np.full(scales, 130, np.uint8)}
     declared = {"quant_method": method, "scale_fmt": "ue8m0", "weight_block_size": None}
-    array = logical(built.tree_of(arrays, {"quantization_config": declared})).tree.arrays["w.weight",]
+    array = dequantize_tree(built.tree_of(arrays, {"quantization_config": declared})).tree.arrays["w.weight",]
     assert (array.read() == 8).all()
 
 
@@ -356,10 +364,10 @@ def test_all_that_have_one_name_are_looked_at():
     damaged, whole = built.int4(rng, 16, 4, 16, shifted=True), built.int4(rng, 16, 4, 16, shifted=True)
     damaged.arrays[f"{damaged.name}_scale"][0, 0] = np.nan
     for order in ((damaged, whole), (whole, damaged)):
-        named = naming_all(DamagedScalesError("one"), [logical_array(item) for item in order])
+        named = list_all_damaged(DamagedScalesError("one"), [logical_array(item) for item in order])
         assert str(named).count(f"{damaged.name}_scale: nan") == 1
     undamaged = DamagedScalesError("changed since")
-    assert naming_all(undamaged, [logical_array(whole)]) is undamaged
+    assert list_all_damaged(undamaged, [logical_array(whole)]) is undamaged
 
 
 @pytest.mark.parametrize("order", [(False, True), (True, False)])
@@ -380,8 +388,8 @@ def test_scales_without_axes_that_stay_are_looked_at():
     codes, one = DTYPES["float8_e4m3fn"], np.asarray(1, np.float32)
     scales = {"whole": one, "broken": one * np.nan}
     named = {name: stored(item, DTYPES["float32"]) for name, item in scales.items()}
-    arrays = [elementwise(item, sound_of(item, codes, name)) for name, item in named.items()]
-    assert "broken: nan" in str(naming_all(DamagedScalesError("one"), arrays))
+    arrays = [elementwise(item, scale_check_of(item, codes, name)) for name, item in named.items()]
+    assert "broken: nan" in str(list_all_damaged(DamagedScalesError("one"), arrays))
 
 
 def carriers_of(array: np.ndarray) -> np.ndarray:

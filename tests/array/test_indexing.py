@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, basic_indices
 
-from ckpttools.array.lazy import indexing
+from ckpttools.array.lazy import parse_index
 from ckpttools.array.nodes import Stored
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.stores.memory import Bytes
@@ -37,7 +37,7 @@ def test_any_index_gives_what_numpy_gives(case):
 def test_no_smaller_box_has_all_of_it(case):
     shape, index = case
     locations = np.indices(shape).reshape((len(shape), *shape))
-    region = indexing(shape, index).region
+    region = parse_index(shape, index).region
     for axis, result in enumerate(locations):
         taken = result[index]
         if taken.size:

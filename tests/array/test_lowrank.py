@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trees import lazy
 
-from ckpttools.array.nodes import Constant, elementwise, low_rank, plus, relayout, renormed, stack, swapped
+from ckpttools.array.nodes import (
+    Constant,
+    add_arrays,
+    dora_update,
+    elementwise,
+    low_rank,
+    relayout,
+    stack,
+    swap_last_axes,
+)
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError
@@ -38,7 +47,7 @@ def stored(draw, matrices):
     """Matrices that are stored as they are, or with rows and columns exchanged."""
     if draw(st.booleans()):
         return lazy(matrices)
-    return swapped(lazy(np.ascontiguousarray(matrices.swapaxes(-1, -2))))
+    return swap_last_axes(lazy(np.ascontiguousarray(matrices.swapaxes(-1, -2))))
 
 
 @settings(max_examples=60)
@@ -63,7 +72,7 @@ def test_sums_halfway_between_two_numbers_do_not_turn(dtype, scale):
     sums = left.astype(np.float64) @ right.astype(np.float64)
     product, region = low_rank(lazy(left), lazy(right), scale), Region((3, 5), (150, 160))
     assert np.array_equal(read(product, region), (scale * sums).astype(np.float32)[region.slices])
-    other = swapped(low_rank(swapped(lazy(right)), swapped(lazy(left)), scale))
+    other = swap_last_axes(low_rank(swap_last_axes(lazy(right)), swap_last_axes(lazy(left)), scale))
     assert np.array_equal(read(other, region), (scale * sums).astype(np.float32)[region.slices])
 
 
@@ -92,7 +101,7 @@ def test_a_sum_is_rounded_once(data):
     wide = np.float64 if dtype == "float64" else np.float32
     expected = (array.astype(wide) + addend).astype(DTYPES[dtype].numpy)
     region = data.draw(regions(shape))
-    summed = plus(lazy(array), lazy(addend))
+    summed = add_arrays(lazy(array), lazy(addend))
     assert np.array_equal(read(summed, region), expected[region.slices])
     # Also into memory of another order.
     out = np.empty(region.shape[::-1], summed.dtype.carrier).T
@@ -104,14 +113,16 @@ def test_a_sum_is_rounded_once(data):
 def test_addends_of_any_dtype_find_room(dtype):
     addend = np.ones((700, 3000), DTYPES[dtype].numpy)
     for array in (np.ones((3000, 700), item) for item in (DTYPES["bfloat16"].numpy, np.float64)):
-        assert (read(plus(lazy(array), swapped(lazy(addend))), Region.whole(array.shape)) == 2).all()
+        assert (
+            read(add_arrays(lazy(array), swap_last_axes(lazy(addend))), Region.whole(array.shape)) == 2
+        ).all()
 
 
 def test_adding_a_negative_zero_changes_no_bit():
     every = np.arange(1 << 16, dtype=np.uint16).view(DTYPES["bfloat16"].numpy)
     array = every[~np.isnan(every.astype(np.float32))]
     nothing = Constant(array.shape, DTYPES["float32"], b"\0\0\0\x80")
-    built = plus(lazy(array), nothing).read()
+    built = add_arrays(lazy(array), nothing).read()
     assert np.array_equal(built.view(np.uint16), array.view(np.uint16))
 
 
@@ -122,7 +133,7 @@ def test_rows_get_the_lengths_that_they_should_have(data):
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     matrix, addend = random.standard_normal((2, rows, columns)).astype(np.float32)
     lengths = random.uniform(0.5, 2, rows).astype(np.float32)
-    array = renormed(lazy(matrix), lazy(addend), lazy(lengths))
+    array = dora_update(lazy(matrix), lazy(addend), lazy(lengths))
     total = (matrix + addend).astype(np.float64)
     expected = total * (lengths / np.sqrt((total**2).sum(1)))[:, None] - matrix
     region = data.draw(regions(array.shape))
@@ -137,7 +148,9 @@ def test_sums_that_become_infinite_are_counted(dtype):
     """What was no number before is not."""
     numpy = DTYPES[dtype].numpy
     array = np.array([[np.inf, np.nan, ml_dtypes.finfo(numpy).max, 1]] * 3, np.float64).astype(numpy)
-    summed = plus(lazy(array), low_rank(lazy(np.full((3, 1), 2e19, "f4")), lazy(np.full((1, 4), 1e19, "f4"))))
+    summed = add_arrays(
+        lazy(array), low_rank(lazy(np.full((3, 1), 2e19, "f4")), lazy(np.full((1, 4), 1e19, "f4")))
+    )
     scratch, out = Scratch(summed.scratch_bytes), np.empty(array.shape, summed.dtype.carrier)
     summed.read_into(Region.whole(array.shape), out, scratch)
     assert scratch.counts == {"overflowed": 6 if dtype == "float16" else 3}
@@ -149,9 +162,9 @@ def test_what_does_not_fit_together_is_refused():
     with pytest.raises(ShapeError, match="not the factors of one product"):
         low_rank(matrix, other)
     with pytest.raises(ShapeError, match="cannot be added up"):
-        plus(matrix, other)
+        add_arrays(matrix, other)
     with pytest.raises(ShapeError, match="lengths of its rows"):
-        renormed(matrix, matrix, lazy(np.zeros(2, np.float32)))
+        dora_update(matrix, matrix, lazy(np.zeros(2, np.float32)))
     with pytest.raises(ShapeError, match="not the factors"):
         low_rank(matrix, lazy(np.zeros((2, 3), np.int32)))
 
@@ -182,4 +195,6 @@ def test_sums_of_stacked_products_are_made_layer_by_layer():
     products = [low_rank(lazy(a), lazy(b.T.copy())) for a, b in layers]
     base = random.standard_normal((600, 5, 600)).astype(np.float32)
     expected = base + np.stack([product.read() for product in products], 1)
-    assert np.array_equal(read(plus(lazy(base), stack(products, 1)), Region.whole(base.shape)), expected)
+    assert np.array_equal(
+        read(add_arrays(lazy(base), stack(products, 1)), Region.whole(base.shape)), expected
+    )

@@ -61,7 +61,7 @@ def block(request):
 def exact(monkeypatch):
     """No room for buffers that are rounded up to pages: it would hide what is not accounted for."""
     monkeypatch.setattr(read_blocks, "_PAGE", 0)
-    monkeypatch.setattr(copying, "rounded_up", lambda nbytes: nbytes)
+    monkeypatch.setattr(copying, "round_up_to_page", lambda nbytes: nbytes)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def test_costs_and_locations_are_told_for_every_region(known, data):
 @given(st.data())
 def test_chunks_cost_what_all_that_are_met_cost(data):
     shape = data.draw(shapes(min_rank=0, max_rank=3))
-    array = chunked(noise(shape, BF16), BF16, data.draw(chunk_shapes(shape, beyond=2)))
+    array = chunked(noise(shape, BF16), BF16, data.draw(chunk_shapes(shape, out_of_range_factors=2)))
     region = data.draw(regions(shape))
     met = [
         (array.part(index), grid_cell(shape, array.chunk, index).intersect(region), index)

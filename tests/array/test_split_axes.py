@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.quantised_weights import fp8_rows
 
-from ckpttools.array.nodes import Relayout, padded, relayout, stack, window
+from ckpttools.array.nodes import Relayout, pad_array, relayout, stack, window
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import fitted_pieces
-from ckpttools.quantized.dequantized_tree import logical
+from ckpttools.quantized.dequantized_tree import dequantize_tree
 from ckpttools.run import scanning
 from ckpttools.sharding.scatter import ReadResources, buffers, read_parts
 from ckpttools.sharding.shards import HeldParts, Shards, as_one_part, with_axes_split
@@ -100,10 +100,10 @@ def _any_array(data):
     if kind == "padded" and array.ndim:
         more = [data.draw(st.integers(0, 2)) for _ in array.shape]
         shape = tuple(length + item for length, item in zip(array.shape, more, strict=True))
-        return Known(padded(array, shape), np.pad(truth, [(0, item) for item in more]))
+        return Known(pad_array(array, shape), np.pad(truth, [(0, item) for item in more]))
     if kind == "numbers":
         built = fp8_rows(np.random.default_rng(data.draw(st.integers(0, 99))), (6, 4), "float32")
-        numbers = logical(built.tree, DTYPES["float32"]).tree.arrays[built.name,]
+        numbers = dequantize_tree(built.tree, DTYPES["float32"]).tree.arrays[built.name,]
         order = data.draw(st.permutations(range(3)))
         shape = tuple((2, 3, 4)[item] for item in order)
         turned = relayout(numbers, ((2, 3), (4,)), order, (1, 1, 1))

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.array.fingerprint import Describer
-from ckpttools.array.nodes import Elementwise, Padded, Window, elementwise, padded, repeated, window
+from ckpttools.array.nodes import Elementwise, Padded, Window, elementwise, pad_array, repeat_elements, window
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import ShapeError
@@ -56,7 +56,7 @@ def test_a_window_is_the_slice(known, data):
 @given(known=lazy_arrays(depth=2), data=st.data())
 def test_padding_is_zeros_after_it(known, data):
     shape = longer(data.draw, known.truth.shape)
-    assert_reads(padded(known.array, shape), filled(known.truth, shape), data)
+    assert_reads(pad_array(known.array, shape), filled(known.truth, shape), data)
 
 
 @given(known=lazy_arrays(depth=1), times=st.integers(1, 4), data=st.data())
@@ -67,22 +67,22 @@ def test_repeating_is_that_of_each_element(known, times, data):
         return
     length = data.draw(st.integers((shape[axis] - 1) * times + 1, shape[axis] * times))
     truth = np.repeat(known.truth, times, axis).take(range(length), axis)
-    assert_reads(repeated(known.array, axis, times, length), truth, data)
+    assert_reads(repeat_elements(known.array, axis, times, length), truth, data)
     with pytest.raises(ShapeError, match="cannot be repeated"):
-        repeated(known.array, axis, times, length + times)
+        repeat_elements(known.array, axis, times, length + times)
 
 
 @given(known=lazy_arrays(depth=1), data=st.data())
 def test_cutting_off_what_was_padded_gives_the_array(known, data):
     shape = longer(data.draw, known.truth.shape)
-    array = window(padded(known.array, shape), (0,) * len(shape), known.truth.shape)
+    array = window(pad_array(known.array, shape), (0,) * len(shape), known.truth.shape)
     assert_reads(array, known.truth, data)
 
 
 @given(data=st.data())
 def test_costs_are_those_of_what_is_read(data):
     source = stored(noise((5, 4), F32), F32)
-    wide = padded(source, (9, 4))
+    wide = pad_array(source, (9, 4))
     region = data.draw(regions(wide.shape))
     inside = np.zeros((9, 4), bool)
     inside[:5] = True
@@ -100,7 +100,7 @@ def test_costs_are_those_of_what_is_read(data):
 def test_nothing_to_do_is_the_source_itself():
     source = stored(noise((3, 2), F32), F32)
     assert window(source, (0, 0), (3, 2)) is source
-    assert padded(source, (3, 2)) is source
+    assert pad_array(source, (3, 2)) is source
 
 
 @pytest.mark.parametrize(("start", "shape"), [((1, 0), (3, 2)), ((0, 0), (4, 2)), ((-1, 0), (2, 2))])
@@ -112,14 +112,14 @@ def test_a_window_over_the_edge_is_refused(start, shape):
 @pytest.mark.parametrize("shape", [(2, 2), (3, 1), (3,), (3, 2, 1)])
 def test_padding_to_less_is_refused(shape):
     with pytest.raises(ShapeError, match="cannot make an array smaller"):
-        padded(stored(noise((3, 2), F32), F32), shape)
+        pad_array(stored(noise((3, 2), F32), F32), shape)
 
 
 def test_functions_of_elements_go_below_a_window_and_above_padding():
     """Zeros that were added are values like others: a function of them need not be zero."""
     source = stored(noise((3, 2), BF16), BF16)
     assert isinstance(elementwise(window(source, (1, 0), (2, 2)), Cast(F32)), Window)
-    over = elementwise(padded(source, (4, 2)), Cast(F32))
+    over = elementwise(pad_array(source, (4, 2)), Cast(F32))
     assert isinstance(over, Elementwise)
     assert isinstance(over.source, Padded)
 
@@ -132,11 +132,11 @@ def test_descriptions_tell_different_arrays_apart():
         *(window(source, start, (2, 2)) for start in ((0, 0), (1, 0), (0, 1), (2, 2))),
         window(source, (1, 0), (3, 2)),
         window(other, (1, 0), (2, 2)),
-        padded(source, (5, 4)),
-        padded(source, (4, 5)),
-        padded(other, (5, 4)),
-        padded(window(source, (1, 0), (2, 2)), (4, 4)),
-        window(padded(source, (5, 4)), (1, 0), (2, 2)),
+        pad_array(source, (5, 4)),
+        pad_array(source, (4, 5)),
+        pad_array(other, (5, 4)),
+        pad_array(window(source, (1, 0), (2, 2)), (4, 4)),
+        window(pad_array(source, (5, 4)), (1, 0), (2, 2)),
     ]
     texts = [repr(fingerprinted(array)) for array in arrays]
     assert len(set(texts)) == len(texts)

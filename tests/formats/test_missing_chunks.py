@@ -13,7 +13,7 @@ from support.command_line import ckpt
 from support.locations import GOLDEN, ORBAX
 from support.orbax_items import LITTLE, write_item, zarr3
 
-from ckpttools.array.gaps import incomplete
+from ckpttools.array.gaps import missing_chunks
 from ckpttools.core.errors import FormatError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.report.contents import contents
@@ -89,7 +89,7 @@ def test_what_the_hint_says_makes_it_whole(tmp_path):
             shutil.copytree(process, whole / process.name)
     shutil.copy(HOSTS / "local_host2/3/state/_METADATA", whole)
     tree = open_tree(whole)
-    assert incomplete(tree.arrays.values()) is None
+    assert missing_chunks(tree.arrays.values()) is None
     assert wide("convert", "to-safetensors", whole, tmp_path / "out").exit_code == 0
     shutil.rmtree(whole / "ocdbt.process_3")
     with pytest.raises(FormatError) as caught:
@@ -103,12 +103,12 @@ def test_a_lost_chunk(tmp_path, use_ocdbt):
     values[300:] = 0  # left out by tensorstore, as if it were lost
     arrays = {("w",): (zarr3([LITTLE], [300, 2]), values)}
     item = write_item(tmp_path / "item", arrays, use_ocdbt=use_ocdbt, all_chunks=False)
-    assert incomplete(open_tree(item).arrays.values()) is None
+    assert missing_chunks(open_tree(item).arrays.values()) is None
     document = json.loads((item / "_METADATA").read_bytes())
     for declared, suggests in ((True, False), (None, True)):
         document["store_array_data_equal_to_fill_value"] = declared
         (item / "_METADATA").write_text(json.dumps(document))
-        result = incomplete(open_tree(item).arrays.values())
+        result = missing_chunks(open_tree(item).arrays.values())
         assert result is not None
         assert result.summary == "1 of 2 chunks of 1 array is missing, such as w/c/1/0"
         assert "fetch the checkpoint again" in result.hint
@@ -120,7 +120,7 @@ def test_names_that_are_no_chunks_do_not_count(tmp_path):
     (item / "w/c/1").unlink()
     for name in ("01", "00", "1" * 200, "x"):
         (item / "w/c" / name).write_bytes(bytes(4))
-    result = incomplete(open_tree(item).arrays.values())
+    result = missing_chunks(open_tree(item).arrays.values())
     assert result is not None
     assert result.summary.startswith("1 of 2 chunks")
 

@@ -18,7 +18,7 @@ from support.command_line import ckpt
 from support.object_stores import files_in
 
 import ckpttools
-from ckpttools.array.nodes import swapped
+from ckpttools.array.nodes import swap_last_axes
 from ckpttools.checks.registry import checks
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError
@@ -88,7 +88,7 @@ def test_deviation_counts_rows_and_finds_the_largest_difference(rows, name, is_t
     for row in rows:
         head[row, row % 8] = -head[row, row % 8] - 1
     arrays = [stored(item.view(dtype.carrier), dtype) for item in (head, table)]
-    shown = swapped(arrays[0]) if is_transposed else arrays[0]
+    shown = swap_last_axes(arrays[0]) if is_transposed else arrays[0]
     result = StoredHead(NAMES, shown, arrays[1], is_transposed).deviation(memory=PLENTY)
     if not rows:
         assert result is None

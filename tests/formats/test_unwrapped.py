@@ -14,7 +14,7 @@ from support.torch_files import save, whole
 from support.trees import lazy
 
 import ckpttools
-from ckpttools.array.patterns import first_match, matching, whole_branches
+from ckpttools.array.patterns import expand_branches, first_match, matching
 from ckpttools.array.tree import Metadata, Text, Tree, dotted
 from ckpttools.compare.align import align
 from ckpttools.core.errors import CoverageError, FormatError, UsageError
@@ -24,7 +24,7 @@ from ckpttools.maxtext.hub_names import ToHubNames, has_llama_names, with_hub_na
 from ckpttools.maxtext.model_options import ModelOptions
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.transforms.select import Select
-from ckpttools.transforms.strip_wrappers import patterns_of_others, unwrapped, without_states
+from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others, strip_wrappers
 
 TRAINERS = Path(__file__).parents[2] / "fixtures/torch/trainers"
 TITAN, FSDP, HUB = (TRAINERS / name for name in ("torchtitan/step-10", "fsdp/pytorch_model_fsdp_0", "hub"))
@@ -52,7 +52,7 @@ OUTER = st.sampled_from(((), ("model",), ("app", "model"), ("state_dict",)))
 def test_wrapped_names_are_plain_again(outer, prefix, number, inner):
     """Around everything, before all names, and within a name: the arrays and their order stay."""
     wrapped = [(*outer, prefix + name.replace("0.self", f"0.{inner}self")) for name in NAMES]
-    built = unwrapped(tree_of(wrapped, [("epoch",)] if number and outer else []))
+    built = strip_wrappers(tree_of(wrapped, [("epoch",)] if number and outer else []))
     assert names_of(built) == PLAIN
     assert bool(built.notes.remarks) == (bool(outer) or bool(prefix) or bool(inner))
     assert ("1 number left out (epoch)" in " ".join(built.notes.remarks)) == (number and bool(outer))
@@ -72,7 +72,7 @@ def test_wrapped_names_are_plain_again(outer, prefix, number, inner):
 )
 def test_all_else_stays_as_it_is(paths):
     tree = tree_of(paths)
-    built = unwrapped(tree)
+    built = strip_wrappers(tree)
     assert built.tree is tree and not built.notes.remarks
 
 
@@ -86,7 +86,7 @@ def test_what_is_dropped_may_have_any_name():
         ]
     )
     assert patterns_of_others(tree) == ["app.optim.*", "app.rng"]
-    built = unwrapped(tree, ("app.optim.*", "app.rng"))
+    built = strip_wrappers(tree, ("app.optim.*", "app.rng"))
     assert set(built.tree.arrays) == {
         ("a",),
         ("b",),
@@ -103,14 +103,14 @@ def test_what_is_dropped_may_have_any_name():
     [("optim", "optim.*"), ("opt?m", "opt?m.*"), ("norm", "norm"), ("*", "*"), ("nothing", "nothing")],
 )
 def test_keys_stand_for_all_below_them(pattern, expected):
-    assert whole_branches([pattern], ["norm", "norm.bias", "optim.state.a", "optim.lr"]) == (expected,)
+    assert expand_branches([pattern], ["norm", "norm.bias", "optim.state.a", "optim.lr"]) == (expected,)
 
 
 def test_brackets_of_a_copied_name_are_no_glob():
     names = ["blocks[0].w", "blocks0.w"]
     for pattern in ("blocks[0]", "blocks[0].w"):
-        assert matching(names, whole_branches([pattern], names))[0] == names[0]
-    assert matching(names, whole_branches(["blocks[0]"], names)) == names[:1]
+        assert matching(names, expand_branches([pattern], names))[0] == names[0]
+    assert matching(names, expand_branches(["blocks[0]"], names)) == names[:1]
     assert first_match(("blocks[0]", "w"), ["blocks[0]"]) == "blocks[0]"
 
 
@@ -270,7 +270,7 @@ def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path):
     tree = ckpttools.open(tmp_path / "src")
     hub = ToHubNames()(tree)
     assert {*map(dotted, hub.tree.arrays)} == {*load_file(tmp_path / "plain" / "model.safetensors")}
-    assert without_states(ckpttools.open(tmp_path / "plain")).notes.remarks == ()
+    assert drop_states(ckpttools.open(tmp_path / "plain")).notes.remarks == ()
 
 
 def test_a_list_beside_a_state_dict_stays_whole():
@@ -278,7 +278,7 @@ def test_a_list_beside_a_state_dict_stays_whole():
     paths = [*(("model", name) for name in NAMES), ("l", 1), ("l", 3)]
     tree = tree_of(paths, [("l", 0), ("epoch",)])
     tree = Tree({**tree, ("l", 2): Text("sgd"), ("note",): Text("mine")}, tree.metadata)
-    built = unwrapped(tree, ["l.*"])
+    built = strip_wrappers(tree, ["l.*"])
     assert {*built.tree} == {*PLAIN, *(("l", number) for number in range(4))}
     assert "1 number left out (epoch)" in " ".join(built.notes.remarks)
 
@@ -289,7 +289,7 @@ def test_a_list_of_which_something_is_not_read_is_no_hindrance(tmp_path):
     save(tmp_path / "pytorch_model.bin", saved)
     tree = open_tree(tmp_path)
     assert ("l", 1) in tree and ("l", 0) not in tree
-    assert {*unwrapped(tree, ["l.*"]).tree} == {*PLAIN, ("l", 1)}
+    assert {*strip_wrappers(tree, ["l.*"]).tree} == {*PLAIN, ("l", 1)}
     assert "ckpt inspect tree" in succeed(tmp_path).output
 
 

@@ -21,7 +21,7 @@ from support.locations import DOCS, GOLDEN, GOLDEN_0_2_5
 import ckpttools
 from ckpttools.core.errors import ConfigError, CoverageError, MappingError, UsageError
 from ckpttools.mapping.settings import setting_rules
-from ckpttools.mapping.sizes import nested
+from ckpttools.mapping.sizes import nested_value
 from ckpttools.maxtext.config.infer_settings import matching_model, model_settings
 from ckpttools.maxtext.config.model_facts import ModelFacts, _without_item_keys
 from ckpttools.maxtext.config.models import named_models
@@ -639,7 +639,7 @@ class TestClosedList:
         result = ckpttools.maxtext_config(case)
         sources = [setting.source.partition(": ")[2] for setting in result.settings if ": " in setting.source]
         named = [name for source in sources for name in source.split(", ")]
-        assert [name for name in named if nested(config, name) is None] == []
+        assert [name for name in named if nested_value(config, name) is None] == []
         assert named
 
     @pytest.mark.parametrize(

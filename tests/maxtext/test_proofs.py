@@ -15,7 +15,7 @@ from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.registry import family_of
-from ckpttools.quantized.config import says_quantized
+from ckpttools.quantized.config import declared_quantization
 
 MADE = [
     (version, file)
@@ -36,7 +36,7 @@ def test_every_tensor_comes_back(version: str, leaves: Path):
         text_only="vision_encoder" not in leaves.read_text(),
         exact=True,
         leaves_out=True,
-        quantized="keep" if says_quantized(source.metadata.config) else "dequantize",
+        quantized="keep" if declared_quantization(source.metadata.config) else "dequantize",
     )
     built = to_maxtext(source, options)
     files = ModelFiles(source.metadata.config, spelling=spelling.name)

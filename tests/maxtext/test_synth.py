@@ -18,7 +18,7 @@ from support.stored_trees import contents
 from support.trees import tree_of
 
 import ckpttools
-from ckpttools.array.nodes import seeded
+from ckpttools.array.nodes import seeded_noise
 from ckpttools.core.errors import CheckpointError, ConfigError, CoverageError, ShapeError, UsageError
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.stitch import stitch_models
@@ -41,7 +41,7 @@ def mixed(number: int) -> int:
 @settings(max_examples=25)
 @given(st.data(), shapes(max_rank=4, limit=300), st.integers(0, 9))
 def test_any_region_of_noise_is_the_slice_of_the_formula(data, shape, seed):
-    array = seeded(shape, seed, "w", 0.02)
+    array = seeded_noise(shape, seed, "w", 0.02)
     numbers = [mixed(array.key + k & MASK) for k in range(array.size)]
     sums = [sum(number >> shift & 0xFFFF for shift in (0, 16, 32, 48)) - 131070 for number in numbers]
     truth = (np.array(sums, np.float32) * np.float32(0.02 / 37837.22)).reshape(shape)
@@ -50,9 +50,9 @@ def test_any_region_of_noise_is_the_slice_of_the_formula(data, shape, seed):
 
 
 def test_noise_is_as_wide_as_it_is_said():
-    values = seeded((300, 400), 0, "w", 0.02).read().astype(np.float64)
+    values = seeded_noise((300, 400), 0, "w", 0.02).read().astype(np.float64)
     assert abs(values.std() / 0.02 - 1) < 0.01 and abs(values.mean()) < 0.0003
-    other = seeded((300, 400), 1, "w", 0.02).read()
+    other = seeded_noise((300, 400), 1, "w", 0.02).read()
     assert abs(np.corrcoef(values.ravel(), other.ravel())[0, 1]) < 0.01
     # Neighbours along each axis have nothing in common, either.
     assert abs(np.corrcoef(values[1:].ravel(), values[:-1].ravel())[0, 1]) < 0.01

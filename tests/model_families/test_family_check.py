@@ -19,7 +19,7 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import MappingError, StorageError
 from ckpttools.family_check.check import check_against, check_alone, check_family, check_on_config
 from ckpttools.family_check.definition import Definition
-from ckpttools.family_check.synthetic_models import Sizes, made_up
+from ckpttools.family_check.synthetic_models import Sizes, synthetic_model
 from ckpttools.mapping.row import Layers, row
 from ckpttools.mapping.settings import SettingRules
 from ckpttools.mapping.values import Scale
@@ -121,13 +121,13 @@ class TestMadeUp:
         assert all(sizes.lengths[axis] >= 2 for axis in derived)
 
     def test_every_setting_of_the_flags_is_tried(self):
-        declared = [model.declared for model in made_up(Definition(families()["deepseek"]))]
+        declared = [model.declared for model in synthetic_model(Definition(families()["deepseek"]))]
         assert len(declared) == len(set(declared)) == 80
         assert sum("q_lora_rank null" in item for item in declared) == 40
         assert sum("no first_k_dense_replace" in item for item in declared) == 40
 
     def test_flags_that_only_users_set(self):
-        declared = [model.declared for model in made_up(Definition(families()["mistral"]))]
+        declared = [model.declared for model in synthetic_model(Definition(families()["mistral"]))]
         assert sum("interleaved true" in item for item in declared) == 2
 
     def test_formulas_that_never_come_out(self):

@@ -17,14 +17,14 @@ from ckpttools.array.tree import Metadata, Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, CoverageError
 from ckpttools.formats.registry import open_tree
-from ckpttools.mapping.sizes import nested, states
+from ckpttools.mapping.sizes import nested_value, states_field
 from ckpttools.maxtext.conversion_options import ToHuggingFace, ToMaxText
 from ckpttools.maxtext.model_config import config_for_weights, text_config
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.maxtext.to_hf import to_huggingface
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.model_families.family import FlagRule
-from ckpttools.model_families.hf_defaults import silent_fields
+from ckpttools.model_families.hf_defaults import default_fields
 from ckpttools.model_families.registry import family_named, family_of
 from ckpttools.testing.models import shapes_of
 from ckpttools.testing.trees import Refusing
@@ -157,18 +157,18 @@ class TestMessages:
 
 class TestParts:
     def test_fields_are_where_a_configuration_has_its_text_model(self):
-        assert silent_fields({"model_type": "llama"})["hidden_size"] == 4096
-        text = silent_fields({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2"}})
+        assert default_fields({"model_type": "llama"})["hidden_size"] == 4096
+        text = default_fields({"model_type": "kimi_k25", "text_config": {"model_type": "kimi_k2"}})
         assert text["text_config"]["first_k_dense_replace"] == 3
         assert "hidden_size" not in text
         assert "vision_config" not in text
         thinker = {"text_config": {}, "audio_config": {}}
-        whole = silent_fields({"model_type": "qwen3_omni_moe", "thinker_config": thinker})
+        whole = default_fields({"model_type": "qwen3_omni_moe", "thinker_config": thinker})
         assert whole["thinker_config"]["audio_config"]["d_model"] == 1280
         assert whole["thinker_config"]["tie_word_embeddings"] is False
 
     def test_heads_are_tied_as_the_whole_model_says(self):
-        tied = silent_fields({"model_type": "kimi_k25", "text_config": {"model_type": "deepseek_v3"}})
+        tied = default_fields({"model_type": "kimi_k25", "text_config": {"model_type": "deepseek_v3"}})
         assert tied["tie_word_embeddings"] is True
         assert "tie_word_embeddings" not in tied["text_config"]
 
@@ -192,19 +192,19 @@ class TestParts:
         for left_out in range(len(rule.field) + 1):
             silent = config
             for name in rule.field[:left_out]:
-                silent = with_field(silent, name) if states(silent, name) else silent
+                silent = with_field(silent, name) if states_field(silent, name) else silent
             built = config_for_weights(silent, {}, tied, tied_by=rule).config
             assert rule.read(built, "c").value == tied
-            assert {nested(built, name) for name in rule.field} <= {tied, None}
+            assert {nested_value(built, name) for name in rule.field} <= {tied, None}
 
     def test_null_is_not_silence(self):
-        built = silent_fields({"model_type": "mistral", "num_key_value_heads": None})
+        built = default_fields({"model_type": "mistral", "num_key_value_heads": None})
         assert "num_key_value_heads" not in built
         rule = FlagRule(("q_lora_rank",))
         assert rule.read({"model_type": "deepseek_v3"}, "c").value
         assert not rule.read({"model_type": "deepseek_v3", "q_lora_rank": None}, "c").value
 
     def test_of_unknown_types_nothing_is_known(self):
-        assert silent_fields({"model_type": "kimi_k2"}) == {}
-        assert silent_fields({"model_type": ["llama"]}) == {}
+        assert default_fields({"model_type": "kimi_k2"}) == {}
+        assert default_fields({"model_type": ["llama"]}) == {}
         assert family_of({"model_type": "gemma4"}, "c").name == "gemma4-small"

@@ -113,11 +113,11 @@ def _smooth() -> Iterator[None]:
 def _exact(plain: Callable[..., Any]) -> Callable[..., Any]:
     exact = partial(jax.nn.gelu, approximate=False)
 
-    def computed(module: Any, *args: Any, **options: Any) -> Any:
+    def is_computed(module: Any, *args: Any, **options: Any) -> Any:
         with mock.patch.object(jax.nn, "gelu", exact):
             return plain(module, *args, **options)
 
-    return computed
+    return is_computed
 
 
 def _yarn_where_full() -> contextlib.AbstractContextManager[Any]:

@@ -195,7 +195,7 @@ def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, mon
         codes = unscaled(weight, arrays)
         return SimpleNamespace(read=lambda region: reads.append(region) or codes.read(region))
 
-    monkeypatch.setattr(scale_checks, "unscaled", counted)
+    monkeypatch.setattr(scale_checks, "unscaled_array", counted)
     for number in range(8):
         is_zero = np.ones(grid, bool) if number < 2 else rng.random(grid) < 0.5
         is_zero[-1, -1] = True

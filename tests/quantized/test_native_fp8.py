@@ -332,7 +332,7 @@ def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, li
     tree = ckpttools.Tree(arrays, Metadata(config={"quantization_config": declared}))
     weights = weights_in(tree).readable.values()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scale_checks, "_TOGETHER", limit)
+        patch.setattr(scale_checks, "_READ_ELEMENTS", limit)
         result = scale_checks.value_faults(tree, weights)
     assert [item.split(":")[0] for item in result.damaged] == [f"w{n}.weight_scale_inv" for n in sorted(bad)]
 

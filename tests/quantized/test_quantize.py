@@ -22,7 +22,7 @@ from ckpttools.core.errors import CoverageError, FormatError, UnknownNameError, 
 from ckpttools.core.message_terms import repeated_option
 from ckpttools.maxtext.recognition import find_unowned_arrays
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder
-from ckpttools.quantized.modules import is_linear, left_modules
+from ckpttools.quantized.modules import is_linear, unquantized_modules
 from ckpttools.testing.strategies import stored
 from ckpttools.transforms.dequantize import Dequantize
 from ckpttools.transforms.quantize import Quantize
@@ -373,7 +373,7 @@ def test_what_is_left_is_told_of_by_full_names():
         "model.layers.0.input_layernorm.weight": shaped(8),
         "lm_head.weight": shaped(8, 8),
     }
-    left = left_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"})
+    left = unquantized_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"})
     layers = ("0.mlp.gate", "1.mlp.experts", "1.mlp.up_proj")
     assert left == [
         "lm_head",
@@ -382,7 +382,7 @@ def test_what_is_left_is_told_of_by_full_names():
     ]
     # Of tied heads, too, loaders make a linear layer.
     del arrays["lm_head.weight"]
-    assert left_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"}) == left
+    assert unquantized_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"}) == left
 
 
 def test_values_of_every_dtype_are_quantised_alike(tmp_path):

@@ -18,7 +18,7 @@ from support.locations import GOLDEN
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.api.maxtext_to_hf import plan_to_huggingface
 from ckpttools.api.save import save
-from ckpttools.array.nodes import Dequantized, Stored, distinct, elementwise
+from ckpttools.array.nodes import Dequantized, Stored, distinct_arrays, elementwise
 from ckpttools.array.tree import Tree, dotted
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
@@ -297,7 +297,7 @@ def quantised_trees(draw):
 
 def is_whole(array, codes):
     """Whether a weight is as it was, or the numbers that its codes and scales stand for."""
-    meant = [item for item in distinct([array]) if isinstance(item, Dequantized)]
+    meant = [item for item in distinct_arrays([array]) if isinstance(item, Dequantized)]
     return array is codes or [item.codes for item in meant] == [codes]
 
 

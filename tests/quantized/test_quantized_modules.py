@@ -33,8 +33,8 @@ from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import CheckpointError, FormatError, MappingError
 from ckpttools.formats.registry import open_tree
 from ckpttools.inspection.tree import inspect_tree
-from ckpttools.quantized.auxiliary_tensors import belongings
-from ckpttools.quantized.dequantized_tree import logical
+from ckpttools.quantized.auxiliary_tensors import auxiliary_tensors
+from ckpttools.quantized.dequantized_tree import dequantize_tree
 from ckpttools.quantized.weights import quantized, quantized_in
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastMap, CastTo
@@ -110,7 +110,7 @@ class TestEachKind:
         if kind not in READ:
             return
         tree = tree_of_kind(kind)
-        built = logical(tree).tree
+        built = dequantize_tree(tree).tree
         assert all(array.dtype.name in ("bfloat16", "float32") for array in built.arrays.values())
         assert len(built) == len(PLAIN) + len(MODULES) * (2 if kind == "mxfp4" else 1)
         assert "quantization_config" not in built.metadata.config
@@ -503,7 +503,7 @@ class TestUnknownSchemes:
 def test_a_scale_belongs_to_one_weight_once():
     names = ["m.up", "m.up_scale", "m.down", "m.down_scale", "m.up_order"]
     scales = {"m.up": ("m.up_scale",), "m.down": ("m.down_scale",)}
-    assert belongings(names, scales, scales) == {"m.up": ("m.up_order",)}
+    assert auxiliary_tensors(names, scales, scales) == {"m.up": ("m.up_order",)}
 
 
 def test_hundreds_of_weights_beside_thousands_of_arrays():

@@ -11,12 +11,12 @@ from support.command_line import run
 
 from ckpttools.core.errors import FormatError
 from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.dequantized_tree import logical
+from ckpttools.quantized.dequantized_tree import dequantize_tree
 from ckpttools.quantized.weights import quantized_in
 
 
 def numbers(tree, name):
-    array = next(leaf for path, leaf in logical(tree).tree.arrays.items() if path == (name,))
+    array = next(leaf for path, leaf in dequantize_tree(tree).tree.arrays.items() if path == (name,))
     return array.read().view(ml_dtypes.bfloat16)
 
 
@@ -25,7 +25,7 @@ def test_no_part_of_the_configuration_of_plain_numbers_says_that_they_are_quanti
     weight = built.fp8_rows(np.random.default_rng(0), (8, 8))
     part = {"text_config": {"quantization_config": weight.config, "hidden_size": 8}}
     config = {"quantization_config": weight.config, "thinker_config": part}
-    tree = logical(built.tree_of(weight.arrays, config)).tree
+    tree = dequantize_tree(built.tree_of(weight.arrays, config)).tree
     assert tree.metadata.config == {"thinker_config": {"text_config": {"hidden_size": 8}}}
     assert config["thinker_config"]["text_config"]["quantization_config"] == weight.config
 
@@ -53,7 +53,7 @@ def test_what_else_a_module_has_is_called_a_scheme_that_is_not_read():
     arrays = {**weight.arrays, "m.q_proj.pre_quant_scale": np.ones(24, np.float32)}
     declared = {"quant_method": "modelopt", "quant_algo": "FP8"}
     with pytest.raises(FormatError, match="pre_quant_scale beside it") as error:
-        logical(built.tree_of(arrays, {"quantization_config": declared}))
+        dequantize_tree(built.tree_of(arrays, {"quantization_config": declared}))
     assert "get the checkpoint again" not in str(error.value)
 
 
@@ -63,7 +63,7 @@ def test_deepseek_v4_says_beside_it_that_experts_are_fp4():
     experts = declared.pop("expert_dtype")
     tree = built.tree_of(weight.arrays, {"expert_dtype": experts, "quantization_config": declared})
     assert np.array_equal(numbers(tree, weight.name), weight.bfloat16)
-    assert not logical(tree).tree.metadata.config
+    assert not dequantize_tree(tree).tree.metadata.config
 
 
 @pytest.mark.parametrize("key", ["gate_up_proj", "down_proj"])
@@ -97,7 +97,7 @@ def int4(**weights: str | bool):
 def test_groups_of_other_numbers_or_of_columns_apart_are_refused(odd):
     weight, config = int4(**odd)
     with pytest.raises(FormatError):
-        logical(built.tree_of(weight.arrays, {"quantization_config": config}))
+        dequantize_tree(built.tree_of(weight.arrays, {"quantization_config": config}))
 
 
 ZERO_POINT = "m.experts.0.up_proj.weight_zero_point"
@@ -116,7 +116,7 @@ def test_zero_points_that_are_not_one_for_each_scale_are_refused(odd):
     arrays = {name: item for name, item in weight.arrays.items() if name != ZERO_POINT}
     arrays |= {} if ODD_ZEROS[odd] is None else {ZERO_POINT: ODD_ZEROS[odd]}
     with pytest.raises(FormatError, match="weight_zero_point"):
-        logical(built.tree_of(arrays, {"quantization_config": weight.config}))
+        dequantize_tree(built.tree_of(arrays, {"quantization_config": weight.config}))
 
 
 def test_a_plan_in_a_file_has_zero_points(tmp_path):

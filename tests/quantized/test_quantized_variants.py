@@ -13,7 +13,7 @@ from ckpttools.array.tree import Tree
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError
 from ckpttools.quantized.dequantizable import weights_in
-from ckpttools.quantized.dequantized_tree import logical
+from ckpttools.quantized.dequantized_tree import dequantize_tree
 from ckpttools.testing.strategies import noise, stored
 from ckpttools.transforms.cast import CastTo
 from ckpttools.transforms.dequantize import Dequantize
@@ -83,7 +83,7 @@ WHOLE_8 = groups(num_bits=8, type="int", strategy="channel")
 def test_what_is_not_read_is_named_with_the_tool_that_reads_it(arrays, declared, named):
     tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "compressed-tensors", **declared}})
     with pytest.raises(FormatError) as error:
-        logical(tree)
+        dequantize_tree(tree)
     assert named in str(error.value)
     assert TOOL in str(error.value.hint)
     assert "get the checkpoint again" not in str(error.value)
@@ -111,14 +111,14 @@ def test_two_arrays_of_one_name_are_refused():
 
 def test_dense_sparsity_is_no_variant():
     arrays, declared = int4_model(sparsity_config={"format": "dense"})
-    assert len(logical(built.tree_of(arrays, {"quantization_config": declared})).weights) == 1
+    assert len(dequantize_tree(built.tree_of(arrays, {"quantization_config": declared})).weights) == 1
 
 
 def test_what_is_missing_is_not_taken_for_a_variant():
     arrays, declared = int4_model()
     del arrays["m.experts.0.up_proj.weight_scale"]
     with pytest.raises(FormatError) as error:
-        logical(built.tree_of(arrays, {"quantization_config": declared}))
+        dequantize_tree(built.tree_of(arrays, {"quantization_config": declared}))
     assert "get the checkpoint again" in str(error.value.hint)
 
 
@@ -129,7 +129,7 @@ def test_what_is_no_block(block):
         weight.arrays, {"quantization_config": {**weight.config, "weight_block_size": block}}
     )
     with pytest.raises(FormatError, match="is no block"):
-        logical(tree)
+        dequantize_tree(tree)
 
 
 @pytest.mark.parametrize(

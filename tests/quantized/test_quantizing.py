@@ -17,7 +17,7 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.tally import add_counts
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.quantized.encoders import Fp8Blocks, Mxfp4Encoder, numbers, rounded_to_few_bits
-from ckpttools.quantized.errors import errors_of, lost, total, without_errors
+from ckpttools.quantized.errors import drop_error_counts, error_sums, quantization_errors, total_error
 from ckpttools.testing.strategies import regions, stored, tilings
 
 DTYPE = st.sampled_from(("bfloat16", "float16", "float32", "float64"))
@@ -117,22 +117,22 @@ def test_what_is_lost_is_told_once_however_it_is_cut(truth, data):
     many = np.repeat(np.repeat(scales.read(), 4, -2), 8, -1)[..., : truth.shape[-2], : truth.shape[-1]]
     exact = truth.astype(np.float64)
     apart = exact - (codes.read().astype(np.float32) * many).astype(np.float64)
-    result = errors_of({"w": {**counts, "overflowed": 3}})["w"]
+    result = quantization_errors({"w": {**counts, "overflowed": 3}})["w"]
     squares, own = (apart**2).sum(), (exact**2).sum()
-    assert result.elements == truth.size and without_errors({"w": {**counts, "overflowed": 3}}) == {
+    assert result.elements == truth.size and drop_error_counts({"w": {**counts, "overflowed": 3}}) == {
         "w": {"overflowed": 3}
     }
     assert result.largest == pytest.approx(np.abs(apart).max(), rel=1e-5, abs=1e-37)
     assert result.rms == pytest.approx(np.sqrt(squares / truth.size), rel=1e-4, abs=1e-30)
     assert result.relative == pytest.approx(np.sqrt(squares / own) if own else 0, rel=1e-4, abs=1e-9)
-    together = total({"a": result, "b": result})
+    together = total_error({"a": result, "b": result})
     assert together.elements == 2 * truth.size and together.relative == pytest.approx(result.relative)
 
 
 def test_arrays_that_lose_nothing_count_in_the_error_of_all():
     ones = np.ones(100, np.float32)
-    counts = {"lossy": lost(ones, 0.9 * ones), "exact": lost(ones, ones)}
-    assert total(errors_of(counts)).relative == pytest.approx(0.005**0.5)
+    counts = {"lossy": error_sums(ones, 0.9 * ones), "exact": error_sums(ones, ones)}
+    assert total_error(quantization_errors(counts)).relative == pytest.approx(0.005**0.5)
 
 
 @given(seed=st.integers(0, 999), dtype=st.sampled_from(("bfloat16", "float32")))

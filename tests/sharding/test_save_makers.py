@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpttools.array.nodes import Held, padded, relayout, renewed, stack, take, window
+from ckpttools.array.nodes import InMemoryArray, pad_array, rebuild_arrays, relayout, stack, take, window
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, grid_cells
@@ -27,7 +27,7 @@ def held(shape, cell):
     boxes = [*grid_cells(shape, cell)]
     owners = [(number % 3, box) for number, box in enumerate(boxes)]
     shards = [Shard(box, values[box.slices]) for box in boxes]
-    return Held(shape, FLOAT, ShardHolder("w", FLOAT, shards, "v", owners))
+    return InMemoryArray(shape, FLOAT, ShardHolder("w", FLOAT, shards, "v", owners))
 
 
 def as_process(array, number):
@@ -42,7 +42,7 @@ def as_process(array, number):
         ]
         return replace(leaf, holder=ShardHolder("w", FLOAT, shards, "v", holder.owners))
 
-    return renewed({"": array}, own)[""]
+    return rebuild_arrays({"": array}, own)[""]
 
 
 @st.composite
@@ -61,7 +61,7 @@ def built(draw):
             start = tuple(draw(st.integers(0, length - 1)) for length in array.shape)
             return window(array, start, tuple(n - a for n, a in zip(array.shape, start, strict=True)))
         case "padded":
-            return padded(array, tuple(n + draw(st.integers(0, 3)) for n in array.shape))
+            return pad_array(array, tuple(n + draw(st.integers(0, 3)) for n in array.shape))
         case "cast":
             return cast(array, DTYPES["float64"])
     return array

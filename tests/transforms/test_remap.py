@@ -625,10 +625,10 @@ class TestConversionFunction:
             assert node.tobytes() == array.read().tobytes()
 
     def test_parts_and_windows(self):
-        from ckpttools.array.nodes import padded, window
+        from ckpttools.array.nodes import pad_array, window
 
         def change(path, array):
-            return padded(window(take(array, 0, 1), (1, 0), (2, 4)), (3, 4))
+            return pad_array(window(take(array, 0, 1), (1, 0), (2, 4)), (3, 4))
 
         value = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
         built = as_checkpoint_conversion_fn(change)({"a": value})["a"]

@@ -214,11 +214,11 @@ class TestBadInput:
 
 
 def test_paths_in_the_way_of_others_are_named():
-    from ckpttools.transforms.moves import Move, moved
+    from ckpttools.transforms.moves import Move, move_leaves
 
     tree = tree_of(("a",), ("b",))
     with pytest.raises(MappingError, match="a becomes x, b x/y, which is below it"):
-        moved(tree, [Move(("a",), ("x",), tree["a",]), Move(("b",), ("x", "y"), tree["b",])])
+        move_leaves(tree, [Move(("a",), ("x",), tree["a",]), Move(("b",), ("x", "y"), tree["b",])])
 
 
 PREFIXED = (("policy.a",), ("policy", "b.c"), ("policy_2.a",), ("x", "policy", "a"))

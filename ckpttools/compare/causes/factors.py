@@ -13,7 +13,7 @@ from ckpttools.compare.causes.base import ENOUGH, Case, Cause, Claim, Hypothesis
 from ckpttools.compare.samples import as_dtype, sampled_numbers
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
-from ckpttools.mapping.values import Add, blockwise, rounded
+from ckpttools.mapping.values import Add, blockwise, round_constant
 
 
 @detector("norm-offset", Claim.KNOWN_NUMBER)
@@ -77,7 +77,7 @@ class _ByFactor:
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
         def scaled(block: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                return rounded(block.astype(np.float64) * self.factor, dtype)
+                return round_constant(block.astype(np.float64) * self.factor, dtype)
 
         blockwise(source, target, dtype, dtype, scaled)
 

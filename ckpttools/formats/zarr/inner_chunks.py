@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from ckpttools.array import read_blocks
 from ckpttools.array.lazy import LazyArray
-from ckpttools.array.nodes import Decoded, Stored, transposed
+from ckpttools.array.nodes import Decoded, Stored, transpose_axes
 from ckpttools.codecs.coding import Coding
 from ckpttools.codecs.sharding import ShardIndex
 from ckpttools.codecs.streams import ByteRange, ConstantChunk, ExactReader, Stream
@@ -231,7 +231,7 @@ def chunk_array(piece: EncodedChunk, shape: Shape) -> LazyArray:
     if order == tuple(range(len(order))):
         return array
     inverse = sorted(range(len(order)), key=order.__getitem__)
-    return transposed(array, inverse)
+    return transpose_axes(array, inverse)
 
 
 def scratch_of(coding: Coding, shard: ShardIndex | None, array_nbytes: int) -> int:

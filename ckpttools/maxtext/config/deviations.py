@@ -16,7 +16,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.message_terms import option
 from ckpttools.core.text import sample_names
 from ckpttools.mapping.settings import Limit
-from ckpttools.mapping.sizes import nested
+from ckpttools.mapping.sizes import nested_value
 from ckpttools.maxtext.config.model_facts import CYCLE, ModelFacts, Reading
 from ckpttools.maxtext.config.report import Discrepancy
 from ckpttools.maxtext.versions import NEWEST, VERSIONS
@@ -338,7 +338,7 @@ def _limit_deviation(limit: Limit, reading: Reading, known: list[KnownDeviation]
     elif left.kind == "field" and facts.location_of(left.name) is None:
         what = f"nothing says {called}, which means {json.dumps(left.of(facts))} to transformers"
     else:
-        stated = nested(facts.config, called)
+        stated = nested_value(facts.config, called)
         value = left.of(facts) if stated is None else stated
         is_whole = isinstance(value, float) and value.is_integer()
         what = f"{called} is {json.dumps(int(value) if is_whole else value)}"

@@ -21,7 +21,7 @@ from ckpttools.maxtext.config.models import defaults
 from ckpttools.maxtext.config.report import Contradiction, ModelSetting
 from ckpttools.maxtext.config.run_settings import GivenSettings, is_equivalent, is_same_value
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.hf_defaults import silent_fields
+from ckpttools.model_families.hf_defaults import default_fields
 
 MODEL_TYPE = "config.model_type"
 _CONFIG, _ROPE, _LOCAL = "config.", "rope.", "rope.local_"
@@ -282,7 +282,7 @@ class _Attempt:
     def _facts(self, assumed: Mapping[str, bool] | None = None) -> ModelFacts:
         fields = {MODEL_TYPE: self.choice[MODEL_TYPE], **self.fields}
         config = build_config(self.family, self.lengths, fields)
-        silent = silent_fields(config)
+        silent = default_fields(config)
         flags = {name: rule.read(config, "", silent).value for name, rule in self.family.flags.items()}
         return ModelFacts(config, self.lengths, {**flags, **(assumed or {})})
 

@@ -13,7 +13,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.text import matches_any
 from ckpttools.mapping.arithmetic import axes_in
 from ckpttools.mapping.settings import Term
-from ckpttools.mapping.sizes import nested, states
+from ckpttools.mapping.sizes import nested_value, states_field
 from ckpttools.model_families.family import Family
 from ckpttools.model_families.hf_defaults import TEXT_PARTS, THETA, without_alias
 
@@ -82,7 +82,7 @@ class ModelFacts:
     @cached_property
     def parts(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
         """What speaks of the text model, that alone first: its prefix, and the part."""
-        result = ((f"{name}.", nested(self.config, name)) for name in _PARTS)
+        result = ((f"{name}.", nested_value(self.config, name)) for name in _PARTS)
         return (*((name, part) for name, part in result if isinstance(part, Mapping)), ("", self.config))
 
     def ropes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -143,7 +143,7 @@ class ModelFacts:
         if name.startswith(_ROPE):
             return self._rope(name.removeprefix(_ROPE))
         name = name.removeprefix(_CONFIG)
-        result = ((prefix + name, nested(part, name)) for prefix, part in self.parts)
+        result = ((prefix + name, nested_value(part, name)) for prefix, part in self.parts)
         where, declared = next((item for item in result if item[1] is not None), (None, self._default(name)))
         if name in BY_LAYER and isinstance(declared, list):
             return where, declared[: self.field("num_hidden_layers")]
@@ -151,7 +151,7 @@ class ModelFacts:
 
     def _default(self, name: str) -> Any:
         """What transformers takes for a field of which nothing is said; None where that is not known."""
-        is_stated = any(states(part, name) for _, part in self.parts)
+        is_stated = any(states_field(part, name) for _, part in self.parts)
         return None if is_stated else self.silent.get(name)
 
     def _cycles(self, every: int) -> tuple[str | None, bool | None]:
@@ -335,13 +335,13 @@ class Reading:
         if term.kind == "flag":
             rule = self.family.flags.get(term.name)
             names = rule.field if rule else ()
-            return [name for name in names if nested(self.facts.config, name) is not None][:1]
+            return [name for name in names if nested_value(self.facts.config, name) is not None][:1]
         axes = sorted(axes_in(term.name))
         return list(dict.fromkeys(name for axis in axes for name in self._axis_fields(axis)))
 
     def _axis_fields(self, axis: str) -> list[str]:
         names = [item for item in self.family.sizes.get(axis, ()) if isinstance(item, str)]
-        there = [name for name in names if nested(self.facts.config, name) is not None][:1]
+        there = [name for name in names if nested_value(self.facts.config, name) is not None][:1]
         formula = self.family.derived.get(axis)
         if there or formula is None:
             return there

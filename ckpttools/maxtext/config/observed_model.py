@@ -40,10 +40,10 @@ from ckpttools.maxtext.scan_axis import stored_scan_axis
 from ckpttools.maxtext.source_checks import refuse_adapters
 from ckpttools.maxtext.view import MaxTextView, view_of
 from ckpttools.model_families.family import Family
-from ckpttools.model_families.hf_defaults import silent_values
+from ckpttools.model_families.hf_defaults import default_values
 from ckpttools.quantized.dequantizable import weights_in
 from ckpttools.stores.registry import parse
-from ckpttools.transforms.dequantize import dequantized, is_said_to_be_quantized
+from ckpttools.transforms.dequantize import declares_quantization, dequantize_with_notes
 
 PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
 
@@ -85,7 +85,7 @@ def observe_config(config: Mapping[str, Any], location: str, family: str | None)
 
 def _facts(config: Mapping[str, Any]) -> ModelFacts:
     """What a configuration says, and what transformers takes where it is silent."""
-    return ModelFacts(config, silent=silent_values(config))
+    return ModelFacts(config, silent=default_values(config))
 
 
 def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedModel:
@@ -194,9 +194,9 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
         CoverageError: they do. Of weights in a scheme that is not read nothing is said.
         FormatError: two arrays have one name, or quantised weights lack scales or have some that do not fit.
     """
-    if is_said_to_be_quantized(tree) and weights_in(tree).is_whole:
+    if declares_quantization(tree) and weights_in(tree).is_whole:
         return
-    arrays = by_name(with_family_names(dequantized(tree, is_read=False).tree).tree.arrays)
+    arrays = by_name(with_family_names(dequantize_with_notes(tree, is_read=False).tree).tree.arrays)
     table = family.table(config, CONFIG, spelling=family.spelling_of(arrays))
     try:
         replace(table, location=tree.metadata.location).require_fit(arrays)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape, ceil_div, grid_shape
-from ckpttools.quantized.scales import Described, last_key, scales_no_weight
+from ckpttools.quantized.scales import ArrayLike, last_key, scales_no_weight
 
 
 class UnreadableError(Exception):
@@ -35,12 +35,12 @@ class Module:
 
     name: str
     sides: tuple[str, ...]
-    arrays: Mapping[str, Described]
+    arrays: Mapping[str, ArrayLike]
     declared: Mapping[str, Any]
     shapes: Mapping[str, Shape] = field(default_factory=dict)
 
     @property
-    def codes(self) -> Described:
+    def codes(self) -> ArrayLike:
         return self.arrays[self.name]
 
     @property
@@ -61,14 +61,14 @@ class Module:
         return str(self.declared.get("quant_method", ""))
 
     @cached_property
-    def of_activations(self) -> tuple[str, ...]:
+    def activation_scales(self) -> tuple[str, ...]:
         """The sides that scale something else than the weight."""
         return tuple(name for name in self.sides if scales_no_weight(name))
 
     @cached_property
     def by_key(self) -> dict[str, str]:
         """The other sides by their last keys."""
-        return {last_key(name): name for name in self.sides if name not in self.of_activations}
+        return {last_key(name): name for name in self.sides if name not in self.activation_scales}
 
     def side(self, *keys: str) -> str:
         """The only one that a scheme wants beside the weight, by any of several keys.
@@ -86,7 +86,7 @@ class Module:
             UnreadableError: one is missing, or something else is there.
         """
         result = [next((key for key in keys if key in self.by_key), None) for keys in expected]
-        if len(self.by_key) + len(self.of_activations) < len(self.sides):
+        if len(self.by_key) + len(self.activation_scales) < len(self.sides):
             raise UnreadableError(f"{self.name}: several arrays belong to it that have the same key")
         missing = [" or ".join(keys) for keys, key in zip(expected, result, strict=True) if key is None]
         if missing:
@@ -130,7 +130,7 @@ class Weight:
         numbers: what a code stands for, as of `ckpttools.quantized.decoding.Decode`.
         scales: of several all but the first have one element.
         aside: what else belongs to it and is used up: names.
-        of_activations: what is left out, as it scales no weight: names.
+        activation_scales: what is left out, as it scales no weight: names.
         is_swapped: whether the logical array has the last two axes in the other order.
         stored_shape: name of an array that says the shape of the numbers, or None. Until it is read, `shape`
             has all numbers that the codes have room for.
@@ -147,7 +147,7 @@ class Weight:
     numbers: str
     scales: tuple[Scales, ...]
     aside: tuple[str, ...] = ()
-    of_activations: tuple[str, ...] = ()
+    activation_scales: tuple[str, ...] = ()
     is_swapped: bool = False
     stored_shape: str | None = None
     zero_points: str | None = None
@@ -161,7 +161,7 @@ class Weight:
     def stored(self) -> tuple[str, ...]:
         """All arrays that it is made of, and those that are left out with them."""
         scales = (scale.name for scale in self.scales)
-        return (self.codes, *scales, *self.aside, *self.of_activations)
+        return (self.codes, *scales, *self.aside, *self.activation_scales)
 
 
 class Scheme(Protocol):

@@ -43,7 +43,7 @@ class Mxfp4:
             packed=2,
             numbers=DTYPES["float4_e2m1fn"].name,
             scales=(blocked(module, name, shape, (1, 32), dtype=DTYPES["float8_e8m0fnu"]),),
-            of_activations=module.of_activations,
+            activation_scales=module.activation_scales,
             is_swapped=True,
         )
 
@@ -80,12 +80,12 @@ class Nvfp4:
             layout=module.shape,
             packed=2,
             numbers=DTYPES["float4_e2m1fn"].name,
-            scales=(_of_groups(module, name, shape), whole(module, over, shape, divides=is_divided)),
-            of_activations=module.of_activations,
+            scales=(_group_scale(module, name, shape), whole(module, over, shape, divides=is_divided)),
+            activation_scales=module.activation_scales,
         )
 
 
-def _of_groups(module: Module, name: str, shape: Shape) -> Scales:
+def _group_scale(module: Module, name: str, shape: Shape) -> Scales:
     if module.arrays[name].dtype.name != "float8_e4m3fn":
         raise UnreadableError(f"{name}: {module.arrays[name].dtype}, expected float8_e4m3fn")
     return blocked(module, name, shape, _BLOCK)
@@ -117,5 +117,5 @@ class Fp4Experts:
             packed=2,
             numbers=DTYPES["float4_e2m1fn"].name,
             scales=(blocked(module, name, shape, _EXPERT_BLOCK, dtype=dtype_of_scales(module, name)),),
-            of_activations=module.of_activations,
+            activation_scales=module.activation_scales,
         )

@@ -51,7 +51,7 @@ class Fp8:
             packed=1,
             numbers=module.dtype.name,
             scales=(scale,),
-            of_activations=module.of_activations,
+            activation_scales=module.activation_scales,
         )
 
 
@@ -75,7 +75,7 @@ def _scale(module: Module, name: str) -> tuple[Scales, str]:
     is_of_rows = given in ((*shape[:-1], 1), shape[:-1])
     block = _block(module, is_coarse=is_of_rows or prod(given) == 1)
     if module.method == _FUSED_METHOD and len(shape) == 3:
-        return _of_columns(module, name, dtype), "per column"
+        return _column_scale(module, name, dtype), "per column"
     is_of_experts = len(shape) > 2 and given in (shape[:1], (shape[0], 1, 1))
     if block is None and module.method == "fp8" and _FIELD not in module.declared:
         block = None if prod(given) == 1 or is_of_rows or is_of_experts else _DEFAULT_BLOCK
@@ -88,7 +88,7 @@ def _scale(module: Module, name: str) -> tuple[Scales, str]:
     return whole(module, name, shape, dtype=dtype), "per tensor"
 
 
-def _of_columns(module: Module, name: str, dtype: DType) -> Scales:
+def _column_scale(module: Module, name: str, dtype: DType) -> Scales:
     """Of Llama 4's experts (expert, in, out).
 
     They are (expert, 1, out) of `gate_up_proj` and (expert, out, 1) of `down_proj`: in memory the same.

@@ -42,7 +42,7 @@ class MaxText:
             packed=1,
             numbers=module.dtype.name,
             scales=(scale,),
-            of_activations=module.of_activations,
+            activation_scales=module.activation_scales,
         )
 
 
@@ -64,7 +64,7 @@ def _scale(module: Module, name: str) -> Scales:
     array, shape = module.arrays[name], module.shape
     if not array.dtype.is_float:
         raise UnreadableError(f"{name}: {array.dtype}, which scales are not")
-    grid = _with_axes_of(shape, array.shape) or _of_layers(module, array.shape)
+    grid = _with_axes_of(shape, array.shape) or _layer_scale(module, array.shape)
     if grid is None or any(count == 0 or length % count for length, count in zip(shape, grid, strict=True)):
         raise UnreadableError(f"{name}: {list(array.shape)} scales do not fit {module.name} of {list(shape)}")
     block = tuple(length // count for length, count in zip(shape, grid, strict=True))
@@ -83,7 +83,7 @@ def _with_axes_of(shape: Shape, scales: Shape) -> Shape | None:
     return fitting.pop() if len(fitting) == 1 else None
 
 
-def _of_layers(module: Module, scales: Shape) -> Shape | None:
+def _layer_scale(module: Module, scales: Shape) -> Shape | None:
     """The grid of one scale for each layer of a kernel that has as many heads as layers.
 
     Other kernels of the checkpoint tell on which axis layers are: of Llama 3.1 8B `out` has 32 of both, and

@@ -61,7 +61,7 @@ class PackQuantized:
             numbers=OFFSET_INT4,
             scales=(whole(module, name, shape) if is_one else blocked(module, name, shape, (1, size)),),
             aside=(declared, *zero_points),
-            of_activations=module.of_activations,
+            activation_scales=module.activation_scales,
             stored_shape=declared,
             zero_points=_zero_points(module, zero_points),
         )
