@@ -113,7 +113,7 @@ def _part(word: str, mesh: MeshShape, text: str) -> tuple[int | None, tuple[str,
     left, equals, right = (item.strip() for item in word.partition("="))
     match = re.fullmatch(r"axis(-?[0-9]{1,2})", left)
     if match is None and left != "layer":
-        raise UsageError(f"{text!r} is no partition spec", got=left, expected=_SPEC)
+        raise UsageError(f"{text!r} is not a partition spec", got=left, expected=_SPEC)
     return int(match[1]) if match else None, tuple(right.split("+")) if equals else tuple(mesh.axes)
 
 
@@ -123,7 +123,7 @@ def _parsed(call: str, text: str) -> Sequence[tuple[str, ...]]:
     except UsageError as error:
         if error.expected is None:
             raise
-        raise UsageError(f"{text!r} is no partition spec", expected=_SPEC) from None
+        raise UsageError(f"{text!r} is not a partition spec", expected=_SPEC) from None
 
 
 def _check(spec: PartitionSpec, mesh: MeshShape) -> None:

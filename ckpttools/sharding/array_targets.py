@@ -1,4 +1,4 @@
-"""Parts of arrays in memory become arrays of JAX on the devices that they are for."""
+"""Target shardings, and assembly of JAX arrays from the parts that were read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ckpttools.core.region import Shape
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
 
-# What is put together at once: 512 small parts took 25 ms so, and 60 ms one by one.
+# Parts put on devices in one call: 512 small parts took 25 ms this way, and 60 ms one by one.
 _BATCH_PARTS = 256
 
 
 @dataclass(frozen=True)
 class ArrayTarget:
-    """Where an array goes.
+    """The shape, dtype and sharding of an array to be loaded.
 
     Attributes:
         shape, dtype: of the array.
@@ -34,27 +34,27 @@ class ArrayTarget:
 
     @cached_property
     def homes(self) -> tuple[tuple[jax.Device, Shape], ...]:
-        """The devices of this process and the grid index of the part that each holds."""
+        """The devices of this process, with the grid index of the part that each holds."""
         return _homes(self.sharding, self.shape, self.part)
 
     @cached_property
     def part(self) -> Shape:
-        """The shape of each part; raises ValueError where they are not equal, as JAX does."""
+        """The shape of each part; raises ValueError if the parts are not equal, as JAX does."""
         return tuple(self.sharding.shard_shape(self.shape))
 
     @cached_property
     def shards(self) -> Shards:
-        """What the devices of this process hold."""
+        """The parts that the devices of this process hold."""
         return Shards(self.shape, self.part, tuple(dict.fromkeys(cell for _, cell in self.homes)))
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the devices of this process, each copy counted."""
+        """Bytes on the devices of this process, counting each copy."""
         return len(self.homes) * int(np.prod(self.part, dtype=np.int64)) * self.dtype.itemsize
 
     @cached_property
     def is_aliased(self) -> bool:
-        """Whether memory of the host that is aligned becomes the array's own, without a copy."""
+        """Whether the array takes over aligned host memory without a copy."""
         devices: Any = self.sharding.addressable_devices
         kind = self.sharding.memory_kind
         return all(
@@ -66,7 +66,7 @@ class ArrayTarget:
 def _homes(
     sharding: jax.sharding.Sharding, shape: Shape, part: Shape
 ) -> tuple[tuple[jax.Device, Shape], ...]:
-    # The same for all layers.
+    # Cached, since all layers have the same result.
     placed = sharding.addressable_devices_indices_map(shape)
     return tuple((device, _cell(index, part)) for device, index in placed.items())
 
@@ -77,7 +77,7 @@ def _cell(index: object, part: Shape) -> Shape:
 
 
 def device_arrays(built: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Array]:
-    """Arrays of these parts; parts on the CPU stay where they are and belong to JAX from now on."""
+    """Yield arrays assembled from parts; parts on the CPU are not copied and belong to JAX from then on."""
     buffers: list[np.ndarray] = []
     locations: list[jax.sharding.Sharding] = []
     counts: list[int] = []
@@ -96,7 +96,7 @@ def device_arrays(built: Sequence[tuple[ArrayTarget, Parts]]) -> Iterator[jax.Ar
 
 
 class Batches:
-    """Gathers arrays until so many parts have come that they are worth a call."""
+    """Buffer of arrays that are put on devices in batches of at least `_BATCH_PARTS` parts."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
@@ -104,7 +104,7 @@ class Batches:
         self._parts = 0
 
     def add(self, number: int, target: ArrayTarget, parts: Parts) -> Iterator[tuple[int, jax.Array]]:
-        """Takes an array; yields those that are put now."""
+        """Add an array; yield the arrays that are put on devices now."""
         self._numbers.append(number)
         self._made.append((target, parts))
         self._parts += len(parts)
@@ -112,7 +112,7 @@ class Batches:
             yield from self.rest()
 
     def rest(self) -> Iterator[tuple[int, jax.Array]]:
-        """Those that were not put yet."""
+        """Yield the remaining arrays."""
         numbers, built = self._numbers, self._made
         self._numbers, self._made, self._parts = [], [], 0
         yield from zip(numbers, device_arrays(built), strict=True)

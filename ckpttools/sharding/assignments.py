@@ -1,4 +1,4 @@
-"""Where each array goes: what the caller says of devices, resolved for one array after the other."""
+"""The device placement of each array, resolved from the caller's shardings, rules or template."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from ckpttools.sharding.templates import Expected
 
 @dataclass(frozen=True)
 class Devices:
-    """What the caller says of devices; the first that is there counts: `shardings`, rules, the tree itself.
+    """The caller's choice of devices: `shardings`, else rules, else the shardings in the template.
 
     Attributes:
-        shardings: one for all, or those of paths of the caller's tree.
-        rules: with the mesh that they are for.
-        mesh: its devices.
+        shardings: one for all arrays, or one for each path of the caller's tree.
+        rules: sharding rules; they need `mesh`.
+        mesh: the devices.
         memory_kind: such as "pinned_host"; None for that of the shardings.
     """
 
@@ -38,7 +38,7 @@ class Devices:
     memory_kind: str | None = None
 
     def lack(self, expected: Expected) -> bool:
-        """Whether there are shardings of paths, and none for this one."""
+        """Return whether shardings are given by path and this leaf has none."""
         return isinstance(self.shardings, Mapping) and expected.path not in self.shardings
 
 
@@ -47,12 +47,12 @@ class Assigned:
     """One array to be loaded.
 
     Attributes:
-        path: in the checkpoint, after all that was made of it.
-        array: what is read.
-        target: where it goes.
-        key_impl: of PRNG keys the name of their implementation.
-        number: the Python type of what becomes a number.
-        expected: what the caller wants of it.
+        path: in the checkpoint, after all transforms.
+        array: the source.
+        target: the destination.
+        key_impl: the implementation of PRNG keys; None for other arrays.
+        number: the Python type, for an array that becomes a Python number.
+        expected: the caller's leaf.
     """
 
     path: Path
@@ -64,15 +64,15 @@ class Assigned:
 
     @property
     def name(self) -> str:
-        """As the caller has it."""
+        """The name in the caller's tree."""
         return self.expected.name
 
 
 class Assigning:
-    """Says where the arrays of a tree go.
+    """Resolver of the placement of each array of a tree.
 
     Raises:
-        UsageError: rules without a mesh, or for other axes than it has.
+        UsageError: rules are given without a mesh, or name axes that it lacks.
     """
 
     def __init__(self, tree: Tree, devices: Devices) -> None:
@@ -83,11 +83,11 @@ class Assigning:
         self._rules: AppliedRules | None = None
         if devices.rules is not None:
             if self._mesh is None:
-                raise UsageError("rules are for a mesh", hint=f"also give {option('mesh')}")
+                raise UsageError("rules need a mesh", hint=f"also give {option('mesh')}")
             self._rules = AppliedRules(devices.rules, tree, self._mesh)
 
     def assigned(self, path: Path, expected: Expected) -> Assigned:
-        """What becomes of an array."""
+        """Return the placement of an array."""
         array = self._tree.arrays[path]
         metadata = self._tree.metadata
         is_data = expected.key_impl is None and expected.dtype is not None
@@ -98,14 +98,14 @@ class Assigning:
         return Assigned(path, array, target, key_impl, number, expected)
 
     def remarks(self, arrays: Iterable[Assigned]) -> Iterator[str]:
-        """What the user should know of rules that are about few arrays."""
+        """Yield remarks on arrays that match no rule."""
         if self._rules is not None:
             yield from self._rules.remarks(
                 {self._ruled(array.path, array.expected): array.array.ndim for array in arrays}
             )
 
     def uncut_share(self, arrays: Sequence[Assigned]) -> float:
-        """How much of the bytes of all arrays is of those that no rule is about, as of `remarks`."""
+        """Return the fraction of all bytes that belongs to arrays without a rule, as in `remarks`."""
         if self._rules is None:
             return 0.0
         ruled = [(self._ruled(item.path, item.expected), item.array) for item in arrays]
@@ -123,7 +123,7 @@ class Assigning:
             return result if kind is None else result.with_memory_kind(kind)
         except ValueError as error:
             raise UsageError(
-                "there is no such memory", got=option("memory_kind", kind), expected=error
+                "this memory kind does not exist", got=option("memory_kind", kind), expected=error
             ) from error
 
     def _said(self, path: Path, expected: Expected) -> jax.sharding.Sharding | None:
@@ -146,7 +146,7 @@ class Assigning:
         return jax.sharding.NamedSharding(self._devices.mesh, partition_spec(spec))
 
     def _with_devices(self, expected: Expected) -> jax.sharding.Mesh:
-        """The mesh with devices for a sharding over one without."""
+        """Return a mesh with devices for a sharding over an abstract mesh."""
         mesh = self._devices.mesh if self._devices.mesh is not None else jax.sharding.get_mesh()
         if not set(expected.sharding.mesh.axis_names) <= set(mesh.axis_names):
             raise UsageError(
@@ -159,7 +159,7 @@ class Assigning:
 
 
 def is_abstract(sharding: Any) -> bool:
-    """Whether a sharding is over a mesh without devices, as that of an array that was only traced."""
+    """Return whether a sharding is over a mesh without devices, as that of a traced array is."""
     return isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh)
 
 

@@ -1,7 +1,7 @@
-"""One checkpoint of arrays that several processes have: each writes its shards, process 0 all that is left.
+"""Saving of arrays that several processes share: each writes its shards, and process 0 everything else.
 
-All make the same plan. Its tasks are cut where shards end, and put in the order of the processes that can do
-them: each process does a stretch of them, as a part of the plan (`ckpttools.run.parts`).
+All processes make the same plan. Its tasks are divided at shard boundaries and sorted by the process that can
+do them, so that each process does a contiguous part of the plan (`ckpttools.run.parts`).
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ T = TypeVar("T")
 
 
 def check_dealt(plan: Plan) -> None:
-    """Raises UsageError where a chunk has to be made by one process, and none has all that it takes."""
+    """Raise UsageError if a chunk must be written by one process and no process has all its elements."""
     whole = _whole(plan)
     for path, array in plan.tree.arrays.items():
         if path in whole and _is_elsewhere(array) and not _is_cut_within(array, plan.layout.placements[path]):
             raise UsageError(
-                "an array that several processes have is written in chunks of which no process has all",
+                "no process has all elements of a chunk of an array that several processes share",
                 location=keystr(path),
-                expected="what is converted to be in a directory, and not compressed",
+                expected="a conversion into a directory, without compression",
                 hint=ALONE,
             )
 
@@ -62,7 +62,7 @@ def _is_elsewhere(array: LazyArray) -> bool:
 
 
 def _is_cut_within(array: LazyArray, placement: Placement) -> bool:
-    """Whether no chunk has parts of two shards."""
+    """Return whether every chunk is within one shard."""
     if not isinstance(array, InMemoryArray):
         return False
     boxes = {box.shape for box in owners_of(array)}
@@ -74,17 +74,17 @@ def _is_cut_within(array: LazyArray, placement: Placement) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """A save by several processes, which all have begun; one that cannot go on has to say so.
+    """A save by several processes that have all started it; a process that cannot continue must report it.
 
     Attributes:
         plan: of all arrays, the same in all processes.
-        writer: the one it was planned with.
-        destination: final name, which means the same in all processes.
-        overwrite: as of `ckpttools.run.executor.execute`.
+        writer: the plan's writer.
+        destination: final name, which must mean the same in all processes.
+        overwrite: as in `ckpttools.run.executor.execute`.
         observe: called with every event of this process.
-        check: raises what would stop it before anything is written; called in process 0.
-        publish: does the last steps of a plan of this fingerprint, in process 0.
-        processes: those that save.
+        check: raises what prevents the save, before anything is written; called in process 0.
+        publish: performs the last steps for a plan with this fingerprint, in process 0.
+        processes: all processes of the save.
     """
 
     plan: Plan
@@ -97,20 +97,20 @@ class Together:
     processes: Processes
 
     def give_up(self, error: BaseException) -> None:
-        """Tells the others that nothing will come of it, and why, in place of `run`; raises the error."""
+        """Report to the other processes that the save failed, in place of `run`; raise the error."""
         self.processes.all_well("begun", error)
 
     def run(self) -> Receipt:
-        """Writes what this process has, and waits until all is written and has its name.
+        """Write the data of this process, and wait until the checkpoint is complete and published.
 
         Returns:
-            Of the whole checkpoint; the bytes that were written and the seconds are those of this process,
-            but for process 0.
+            The receipt of the whole checkpoint; except in process 0, written bytes and seconds are those of
+            this process.
 
         Raises:
-            UsageError: the processes do not save the same tree, or in the same way.
-            OtherProcessError: another one could not do its part.
-            CheckpointError: as `execute`.
+            UsageError: the processes do not save the same tree in the same way.
+            OtherProcessError: another process failed.
+            CheckpointError: as in `execute`.
         """
         started = time.monotonic()
         processes = self.processes
@@ -124,15 +124,15 @@ class Together:
         receipt = processes.done("published", self._in_first(lambda: self._published(dealt.plan, own)))
         if receipt is None:
             return _receipt(dealt.plan, built, self.destination, time.monotonic() - started)
-        # To the last steps all that was done here is work of others.
+        # The last steps count all tasks as resumed, including those done here.
         return replace(receipt, tasks_resumed=built.tasks_resumed, bytes_resumed=built.bytes_resumed)
 
     def _in_first(self, do: Callable[[], T]) -> Callable[[], T | None]:
-        """Does something in process 0, and nothing elsewhere."""
+        """Return the function in process 0, and a function that does nothing elsewhere."""
         return do if self.processes.number == 0 else lambda: None
 
     def _prepare(self, own: str, nbytes: int) -> None:
-        """Makes the destination one for parts of this plan."""
+        """Prepare the destination for the parts of this plan."""
         with staging_of(self.destination, self.overwrite).opened(JobInfo(own), nbytes):
             pass
 
@@ -141,8 +141,8 @@ class Together:
             return self.publish(plan, own)
         except UnfinishedError as error:
             raise error.at(
-                hint="save to a bucket, or to a directory that all processes see: what others say they have "
-                "written is not there"
+                hint="save to a bucket, or to a directory that all processes share: files that others "
+                "reported as written do not exist"
             ) from error
 
     def _part(self, dealt: _Dealt, own: str) -> PartReceipt:
@@ -161,7 +161,7 @@ class Together:
 
 
 def _agree_on_versions(tree: Tree, processes: Processes) -> None:
-    """Gives arrays the same version in all processes: the same one for the same objects in process 0."""
+    """Give arrays the same version in all processes: the same for the same objects in process 0."""
     held = list(holders(tree))
 
     def token() -> str:
@@ -180,20 +180,20 @@ def _check_same(own: str, processes: Processes) -> None:
     )
     if others:
         raise UsageError(
-            "the processes do not save the same arrays, in the same way, to the same place",
-            got=f"another plan, or another place, in process {others} than in process 0",
+            "the processes do not save the same arrays to the same destination in the same way",
+            got=f"the plan or destination of process {others} differs from process 0",
             expected="the same call in the same order in all processes, with the same tree of arrays",
-            hint="where machines differ, say memory and jobs",
+            hint="if the machines differ, give memory and jobs",
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Dealt:
-    """A plan with its tasks in the order of the processes that do them.
+    """A plan whose tasks are sorted by the process that does them.
 
     Attributes:
         plan: with its tasks in that order.
-        tasks, groups: where those of each process begin, and the end.
+        tasks, groups: index of the first task or group of each process, and the total.
     """
 
     plan: Plan
@@ -201,7 +201,7 @@ class _Dealt:
     groups: Sequence[int]
 
     def part(self, number: int) -> Plan:
-        """The plan with the tasks of one process."""
+        """Return the plan with the tasks of one process."""
         return replace(self.plan, tasks=self.plan.tasks[self.tasks[number] : self.tasks[number + 1]])
 
 
@@ -220,7 +220,7 @@ def _dealt(plan: Plan, count: int) -> _Dealt:
 
 
 def _owned_tasks(plan: Plan) -> Iterator[tuple[int, Task]]:
-    """The tasks that make all arrays, each with the process that has what it takes."""
+    """Yield the tasks of all arrays, each with a process that has all its input."""
     whole, makers = _whole(plan), Makers()
     for task in plan.tasks:
         if task.path not in whole:
@@ -241,12 +241,12 @@ def _owned_boxes(path: Path, array: LazyArray, region: Region) -> Iterable[tuple
 
 
 def _whole(plan: Plan) -> set[Path]:
-    """The arrays of which each chunk is written by one process, from its first byte to its last."""
+    """Return the arrays whose chunks must each be written by one process, from first to last byte."""
     return {path for path, item in plan.layout.placements.items() if plan.streams or item.codec}
 
 
 def _chunk_tasks(plan: Plan, path: Path) -> Iterator[tuple[int, Task]]:
-    """A task for each chunk, or for each block of one that is raw and large: in the order of its bytes."""
+    """Yield a task for each chunk, or for each block of a large raw chunk, in the order of bytes."""
     array, placement = plan.tree.arrays[path], plan.layout.placements[path]
     for owner, index in owned_chunks(array, placement):
         cell = grid_cell(array.shape, placement.chunk, index)
@@ -274,30 +274,30 @@ def _receipt(plan: Plan, built: PartReceipt, destination: Location, seconds: flo
     )
 
 
-# Which process can make which part of an array that is made of others, of which several have parts.
+# Decides which process makes which region of an array that is computed from shared arrays.
 #
-# A process makes what it has all of. Where two would have to, the part is cut in halves until one is enough.
+# A process makes a region if it has all its inputs. Otherwise the region is halved until one process has all.
 #
-# Of one task. Shards of 64 processes, cut along one axis, make 64, and some more where shards end nowhere
-# that halves do.
+# Limit per task. Shards of 64 processes along one axis give 64 regions, and some more if shard boundaries are
+# not at multiples of a half.
 _MOST_PIECES = 1024
 Piece: TypeAlias = tuple[int, Region]
 
 
 @dataclass
 class Makers:
-    """Deals out regions of arrays.
+    """Assigns regions of arrays to processes.
 
-    What was found for one layer is tried for the next: it is five times as fast as to look for it.
+    The result for one layer is tried first for the next, which is five times as fast as computing it again.
     """
 
     _found: dict[tuple[Shape, Region], Sequence[Piece]] = field(default_factory=dict)
 
     def pieces(self, path: Path, array: LazyArray, region: Region) -> Sequence[Piece]:
-        """The region in pieces, each with the process that has all it is read from; 0 where all have that.
+        """Divide a region so that one process has all inputs of each piece; process 0 if every process has.
 
         Raises:
-            UsageError: it would be too many.
+            UsageError: there would be too many pieces.
         """
         asked = _Owners(array)
         result = self._found.get((array.shape, region), ())
@@ -319,34 +319,34 @@ def _cut(path: Path, asked: _Owners, region: Region) -> Sequence[Piece]:
             rest.extend(reversed(asked.halves(piece)))
         if (process is None and piece.size == 1) or len(result) + len(rest) > _MOST_PIECES:
             raise UsageError(
-                "no process has enough of what an array is made of",
+                "no process has enough of an array's inputs",
                 location=keystr(path),
-                got=f"elements of {len(asked.of(region))} processes, side by side all over {region}",
+                got=f"elements of {len(asked.of(region))} processes, interleaved over {region}",
                 hint=ALONE,
             )
     return result
 
 
 class _Owners:
-    """Who has what regions of an array are read from."""
+    """The processes that have the inputs of an array's regions."""
 
     def __init__(self, array: LazyArray) -> None:
         self._asked: set[int] = set()
         self._array = rebuild_arrays({"": array}, self._asking)[""]
 
     def of(self, region: Region) -> frozenset[int]:
-        """The processes that have some of what a region is read from, which others have not."""
+        """Return the processes that have inputs of a region which others lack."""
         self._asked.clear()
         self._array.read_cost(region)
         return frozenset(self._asked)
 
     def maker(self, region: Region) -> int | None:
-        """The process that has all of it; 0 where all have; None where none has."""
+        """Return the process that has all inputs; 0 if every process has; None if no process has."""
         processes = self.of(region)
         return min(processes, default=0) if len(processes) <= 1 else None
 
     def halves(self, region: Region) -> Sequence[Region]:
-        """The region cut along the axis that parts processes best, the outermost of several."""
+        """Halve the region along the axis that separates processes best; the outermost of equal ones."""
         cuts = [
             [*region.pieces(axis, (length + 1) // 2)]
             for axis, length in enumerate(region.shape)
@@ -365,12 +365,12 @@ class _Owners:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Asking:
-    """The same elements; it is noted which processes have what is asked for.
+    """A holder of the same elements that records which processes have the regions that are read.
 
     Attributes:
         holder: of the elements.
-        asked: where it is noted.
-        processes, start, stop: who has elements, and where their boxes begin and end.
+        asked: the recorded processes.
+        processes, start, stop: owners of elements, and the limits of their regions.
     """
 
     holder: ShardHolder
@@ -398,7 +398,7 @@ class _Asking:
 
 @lru_cache(maxsize=256)
 def _limits(owners: Sequence[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Processes, and where their boxes begin and end."""
+    """Return the owners and the limits of their regions as arrays."""
     import numpy as np
 
     processes = np.array([process for process, _ in owners])

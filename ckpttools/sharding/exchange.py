@@ -1,8 +1,8 @@
-"""Moving what processes have read to the devices that need it: as carriers, by one jitted function each.
+"""Moving of what processes have read to the devices that need it, as carriers in jitted functions.
 
-Elements travel as unsigned numbers of their size and become what they are at the very end. A jitted transpose
-of bfloat16 changes bits of NaN on CPU, and a sum with zeros makes 0.0 of -0.0; of unsigned
-numbers both are exact.
+Elements travel as unsigned integers of their size and are converted back at the end. On CPU a jitted
+transpose of bfloat16 changes bits of NaN, and a sum with zeros turns -0.0 into 0.0; both are exact for
+unsigned integers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROCESS, _DEVICE = "process", "device"
 
 
 def homes_of(target: ArrayTarget) -> Homes:
-    """What the devices of each process hold of an array."""
+    """Return the regions of an array that the devices of each process hold."""
     result: dict[int, list[Region]] = {}
     placed: Mapping[Any, Any] = target.sharding.devices_indices_map(target.shape)
     for device, index in placed.items():
@@ -41,15 +41,15 @@ def _region(index: Any, target: ArrayTarget) -> Region:
 
 
 def is_movable(target: ArrayTarget) -> bool:
-    """Whether elements of this kind can be exchanged between the devices of this sharding."""
+    """Return whether elements of this dtype can be exchanged between the devices of this sharding."""
     dtype = target.dtype
-    # Numbers of less than a byte, and pairs, JAX makes of no carrier.
+    # JAX cannot convert elements below one byte, or complex numbers, to a carrier.
     has_carrier = dtype.value_bits in (None, 1) and not dtype.packed and dtype.kind != "complex"
     return has_carrier and isinstance(target.sharding, NamedSharding)
 
 
 def devices_each(target: ArrayTarget) -> int | None:
-    """Devices of each process, where all have as many and they follow each other in the mesh."""
+    """Return the devices per process if all have the same number, contiguous in the mesh; None otherwise."""
     order = [device.process_index for device in _devices(target)]
     count = order.count(order[0])
     together = all(len(set(order[k : k + count])) == 1 for k in range(0, len(order), count))
@@ -64,7 +64,7 @@ def _devices(target: ArrayTarget) -> list[Any]:
 
 
 def stretch_target(target: ArrayTarget, cut: Stretches, devices: int) -> ArrayTarget:
-    """Where carriers of an array are when each process has read its stretch."""
+    """Return the target of an array's carriers after each process has read its stretch."""
     mesh = _auto_mesh(np.array(_devices(target)).reshape(-1, devices), (_PROCESS, _DEVICE))
     spec: list[tuple[str, ...]] = [()] * len(target.shape)
     spec[cut.over_processes] += (_PROCESS,)
@@ -73,23 +73,23 @@ def stretch_target(target: ArrayTarget, cut: Stretches, devices: int) -> ArrayTa
 
 
 def exchanged(parts: Parts, read: ArrayTarget, target: ArrayTarget) -> jax.Array:
-    """The array on its devices, of the stretches that processes have read; called by all of them in turn."""
+    """Assemble an array from the stretches that processes have read; all processes call this in turn."""
     carriers = _global(parts, read)
     return _settled(_mover(_auto(target.sharding))(carriers), target)
 
 
 def own_shards(target: ArrayTarget) -> Shards:
-    """What this process reads where one reads for all: parts that no process before it needs."""
+    """Return the parts that this process reads for all: those that no earlier process needs."""
     mine = first_homes(homes_of(target)).get(jax.process_index(), [])
     return Shards(target.shape, target.part, shards_of(target.shape, mine).held)
 
 
 def broadcast(parts: Parts, target: ArrayTarget) -> jax.Array:
-    """The array on its devices, of parts of which each was read by one process; called by all in turn.
+    """Assemble an array from parts that were each read by one process; all processes call this in turn.
 
     Args:
         parts: those of `own_shards`.
-        target: where it goes; a part is on several devices.
+        target: the array's target, in which several devices hold a part.
     """
     sharding = target.sharding
     assert isinstance(sharding, NamedSharding)
@@ -110,13 +110,13 @@ def broadcast(parts: Parts, target: ArrayTarget) -> jax.Array:
 
 
 def _global(parts: Parts, read: ArrayTarget) -> jax.Array:
-    """Carriers of what all processes have read."""
+    """Return the global array of carriers that all processes have read."""
     singles = [jax.device_put(parts[cell], device) for device, cell in read.homes]
     return jax.make_array_from_single_device_arrays(read.shape, read.sharding, singles)
 
 
 def _settled(moved: jax.Array, target: ArrayTarget) -> jax.Array:
-    """Carriers on their devices as what they are."""
+    """Convert carriers on their devices to the array's dtype and memory kind."""
     typed = _bits(moved, target.dtype)
     singles = [shard.data for shard in typed.addressable_shards]
     if target.sharding.memory_kind not in (None, typed.sharding.memory_kind):
@@ -136,7 +136,7 @@ def _bits(array: jax.Array, dtype: DType) -> jax.Array:
     return typed
 
 
-# A function that is jitted anew is compiled anew: 75 to 170 ms for each array.
+# Cached functions, since compiling a new jitted function takes 75 to 170 ms per array.
 
 
 @partial(jax.jit, static_argnames="dtype")
@@ -146,18 +146,18 @@ def _typed(array: jax.Array, dtype: Any) -> jax.Array:
 
 @lru_cache(maxsize=256)
 def _mover(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    """Puts an array elsewhere, and gives up the one that it is made of."""
+    """Return a function that moves an array to a sharding, donating the input."""
     return jax.jit(lambda array: array, out_shardings=sharding, donate_argnums=0)
 
 
 @lru_cache(maxsize=256)
 def _summer(carrier: np.dtype[Any], sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    """Sums an array over its first axis, within its dtype."""
+    """Return a function that sums an array over its first axis, in its own dtype."""
     return jax.jit(partial(jax.numpy.sum, axis=0, dtype=carrier), out_shardings=sharding)
 
 
 def _auto(sharding: Any) -> NamedSharding:
-    """The same places on a mesh that leaves it to the compiler how data gets there."""
+    """Return the sharding on a mesh with automatic axis types, so that the compiler decides on transfers."""
     return NamedSharding(_auto_mesh(sharding.mesh.devices, sharding.mesh.axis_names), sharding.spec)
 
 

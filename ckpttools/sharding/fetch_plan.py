@@ -1,8 +1,8 @@
-"""Who reads what of an array where several processes load it: each what its devices need, or some for all.
+"""The decision who reads what of an array if several processes load it: each for itself, or some for all.
 
-What a process needs of an array may be a bit of every row, so that it fetches rows whole and leaves most of
-them. Then each process reads a stretch of the array, contiguous where it is stored, and they exchange what
-they have read. Where several need the same, one may read it for all.
+A process may need a bit of every row of an array; then it fetches full rows and discards most of each. In
+that case each process reads a stretch that is contiguous in storage, and they exchange what they have read.
+If several processes need the same parts, one of them can read for all.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ckpttools.sharding.shards import HeldParts, Shards
 
 Way = Literal["direct", "exchange", "broadcast"]
 Homes = Mapping[int, Sequence[Region]]
-"""Process -> the box of an array that each of its devices holds, in the order of the devices."""
+"""Process -> the region of an array that each of its devices holds, in the order of the devices."""
 
-# Of many processes some are looked at: what they read is alike.
+# Only a sample of many processes is examined, since they read similar parts.
 _MOST_LOOKED_AT = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """What processes fetch of an array, or of several.
+    """Average bytes that a process fetches of one or more arrays.
 
     Attributes:
-        needed: bytes that the devices of a process need, as they are stored, on average.
+        needed: stored bytes that its devices need.
         fetched: bytes that it reads for them.
     """
 
@@ -40,7 +40,7 @@ class FetchPlan:
 
     @property
     def over_read(self) -> float:
-        """Bytes that are read for each byte that is needed."""
+        """Bytes read per byte needed."""
         return self.fetched / self.needed if self.needed else 1.0
 
     def __add__(self, other: FetchPlan) -> FetchPlan:
@@ -48,7 +48,7 @@ class FetchPlan:
 
 
 def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
-    """Equal boxes of an array as parts of it, each once."""
+    """Return equal regions of an array as its parts, without duplicates."""
     result = list(dict.fromkeys(boxes))
     part = result[0].shape if result else shape
     cells = (tuple(a // max(1, n) for a, n in zip(box.start, part, strict=True)) for box in result)
@@ -56,36 +56,36 @@ def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
 
 
 def reads(array: LazyArray, homes: Homes) -> FetchPlan:
-    """What a process fetches of an array, for itself; of many processes, what some do."""
+    """Return the average bytes that a process fetches for itself, from a sample of processes."""
     held = [HeldParts(array, shards_of(array.shape, homes[item])) for item in some_of(list(homes))]
     needed = sum(item.stored_bytes for item in held)
     return FetchPlan(needed // len(held), projected(held, PIECE_BYTES).nbytes // len(held))
 
 
 def some_of(processes: Sequence[int]) -> Sequence[int]:
-    """Few of many processes, those in the middle among them."""
+    """Return a sample of the processes that includes some from the middle."""
     return processes[:: max(1, len(processes) // _MOST_LOOKED_AT)][:_MOST_LOOKED_AT]
 
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """How an array is cut for reading: one axis over processes, and perhaps another over their devices.
+    """Division of an array for reading: one axis over processes, and one over the devices of each.
 
     Attributes:
-        over_processes: the axis that processes share.
-        over_devices: the axis that the devices of a process share.
+        over_processes: the axis divided among processes.
+        over_devices: the axis divided among the devices of a process.
     """
 
     over_processes: int
     over_devices: int
 
     def homes(self, shape: Shape, processes: int, devices: int) -> Homes:
-        """What each device of some processes reads.
+        """Return the regions that the devices of sampled processes read.
 
         Args:
             shape: of the array.
-            processes: how many there are.
-            devices: of each process.
+            processes: number of processes.
+            devices: number of devices of each process.
         """
         return {
             location: [self._box(shape, processes, devices, location, device) for device in range(devices)]
@@ -104,12 +104,12 @@ def _stretch(box: Region, axis: int, count: int, location: int) -> Region:
 
 
 def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, FetchPlan] | None:
-    """The cut with which processes fetch least; None where no axes can be divided evenly.
+    """Return the division with which processes fetch least; None if no axes can be divided evenly.
 
     Args:
-        array: what is read.
-        processes: how many there are.
-        devices: of each process.
+        array: the array to read.
+        processes: number of processes.
+        devices: number of devices of each process.
     """
     result = [
         (choice, reads(array, choice.homes(array.shape, processes, devices)))
@@ -123,7 +123,7 @@ def _choices(shape: Shape, processes: int, devices: int) -> Iterator[Stretches]:
         if length % processes:
             continue
         rest = (*shape[:first], length // processes, *shape[first + 1 :])
-        # Along the same axis if that goes: what a process reads is then one stretch.
+        # Prefer the same axis, since each process then reads one contiguous stretch.
         order = [first, *(axis for axis in range(len(shape)) if axis != first)]
         second = next((axis for axis in order if rest[axis] % devices == 0), None)
         if second is not None:
@@ -139,15 +139,16 @@ def way_of(
     max_over_read: float,
     single_replica: bool,
 ) -> tuple[Way, Stretches | None, FetchPlan]:
-    """How an array is read, and what that fetches.
+    """Choose how an array is read, and return what that fetches.
 
     Args:
-        array: what is read.
-        homes: what the devices of each process need; of some processes will do without `single_replica`.
-        processes: how many there are.
-        devices: of each process, where all have as many and follow each other; None where not.
-        max_over_read: bytes for each byte needed, from which on processes exchange.
-        single_replica: whether what several processes need is read by one of them.
+        array: the array to read.
+        homes: the regions that the devices of each process need; without `single_replica` a sample of
+            processes suffices.
+        processes: number of processes.
+        devices: per process, if all have the same number, contiguous in the mesh; None otherwise.
+        max_over_read: bytes read per byte needed above which processes exchange.
+        single_replica: whether one process reads what several need.
     """
     own = reads(array, homes)
     if processes == 1 or prod(array.shape) == 0:
@@ -163,7 +164,7 @@ def way_of(
 
 
 def is_shared(homes: Homes) -> bool:
-    """Whether several processes need the same boxes, all of them."""
+    """Return whether every region is needed by several processes."""
     holders: dict[Region, set[int]] = {}
     for process, boxes in homes.items():
         for box in boxes:
@@ -172,7 +173,7 @@ def is_shared(homes: Homes) -> bool:
 
 
 def first_homes(homes: Homes) -> Homes:
-    """Of each box the first process that needs it; processes that read nothing are left out."""
+    """Assign each region to the first process that needs it; omit processes that read nothing."""
     seen: set[Region] = set()
     result: dict[int, list[Region]] = {}
     for process, boxes in homes.items():

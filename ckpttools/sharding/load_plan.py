@@ -1,4 +1,4 @@
-"""What loading will do, decided before any read: who reads what of each array, and what memory that takes."""
+"""The plan of a load, made before any read: who reads each array, and the memory that takes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ckpttools.sharding.shards import HeldParts, Shards
 
 @dataclass(frozen=True, slots=True)
 class LoadedArray:
-    """One array as it will be.
+    """One array of a load plan.
 
     Attributes:
         path: in the caller's tree.
         shape, dtype: of the array.
         sharding: over devices, as JAX prints it.
         shard: the shape of each device's part.
-        way: "direct" where each process reads what its devices need, "exchange" where each reads a stretch
-            of it, "broadcast" where one reads for several.
+        way: "direct" if each process reads what its devices need, "exchange" if each reads a stretch of the
+            array, "broadcast" if one reads for several.
     """
 
     path: str
@@ -48,14 +48,14 @@ class LoadedArray:
 
 @dataclass(frozen=True)
 class Route:
-    """How one array comes to its devices.
+    """The way of one array to its devices.
 
     Attributes:
-        leaf: the array, and where it goes.
-        way: as of `LoadedArray`.
-        held: what this process reads.
-        needed: what its devices need.
-        read: where it is when it has been read and before it is exchanged.
+        leaf: the array and its placement.
+        way: as in `LoadedArray`.
+        held: the parts that this process reads.
+        needed: the parts that its devices need.
+        read: the placement after reading and before the exchange; None without an exchange.
     """
 
     leaf: Assigned
@@ -70,7 +70,7 @@ class Route:
 
     @property
     def stays(self) -> bool:
-        """Whether the array is where it was read to."""
+        """Whether the array keeps the memory into which it was read."""
         return self.way == "direct" and self.leaf.target.is_aliased
 
 
@@ -79,8 +79,8 @@ class Sharing:
     """How processes share reading.
 
     Attributes:
-        max_over_read: bytes read for each byte that is needed, from which on they exchange what they read.
-        single_replica: whether what several need is read by one.
+        max_over_read: bytes read per byte needed above which processes exchange what they read.
+        single_replica: whether one process reads what several need.
     """
 
     max_over_read: float = 1.5
@@ -89,23 +89,23 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoadPlan:
-    """What loading will do, in this process.
+    """What loading will do in this process.
 
     Attributes:
-        arrays: how many.
-        processes: that load together.
-        bytes_needed: that the devices of this process need, each part once, as they are stored.
-        bytes_read: that will be fetched by this process.
-        bytes_read_alone: that would be, if it read all that its devices need and nothing else.
-        reads: in how many reads.
-        bytes_in_memory: of what is read.
-        bytes_on_devices: of this process, each copy counted.
-        bytes_exchanged: that its devices get of what it or another process has read for all.
-        staging: bytes of host memory beside the result that hold parts on their way to devices.
-        memory: bytes of host memory allowed beside the result.
-        notes: what happens to values, and what else the user should know.
-        array_list: each of them but numbers.
-        routes: the same for whoever carries it out.
+        arrays: number of arrays.
+        processes: number of processes that load together.
+        bytes_needed: stored bytes that the devices of this process need, each part once.
+        bytes_read: bytes that this process will fetch.
+        bytes_read_alone: bytes that it would fetch if it read exactly what its devices need.
+        reads: number of reads.
+        bytes_in_memory: decoded bytes of what is read.
+        bytes_on_devices: bytes on the devices of this process, counting each copy.
+        bytes_exchanged: bytes that its devices receive from processes that read for others.
+        staging: bytes of host memory, in addition to the result, for parts on their way to devices.
+        memory: limit of host memory in bytes, in addition to the result.
+        notes: changes to values, and other notes for the user.
+        array_list: all arrays except Python numbers.
+        routes: the same with the details needed for execution.
     """
 
     arrays: int
@@ -125,7 +125,7 @@ class LoadPlan:
 
     @property
     def over_read(self) -> float:
-        """Bytes that are read for each byte that is needed."""
+        """Bytes read per byte needed."""
         return self.bytes_read / self.bytes_needed if self.bytes_needed else 1.0
 
     def __repr__(self) -> str:
@@ -136,13 +136,13 @@ class LoadPlan:
 
 
 def plan_load(expected: Request, sharing: Sharing, *, memory: int, notes: Notes) -> LoadPlan:
-    """What loading takes.
+    """Plan a load.
 
     Args:
-        expected: what goes where.
+        expected: the arrays and their placements.
         sharing: how processes share reading.
-        memory: bytes of host memory beside the result.
-        notes: what the user should know beside what the request says.
+        memory: bytes of host memory, in addition to the result.
+        notes: notes for the user, in addition to the request's.
 
     Raises:
         MemoryBudgetError: one worker, or an array that must be staged on its way to devices, does not fit.
@@ -180,11 +180,11 @@ def _described(route: Route) -> LoadedArray:
 
 
 def _route(leaf: Assigned, sharing: Sharing, room: int) -> Route:
-    """How an array is read; the same in all processes."""
+    """Decide how an array is read; the result is the same in all processes."""
     target = leaf.target
     direct = HeldParts(leaf.array, target.shards, leaf.name)
     homes = homes_of(target) if jax.process_count() > 1 and is_movable(target) else {}
-    # What some processes have no part of, they cannot move together.
+    # Processes can move an array together only if each of them has a part of it.
     if len(homes) < max(2, jax.process_count()):
         return Route(leaf, "direct", direct, direct)
     devices = devices_each(target)
@@ -201,19 +201,19 @@ def _route(leaf: Assigned, sharing: Sharing, room: int) -> Route:
     if way == "exchange" and cut is not None and devices is not None:
         read = stretch_target(target, cut, devices)
         held = HeldParts(leaf.array, read.shards, leaf.name)
-        # What cannot be held beside the result is read in pieces instead, too much of it or not.
+        # A stretch that does not fit next to the result is read directly, in regions, despite over-reading.
         if held.nbytes <= room:
             return Route(leaf, way, held, direct, read)
     return Route(leaf, "direct", direct, direct)
 
 
 def _room(memory: int) -> int:
-    """Bytes of parts on their way to devices that may be held; as many again are sent meanwhile."""
+    """Return the bytes of parts on their way to devices; the same amount is being sent meanwhile."""
     return (memory - baseline_bytes() - 4 * PIECE_BYTES) // 2
 
 
 def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
-    """Bytes of parts that are on their way at once: nothing where they stay where they are.
+    """Return the bytes of parts that are staged at once; 0 if no array needs staging.
 
     Raises:
         MemoryBudgetError: the largest array does not fit.
@@ -228,10 +228,10 @@ def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
 
 
 def groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
-    """Arrays that are read together: first all that need no room.
+    """Yield groups of arrays that are read together, first all that need no staging.
 
-    Those of which processes exchange what they have read come last and as they were asked for, which is the
-    order in all processes; the others in that of their files.
+    Arrays that processes exchange come last, in the order of the request, which is the same in all
+    processes; the others are in the order of their files.
     """
     ordered = in_location_order(routes)
     yield [route for route in ordered if route.stays]
@@ -249,7 +249,7 @@ def groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
 
 
 def joined_reads(routes: Sequence[Route]) -> list[Joint]:
-    """What is read together. What processes exchange stays in its order, each by itself."""
+    """Join arrays that read the same bytes; exchanged arrays keep their order, each by itself."""
     own = [number for number, route in enumerate(routes) if route.way == "direct"]
     built = joints([routes[number].held for number in own])
     direct = [Joint(item.held, tuple(own[member] for member in item.members)) for item in built]
@@ -258,7 +258,7 @@ def joined_reads(routes: Sequence[Route]) -> list[Joint]:
 
 
 def in_location_order(routes: Iterable[Route]) -> list[Route]:
-    """The same in the order in which they lie in their files."""
+    """Sort routes by the location of their arrays in the files."""
 
     def first(route: Route) -> tuple[str, int]:
         return route.array.first_byte(Region.whole(route.array.shape)) if route.array.size else ("", 0)
@@ -268,18 +268,18 @@ def in_location_order(routes: Iterable[Route]) -> list[Route]:
 
 @dataclass(frozen=True)
 class Joint:
-    """What is read in one go: an array, or several along a new first axis.
+    """Arrays that are read at once: one, or several along a new first axis.
 
     Attributes:
-        held: what is read.
-        members: the numbers of the arrays; of several, in the order of that axis.
+        held: the parts to read.
+        members: the indices of the arrays; if several, in the order of the new axis.
     """
 
     held: HeldParts
     members: tuple[int, ...]
 
     def split(self, parts: Parts) -> Iterator[tuple[int, Parts]]:
-        """The parts of each array."""
+        """Yield the index and parts of each array."""
         if len(self.members) == 1:
             yield self.members[0], parts
             return
@@ -288,7 +288,7 @@ class Joint:
 
 
 def joints(held: Sequence[HeldParts]) -> list[Joint]:
-    """All arrays, those together that read the same bytes; each in the place of its first."""
+    """Join arrays that read the same bytes; each joint takes the position of its first array."""
     result: dict[Hashable, list[tuple[int, int]]] = {}
     sources: dict[Hashable, LazyArray] = {}
     known: dict[int, tuple[LazyArray, Hashable]] = {}
@@ -298,7 +298,7 @@ def joints(held: Sequence[HeldParts]) -> list[Joint]:
             result[number] = [(0, number)]
             continue
         source, index = whole
-        # Layers are mostly coordinates of one and the same array: it is described once, and kept meanwhile.
+        # Layers are mostly coordinates of one array: describe it once, and keep it alive for its id.
         known.setdefault(id(source), (source, _sub_split_text(source)))
         key = known[id(source)][1], item.shards.part, item.shards.held
         result.setdefault(key, []).append((index, number))
@@ -329,7 +329,7 @@ def _together(alone: Sequence[HeldParts], source: LazyArray) -> HeldParts:
 
 
 def _untaken(array: LazyArray) -> tuple[LazyArray, int] | None:
-    """The array of which this is one coordinate of the first axis, and which."""
+    """Return the array and coordinate of its first axis that this array takes; None if it takes none."""
     if isinstance(array, Take) and array.axis == 0:
         return array.source, array.index
     if not isinstance(array, Stack):
@@ -342,7 +342,7 @@ def _untaken(array: LazyArray) -> tuple[LazyArray, int] | None:
 
 
 def _sub_split_text(array: LazyArray) -> Hashable:
-    """Equal for arrays that are made alike of the same stored ones."""
+    """Return a key that is equal for arrays built in the same way from the same stored arrays."""
     parts = source_arrays(array)
     if not parts:
         return id(array)

@@ -1,4 +1,4 @@
-"""What processes would read that load together, from the shape of their mesh alone."""
+"""Prediction of what the processes of a job would read, from the shape of their mesh alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckpttools.sharding.fetch_plan import FetchPlan, Homes, Way, some_of, way_of
 from ckpttools.sharding.mesh import MeshShape
 from ckpttools.sharding.specs import Spec, cuts, shard_shape
 
-# As of `ckpttools.load`.
+# The default of `ckpttools.load`.
 MAX_OVER_READ = 1.5
 
 
@@ -24,16 +24,16 @@ class ProcessLoading:
     """What one process reads, on average.
 
     Attributes:
-        processes: how many there are.
-        devices: of each.
-        needed: bytes that its devices need, each part once, as they are stored.
-        fetched: bytes that it reads where each reads what its devices need.
+        processes: number of processes.
+        devices: number of devices of each process.
+        needed: stored bytes that its devices need, each part once.
+        fetched: bytes that it reads if each process reads what its devices need.
         over_read: fetched / needed.
-        max_over_read: of an array, from which on processes exchange what they have read.
-        exchanged: arrays of which they do.
+        max_over_read: over-read of an array above which processes exchange what they have read.
+        exchanged: number of arrays that they exchange.
         fetched_exchanging: bytes that a process then reads.
-        broadcast: arrays that several processes need, of which with `single_replica=True` one reads for all.
-        fetched_single_replica: bytes that one that reads for others then reads.
+        broadcast: number of arrays that several processes need, and one reads with `single_replica=True`.
+        fetched_single_replica: bytes that a process that reads for others then reads.
     """
 
     processes: int
@@ -54,13 +54,13 @@ def process_loading(
     mesh: MeshShape,
     processes: int,
 ) -> ProcessLoading:
-    """What processes read; devices are dealt out to them in the order of the mesh.
+    """Predict what processes read; they own the devices in the order of the mesh.
 
     Args:
-        arrays: what is loaded.
-        specs: how each is cut; what cannot be cut evenly is whole.
+        arrays: the arrays to load.
+        specs: the partition spec of each; axes that cannot be divided evenly are not sharded.
         mesh: all devices.
-        processes: how many share them evenly.
+        processes: number of processes, which share the devices evenly.
 
     Raises:
         UsageError: the devices cannot be shared evenly.
@@ -91,7 +91,7 @@ def process_loading(
 
 @dataclass
 class _Predicted:
-    """What has been found out of some arrays, by the ways in which they may be read."""
+    """Running totals of what is read, for each way of reading."""
 
     mesh: MeshShape
     processes: int
@@ -102,11 +102,11 @@ class _Predicted:
     broadcast: int = 0
 
     def __post_init__(self) -> None:
-        # Of a model few shapes are different, and each takes a box for every device of the mesh.
+        # A model has few distinct shapes, and each needs a region for every device of the mesh.
         self._homes = cache(partial(homes_on, mesh=self.mesh, processes=self.processes))
 
     def add(self, array: LazyArray, spec: Spec) -> None:
-        """Adds what is read of an array."""
+        """Add the reads of an array."""
         homes = self._homes(array.shape, spec)
         some = {process: homes[process] for process in some_of(range(self.processes))}
         way, result = self._way(array, some, float("inf"))
@@ -134,7 +134,7 @@ class _Predicted:
 
 
 def homes_on(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:
-    """What the devices of each process hold of an array."""
+    """Return the regions of an array that the devices of each process hold."""
     whole = even(shape, spec, mesh)
     part = shard_shape(shape, whole, mesh)
     devices = mesh.size // processes
@@ -145,7 +145,7 @@ def homes_on(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes
 
 
 def even(shape: Shape, spec: Spec, mesh: MeshShape) -> Spec:
-    """The spec without the axes that cannot be divided evenly."""
+    """Return the spec without the axes that cannot be divided evenly."""
     counts = cuts(len(spec), spec, mesh)
     short = zip(spec, counts, shape, strict=False)
     return tuple(entry if length % count == 0 else () for entry, count, length in short)

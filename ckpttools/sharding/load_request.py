@@ -1,4 +1,4 @@
-"""What of a checkpoint goes where: the caller's tree, shardings and rules, checked before any read."""
+"""Requests: the caller's tree, shardings and rules, matched with a checkpoint and checked before any read."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from ckpttools.transforms.cast import CastMap, can_cast, cast, cast_notes
 
 LIKE = "like"
 _MOST_NEAR = 20
-# Of the bytes that are loaded. Norms of stacked layers, which rules leave out, are less than a hundredth.
+# Fraction of the loaded bytes. Norms of stacked layers, which rules leave out, are less than 1%.
 _MOST_UNCUT = 0.1
 
 
 @dataclass(frozen=True)
 class Request:
-    """All that is to be loaded.
+    """All arrays to load.
 
     Attributes:
         arrays: in the order in which `filled` takes them.
-        filled: makes what the caller gets.
-        notes: what the user should know.
+        filled: builds the result from the values.
+        notes: notes for the user.
     """
 
     arrays: tuple[Assigned, ...]
@@ -60,19 +60,19 @@ class Request:
 def request(
     tree: Tree, template: TreeTemplate | None, devices: Devices, dtype: DType | str | None, location: str
 ) -> Request:
-    """Checks all that was asked for against a checkpoint.
+    """Check a request against a checkpoint.
 
     Args:
-        tree: the checkpoint; all of it is loaded where there is no template.
-        template: what the caller wants to have; None for the tree as it is.
-        devices: where to.
+        tree: the checkpoint; without a template, all of it is loaded.
+        template: the expected leaves; None for the tree as it is.
+        devices: the destination.
         dtype: of floating-point arrays; "like" for those of the template; None for those stored.
         location: of the checkpoint, for messages.
 
     Raises:
-        CoverageError: names, shapes or dtypes that the checkpoint has not, axes that cannot be divided, and
-            dtypes that JAX would narrow; lists all of them.
-        UsageError: rules without a mesh, or for other axes than it has.
+        CoverageError: the checkpoint lacks names, shapes or dtypes, axes cannot be divided, or JAX would
+            narrow dtypes; lists all problems.
+        UsageError: rules are given without a mesh, or name axes that it lacks.
     """
     if dtype == LIKE and template is None:
         raise UsageError(f"{option('dtype', LIKE)} needs {option('like')}")
@@ -89,7 +89,7 @@ def request(
     problems += _unfit(arrays, tree, devices)
     if problems:
         raise CoverageError(
-            f"the checkpoint and what was asked for do not fit:{listing(problems)}",
+            f"the checkpoint does not match the request:{listing(problems)}",
             location=location or None,
             hint=_hint(arrays, tree),
         )
@@ -107,7 +107,7 @@ Pairs = list[tuple[Path, Expected]]
 def _pairs(
     tree: Tree, template: TreeTemplate | None
 ) -> tuple[Pairs, Mapping[Path, str], list[str], list[str]]:
-    """Paths and what is expected of each; texts by their names; what is not there; remarks."""
+    """Return matched pairs of path and leaf, texts by caller path, problems, and remarks."""
     if template is None:
         return [(path, Expected(path, None, None)) for path in tree.arrays], {}, [], []
     texts = {path: leaf.value for path, leaf in tree.items() if isinstance(leaf, Text)}
@@ -121,34 +121,34 @@ def _pairs(
     pairs = [(path, item) for path, item in matched if path in tree.arrays and not item.is_text]
     remarks = []
     if result.result and not all(map(is_wrapper, result.below)):
-        remarks.append(f"what is asked for is found below {keystr(result.below)} of the checkpoint")
+        remarks.append(f"the requested names are below {keystr(result.below)} in the checkpoint")
     unread = [path for path in result.unread if path in tree.arrays]
     if unread:
         names = sample_names(map(keystr, unread))
-        remarks.append(f"not asked for: {array_count(unread)} of the checkpoint, {names}")
+        remarks.append(f"not requested: {array_count(unread)} of the checkpoint, {names}")
     problems = [*_missing(result.missing, tree), *_misread(matched, tree)]
     if result.others:
         locations = " and ".join(map(keystr, result.others))
         name = keystr(template.leaves[0].path)
         problems.append(
-            f"{name}: there are {locations}; give {option('like')} their keys, too, or {option('keep')}"
+            f"{name}: matches {locations}; add their keys to {option('like')}, or give {option('keep')}"
         )
     read = {item.path: texts[path] for path, item in matched if item.is_text and path in texts}
     return pairs, read, problems, remarks
 
 
 def _misread(matched: Pairs, tree: Tree) -> Iterator[str]:
-    """Arrays where texts are expected, and texts where arrays are."""
+    """Yield the leaves that are an array instead of a string, or a string instead of an array."""
     for path, item in matched:
         array = tree.arrays.get(path)
         if array is None and not item.is_text:
-            yield f"{item.name}: is a text, expected an array or a number"
+            yield f"{item.name}: is a string, expected an array or a number"
         elif array is not None and item.is_text:
-            yield f"{item.name}: is {format_type(array.dtype, array.shape)}, expected a text"
+            yield f"{item.name}: is {format_type(array.dtype, array.shape)}, expected a string"
 
 
 def _with_texts(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
-    """Makes the tree of values of what is no text."""
+    """Return a function that builds the tree from the values of all leaves that are not strings."""
 
     def filled(values: Sequence[Any]) -> Any:
         others = iter(values)
@@ -163,19 +163,19 @@ def _missing(paths: Sequence[Path], tree: Tree) -> Iterator[str]:
     known = [keystr(path) for path in tree.arrays]
     for number, path in enumerate(paths):
         near = near_names(keystr(path), known, 1) if number < _MOST_NEAR else []
-        yield f"{keystr(path)}: not there" + (f"; did you mean {near[0]}?" if near else "")
+        yield f"{keystr(path)}: does not exist" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def _unfit(arrays: Sequence[Assigned], tree: Tree, devices: Devices) -> Iterator[str]:
-    """Why arrays cannot be loaded as expected."""
+    """Yield the reasons why arrays cannot be loaded as expected."""
     for array in arrays:
         yield from reasons(array, tree.metadata.key_impls.get(array.path))
         if array.number is None and devices.lack(array.expected):
-            yield f"{array.name}: `shardings` has none for it"
+            yield f"{array.name}: has no sharding in `shardings`"
 
 
 def _hint(arrays: Sequence[Assigned], tree: Tree) -> str | None:
-    """How to cast, where that can be done to all whose dtypes differ."""
+    """Suggest a cast if one is possible for all arrays whose dtypes differ."""
     differing = [array for array in arrays if array.expected.dtype not in (None, array.array.dtype)]
     if differing and all(_casts(item, tree) for item in differing):
         return f"{option('dtype', LIKE)} casts, if only dtypes differ"
@@ -183,19 +183,19 @@ def _hint(arrays: Sequence[Assigned], tree: Tree) -> str | None:
 
 
 def _casts(assigned: Assigned, tree: Tree) -> bool:
-    """Whether dtype="like" casts an array, which it does to nothing that is made of keys or loses numbers."""
+    """Return whether dtype="like" casts an array; it never casts PRNG keys, or arrays to lossy dtypes."""
     expected, dtype = assigned.expected, assigned.array.dtype
     is_key = expected.key_impl is not None or assigned.path in tree.metadata.key_impls
     return expected.dtype is not None and not is_key and can_cast(dtype, expected.dtype)
 
 
 def _cast(tree: Tree, pairs: Sequence[tuple[Path, Expected]], dtype: DType | str) -> Transformed:
-    """The tree with its numbers in the dtypes that are expected."""
+    """Return the tree with its arrays cast to the expected dtypes."""
     if dtype != LIKE:
         return CastMap({}, dtype)(tree)
     both = [(path, tree.arrays[path], item.dtype) for path, item in pairs if item.dtype]
     differing = {path: (array, expected) for path, array, expected in both if array.dtype != expected}
-    # Whole numbers and what may be quantised are for the transform to judge.
+    # The transform decides about integers and arrays that may be quantized.
     if all(_is_plain(array.dtype) and expected.is_of_weights for array, expected in differing.values()):
         built = {path: cast(array, expected) for path, (array, expected) in differing.items()}
         kinds = {(array.dtype, expected): array for array, expected in differing.values()}
@@ -209,7 +209,7 @@ def _is_plain(dtype: DType) -> bool:
 
 
 def _whole(tree: Tree, paths: Sequence[Path]) -> Callable[[Sequence[Any]], Any]:
-    """Makes the tree as dictionaries and lists, with values in place of arrays."""
+    """Return a function that builds the tree as dictionaries and lists, with values in place of arrays."""
 
     def filled(values: Sequence[Any]) -> Any:
         return _filled(tree.nested(), (), dict(zip(paths, values, strict=True)))
@@ -227,7 +227,7 @@ def _filled(node: Any, path: Path, values: Mapping[Path, Any]) -> Any:
     return node
 
 
-# What numbers of Python are made of without loss.
+# Dtype kinds that convert to each Python number type without loss.
 _KINDS: Mapping[type, tuple[str, ...]] = {
     bool: ("bool",),
     int: ("int", "uint"),
@@ -237,11 +237,11 @@ _KINDS: Mapping[type, tuple[str, ...]] = {
 
 
 def reasons(assigned: Assigned, stored_impl: str | None) -> Iterator[str]:
-    """Why an array cannot be loaded as expected.
+    """Yield the reasons why an array cannot be loaded as expected.
 
     Args:
-        assigned: the array, and what the caller wants of it.
-        stored_impl: of PRNG keys the name of their implementation, as it is stored.
+        assigned: the array and the expected leaf.
+        stored_impl: the stored implementation of PRNG keys; None for other arrays.
     """
     array, name, expected = assigned.array, assigned.name, assigned.expected
     if expected.shape is not None and expected.shape != array.shape:
@@ -260,7 +260,7 @@ def reasons(assigned: Assigned, stored_impl: str | None) -> Iterator[str]:
 
 
 def _no_array(assigned: Assigned) -> Iterator[str]:
-    """Why it cannot be an array of JAX on its devices."""
+    """Yield the reasons why an array cannot become a JAX array on its devices."""
     dtype, name = assigned.array.dtype, assigned.name
     config: Any = jax.config
     if dtype.number_bytes == 8 and not config.jax_enable_x64:
@@ -285,32 +285,32 @@ def _uneven(assigned: Assigned) -> Iterator[str]:
 
 @cache
 def _holds(dtype: DType) -> bool:
-    """Whether JAX has arrays of a dtype."""
+    """Return whether JAX supports a dtype."""
     try:
         jax.device_put(np.zeros((0,), dtype.numpy), jax.local_devices()[0])
-    except Exception:  # what it raises differs by version and dtype
+    except Exception:  # the exception type differs by version and dtype
         return False
     return True
 
 
 Name = tuple[str, ...]
 _VALUE = "value"
-# So many of the names tell below which keys the others are.
+# Names that are sampled to find the keys above or below which the others are.
 _SAMPLES = 16
 _MOST_ABOVE = 3
 
 
 @dataclass(frozen=True)
 class Match:
-    """How names of two trees belong together.
+    """The correspondence of names in two trees.
 
     Attributes:
-        result: name of the caller -> path of the checkpoint.
-        missing: names of the caller that the checkpoint has not.
-        unread: paths of the checkpoint, from the same place in it, that the caller does not name.
-        below: keys of the checkpoint below which the names are.
-        others: for each other choice of paths that is as good, the one of the first name; the first choice's
-            comes first. Empty where there is one choice.
+        result: caller's name -> path in the checkpoint.
+        missing: caller's names that the checkpoint lacks.
+        unread: paths in the same subtree of the checkpoint that the caller does not name.
+        below: keys of the checkpoint above the names.
+        others: if several subtrees match equally well, the path of the first name in each, starting with the
+            chosen one; empty if the match is unique.
     """
 
     result: Mapping[Path, Path]
@@ -323,16 +323,15 @@ class Match:
 def match(
     expected: Sequence[Path], known: Iterable[Path], is_parameter: Callable[[Path], bool] = lambda path: True
 ) -> Match:
-    """Finds each expected name in a checkpoint: as it is, or all of them below one key, or without one.
+    """Find the expected names in a checkpoint: unchanged, all below one key, or all without a wrapper key.
 
-    Numbers are the same as text or as places in lists; a last key `value`, as NNX has one, counts for
-    nothing.
+    Integer keys equal their text and list indices; a trailing key `value`, as in NNX, is ignored.
 
     Args:
         expected: names of the caller.
         known: paths of the checkpoint.
-        is_parameter: whether one of them is a parameter: of several places where the names are as well found
-            it is that of the parameters which is meant, not that of their moments.
+        is_parameter: whether a path is a parameter; if several subtrees match equally well, the parameters
+            are preferred to their moments.
     """
     paths = {_name(path): path for path in known}
     names = [(path, _name(path)) for path in expected]
@@ -356,11 +355,11 @@ def match(
 
 
 class _Choice(NamedTuple):
-    """A place where names may be.
+    """A subtree in which the names may be.
 
     Attributes:
-        below: keys that the checkpoint has before them.
-        names: all of them there.
+        below: keys of the checkpoint above the names.
+        names: all names with these keys.
     """
 
     below: Name
@@ -377,7 +376,7 @@ def _name(path: Path) -> Name:
 
 
 def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
-    """Where most of the names are found; best first of those that are as good."""
+    """Return the subtrees that contain the most names, all equally good, best first."""
     as_they_are = _Choice((), tuple(names))
     if all(name in paths for name in names):
         return [as_they_are]
@@ -388,7 +387,7 @@ def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
     locations: dict[tuple[Name, int], None] = {((), 0): None}
     for name in names[:: max(1, len(names) // _SAMPLES)]:
         locations.update(dict.fromkeys(_choices(name, shared, by_last.get(name[-1] if name else "", []))))
-    # The same names may be reached with other keys in common.
+    # Different keys can lead to the same names.
     choices: dict[tuple[Name, ...], _Choice] = {}
     for below, above in sorted(locations, key=lambda location: (location[1], len(location[0]))):
         built = tuple(below + name[above:] for name in names)
@@ -400,9 +399,9 @@ def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
 
 
 def _choices(name: Name, shared: int, alike: Sequence[Name]) -> Iterator[tuple[Name, int]]:
-    """Where a name could be found, in the names that end alike: below keys, or without wrappers of its own.
+    """Yield where a name could be among names with the same last key: below keys, or without own wrappers.
 
-    Not both: `params/w` is no other name of `ema/w`.
+    Never both: `params/w` is not another name of `ema/w`.
     """
     yield from ((known[: len(known) - len(name)], 0) for known in alike if known[-len(name) :] == name)
     for above in range(1, shared + 1):
@@ -413,6 +412,6 @@ def _choices(name: Name, shared: int, alike: Sequence[Name]) -> Iterator[tuple[N
 
 
 def _shared(names: Sequence[Name]) -> int:
-    """How many keys all names have in common, their last ones not counted; few."""
+    """Return the number of leading keys that all names share, at most `_MOST_ABOVE`, excluding last keys."""
     least = min(_MOST_ABOVE, min(map(len, names)) - 1)
     return next((k for k in range(least) if len({name[k] for name in names}) > 1), max(0, least))

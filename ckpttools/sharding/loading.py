@@ -1,4 +1,4 @@
-"""Carrying out the plan of a load: read, exchange, put on devices."""
+"""Execution of a load plan: read, exchange, put on devices."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from ckpttools.sharding.load_request import Request
 from ckpttools.sharding.processes import Processes, is_spread
 from ckpttools.sharding.scatter import Parts, ReadResources, read_parts
 
-# Each process says so often how far it has come; the first of them tells of all.
+# Interval at which each process reports its progress to process 0.
 _SAID_SECONDS = 5.0
 _TOPIC = "progress"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessProgress:
-    """How far a process has come.
+    """The progress of one process.
 
     Attributes:
-        process: its number.
-        nbytes: that it makes; `bytes_done` of them are made.
-        bytes_per_second: since it began.
+        process: its index.
+        nbytes: total bytes to produce.
+        bytes_done: bytes produced so far.
+        bytes_per_second: average rate since the start.
     """
 
     process: int
@@ -45,13 +46,13 @@ class ProcessProgress:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class JobProgress:
-    """How far all have come that load together, as they have said.
+    """The last reported progress of all processes that load together.
 
     Attributes:
-        count: how many there are.
-        processes: those that have said something.
-        waiting_for: the process for which process 0, and so all that have read their share, wait; None where
-            nobody does.
+        count: number of processes.
+        processes: those that have reported.
+        waiting_for: the process that process 0, and so every process that has read its share, waits for;
+            None if no process waits.
     """
 
     count: int
@@ -62,23 +63,23 @@ class JobProgress:
         done = sum(process.bytes_done for process in self.processes)
         nbytes = sum(process.nbytes for process in self.processes)
         rate = sum(process.bytes_per_second for process in self.processes)
-        waits = "" if self.waiting_for is None else f", all wait for process {self.waiting_for}"
+        waits = "" if self.waiting_for is None else f", waiting for process {self.waiting_for}"
         last = min(
             self.processes, key=lambda process: process.bytes_done / max(1, process.nbytes), default=None
         )
-        slowest = f", process {last.process} has least" if last and len(self.processes) > 1 else ""
-        share = f"{100 * done // max(1, nbytes)} % of {nbytes:,} bytes, {rate:,.0f} bytes/s"
+        slowest = f", process {last.process} is last" if last and len(self.processes) > 1 else ""
+        share = f"{100 * done // max(1, nbytes)}% of {nbytes:,} bytes, {rate:,.0f} bytes/s"
         return f"<JobProgress of {self.count:,} processes: {share}{slowest}{waits}>"
 
 
 @dataclass
 class Teller:
-    """Says how far this process has come, and tells in process 0 of all.
+    """Reporter of this process's progress; process 0 also passes on the progress of all.
 
     Attributes:
-        processes: all of them.
-        nbytes: that this one makes.
-        tell: called now and then, in process 0.
+        processes: all processes.
+        nbytes: total bytes of this process.
+        tell: called regularly in process 0.
     """
 
     processes: Processes
@@ -89,13 +90,13 @@ class Teller:
     declared: float = 0.0
 
     def add(self, nbytes: int) -> None:
-        """So many bytes more are made."""
+        """Add bytes that were produced."""
         self.done += nbytes
         if time.monotonic() - self.declared >= _SAID_SECONDS or self.done == self.nbytes:
             self.say()
 
     def say(self, waiting_for: int | None = None) -> None:
-        """Says it now."""
+        """Report now."""
         self.declared = time.monotonic()
         rate = self.done / max(1e-9, self.declared - self.began)
         self.processes.note(_TOPIC, f"{self.nbytes} {self.done} {rate:.0f}")
@@ -105,7 +106,7 @@ class Teller:
             self.tell(JobProgress(self.processes.count, tuple(result), waiting_for))
 
     def waits(self, topic: str) -> None:
-        """Process 0 waits for what another is to say; the number of that ends the topic."""
+        """Report in process 0 that it waits for another process, whose index ends the topic."""
         number = topic.rpartition("/")[2]
         if self.processes.number == 0 and number.isdigit():
             self.say(int(number))
@@ -119,16 +120,17 @@ def loaded(
     observe: Callable[[int], None],
     observe_job: Callable[[JobProgress], None] | None = None,
 ) -> Any:
-    """Reads all that was asked for.
+    """Read all arrays of a request.
 
     Args:
-        expected, plan: what.
-        jobs: workers at a time.
-        observe: called with the bytes that are made.
-        observe_job: called in process 0 of several now and then with how far all have come.
+        expected: the request.
+        plan: its plan.
+        jobs: maximum number of workers.
+        observe: called with the bytes that were produced.
+        observe_job: called regularly in process 0 of several, with the progress of all.
 
     Returns:
-        What the request makes of it.
+        The caller's tree, built by the request.
 
     Raises:
         CheckpointError: an array cannot be read.
@@ -150,7 +152,7 @@ def loaded(
         if processes is not None and shared:
             result = _with_all(result, group, shared, processes)
         built = list(_arrays(group, result))
-        # What was staged for the group before this one is free now, or will be before more is staged.
+        # The previous group's staging memory is free now, or will be before more is staged.
         _wait_for(on_the_way)
         on_the_way = [array for route, array in built if not route.stays]
         values.update({id(route.leaf): _typed(array, route.leaf) for route, array in built})
@@ -163,21 +165,21 @@ def loaded(
 
 
 def _number(leaf: Assigned, kind: type) -> Any:
-    """A number of Python, which has exactly the value that is stored."""
+    """Return a Python number that equals the stored value exactly."""
     stored = leaf.array.read().reshape(()).item()
     value = kind(stored)
     if isinstance(stored, int) and value != stored:
-        raise CoverageError(f"{leaf.name}: no {kind.__name__} is exactly {stored}", expected="an int")
+        raise CoverageError(f"{leaf.name}: {stored} cannot be a {kind.__name__} exactly", expected="an int")
     return value
 
 
 def _agreed(plan: LoadPlan) -> Processes | None:
-    """All processes, having planned the same; None where this one loads alone.
+    """Return all processes after checking that their plans agree; None if this process loads alone.
 
     Raises:
-        OtherProcessError: they have planned different things.
+        OtherProcessError: their plans differ.
     """
-    # Arrays on devices of one process are loaded by it alone.
+    # A process loads arrays on its own devices by itself.
     spread = [route for route in plan.routes if is_spread(route.leaf.target.sharding)]
     if plan.processes == 1 or not spread:
         return None
@@ -193,7 +195,7 @@ def _telling(
     observe: Callable[[int], None],
     observe_job: Callable[[JobProgress], None],
 ) -> tuple[Processes, Callable[[int], None]]:
-    """The same, who tell each other how far they have come."""
+    """Return the processes and observer, extended to report progress."""
     teller = Teller(processes, total, observe_job)
     teller.say()
 
@@ -205,7 +207,7 @@ def _telling(
 
 
 def _tell(lost: Mapping[str, Mapping[str, float]]) -> None:
-    """Warns of values that are not what they were; docs/transforms.md has the words."""
+    """Warn of values that changed in a cast; docs/transforms.md explains the terms."""
     lines = [
         f"{name}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}"
         for name, counts in lost.items()
@@ -223,7 +225,7 @@ def _wait_for(arrays: list[jax.Array]) -> None:
 def _arrays(
     routes: Sequence[Route], result: Iterator[tuple[int, Parts]]
 ) -> Iterator[tuple[Route, jax.Array]]:
-    """Arrays as they are read; what needs all processes in the order of the routes."""
+    """Yield arrays as they are read; those that need all processes come in the order of the routes."""
     batches = Batches()
     for number, parts in result:
         route = routes[number]
@@ -239,13 +241,13 @@ def _arrays(
 def _with_all(
     result: Iterator[tuple[int, Parts]], routes: Sequence[Route], shared: deque[str], processes: Processes
 ) -> Iterator[tuple[int, Parts]]:
-    """The same, where all processes have read what they are to exchange next, or all learn which has not.
+    """Synchronize before each exchange: all processes have read the array, or all learn which one failed.
 
     Args:
-        result: numbers of routes, with their parts.
-        routes: by number.
-        shared: names of all arrays that they will exchange, in their order; taken from as they come.
-        processes: all of them.
+        result: route indices, with their parts.
+        routes: by index.
+        shared: names of all arrays that will be exchanged, in order; consumed as they come.
+        processes: all processes.
     """
     while True:
         try:
@@ -262,21 +264,21 @@ def _with_all(
 
 
 def _parts(routes: Sequence[Route], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
-    """The parts of each route, by its number."""
+    """Yield the parts of each route, with its index."""
     built = joined_reads(routes)
     for number, parts in reordered(read_parts([item.held for item in built], reading)):
         yield from built[number].split(parts)
 
 
 def _together(route: Route, parts: Parts) -> jax.Array:
-    """What all processes make of what they have read."""
+    """Assemble an array from the parts that all processes have read."""
     if route.read is not None:
         return exchanged(parts, route.read, route.leaf.target)
     return broadcast(parts, route.leaf.target)
 
 
 def reordered(built: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
-    """The same by their numbers, from 0 on."""
+    """Yield the items by index, starting from 0."""
     waiting: dict[int, Parts] = {}
     following = 0
     for number, parts in built:
@@ -287,5 +289,5 @@ def reordered(built: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]
 
 
 def _typed(array: jax.Array, leaf: Assigned) -> jax.Array:
-    """PRNG keys of their data; anything else as it is."""
+    """Return PRNG keys made of their data; other arrays unchanged."""
     return array if leaf.key_impl is None else jax.random.wrap_key_data(array, impl=leaf.key_impl)

@@ -1,4 +1,4 @@
-"""A device mesh as names and lengths: all that planning needs of devices, without any.
+"""Device meshes as axis names and lengths, for planning without devices.
 
 8                     one axis, called 0
 4x2                   two axes, called 0 and 1
@@ -23,10 +23,10 @@ _MOST_DEVICES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """Devices in a grid.
+    """A grid of devices.
 
     Attributes:
-        axes: name of each axis, and devices along it.
+        axes: name of each axis, and the number of devices along it.
     """
 
     axes: Mapping[str, int]
@@ -38,7 +38,7 @@ class MeshShape:
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether axes are called by their numbers."""
+        """Whether the names of the axes are their indices."""
         return list(self.axes) == [str(number) for number in range(len(self.axes))]
 
     def __str__(self) -> str:
@@ -48,7 +48,7 @@ class MeshShape:
 
 
 def parse_mesh(text: str) -> MeshShape:
-    """The mesh that a text means.
+    """Parse a mesh.
 
     Raises:
         UsageError: the text is not a mesh.
@@ -58,36 +58,38 @@ def parse_mesh(text: str) -> MeshShape:
     named = {name.strip(): length for name, _, length in pairs} if "=" in text else {}
     lengths = list(named.values()) if named else words
     if named and len(lengths) != len(words):
-        raise UsageError(f"{text!r} is no mesh", got="an axis that is named twice", expected=_EXPECTED)
+        raise UsageError(f"{text!r} is not a mesh", got="an axis that is named twice", expected=_EXPECTED)
     if not all(_LENGTH.fullmatch(length) for length in lengths):
-        raise UsageError(f"{text!r} is no mesh", expected=_EXPECTED)
+        raise UsageError(f"{text!r} is not a mesh", expected=_EXPECTED)
     names = list(named) if named else [str(number) for number in range(len(lengths))]
     mesh = MeshShape(dict(zip(names, map(int, lengths), strict=True)))
     if "" in mesh.axes or mesh.size > _MOST_DEVICES:
-        raise UsageError(f"{text!r} is no mesh", expected=f"{_EXPECTED}; at most {_MOST_DEVICES:,} devices")
+        raise UsageError(
+            f"{text!r} is not a mesh", expected=f"{_EXPECTED}; at most {_MOST_DEVICES:,} devices"
+        )
     return mesh
 
 
 def mesh_chunk(
     shape: Shape, shard: Shape, itemsize: int, stacked: Collection[int], limit: int | None = None
 ) -> Shape:
-    """The chunks of an array.
+    """Return the chunk shape of an array for a mesh.
 
     Args:
         shape: of the array, no axis empty.
-        shard: what each device has of it; divides the shape.
+        shard: the shape of each device's shard; divides `shape`.
         itemsize: bytes of one element.
-        stacked: axes of layers and experts, along which it is cut first.
-        limit: bytes of a chunk at most, in whole elements; None for `LARGEST`.
+        stacked: axes of layers and experts, which are divided first.
+        limit: maximum bytes of a chunk, in whole elements; None for `LARGEST`.
 
     Returns:
-        The shard, or an even part of it; all of an array that is small.
+        The shard, or an even division of it; the whole shape for a small array.
     """
     limit = LARGEST if limit is None else limit
     if prod(shape) * itemsize <= min(SMALLEST, limit):
         return shape
     chunk = list(shard)
-    # The outermost first: what is left of a row is then read in one go.
+    # Divide outer axes first, so that the rest of a row is read at once.
     order = [*sorted(stacked), *(axis for axis in range(len(shape)) if axis not in stacked)]
     for axis in order:
         while chunk[axis] > 1 and prod(chunk) * itemsize > limit:
@@ -96,5 +98,5 @@ def mesh_chunk(
 
 
 def _least_factor(number: int) -> int:
-    """The least prime that divides a number above 1."""
+    """Return the smallest prime factor of a number above 1."""
     return next((item for item in range(2, isqrt(number) + 1) if number % item == 0), number)

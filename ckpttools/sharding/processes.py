@@ -1,6 +1,6 @@
-"""The processes of a JAX job, as they come to agree.
+"""Synchronization of the processes of a JAX job.
 
-Who has failed to read must say so before the others wait for it in a computation.
+A process that fails to read must report it before the others wait for it in a computation.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _numbers: defaultdict[str, Iterator[int]] = defaultdict(count)
 class Processes(Service):
     """The processes that save or load one tree.
 
-    The name is that of the call, the same in all processes: calls are made in the same order everywhere.
+    The topic prefix names the call. It is the same in all processes, since they make calls in the same order.
     """
 
     @classmethod
     def of_job(cls, kind: str = "save") -> Processes:
-        """All processes of the job, for one more call of a kind.
+        """Return all processes of the job, for the next call of this kind.
 
         Raises:
-            UsageError: they have nothing by which they could talk.
+            UsageError: there is no coordination service.
         """
         import jax
 
         client = client_here()
         if client is None:
             raise UsageError(
-                "the processes of this job cannot talk to each other",
+                "the processes of this job cannot communicate",
                 got=f"{jax.process_count()} processes without a coordination service",
                 hint="call jax.distributed.initialize() first, in every process",
             )
@@ -50,7 +50,7 @@ class Processes(Service):
         )
 
     def told(self, topic: str, say: Callable[[], str]) -> str:
-        """What process 0 says, in all processes; asked of no other."""
+        """Compute a text in process 0 and return it in all processes."""
         if self.number == 0:
             text = say()
             self.put(f"{topic}/0", text)
@@ -58,14 +58,14 @@ class Processes(Service):
         return self.get(f"{topic}/0")
 
     def gathered(self, topic: str, declared: str) -> list[str]:
-        """What each process says, in the order of their numbers; in process 0, and elsewhere nothing."""
+        """Send a text to process 0; return all texts in process order there, and [] elsewhere."""
         self.put(f"{topic}/{self.number}", declared)
         if self.number:
             return []
         return [self.get(f"{topic}/{number}") for number in range(self.count)]
 
     def done(self, topic: str, do: Callable[[], T]) -> T:
-        """Does something in each process, and returns what came of it here; errors as `all_well`."""
+        """Run a function in each process and return its local result; raises as `all_well`."""
         error: BaseException | None = None
         try:
             built = do()
@@ -75,15 +75,15 @@ class Processes(Service):
         return built
 
     def all_well(self, topic: str, error: BaseException | None) -> None:
-        """Returns when all processes have come here.
+        """Wait until all processes have finished a step.
 
         Args:
-            topic: what they have done.
-            error: what went wrong here.
+            topic: the step.
+            error: the error of this process; None if it succeeded.
 
         Raises:
             BaseException: `error`.
-            OtherProcessError: something went wrong elsewhere; says where.
+            OtherProcessError: another process failed; names it.
         """
         declared = self.gathered(topic, "" if error is None else _message(error))
         wrong = self.told(
@@ -96,11 +96,11 @@ class Processes(Service):
             raise OtherProcessError(
                 "another process could not do its part",
                 got=wrong,
-                hint="see what that process says",
+                hint="read the error of that process",
             )
 
     def all_same(self, topic: str, declared: str) -> None:
-        """Raises OtherProcessError if the processes do not say the same."""
+        """Raise OtherProcessError if the processes do not pass the same text."""
         every = self.gathered(topic, declared)
         wrong = self.told(
             f"{topic} compared",
@@ -109,16 +109,16 @@ class Processes(Service):
         if wrong:
             raise OtherProcessError(
                 f"the processes of the job do not have the same {topic}",
-                got=f"another one in process {wrong} than in process 0",
-                hint="make the same call in all of them, with the same memory, of the same checkpoint",
+                got=f"process {wrong} differs from process 0",
+                hint="make the same call in all of them, with the same memory and the same checkpoint",
             )
 
 
 @lru_cache(maxsize=256)
 def is_spread(sharding: jax.sharding.Sharding) -> bool:
-    """Whether several processes have devices of an array, of which all that have it then speak together.
+    """Return whether several processes have devices of an array, and therefore must synchronize.
 
-    Unlike whether this process can address all of it, the answer is the same in all of them.
+    Unlike `is_fully_addressable`, the answer is the same in all processes.
     """
     devices: Any = sharding.device_set
     return len({device.process_index for device in devices}) > 1

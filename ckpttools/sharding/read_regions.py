@@ -1,4 +1,4 @@
-"""How what is held of an array is read: in pieces that are cheap to read, each byte in one of them."""
+"""Division of the held parts of an array into regions that are cheap to read, each byte once."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ckpttools.plan.pieces import Item, tile_for
 from ckpttools.plan.task import prices
 from ckpttools.sharding.shards import HeldParts, Shards, as_one_part
 
-# A piece that lies in one part is read to its place; any other is read to a buffer and copied from there,
-# which takes about half of what reading it from the page cache does.
+# A region within one part is read into its final memory. Any other region is read into a buffer and copied,
+# and the copy costs about half as much as reading from the page cache.
 _WORTH_A_COPY = 1.5
-# So many pieces tell how expensive a way to cut is.
+# Regions that are sampled to estimate the cost of a division.
 _SAMPLES = 64
 
 
 class Cutter:
-    """Cuts arrays, and remembers how: those of all layers are alike.
+    """Divider of arrays into regions; caches the tile shape, since all layers have the same.
 
     Args:
-        held: the arrays, in the order in which they will be cut.
+        held: the arrays, in the order in which they will be divided.
     """
 
     def __init__(self, held: Sequence[HeldParts]) -> None:
@@ -34,7 +34,7 @@ class Cutter:
         self._tiles: dict[Hashable, tuple[Shape, bool]] = {}
 
     def __call__(self, item: Item, limit: int) -> Iterator[Region]:
-        """Pieces of at most `limit` elements; see `ckpttools.plan.pieces.Cut`."""
+        """Yield regions of at most `limit` elements; see `ckpttools.plan.pieces.Cut`."""
         held = self._held[id(item)]
         if held.shards.size == 0:
             return
@@ -50,7 +50,7 @@ class Cutter:
 
 
 def _cheapest(array: LazyArray, shards: Shards, limit: int) -> tuple[Shape, bool]:
-    """The shape of the pieces, and whether they end where parts do."""
+    """Return the shape of the regions, and whether they end at part boundaries."""
     across = tile_for(array, max((box.shape for box in shards.boxes), key=prod), limit)
     inside = tile_for(array, shards.part, limit)
     first = _sampled(array, pieces(shards, across, inside=False))
@@ -62,7 +62,7 @@ def _cheapest(array: LazyArray, shards: Shards, limit: int) -> tuple[Shape, bool
 
 
 def _sampled(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
-    """What reading the first pieces takes, for a million elements."""
+    """Return the cost of reading the first regions, scaled to 2^20 elements."""
     result = list(itertools.islice(regions, _SAMPLES))
     cost = sum((array.read_cost(region) for region in result), ReadCost())
     elements = sum(region.size for region in result)
@@ -70,7 +70,7 @@ def _sampled(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
 
 
 def pieces(shards: Shards, tile: Shape, *, inside: bool) -> Iterator[Region]:
-    """Tiles what is held: by boxes of at most the shape `tile`, which may lie across parts or in one each."""
+    """Tile the held parts with regions of at most the shape `tile`, within single parts if `inside`."""
     if inside:
         for index in shards.held:
             start = shards.region(index).start
@@ -81,7 +81,7 @@ def pieces(shards: Shards, tile: Shape, *, inside: bool) -> Iterator[Region]:
 
 
 def tiles_in(box: Region, tile: Shape) -> Iterator[Region]:
-    """A box cut along the grid of tiles that begins where the array does: chunks stay whole."""
+    """Divide a region along the grid of tiles that starts at the array's origin, so chunks stay complete."""
     for index in intersecting_cells(tile, box):
         start = tuple(i * n for i, n in zip(index, tile, strict=True))
         stop = tuple(a + n for a, n in zip(start, tile, strict=True))
@@ -91,11 +91,11 @@ def tiles_in(box: Region, tile: Shape) -> Iterator[Region]:
 
 
 def projected(held: Sequence[HeldParts], most_bytes: int) -> ReadCost:
-    """What reading all of it takes: bytes that are fetched, and reads.
+    """Return the cost of reading all held parts: bytes fetched and number of reads.
 
     Args:
-        held: what is read.
-        most_bytes: of a piece in memory.
+        held: the arrays and their parts.
+        most_bytes: maximum bytes of a region in memory.
     """
     held = [as_one_part(entry) or entry for entry in held]
     cutter = Cutter(held)
@@ -112,7 +112,7 @@ def projected(held: Sequence[HeldParts], most_bytes: int) -> ReadCost:
 
 
 def _cost(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
-    """What reading all of these takes; of stacked arrays that are read alike it does not matter which."""
+    """Return the cost of reading all regions; counts regions of equally stored stacked arrays once."""
     alike = _stacked_alike(array)
     counts: Counter[Region] = Counter()
     for region in regions:
@@ -124,7 +124,7 @@ def _cost(array: LazyArray, regions: Iterable[Region]) -> ReadCost:
 
 
 def _stacked_alike(array: LazyArray) -> tuple[int, ...]:
-    """The axes on which arrays are stacked of which any part is read at the same cost."""
+    """Return the stacking axes along which every part costs the same to read."""
     if not isinstance(array, Stack) or not isinstance(array.read_kind, tuple):
         return ()
     inner = _stacked_alike(array.parts[0])

@@ -1,11 +1,11 @@
-"""Rules that say how arrays are cut over a mesh: by their names, or by the names of their axes.
+"""Rules that shard arrays over a mesh, by array name or by the names of the array's axes.
 
     Rules(arrays=(("*/wo/kernel", (("tensor",), ("fsdp",))),))        a pattern of paths -> its spec
     Rules(axes=(("embed", ("fsdp",)), ("mlp", ("tensor",))))          a logical axis -> mesh axes, as MaxText
 
-A path that a pattern names has its spec, whatever its axes are called. For all others the rules of axes are
-gone through in order, as Flax does for `logical_axis_rules`: a rule counts if no other axis of the array has
-one of its mesh axes yet; the same name may come again with fewer of them.
+If a pattern matches a path, its spec is used, whatever the names of the axes are. For all other arrays the
+axis rules are applied in order, as Flax does for `logical_axis_rules`: a rule applies if no other axis of the
+array uses one of its mesh axes yet; a name can be repeated with fewer mesh axes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _EXPECTED = "pairs of a logical axis and mesh axes, or patterns of paths and par
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How arrays are cut over meshes.
+    """Rules for sharding arrays over meshes.
 
     Attributes:
-        arrays: patterns of paths (`ckpttools.array.patterns`) and their specs; the first that fits counts.
-        axes: logical axes and the mesh axes that they are cut along; in order.
-        absent: mesh axes that a mesh may lack: what they would cut is then whole.
-        is_closed: whether a mesh can have no other axes than those.
-        name: what users call them, for messages.
+        arrays: patterns of paths (`ckpttools.array.patterns`) and their specs; the first match is used.
+        axes: logical axes and the mesh axes that shard them, in order.
+        absent: mesh axes that a mesh may lack; arrays are not sharded along these.
+        is_closed: whether a mesh can have no axes other than `absent`.
+        name: the name of the rules in messages.
     """
 
     arrays: tuple[tuple[str, Spec], ...] = ()
@@ -54,9 +54,9 @@ class Rules:
     name: str = "rules"
 
     def check(self, mesh: MeshShape) -> None:
-        """Raises UsageError where a rule names a mesh axis that the mesh lacks and may not lack.
+        """Raise UsageError if a rule names a mesh axis that the mesh lacks and that is not optional.
 
-        So is an axis of the mesh that no rule names and that may stand for one that is lacking.
+        Also raise it if no rule names an axis of the mesh whose name resembles a missing one.
         """
         for pattern, spec in self.arrays:
             require_axes(spec, mesh, f"{self.name}: {pattern}")
@@ -68,7 +68,7 @@ class Rules:
             near = near_names(axis, expected, 1)
             if near or self.is_closed:
                 raise UsageError(
-                    "the mesh has an axis that these rules know nothing of",
+                    "these rules do not know an axis of the mesh",
                     location=self.name,
                     got=f"{axis}={mesh.axes[axis]}",
                     expected=", ".join(sorted(expected)),
@@ -77,40 +77,40 @@ class Rules:
 
     @property
     def _named(self) -> frozenset[str]:
-        """The mesh axes that rules name."""
+        """The mesh axes that the rules name."""
         entries = (entry for _, spec in self.arrays for entry in spec)
         return frozenset(chain(*entries, *(axes for _, axes in self.axes)))
 
     def check_patterns(self, paths: Iterable[Path]) -> None:
-        """Raises UsageError if a pattern names no array."""
+        """Raise UsageError if a pattern matches no array."""
         known = list(paths)
         for pattern, _ in self.arrays:
             if not any(first_match(path, (pattern,)) for path in known):
                 raise UsageError(
-                    "no array has a name that this pattern of rules matches",
+                    "a pattern of the rules matches no array",
                     location=self.name,
                     got=pattern,
                     hint="ckpt inspect tree lists the names",
                 )
 
     def spec(self, path: Path, axes: AxisNames, mesh: MeshShape) -> Spec:
-        """The partition spec of an array.
+        """Return the partition spec of an array.
 
         Args:
-            path: of the array in its tree.
-            axes: names of its axes, of which the first counts that there is a rule for; () where none are
-                known.
-            mesh: its devices.
+            path: the array's path in its tree.
+            axes: names of its axes; for each axis, the first name that has a rule is used. () if the names
+                are unknown.
+            mesh: the devices.
         """
         pattern = first_match(path, (item for item, _ in self.arrays))
         if pattern is not None:
             return next(spec for item, spec in self.arrays if item == pattern)
         result = _by_axes(self.axes, axes)
-        # Those of length one cut nothing; MaxText leaves them out as well.
+        # Mesh axes of length one shard nothing; MaxText leaves them out as well.
         return tuple(tuple(name for name in entry if mesh.axes.get(name, 1) > 1) for entry in result)
 
     def applies(self, path: Path, axes: AxisNames) -> bool:
-        """Whether some rule is about this array: others are whole on every device."""
+        """Return whether a rule applies to this array; other arrays are replicated."""
         known = {logical for logical, _ in self.axes}
         return first_match(path, (item for item, _ in self.arrays)) is not None or any(
             not known.isdisjoint(names) for names in axes
@@ -119,7 +119,7 @@ class Rules:
 
 @lru_cache(maxsize=1024)
 def _by_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) -> Spec:
-    # The same for all layers.
+    # Cached, since all layers have the same result.
     known = {logical for logical, _ in rules}
     names = [
         next((alternative for alternative in alternatives if alternative in known), None)
@@ -135,25 +135,25 @@ def _by_axes(rules: tuple[tuple[str, tuple[str, ...]], ...], axes: AxisNames) ->
     return tuple(item or () for item in result)
 
 
-# As MaxText resolves them on a mesh on which the axes that are not named here have length one.
+# MaxText's rules, for a mesh in which the axes that it does not list have length one.
 MAXTEXT = Rules(axes=LOGICAL_AXIS_RULES, absent=frozenset(MESH_AXES), is_closed=True, name="maxtext")
 PRESETS: Mapping[str, Rules] = {"maxtext": MAXTEXT}
 
 RulesLike = Rules | str | Mapping[str, Any] | Sequence[tuple[str, Any]]
-"""Rules, a preset's name, a file, or what `rules_of` makes rules of."""
+"""Rules, the name of a preset, a file, or pairs that `rules_of` accepts."""
 
 
 def rules_of(value: RulesLike) -> Rules:
-    """The rules that a user means.
+    """Return the rules that a user's value stands for.
 
     Args:
         value: "maxtext"; a file that ends in .toml or .json (`ckpttools.sharding.rules`); or pairs, in a
-            mapping or a sequence: of a logical axis and a mesh axis, several, or None; of a pattern of paths
-            and a `PartitionSpec`, or its text, "P('fsdp', None)".
+            mapping or a sequence. A pair is a logical axis and a mesh axis, several mesh axes or None; or a
+            pattern of paths and a `PartitionSpec` or its text, "P('fsdp', None)".
 
     Raises:
-        UsageError: it is none of these.
-        StorageError, FormatError, MappingError: the file cannot be read, or is not of this form.
+        UsageError: the value is none of these.
+        StorageError, FormatError, MappingError: the file cannot be read, or does not have this form.
     """
     if isinstance(value, Rules):
         return value
@@ -164,7 +164,7 @@ def rules_of(value: RulesLike) -> Rules:
 
 
 def own_axes(mesh: MeshShape) -> Rules:
-    """Rules for templates whose axes have the names of mesh axes."""
+    """Return rules for templates whose axes are named after mesh axes."""
     return Rules(axes=tuple((name, (name,)) for name in mesh.axes), name="the names of axes")
 
 
@@ -173,7 +173,7 @@ def _named(name: str) -> Rules:
         return PRESETS[name]
     if not name.endswith((".toml", ".json")):
         raise UsageError(
-            "there are no such rules",
+            "these rules do not exist",
             got=name,
             expected=f"{', '.join(PRESETS)}, or a file that ends in .toml or .json",
             hint=did_you_mean(name, PRESETS),
@@ -183,7 +183,7 @@ def _named(name: str) -> Rules:
 
 
 def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
-    """Rules from pairs, as `rules_of`; names of mesh axes that MaxText knows may lack in a mesh."""
+    """Return rules from pairs, as in `rules_of`; a mesh may lack the axes that MaxText names."""
     arrays: list[tuple[str, Spec]] = []
     axes: list[tuple[str, tuple[str, ...]]] = []
     for pair in pairs:
@@ -200,10 +200,10 @@ def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
 
 
 def _spec_in(value: object, location: str) -> Spec | None:
-    """The spec, where the value is one: a text with brackets, or one of JAX's."""
+    """Return the spec if the value is one (text with parentheses, or JAX's `PartitionSpec`), else None."""
     if isinstance(value, str):
         return parse_spec(value) if "(" in value else None
-    # One of JAX's is there only where JAX is.
+    # A value can be a `PartitionSpec` only if JAX was imported.
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.sharding.PartitionSpec):
         return spec_of(value, location)
@@ -216,23 +216,23 @@ def _axes_in(value: object, location: str) -> tuple[str, ...]:
     raise UsageError("not a rule", location=location, got=repr(value), expected=_EXPECTED)
 
 
-# Rules out of a file of one's own, TOML or JSON with the same two keys.
+# Rules from a file, TOML or JSON, with the same two keys:
 #
 # axes = [["embed", "fsdp"], ["mlp", "tensor"], ["vocab", ["tensor", "fsdp"]]]     as `logical_axis_rules`
 #
 # [arrays]
 # "*/token_embedder/embedding" = "P('tensor', 'fsdp')"
 #
-# `axes` may be a table, too, where each name comes once.
+# `axes` can also be a table; each name then occurs once.
 
 
 def read_rules(file: str) -> Rules:
-    """The rules in a file.
+    """Read rules from a file.
 
     Raises:
-        StorageError: it cannot be read.
-        FormatError: it is not TOML or JSON.
-        MappingError: it has other keys, or a value is no rule; says which.
+        StorageError: the file cannot be read.
+        FormatError: the file is not TOML or JSON.
+        MappingError: the file has other keys, or a value is not a rule; names the value.
     """
     location = parse(file)
     document = _document(location)
@@ -268,17 +268,16 @@ def _axes(value: object, location: str) -> list[tuple[str, Any]]:
         value = [[name, axes] for name, axes in value.items()]
     if not isinstance(value, list) or not all(isinstance(item, list) and len(item) == 2 for item in value):
         expected = 'a list of pairs, [["embed", "fsdp"], ...], or a table'
-        raise MappingError("not rules of axes", location=location, expected=expected)
+        raise MappingError("not a list of axis rules", location=location, expected=expected)
     return [(name, axes) for name, axes in value]
 
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """An array as rules see it.
+    """The names of an array that rules are matched against.
 
     Attributes:
-        path: that patterns are about: in the tree that the caller wants, which may be another than the
-            checkpoint's.
+        path: the array's path in the caller's tree, which can differ from the checkpoint's.
         axes: names of its axes.
     """
 
@@ -288,11 +287,11 @@ class Ruled:
 
 @dataclass(frozen=True)
 class AppliedRules:
-    """How rules cut the arrays of a tree over a mesh.
+    """Rules applied to the arrays of one tree on one mesh.
 
     Attributes:
-        rules: which.
-        tree: whose arrays have names for their axes.
+        rules: the rules.
+        tree: the tree, whose arrays have axis names.
         mesh: the devices.
 
     Raises:
@@ -309,12 +308,12 @@ class AppliedRules:
         object.__setattr__(self, "_names", axis_names(self.tree))
 
     def of(self, path: Path, called: Path | None = None, axes: AxisNames = ()) -> Ruled:
-        """An array of the tree.
+        """Return the names of an array for matching.
 
         Args:
-            path: in the tree.
-            called: what the caller calls it; None for the same.
-            axes: what the caller calls its axes; () for nothing.
+            path: the array's path in the tree.
+            called: its path in the caller's tree; None if it is the same.
+            axes: the caller's names of its axes; () if there are none.
         """
         known = self._names.get(path, ())
         if len(axes) == len(known):
@@ -324,26 +323,26 @@ class AppliedRules:
         return Ruled(path if called is None else called, names)
 
     def spec(self, array: Ruled) -> Spec:
-        """The partition spec of an array."""
+        """Return the partition spec of an array."""
         return self.rules.spec(array.path, array.axes, self.mesh)
 
     def specs(self) -> Iterator[tuple[Path, Spec]]:
-        """Those of all arrays of the tree."""
+        """Yield the path and partition spec of each array in the tree."""
         return ((path, self.spec(self.of(path))) for path in self.tree.arrays)
 
     def leaves_out(self, array: Ruled, rank: int) -> bool:
-        """Whether no rule is about an array of several axes."""
+        """Return whether no rule applies to an array of several axes."""
         return rank > 1 and not self.rules.applies(array.path, array.axes)
 
     def remarks(self, arrays: Mapping[Ruled, int] | None = None) -> Iterator[str]:
-        """What the user should know of rules that are about few arrays.
+        """Yield remarks on arrays that match no rule.
 
         Args:
-            arrays: with the number of axes of each; None for all of the tree.
+            arrays: arrays and their number of axes; None for all arrays of the tree.
         """
         if arrays is None:
             arrays = {self.of(path): array.ndim for path, array in self.tree.arrays.items()}
-        others = [item for item, rank in arrays.items() if self.leaves_out(item, rank)]
+        others = [array for array, rank in arrays.items() if self.leaves_out(array, rank)]
         if not others:
             return
         known = {logical for logical, _ in self.rules.axes}
@@ -351,4 +350,4 @@ class AppliedRules:
         axes = {"/".join(names) for names in of_others if names and known.isdisjoint(names)}
         declared = f"; logical axes without a rule: {', '.join(sorted(axes))}" if axes else ""
         listed = sample_names([keystr(other.path) for other in others])
-        yield f"no rule is about {array_count(others)}, of which every device has all: {listed}{declared}"
+        yield f"{array_count(others)} match no sharding rule and will be replicated: {listed}{declared}"

@@ -1,4 +1,4 @@
-"""Saves that go on while their caller computes: of copies on the host, in a thread that exit waits for."""
+"""Background saves of host copies, in a thread that the process waits for before it exits."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from ckpttools.stores.concurrency import in_threads
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
 
-# Copies from devices that are under way at once: one waits for its device while another is put in its place.
+# Concurrent copies from devices: while one waits for its device, another is copied into place.
 _COPIES = 4
 
 
 class Saving:
-    """A save that is under way.
+    """A save in the background.
 
     saving = ckpttools.save_async(state, "gs://bucket/run/1000")     # the arrays may change from here on
-    state = step(state, batch)
     saving.done                                                      # False, for now
-    receipt = saving.wait()                                          # raises what went wrong
+    receipt = saving.wait()                                          # raises the save's error
 
     Attributes:
-        destination: where it is written.
+        destination: the location being written.
     """
 
     def __init__(self, destination: Location) -> None:
@@ -46,17 +45,17 @@ class Saving:
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether it has ended, successfully or not."""
         return self._ended.is_set()
 
     def wait(self, timeout: float | None = None) -> Receipt:
-        """Waits until all is written, and returns what `ckpttools.save` does.
+        """Wait until everything is written, and return the receipt of `ckpttools.save`.
 
         Args:
-            timeout: seconds to wait at most; None for as long as it takes.
+            timeout: maximum seconds to wait; None to wait without a limit.
 
         Raises:
-            TimeoutError: it has not ended after that time, and goes on.
+            TimeoutError: it has not ended in that time, and continues.
             CheckpointError: as `ckpttools.save`.
         """
         if not self._ended.wait(timeout):
@@ -83,7 +82,7 @@ class Saving:
 
 @dataclass
 class _Background:
-    """The saves of this process that are under way, and the bytes that their copies take."""
+    """The running saves of this process, and the bytes of their copies."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     savings: list[Saving] = field(default_factory=list)
@@ -91,11 +90,11 @@ class _Background:
     is_awaited: bool = False
 
     def take(self, saving: Saving, nbytes: int, allowed: int | None) -> None:
-        """Makes room for the copies of one more.
+        """Reserve memory for the copies of another save.
 
         Raises:
-            LockedError: one is under way to the same place.
-            MemoryBudgetError: there is no such room.
+            LockedError: a save to the same destination is running.
+            MemoryBudgetError: the copies do not fit.
         """
         with self.lock:
             self.savings = [item for item in self.savings if not (item.done and item._is_told)]
@@ -109,12 +108,12 @@ class _Background:
             self.held -= nbytes
 
     def give_up(self, saving: Saving) -> None:
-        """Forgets one that did not begin."""
+        """Remove a save that did not start."""
         with self.lock:
             self.savings.remove(saving)
 
     def await_all(self) -> None:
-        """Waits for all at the end of the process, and says of what nobody was told."""
+        """Wait for all saves at the end of the process, and print the errors that were not raised."""
         for saving in self.savings:
             try:
                 if not saving._is_told:
@@ -127,12 +126,12 @@ class _Background:
 
 
 def _tell(text: str) -> None:
-    """Logs what went wrong, and prints it to stderr as well where Python's logging would not."""
+    """Log an error, and print it to stderr if Python's logging would not."""
     text = "\n".join(map(printable_text, text.splitlines()))
     log = logging.getLogger("ckpttools")
     log.error("%s", text)
     if log.hasHandlers():
-        # They may write anywhere, or nowhere; and there is nobody left to be told otherwise.
+        # Handlers may write anywhere or nowhere, and this is the last chance to show the error.
         sys.stderr.write(f"ckpttools: {text}\n")
 
 
@@ -145,18 +144,18 @@ def start(
     save: Callable[[], Receipt],
     host_memory: int | None = None,
 ) -> Saving:
-    """Copies arrays to the host, then saves them while the caller goes on.
+    """Copy arrays to the host, then save them in the background.
 
     Args:
         destination: where they are saved.
-        held: what holds them; gives way to the copies.
+        held: the holders of the arrays; their contents are replaced by the copies.
         save: writes them.
-        host_memory: bytes that copies may take, those of other saves under way included; None for half of
-            what the system has available.
+        host_memory: maximum bytes of the copies, including those of other running saves; None for half of
+            the available memory.
 
     Raises:
-        LockedError: a save to the same place is under way.
-        MemoryBudgetError: the copies would take more than `host_memory`.
+        LockedError: a save to the same destination is running.
+        MemoryBudgetError: the copies would exceed `host_memory`.
         SourceChangedError: an array was deleted.
     """
     shards = [item for item in held if isinstance(item, ShardHolder)]
@@ -181,10 +180,10 @@ def start(
 
 
 def refuse_under_way(destination: Location) -> None:
-    """Refuses a place where a save of this process is under way, also one whose thread has not begun.
+    """Refuse a destination of a running save of this process, even if its thread has not started.
 
     Raises:
-        LockedError: there is one.
+        LockedError: such a save exists.
     """
     with _BACKGROUND.lock:
         _check_location(destination, _BACKGROUND.savings)
@@ -200,8 +199,8 @@ def _check_location(destination: Location, others: Iterable[Saving]) -> None:
         if not other.done and other.destination.resolve() == expected:
             raise LockedError(
                 f"{destination} is being written by an earlier save of this process",
-                expected="one save to a place at a time",
-                hint="wait for it: saving.wait(), or save to another place",
+                expected="one save at a time per destination",
+                hint="wait for it: saving.wait(), or save to another destination",
             )
 
 
@@ -209,21 +208,21 @@ def _check_room(nbytes: int, held: int, allowed: int | None) -> None:
     limit = (available_bytes() or 1 << 60) // 2 + held if allowed is None else allowed
     if held + nbytes <= limit:
         return
-    others = f", and {format_size(held)} are those of saves under way" if held else ""
+    others = f", in addition to {format_size(held)} of other running saves" if held else ""
     raise MemoryBudgetError(
-        "copies of the arrays do not fit into the memory of the host that is allowed",
+        "copies of the arrays exceed the allowed host memory",
         got=f"{format_size(nbytes)} of arrays{others}",
         expected=f"at most {format_size(limit)} in all",
-        hint=f"allow more with {option('host_memory')}, wait for the saves under way, or use ckpttools.save, "
+        hint=f"increase {option('host_memory')}, wait for the running saves, or use ckpttools.save, "
         "which needs no copies",
     )
 
 
 def _await_at_exit() -> None:
-    """Has the process wait before anything is closed that a save needs."""
+    """Make the process wait for saves before anything is closed that they need."""
     if not _BACKGROUND.is_awaited:
         _BACKGROUND.is_awaited = True
-        # Those of `atexit` are called when pools of threads take no more work. Called last to first.
+        # `atexit` functions run too late, when thread pools take no more work. These run last to first.
         import concurrent.futures.thread  # noqa: F401  (registers its own)
 
         threading._register_atexit(_BACKGROUND.await_all)  # type: ignore[attr-defined]

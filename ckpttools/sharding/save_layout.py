@@ -1,8 +1,8 @@
-"""Where arrays go that several processes have: what one of them has to write alone must be all its own.
+"""File layouts for arrays that several processes share, in which each process writes its own chunks.
 
-A chunk that is encoded is made whole, and an object of a bucket is written from its first byte to its last.
-So chunks are then cut within shards, and each process has data files of its own. Raw chunks in a directory
-need nothing of the kind: all processes write to their places in the files that one process would write.
+An encoded chunk is written as a unit, and an object in a bucket is written from first to last byte. So chunks
+are then divided within shards, and each process has its own data files. Raw chunks in a directory need
+neither: all processes write into the files that a single process would write.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _PAGE, _LINE = 4096, 64
 
 @dataclass(frozen=True, slots=True)
 class Placed(DataFile):
-    """Chunks each in a place of its own.
+    """Data files in which each chunk has an explicit location.
 
     Attributes:
         files: names of the data files.
-        locations: for each chunk, in sequence, the number of its file and its first byte.
+        locations: for each chunk, in order, the index of its file and its first byte.
     """
 
     files: tuple[str, ...] = ()
@@ -56,17 +56,17 @@ class Placed(DataFile):
         return self.files[number], offset
 
     def __str__(self) -> str:
-        """Equal where the same places are meant."""
+        """Text that is equal for equal locations."""
         return f"placed {hashlib.sha256(repr((self.files, self.locations)).encode()).hexdigest()}"
 
 
 @dataclass(frozen=True)
 class OwnedWriter:
-    """Writes as another writer, so that each process can write what it has.
+    """A writer whose files are divided so that each process can write its own data.
 
     Attributes:
-        writer: the other one.
-        streams: how the store writes files; None where they are written at any offset.
+        writer: the underlying writer.
+        streams: how the store writes files; None if it can write at any offset.
     """
 
     writer: Writer
@@ -77,18 +77,18 @@ class OwnedWriter:
         return self.writer.name
 
     def layout(self, tree: Tree, limit: int) -> Layout:
-        """As `Writer.layout`.
+        """See `Writer.layout`.
 
         Raises:
-            UsageError: the format has one order for all bytes of a file; or shards are of several shapes.
+            UsageError: the format needs one sequential file, or the shards of an array differ in shape.
         """
         result = self.writer.layout(tree, limit)
         if self.streams is None and not any(placement.codec for placement in result.placements.values()):
             return result
         if self.streams is not None and result.heads:
             raise UsageError(
-                f"{self.name} is written to a bucket by one process, and several have parts of the arrays",
-                expected="a format in which each process has files of its own: orbax, zarr3",
+                f"only one process can write {self.name} to a bucket, and several have parts of the arrays",
+                expected="a format in which each process has its own files: orbax, zarr3",
                 hint="save as orbax, then convert it; or save to a directory that all processes see",
             )
         placements = {
@@ -105,23 +105,23 @@ class OwnedWriter:
         return replace(result, placements=placed, files=files.sizes)
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
-        """As `SupportsUnownedFiles.unowned_files`."""
+        """See `SupportsUnownedFiles.unowned_files`."""
         return strangers_in(directory, tree, self.writer)
 
     def finish(self, directory: Location, tree: Tree, layout: Layout, extents: Extents) -> None:
-        """As `Writer.finish`."""
+        """See `Writer.finish`."""
         self.writer.finish(directory, tree, layout, extents)
 
 
 def owners_of(array: LazyArray) -> Mapping[Region, int]:
-    """The shards that processes have, with who has them; all of it is process 0's where all have it."""
+    """Return the owner of each shard; process 0 owns all of an array that every process has."""
     holder = array.holder if isinstance(array, InMemoryArray) else None
     owners = holder.owners if isinstance(holder, ShardHolder) else ()
     return {box: process for process, box in owners} or {Region.whole(array.shape): 0}
 
 
 def owned_chunks(array: LazyArray, placement: Placement) -> Iterator[tuple[int, Shape]]:
-    """The chunks of an array, in sequence, with the process that has each; no shard has a part of one."""
+    """Yield the owner and index of each chunk, in order; every chunk must be within one shard."""
     owners = owners_of(array)
     box = next(iter(owners)).shape
     starts = {region.start: process for region, process in owners.items()}
@@ -131,14 +131,14 @@ def owned_chunks(array: LazyArray, placement: Placement) -> Iterator[tuple[int, 
 
 
 def _within_shards(path: Path, array: LazyArray, placement: Placement, limit: int) -> Placement:
-    """The same with chunks of which each lies in one shard."""
+    """Return the placement with chunks that are each within one shard."""
     boxes = {region.shape for region in owners_of(array)}
     if len(boxes) > 1:
         raise UsageError(
-            "the shards of an array are of several shapes, and several processes have them",
+            "the shards of an array that several processes share differ in shape",
             location=keystr(path),
             got=", ".join(str(list(shape)) for shape in sorted(boxes)),
-            hint="put it on a NamedSharding before it is saved",
+            hint="put it on a NamedSharding before saving it",
         )
     (box,) = boxes
     if box == array.shape or not array.size:
@@ -148,18 +148,18 @@ def _within_shards(path: Path, array: LazyArray, placement: Placement, limit: in
 
 
 def _dividing(length: int, limit: int) -> int:
-    """The largest divisor of a length that is at most so large."""
+    """Return the largest divisor of a length that is at most `limit`."""
     pieces = range(ceil_div(length, limit), length + 1)
     return next(length // count for count in pieces if length % count == 0)
 
 
 @dataclass
 class _ProcessFiles:
-    """Data files, each of one process.
+    """Data files that each belong to one process.
 
     Attributes:
-        limit: bytes after which the next one is begun.
-        sizes: of each.
+        limit: maximum bytes of a file.
+        sizes: bytes of each file.
     """
 
     limit: int
@@ -167,7 +167,7 @@ class _ProcessFiles:
     _numbers: dict[int, int] = field(default_factory=dict)
 
     def placed(self, array: LazyArray, placement: Placement) -> Placement:
-        """The same with chunks in files of those that have them."""
+        """Return the placement with chunks in the files of their owners."""
         assert isinstance(placement.home, DataFile)
         directory = placement.home.file.rpartition("/")[0]
         locations: dict[Shape, tuple[str, int]] = {}
@@ -191,16 +191,16 @@ class _ProcessFiles:
 
 
 def keeping_shardings(writer: Writer, tree: Tree) -> Writer:
-    """The same writer, for arrays as they lie on their mesh; those that lie on none stay as they were.
+    """Return a writer that records the arrays' shardings; arrays without a mesh are unchanged.
 
     Raises:
-        UsageError: the format does not keep that, or the user says other chunks.
+        UsageError: the format cannot record shardings, or chunks are given.
     """
     if not isinstance(writer, OrbaxWriter):
-        raise UsageError("only Orbax says how arrays lie on a mesh", got=writer.name, hint='format="orbax"')
+        raise UsageError("only Orbax records shardings", got=writer.name, hint='format="orbax"')
     if writer.chunks is not None:
         raise UsageError(
-            f"{option('chunks')} and {option('keep_sharding')} both say how arrays are cut",
+            f"{option('chunks')} and {option('keep_sharding')} both determine the chunks",
             hint="leave one of them out",
         )
     chunks: dict[Path, Shape] = {}
@@ -217,7 +217,7 @@ def keeping_shardings(writer: Writer, tree: Tree) -> Writer:
 
 
 def _kept(sharding: jax.sharding.Sharding) -> Sharding | None:
-    """What is stored of a sharding; None for one that has no mesh, or leaves something open."""
+    """Return the sharding in stored form; None if it has no mesh or an unspecified axis."""
     import jax
 
     if not isinstance(sharding, jax.sharding.NamedSharding):

@@ -1,4 +1,4 @@
-"""A pytree of arrays as a tree of lazy arrays that hold them, with the paths and marks that Orbax gives."""
+"""Conversion of a pytree of arrays to a tree of lazy arrays, with the paths and metadata that Orbax uses."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from ckpttools.stores.location import Location
 
 
 def pytree_as_tree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
-    """A pytree as a tree, without looking at any element.
+    """Convert a pytree to a tree without reading any element.
 
     Args:
-        pytree: dictionaries, lists, named tuples, states and modules of Flax, or whatever else JAX knows, of
-            arrays of JAX and numpy, lazy arrays, numbers, strings and `jax.ShapeDtypeStruct`s.
+        pytree: dictionaries, lists, named tuples, Flax states and modules, or any other JAX pytree, of JAX
+            and numpy arrays, lazy arrays, numbers, strings and `jax.ShapeDtypeStruct`s.
         custom: the user's own metadata.
 
     Raises:
         UsageError: a leaf is none of these, or there is no array.
-        UnknownNameError: an array of a dtype that no format has.
+        UnknownNameError: no format supports an array's dtype.
     """
     _refuse_path(pytree)
     result = _HeldLeaves()
     for path, leaf in _leaves(pytree):
         result.add(path, leaf)
     if not any(isinstance(leaf, LazyArray) for leaf in result.leaves.values()):
-        raise UsageError("there is no array in the tree, so nothing to save", got=type(pytree).__name__)
+        raise UsageError("the tree has no array to save", got=type(pytree).__name__)
     metadata = Metadata(custom=custom or {}, scalars=frozenset(result.scalars), key_impls=result.key_impls)
     return Tree(result.leaves, metadata)
 
@@ -51,15 +51,15 @@ def pytree_as_tree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree
 def _refuse_path(pytree: Any) -> None:
     if isinstance(pytree, str | Location) or hasattr(pytree, "__fspath__"):
         raise UsageError(
-            "a path is no tree of arrays",
+            "a path is not a tree of arrays",
             got=pytree,
-            expected="a tree that was opened, or arrays in memory",
+            expected="an opened tree, or arrays in memory",
             hint="ckpttools.save(ckpttools.open(path), …), or ckpttools.convert(path, …)",
         )
 
 
 def holders(tree: Tree) -> Iterator[ShardHolder | Abstract]:
-    """What holds the arrays that a tree is made of, each once."""
+    """Yield the holders of the arrays in a tree, each once."""
     seen: set[int] = set()
     for array in distinct_arrays(tree.arrays.values()):
         if isinstance(array, InMemoryArray) and id(array.holder) not in seen:
@@ -69,7 +69,7 @@ def holders(tree: Tree) -> Iterator[ShardHolder | Abstract]:
 
 
 def with_own_holders(tree: Tree) -> Tree:
-    """The same tree with other holders of the same elements: those of the user stay as they are."""
+    """Return the tree with new holders of the same elements, so that the user's holders stay unchanged."""
     if not any(holders(tree)):
         return tree
     built: dict[int, InMemoryArray] = {}
@@ -83,12 +83,12 @@ def with_own_holders(tree: Tree) -> Tree:
 
 
 def has_parts_elsewhere(tree: Tree) -> bool:
-    """Whether other processes have what process 0 has not."""
+    """Return whether other processes have elements that process 0 lacks."""
     return any(isinstance(holder, ShardHolder) and holder.has_parts_elsewhere for holder in holders(tree))
 
 
 def is_shared(tree: Tree | Any) -> bool:
-    """Whether other processes have parts of the arrays of a tree, or of a pytree."""
+    """Return whether several processes have parts of the arrays of a tree or pytree."""
     if isinstance(tree, Tree):
         return any(isinstance(holder, ShardHolder) and holder.is_spread for holder in holders(tree))
     jax: Any = sys.modules.get("jax")
@@ -104,7 +104,7 @@ def is_shared(tree: Tree | Any) -> bool:
 
 @dataclass
 class _HeldLeaves:
-    """What was found so far; an array that is in several places is held once."""
+    """Leaves collected so far; an array that occurs several times is held once."""
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
     scalars: list[Path] = field(default_factory=list)
@@ -116,9 +116,9 @@ class _HeldLeaves:
 
         if path in self.leaves:
             raise UsageError(
-                "two leaves have one path when keys are text",
+                "two leaves have the same path when keys are converted to text",
                 location=keystr(path),
-                hint="give one of the keys another name",
+                hint="rename one of the keys",
             )
         match leaf:
             case LazyArray():
@@ -142,7 +142,7 @@ class _HeldLeaves:
 
 
 def _leaves(pytree: Any) -> Iterator[tuple[Path, Any]]:
-    """Leaves with their paths; empty nodes and None are leaves, as they are to Orbax."""
+    """Yield leaves with their paths; empty nodes and None are leaves, as in Orbax."""
     from jax import tree_util
 
     result, _ = tree_util.tree_flatten_with_path(_with_states(pytree), is_leaf=_is_empty)
@@ -151,7 +151,7 @@ def _leaves(pytree: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _with_states(pytree: Any) -> Any:
-    """The pytree with the states of Flax's modules, which are graphs with more than arrays in them."""
+    """Replace Flax modules, which are graphs with more than arrays, by their states."""
     from jax import tree_util
 
     nnx: Any = sys.modules.get("flax.nnx")
@@ -179,7 +179,7 @@ def _is_empty(node: Any) -> bool:
 
 
 def _empty_kind(leaf: Any) -> str | None:
-    """What Orbax calls a node without children; None for what has a value."""
+    """Return Orbax's name of a node without children; None for a leaf with a value."""
     if leaf is None or (isinstance(leaf, tuple) and hasattr(leaf, "_fields")):
         return "None"
     if isinstance(leaf, list):
@@ -192,7 +192,7 @@ def _empty_kind(leaf: Any) -> str | None:
 
 
 def _key(key: Any) -> str | int:
-    """A place in a sequence as a number, all other keys as text."""
+    """Return an index as an integer, and any other key as text."""
     from jax import tree_util
 
     match key:
@@ -213,7 +213,7 @@ def _is_random_key(leaf: Any) -> bool:
 
 
 def _impl(leaf: Any) -> str:
-    """The name of the implementation of a typed PRNG key."""
+    """Return the implementation name of a typed PRNG key."""
     import jax
 
     if isinstance(leaf, jax.Array):
@@ -222,7 +222,7 @@ def _impl(leaf: Any) -> str:
 
 
 def _held(name: str, leaf: Any) -> LazyArray:
-    """A leaf that is an array, or stands for one."""
+    """Return the lazy array of a leaf that is an array or an abstract array."""
     import jax
     import numpy as np
 
@@ -235,9 +235,9 @@ def _held(name: str, leaf: Any) -> LazyArray:
         return InMemoryArray(tuple(leaf.shape), dtype, shards_of(name, leaf, dtype))
     if isinstance(leaf, np.ma.MaskedArray):
         raise UsageError(
-            "no format holds what an array masks",
+            "no format supports masked arrays",
             location=name or None,
-            hint="fill it: array.filled(), and save array.mask beside it",
+            hint="fill it: array.filled(), and save array.mask separately",
         )
     if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
         array = np.asarray(leaf)
@@ -248,7 +248,7 @@ def _held(name: str, leaf: Any) -> LazyArray:
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__"):
         return InMemoryArray(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))
     raise UsageError(
-        "a leaf of the tree is no array",
+        "a leaf of the tree is not an array",
         location=name or None,
         got=type(leaf).__name__,
         expected="arrays of JAX or numpy, numbers, strings, None",
@@ -257,7 +257,7 @@ def _held(name: str, leaf: Any) -> LazyArray:
 
 
 def _held_key(name: str, leaf: Any) -> LazyArray:
-    """The numbers that typed PRNG keys are made of, on the devices that the keys are on."""
+    """Return the data of typed PRNG keys, on the keys' devices."""
     import jax
 
     if isinstance(leaf, jax.Array):
@@ -272,7 +272,7 @@ def _dtype(name: str, dtype: Any) -> DType:
     result = DTYPES.get(str(getattr(dtype, "name", dtype)))
     if result is None:
         raise UnknownNameError(
-            "no format holds arrays of this dtype",
+            "no format supports arrays of this dtype",
             location=name or None,
             got=dtype,
             expected=", ".join(DTYPES),

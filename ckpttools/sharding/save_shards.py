@@ -1,7 +1,7 @@
-"""What holds the elements of one array that is saved: the shards that devices have of it, or numpy.
+"""Holders of the elements of one array to be saved: shards on devices, or a numpy array.
 
-Each distinct shard is read once, by the process that has its first replica, a piece at a time: no array is
-whole on the host, however it is cut. Elements come as unsigned carriers, so that no bit of a NaN is lost.
+Each distinct shard is read once, region by region, by the process that has its first replica, so that no full
+array is on the host. Elements are read as unsigned carriers to keep every bit of a NaN.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-# What tells arrays in memory apart, so that a save that failed goes on with the same arrays and no others.
+# Versions of arrays in memory let a failed save resume with the same arrays, and only with these.
 #
-# Arrays of JAX never change: an object is the same elements as long as it lives. Those of numpy do, so their
-# elements are looked at where they are few, and else taken for others each time.
+# JAX arrays are immutable, so an object's identity is its version as long as it lives. Numpy arrays are
+# mutable: small ones are hashed, and large ones get a new version each time.
 
 _MOST_HASHED = 1 << 20
 _lock = threading.Lock()
@@ -40,7 +40,7 @@ _known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 
 def version_of(array: Any) -> str:
-    """The same text for the same object, as long as it lives; another one for any other."""
+    """Return a text that is unique to an object and stays the same while it lives."""
     with _lock:
         result = _known.get(id(array))
         if result is not None and result[0]() is array:
@@ -53,7 +53,7 @@ def version_of(array: Any) -> str:
 
 def _forgetting(key: int, built: str) -> Any:
     def forget(gone: object) -> None:
-        # Without the lock, which this thread may have: another array may have the number already.
+        # Take no lock, since this thread may hold it. Another array may already have the same id.
         result = _known.get(key)
         if result is not None and result[1] == built:
             _known.pop(key, None)
@@ -62,29 +62,30 @@ def _forgetting(key: int, built: str) -> Any:
 
 
 def version_of_elements(array: np.ndarray) -> str:
-    """The same text for few elements that are the same; another one at each call for many."""
+    """Return the hash of a small array, or a new text at each call for a large one."""
     if array.nbytes > _MOST_HASHED:
         return secrets.token_hex(16)
     return hashlib.sha256(array.tobytes()).hexdigest()
 
 
-# What comes from a device at once. It is there three times for a moment: on the device, in what the runtime
-# brings, and where it is copied to.
+# Bytes fetched from a device at once. Three copies exist for a moment: on the device, in the runtime's
+# buffer, and in the destination.
 PIECE_BYTES = 16 << 20
 ALONE = (
-    "save the arrays as they are, as orbax; then one process converts what is there, with ckpttools.convert, "
+    "save the arrays as they are, as orbax; then convert that checkpoint in one process, with "
+    "ckpttools.convert, "
     "maxtext_to_hf or hf_to_maxtext"
 )
-"""What to do where arrays that several processes have are to become others."""
+"""The hint for transforms of arrays that several processes share."""
 
 
 @dataclass(slots=True)
 class Shard:
-    """A box of an array, where it is.
+    """A region of an array and its elements.
 
     Attributes:
-        region: the box.
-        data: its elements: an array of numpy of any strides, or one of JAX on one device.
+        region: the region.
+        data: its elements: a numpy array of any strides, or a JAX array on one device.
     """
 
     region: Region
@@ -92,31 +93,31 @@ class Shard:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether numpy can look at the elements where they are."""
+        """Whether numpy can access the elements without a copy."""
         import numpy as np
 
         if isinstance(self.data, np.ndarray):
             return True
-        # JAX copies elements of less than a byte, and keeps the copy as long as the array.
+        # JAX copies elements below one byte, and keeps the copy as long as the array.
         (device,) = self.data.devices()
         is_of_host = device.platform == "cpu" or "host" in str(self.data.sharding.memory_kind)
         return is_of_host and _bits(self.data.dtype) >= 8
 
     def copied(self) -> np.ndarray:
-        """All elements, in memory that nobody else has."""
+        """Return all elements in newly allocated memory."""
         import numpy as np
 
         if self.is_on_host:
             return np.array(self.data)
         import jax
 
-        # Another array of the same memory: an array of JAX keeps what was copied as long as it lives.
+        # Use a temporary array of the same memory: a JAX array keeps its host copy as long as it lives.
         fresh = jax.make_array_from_single_device_arrays(self.data.shape, self.data.sharding, [self.data])
         brought = np.asarray(fresh)
         return brought.copy() if _may_alias(self.data) else brought
 
     def read_into(self, inside: Region, out: np.ndarray, dtype: DType) -> None:
-        """Writes a part of the box, in its own coordinates, into `out`, as carriers."""
+        """Write a subregion, in the shard's own coordinates, into `out` as carriers."""
         import numpy as np
 
         if self.is_on_host:
@@ -130,7 +131,7 @@ class Shard:
 
 
 class ShardHolder:
-    """Holds one array in shards: see `ckpttools.array.nodes.Holder`."""
+    """Holder of one array in shards; see `ckpttools.array.nodes.Holder`."""
 
     def __init__(
         self,
@@ -146,11 +147,11 @@ class ShardHolder:
         Args:
             name: of the array, for messages.
             dtype: of its elements.
-            shards: tile the array, or what this process is to save of it.
+            shards: tile the array, or the part of it that this process saves.
             version: see `Holder.version`.
-            owners: the processes that save the array, each with a box; none if one process has all of it.
-            sharding: of the array, where it is one of JAX.
-            elements: all of them, where they may change and `version` is theirs.
+            owners: the processes that save the array, each with a region; empty if one process has all of it.
+            sharding: of a JAX array; None for numpy.
+            elements: all elements, if they are mutable and `version` is derived from them.
         """
         self._name, self._dtype, self._shards = name, dtype, tuple(shards)
         self.version, self.owners, self.sharding = version, tuple(owners), sharding
@@ -159,7 +160,7 @@ class ShardHolder:
 
     @property
     def regions(self) -> tuple[Region, ...]:
-        """The boxes that are held."""
+        """The regions of the shards."""
         return tuple(shard.region for shard in self._shards)
 
     @property
@@ -169,17 +170,17 @@ class ShardHolder:
 
     @property
     def has_parts_elsewhere(self) -> bool:
-        """Whether there are elements that process 0 has not."""
+        """Whether other processes have elements that process 0 lacks."""
         return any(process for process, _ in self.owners)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements that are held."""
+        """Bytes of the elements in this process."""
         return sum(region.size for region in self.regions) * self._dtype.itemsize
 
     @property
     def scratch_bytes(self) -> int:
-        """Two copies of a piece, where elements come from a device."""
+        """Bytes of two copies of a fetched region, if elements come from a device."""
         far = (shard.region.size for shard in self._shards if not shard.is_on_host)
         return 2 * min(PIECE_BYTES, max(far, default=0) * self._dtype.itemsize)
 
@@ -187,26 +188,26 @@ class ShardHolder:
         return sum(1 for shard in self._shards if region.intersect(shard.region) is not None)
 
     def check(self) -> None:
-        """Raises what keeps the elements from being read.
+        """Raise an error if the elements cannot be read.
 
         Raises:
-            SourceChangedError: they are not there any more, as of `refuse_deleted`.
+            SourceChangedError: they do not exist any more, as in `refuse_deleted`.
             UsageError: another process has all of them.
         """
         import numpy as np
 
         if self.owners and not self._shards and not self.is_spread:
             raise UsageError(
-                "an array is on devices of another process alone",
+                "an array is only on devices of another process",
                 location=self._name,
                 got=f"process {self.owners[0][0]}",
-                expected="arrays on devices of this process, or of several",
-                hint="save it there, in a call of its own; or put it on a mesh of several processes",
+                expected="arrays on devices of this process, or of several processes",
+                hint="save it in that process, in a separate call; or put it on a mesh of several processes",
             )
 
         if self._is_let_go:
             raise SourceChangedError(
-                "the copy of the array was given back when its save had ended",
+                "the array's copy was released when its save ended",
                 location=self._name,
                 hint="save the array again, with ckpttools.save or ckpttools.save_async",
             )
@@ -215,15 +216,15 @@ class ShardHolder:
                 refuse_deleted(self._name, shard.data)
 
     def look_again(self) -> None:
-        """Has `version` tell what the elements are now; numpy's may have changed since it was made."""
+        """Update `version`, since a numpy array may have changed since it was computed."""
         if self._elements is not None:
             self.version = version_of_elements(self._elements)
 
     def read_into(self, region: Region, out: np.ndarray) -> None:
-        """Writes the elements of a region into `out`, as carriers.
+        """Write the elements of a region into `out` as carriers.
 
         Raises:
-            SourceChangedError: as `check`.
+            SourceChangedError: as in `check`.
             UsageError: other processes have some of the elements.
         """
         self.check()
@@ -237,30 +238,30 @@ class ShardHolder:
                 count += part.size
         if count != region.size:
             raise UsageError(
-                "other processes have elements of the array that are to be read here",
+                "other processes have some elements of the array that must be read here",
                 location=self._name,
                 got=f"{count:,} of the {region.size:,} elements of {region}",
                 hint=ALONE,
             )
 
     def again(self) -> ShardHolder:
-        """Another holder of the same elements, which can be copied and let go without this one."""
+        """Return another holder of the same elements that can be copied and released independently."""
         shards, known = self._shards, (self.owners, self.sharding, self._elements)
         return ShardHolder(self._name, self._dtype, shards, self.version, *known)
 
     def copy_to_host(self) -> None:
-        """Copies what is held to memory of this process, and lets go of what had it."""
+        """Copy the elements to memory of this process, and drop the references to their source."""
         self.check()
         self._shards = tuple(Shard(shard.region, shard.copied()) for shard in self._shards)
         self._elements = None
 
     def let_go(self) -> None:
-        """Gives up what is held: it cannot be read any more."""
+        """Release the elements; they cannot be read any more."""
         self._shards, self._is_let_go = (), True
 
 
 def refuse_deleted(name: str, array: jax.Array) -> None:
-    """Raises SourceChangedError if JAX has deleted an array, by giving its memory to another, say."""
+    """Raise SourceChangedError if JAX has deleted an array, for example by donation."""
     if array.is_deleted():
         raise SourceChangedError(
             "the array was deleted before it was saved",
@@ -271,7 +272,7 @@ def refuse_deleted(name: str, array: jax.Array) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Abstract:
-    """Holds the place of an array that has a shape and no elements, such as a `jax.ShapeDtypeStruct`.
+    """Holder of an array without elements, such as a `jax.ShapeDtypeStruct`.
 
     Attributes:
         name: of the array, for messages.
@@ -285,12 +286,12 @@ class Abstract:
         return 1
 
     def check(self) -> None:
-        """Raises UsageError: there is nothing to save."""
+        """Raise UsageError, since there is nothing to save."""
         raise UsageError(
-            "the array has a shape and no elements",
+            "the array has no elements",
             location=self.name,
             expected="an array of JAX or numpy",
-            hint="ckpttools.save.plan takes it; save takes the tree of arrays",
+            hint="use ckpttools.save.plan, or give arrays with elements",
         )
 
     def read_into(self, region: Region, out: np.ndarray) -> None:
@@ -298,13 +299,13 @@ class Abstract:
 
 
 def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -> ShardHolder:
-    """What this process saves of an array of JAX: the first replica of each shard that it has.
+    """Return the holder of what this process saves of a JAX array: its first replicas of shards.
 
     Args:
         name: for messages.
         array: of any sharding.
         dtype: of its elements.
-        known_by: what the user calls the array, where that is another object; None for `array`.
+        known_by: the user's object that identifies the array; None for `array`.
     """
     version = version_of(array if known_by is None else known_by)
     owners = () if array.is_fully_addressable else _owners(array.sharding, array.shape)
@@ -313,9 +314,9 @@ def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -
 
 @lru_cache(maxsize=256)
 def _owners(sharding: jax.sharding.Sharding, shape: Shape) -> tuple[tuple[int, Region], ...]:
-    """The process that has the first replica of each shard."""
+    """Return the process that has the first replica of each shard, with its region."""
     first: dict[Region, int] = {}
-    # In the order in which JAX numbers replicas.
+    # Devices are in the order in which JAX numbers replicas.
     devices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
     for device, index in devices.items():
         first.setdefault(_region(index, shape), device.process_index)
@@ -329,19 +330,19 @@ def _first_replicas(array: jax.Array) -> Iterable[Shard]:
 
 
 def _region(index: tuple[slice, ...], shape: Shape) -> Region:
-    """The box that JAX gives as slices, of which the ends may be left out."""
+    """Convert JAX's slices, whose limits may be None, to a region."""
     limits = [item.indices(length) for item, length in zip(index, shape, strict=True)]
     return Region(tuple(start for start, _, _ in limits), tuple(stop for _, stop, _ in limits))
 
 
 def _may_alias(array: jax.Array) -> bool:
-    """Whether numpy is given the memory of an array of one device, and not a copy."""
+    """Return whether numpy gets the memory of a single-device array instead of a copy."""
     (device,) = array.devices()
     return bool(device.platform == "cpu")
 
 
 def _bits(dtype: Any) -> int:
-    """Bits of an element where devices keep it."""
+    """Return the bits of an element on a device."""
     from ml_dtypes import finfo, iinfo
 
     if dtype.itemsize > 1 or dtype.kind == "b":
@@ -354,12 +355,11 @@ def _bits(dtype: Any) -> int:
 
 @cache
 def _cutter() -> Callable[[jax.Array, Shape, Shape], jax.Array]:
-    """Cuts a box out of an array on its device, as unsigned numbers where devices might look at floats."""
+    """Return a jitted function that slices an array on its device, as unsigned integers for small floats."""
     import jax
 
     def is_looked_at(dtype: Any) -> bool:
-        # Numbers of 64 bits, which no accelerator has in its units for small ones, have no carrier in JAX's
-        # usual mode.
+        # Accelerators have no native 64-bit floats, and JAX's default mode has no 64-bit carrier for them.
         is_float = jax.numpy.issubdtype(dtype, jax.numpy.floating)
         return bool(is_float) and dtype.itemsize <= 4 and _bits(dtype) >= 8
 

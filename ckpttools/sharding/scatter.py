@@ -1,7 +1,7 @@
-"""Reading what is held of arrays into memory for each part, every byte once, whatever the parts are.
+"""Reading of local parts of arrays into one buffer per part, each byte once.
 
-The memory is made for this and never used again: `jax.device_put` on CPU makes an array of memory that is
-aligned to 64 bytes without copying it, even where it was told not to (jax 0.10 and 0.12).
+A buffer is allocated for one read and never reused: on CPU, `jax.device_put` aliases memory that is aligned
+to 64 bytes instead of copying it, even if told not to (jax 0.10 and 0.12).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ckpttools.sharding.shards import HeldParts, as_one_part
 
 @dataclass(frozen=True, slots=True)
 class ReadResources:
-    """What reading may take, and who is told of it.
+    """Resources and callbacks of a read.
 
     Attributes:
-        memory, jobs, reserved, observe: of `ckpttools.run.scanning.scan`.
-        lost: is told of values that their new dtype cannot hold: the array's name, and how many of them by
-            what they became.
+        memory, jobs, reserved, observe: as in `ckpttools.run.scanning.scan`.
+        lost: called with the name of an array whose values changed in a cast, and their number by the value
+            that they became.
     """
 
     memory: int
@@ -42,18 +42,18 @@ class ReadResources:
 
 
 def read_parts(held: Sequence[HeldParts], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
-    """The parts of all arrays, each array as soon as all of it was read.
+    """Read the parts of all arrays; yield each array as soon as all of it was read.
 
     Args:
-        held: the arrays, best in the order in which they lie in their files.
-        reading: memory beside the parts, workers, and who is told of the bytes that were read.
+        held: the arrays, best in the order of their files.
+        reading: memory in addition to the parts, workers, and callbacks.
 
     Yields:
-        The number of an array, and its parts.
+        The index of an array, and its parts.
 
     Raises:
-        MemoryBudgetError: the memory does not suffice even for one worker.
-        CheckpointError: as `scan`, after the arrays before the one that cannot be read.
+        MemoryBudgetError: the memory does not suffice for one worker.
+        CheckpointError: as in `scan`, after the arrays before the one that cannot be read.
     """
     built = dict(enumerate(map(buffers, held)))
     expected = [item.held for item in built.values()]
@@ -96,18 +96,18 @@ def read_parts(held: Sequence[HeldParts], reading: ReadResources) -> Iterator[tu
 
 
 Parts = Mapping[Shape, np.ndarray]
-"""The parts of an array by their grid index, as carriers of its dtype in C order."""
+"""The parts of an array by grid index, as unsigned carriers of its dtype in C order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Memory of parts, and how the array is read into it.
+    """Memory of parts, and the layout in which the array is read into it.
 
     Attributes:
-        held: what is read: the array and its parts, or the same with axes split where parts end, which makes
-            all of them one part.
+        held: the array and its parts, or the same with axes split at part boundaries, which makes all of
+            them one part.
         targets: memory of each part of `held`.
-        parts: the same memory as the parts that are expected.
+        parts: the same memory as the expected parts.
         memory: all of it.
     """
 
@@ -117,17 +117,17 @@ class Buffers:
     memory: tuple[np.ndarray, ...]
 
     def location(self, part: Shape, region: Region) -> np.ndarray:
-        """The view in which a box lies that is inside one part of `held`."""
+        """Return the view of a region that is inside one part of `held`."""
         index: Any = (*region.relative_to(self.held.shards.region(part)).slices, ...)
         view: np.ndarray = self.targets[part][index]
         return view
 
 
 def buffers(held: HeldParts) -> Buffers:
-    """Memory for all parts of an array that are held.
+    """Allocate memory for the local parts of an array.
 
-    A piece that lies across parts goes to one memory after the other: with axes split where parts end it has
-    one place, to which it is read without a buffer between.
+    A region across parts must be copied to several buffers. With axes split at part boundaries it has one
+    view, into which it is read directly.
     """
     one = as_one_part(held)
     shards, carrier = held.shards, held.array.dtype.carrier
@@ -154,13 +154,13 @@ def buffers(held: HeldParts) -> Buffers:
 
 
 ALIGNMENT = 64
-# From here on numpy asks for huge pages. A virtual machine gives free ones back to its host, and to have
-# them again takes longer than to clear them: loading 2.47 GB took 3.9 to 4.4 CPU seconds with small pages
-# and 8.4 to 8.9 with huge ones, a load that transposes nothing 2.5 to 3.6 and 4.4 to 5.6.
+# From this size on numpy requests huge pages. A virtual machine returns free huge pages to its host, and
+# getting them back takes longer than clearing them: loading 2.47 GB took 3.9 to 4.4 CPU seconds with small
+# pages and 8.4 to 8.9 with huge ones; a load that transposes nothing took 2.5 to 3.6 and 4.4 to 5.6.
 _MAPPED_BYTES = 4 << 20
-# What one call asks of the kernel: workers take turns.
+# Bytes of one call to the kernel, so that workers take turns.
 _AT_ONCE = 4 << 20
-# Linux 5.14 and later; elsewhere the call fails and pages come as they are touched.
+# Linux 5.14 and later; elsewhere the call fails and pages are mapped when they are touched.
 _MADV_POPULATE_WRITE = 23
 
 _madvise = ctypes.CDLL(None).madvise
@@ -168,7 +168,7 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def aligned(shape: Shape, dtype: np.dtype[np.generic]) -> np.ndarray:
-    """An uninitialised C-ordered array that begins at a multiple of 64 bytes."""
+    """Return an uninitialized C-ordered array aligned to 64 bytes."""
     nbytes = prod(shape) * dtype.itemsize
     if nbytes >= _MAPPED_BYTES:
         private = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -179,13 +179,13 @@ def aligned(shape: Shape, dtype: np.dtype[np.generic]) -> np.ndarray:
 
 
 class Populating:
-    """The pages of arrays made by `aligned`, had in few calls by whoever comes first.
+    """Maps the pages of arrays from `aligned` in few calls, made by any worker.
 
-    A page that comes when it is touched takes an exception of its own: 64 MiB came at 1.9 GB/s so and at
-    2.8 GB/s in one call.
+    Without it each page causes a fault when it is touched: 64 MiB took 1.9 GB/s that way and 2.8 GB/s in one
+    call.
 
     Args:
-        arrays: must stay until no thread is in `help` any more.
+        arrays: must stay alive until no thread is in `help`.
     """
 
     def __init__(self, arrays: Iterable[np.ndarray]) -> None:
@@ -197,7 +197,7 @@ class Populating:
         )
 
     def help(self) -> None:
-        """Has what no other thread has begun with; the rest may still be on its way then."""
+        """Map the pages that no other thread has started on; other threads may still be mapping theirs."""
         while self._left:
             try:
                 _madvise(*self._left.popleft(), _MADV_POPULATE_WRITE)

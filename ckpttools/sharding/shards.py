@@ -1,4 +1,4 @@
-"""Which equal parts of an array one process holds, and how they lie together."""
+"""The equal parts of an array that one process holds, and how they are joined."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Shards:
 
     Attributes:
         shape: of the array.
-        part: of each part; the array's axes are multiples of it.
-        held: grid indices of the parts that the devices of this process hold, each once.
+        part: the shape of each part; divides `shape`.
+        held: grid indices of the parts that the devices of this process hold, without duplicates.
     """
 
     shape: Shape
@@ -29,36 +29,36 @@ class Shards:
 
     @property
     def size(self) -> int:
-        """Elements of all parts that are held."""
+        """Number of elements of all held parts."""
         return len(self.held) * prod(self.part)
 
     @cached_property
     def boxes(self) -> tuple[Region, ...]:
-        """Few boxes that have all that is held and nothing else."""
+        """Few regions that cover exactly the held parts."""
         if prod(self.shape) == 0:
             return ()
         return _boxes(self.part, self.held)
 
     def region(self, index: Shape) -> Region:
-        """One part."""
+        """Return the region of one part."""
         start = _scaled(index, self.part)
         return Region(start, tuple(a + n for a, n in zip(start, self.part, strict=True)))
 
     def parts_of(self, region: Region) -> Iterator[tuple[Shape, Region]]:
-        """The parts that a box meets, and what it shares with each; the array has elements."""
+        """Yield the parts that a region meets, with their intersection; the array must not be empty."""
         for index in intersecting_cells(self.part, region):
             if (common := region.intersect(self.region(index))) is not None:
                 yield index, common
 
     def only_part(self, region: Region) -> Shape | None:
-        """The part that has all of a box, which is not empty; None where several meet it."""
+        """Return the part that contains a non-empty region; None if the region meets several."""
         index = tuple(a // n for a, n in zip(region.start, self.part, strict=True))
         last = tuple((b - 1) // n for b, n in zip(region.stop, self.part, strict=True))
         return index if index == last else None
 
 
 def whole(shape: Shape) -> Shards:
-    """All of an array in one part."""
+    """Return all of an array as one part."""
     return Shards(shape, shape, ((0,) * len(shape),))
 
 
@@ -68,12 +68,12 @@ def _scaled(index: Shape, part: Shape) -> Shape:
 
 @lru_cache(maxsize=1024)
 def _boxes(part: Shape, held: tuple[Shape, ...]) -> tuple[Region, ...]:
-    # The same for all layers.
+    # Cached, since all layers have the same result.
     return tuple(Region(_scaled(box.start, part), _scaled(box.stop, part)) for box in joined_boxes(held))
 
 
 def joined_boxes(cells: Iterable[Shape]) -> list[Region]:
-    """Boxes that tile a set of cells: neighbours are joined along the last axis, then the one before it."""
+    """Join a set of cells into regions: along the last axis first, then the one before it, and so on."""
     boxes = [Region(cell, tuple(i + 1 for i in cell)) for cell in sorted(cells)]
     for axis in reversed(range(boxes[0].rank if boxes else 0)):
         boxes = _joined_along(axis, boxes)
@@ -94,11 +94,11 @@ def _joined_along(axis: int, boxes: list[Region]) -> list[Region]:
 
 @dataclass(frozen=True)
 class HeldParts:
-    """An array and the parts of it that are expected here.
+    """An array and the parts of it that this process holds.
 
     Attributes:
-        array: what they are parts of.
-        shards: which.
+        array: the array.
+        shards: its held parts.
         name: of the array, for messages.
     """
 
@@ -108,17 +108,17 @@ class HeldParts:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in memory of what is held."""
+        """Bytes of the held parts in memory."""
         return self.shards.size * self.array.dtype.itemsize
 
     @property
     def stored_bytes(self) -> int:
-        """Bytes that what is held takes where it is stored, before it is encoded."""
+        """Bytes of the held parts as stored, before they are encoded."""
         return ceil_div(self.shards.size * self.array.stored_bits, 8)
 
 
 def as_one_part(held: HeldParts) -> HeldParts | None:
-    """The same with axes split where parts end; None where that is not one part, or costs more to read."""
+    """Split axes at part boundaries so that all parts become one; None if impossible or costlier to read."""
     shards = held.shards
     if len(shards.held) < 2 or len(shards.boxes) != 1:
         return None
@@ -140,14 +140,14 @@ def as_one_part(held: HeldParts) -> HeldParts | None:
 
 
 def with_axes_split(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | None:
-    """The same elements in the same order with more axes.
+    """Return an array with the same elements in the same order and more axes.
 
     Args:
-        array: any.
-        groups: for each axis the lengths it becomes, outermost first; their product is the axis.
+        array: any array.
+        groups: for each axis, the lengths that replace it, outermost first; their product is its length.
 
     Returns:
-        None where elements would be moved once more than without it, or chunks of a grid would be cut.
+        None if elements would be moved once more than without the split, or chunks of a grid would be cut.
     """
     shape = tuple(length for group in groups for length in group)
     match array:

@@ -1,4 +1,4 @@
-"""Partition specs: for each axis of an array the mesh axes that it is cut along, outermost first."""
+"""Partition specs: the mesh axes that shard each axis of an array, outermost first."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     import jax
 
 Spec = tuple[tuple[str, ...], ...]
-"""Later axes of the array than it has entries are whole, as in `jax.sharding.PartitionSpec`."""
+"""Axes of the array beyond the last entry are not sharded, as in `jax.sharding.PartitionSpec`."""
 
 _EXPECTED = "such as P('fsdp', None) or P(('data', 'fsdp'))"
 
 
 def parse_spec(text: str) -> Spec:
-    """What a text such as `P('fsdp', None)` means; names may stand without quotes.
+    """Parse text such as `P('fsdp', None)`; names need no quotes.
 
     Raises:
-        UsageError: it is not written so, or names a mesh axis twice.
+        UsageError: the text is not a partition spec, or names a mesh axis twice.
     """
     try:
         node = ast.parse(text.strip(), mode="eval").body
@@ -32,7 +32,7 @@ def parse_spec(text: str) -> Spec:
         node = None
     is_call = isinstance(node, ast.Call) and not node.keywords and isinstance(node.func, ast.Name)
     if not isinstance(node, ast.Call) or not is_call or ast.unparse(node.func) not in ("P", "PartitionSpec"):
-        raise UsageError(f"{text!r} is no partition spec", expected=_EXPECTED)
+        raise UsageError(f"{text!r} is not a partition spec", expected=_EXPECTED)
     spec = tuple(_mesh_axes(argument, text) for argument in node.args)
     return checked_spec(spec, text)
 
@@ -48,11 +48,11 @@ def _mesh_axes(node: ast.expr, text: str) -> tuple[str, ...]:
         case ast.Tuple(elts=nodes) | ast.List(elts=nodes):
             return tuple(name for item in nodes for name in _mesh_axes(item, text))
         case _:
-            raise UsageError(f"{text!r} is no partition spec", expected=_EXPECTED)
+            raise UsageError(f"{text!r} is not a partition spec", expected=_EXPECTED)
 
 
 def spec_of(entries: Iterable[object], location: object) -> Spec:
-    """The spec that a sequence means whose entries are None, names, or sequences of names.
+    """Return the spec for a sequence whose entries are None, names, or sequences of names.
 
     Raises:
         UsageError: an entry is something else, or a mesh axis is named twice.
@@ -73,7 +73,7 @@ def _entry(entry: object, location: object) -> tuple[str, ...]:
 
 
 def partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
-    """The same as JAX has it; `spec_of` is the way back."""
+    """Return the spec as a `PartitionSpec` of JAX; `spec_of` is the reverse conversion."""
     import jax
 
     built: Any = jax.sharding.PartitionSpec
@@ -84,7 +84,7 @@ def partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
 
 
 def checked_spec(spec: Spec, location: object) -> Spec:
-    """The spec.
+    """Return the spec unchanged.
 
     Raises:
         UsageError: it names a mesh axis twice.
@@ -96,12 +96,12 @@ def checked_spec(spec: Spec, location: object) -> Spec:
 
 
 def mesh_axes(spec: Spec) -> list[str]:
-    """Every mesh axis that the spec names, in order."""
+    """Return every mesh axis that the spec names, in order."""
     return [name for entry in spec for name in entry]
 
 
 def require_axes(spec: Spec, mesh: MeshShape, location: object) -> None:
-    """Raises UsageError where the mesh lacks an axis of the spec."""
+    """Raise UsageError if the mesh lacks an axis of the spec."""
     for name in mesh_axes(spec):
         if name not in mesh.axes:
             raise UsageError(
@@ -114,13 +114,13 @@ def require_axes(spec: Spec, mesh: MeshShape, location: object) -> None:
 
 
 def cuts(rank: int, spec: Spec, mesh: MeshShape) -> Shape:
-    """Into how many shards each axis of an array is divided."""
+    """Return the number of shards along each axis of an array."""
     lengths = [prod(mesh.axes[name] for name in entry) for entry in spec]
     return (*lengths, *(1 for _ in range(rank - len(lengths))))
 
 
 def shard_shape(shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
-    """The shape of each device's part of an array; all are equal, as JAX requires.
+    """Return the shape of each device's shard of an array; all are equal, as JAX requires.
 
     Raises:
         ShapeError: the spec has more entries than the array has axes, or an axis is not divisible.
@@ -145,6 +145,6 @@ def shard_shape(shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
 
 
 def spec_text(spec: Spec) -> str:
-    """The spec as `parse_spec` takes it."""
+    """Return the spec as text that `parse_spec` accepts."""
     entries = [repr(entry[0]) if len(entry) == 1 else repr(entry) if entry else "None" for entry in spec]
     return f"P({', '.join(entries)})"

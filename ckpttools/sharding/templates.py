@@ -1,4 +1,4 @@
-"""What a caller wants to have: a pytree of anything with shape and dtype, flat, and put together again."""
+"""Templates: the pytree that a caller wants, flattened into leaves with shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from ckpttools.core.errors import CheckpointError, UsageError
 from ckpttools.core.region import Shape
 from ckpttools.maxtext.axis_names import AxisNames
 
-# How NNX's variables and Linen's boxes hold their arrays: no key of a checkpoint's own.
+# NNX variables and Linen boxes hold their array under this key; checkpoints omit it.
 _VALUE = "value"
 _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One leaf that the caller wants to have.
+    """One leaf that the caller wants.
 
     Attributes:
-        path: its keys, as the caller's tree has them, without the `value` of variables and boxes.
-        shape, dtype: of the array in a checkpoint; None where they may be any. Of PRNG keys those of their
+        path: its keys in the caller's tree, without the `value` of variables and boxes.
+        shape, dtype: of the array in the checkpoint; None if any is accepted. For PRNG keys those of their
             data.
-        sharding: where it is to be, None where the tree does not say.
-        key_impl: of PRNG keys the name of their implementation.
-        number: the Python type, of a leaf that is a number.
+        sharding: its placement; None if the tree has none.
+        key_impl: the implementation of PRNG keys; None for other leaves.
+        number: the Python type, for a leaf that is a number.
         is_text: whether it is a string.
-        axes: names of its axes, where a variable or a box says them.
+        axes: names of its axes, if a variable or box has them.
     """
 
     path: Path
@@ -56,8 +56,8 @@ class TreeTemplate:
     """A flattened tree.
 
     Attributes:
-        leaves: what it wants, in its own order.
-        filled: makes the tree of the values of all leaves.
+        leaves: the expected leaves, in the tree's order.
+        filled: builds the tree from the values of all leaves.
     """
 
     leaves: tuple[Expected, ...]
@@ -65,14 +65,14 @@ class TreeTemplate:
 
 
 def template_of(like: Any) -> TreeTemplate:
-    """A pytree as what is expected.
+    """Flatten a pytree into expected leaves.
 
     Args:
-        like: of `jax.ShapeDtypeStruct`s, arrays, PRNG keys, numbers or strings; an `nnx.State`; or an
-            `nnx.Module`, whose variables, but for random states, are filled in place.
+        like: a pytree of `jax.ShapeDtypeStruct`s, arrays, PRNG keys, numbers or strings; an `nnx.State`; or
+            an `nnx.Module`, whose variables, except random states, are filled in place.
 
     Raises:
-        UsageError: it has no leaves, or one that is no array.
+        UsageError: it has no leaves, or a leaf is not an array.
     """
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(like, nnx.Module):
@@ -86,7 +86,7 @@ def template_of(like: Any) -> TreeTemplate:
         return TreeTemplate(inner.leaves, filled)
     result, structure = jax.tree_util.tree_flatten_with_path(like)
     if not result:
-        raise UsageError("a tree without leaves says nothing", got=f"like={like!r}")
+        raise UsageError("the tree has no leaves", got=f"like={like!r}")
     names = _axis_names(like)
     leaves = tuple(_expected(path_of(keys), leaf) for keys, leaf in result)
     leaves = tuple(replace(item, axes=names.get(item.path, ())) for item in leaves)
@@ -94,7 +94,7 @@ def template_of(like: Any) -> TreeTemplate:
 
 
 def _axis_names(like: Any) -> dict[Path, AxisNames]:
-    """What variables of NNX and boxes of Linen say of axes."""
+    """Return the axis names that NNX variables and Linen boxes declare."""
     nnx, meta = sys.modules.get("flax.nnx"), sys.modules.get("flax.core.meta")
     kinds = (*([nnx.Variable] if nnx else []), *([meta.AxisMetadata] if meta else []))
     if not kinds:
@@ -116,7 +116,7 @@ def _alternatives(name: Any) -> tuple[str, ...]:
 
 
 def path_of(keys: Sequence[Any]) -> Path:
-    """The path that JAX's keys say."""
+    """Convert JAX's keys to a path."""
     path = tuple(_key(key) for key in keys)
     boxed = keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and path[-1] == _VALUE
     return path[:-1] if boxed else path
@@ -139,15 +139,15 @@ def _expected(path: Path, leaf: Any) -> Expected:
         return Expected(path, None, None, is_text=True)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise UsageError(
-            "a leaf that is no array",
+            "a leaf is not an array",
             location=keystr(path),
             got=type(leaf).__name__,
             expected="a jax.ShapeDtypeStruct, an array, a PRNG key, a number, a string or a sharding",
-            hint="put it on a mesh: jax.sharding.NamedSharding(mesh, spec); or give specs by names, as rules"
+            hint="put it on a mesh: jax.sharding.NamedSharding(mesh, spec); or give specs by name, as rules"
             if isinstance(leaf, jax.sharding.PartitionSpec)
             else None,
         )
-    # A numpy array is nowhere.
+    # A numpy array has no sharding.
     sharding = getattr(leaf, "sharding", None)
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, leaf)
@@ -164,7 +164,7 @@ def _dtype(path: Path, dtype: Any) -> DType:
 
 
 def _key_impl(dtype: Any) -> str | None:
-    """The name of the implementation of PRNG keys; None for one that JAX does not bring along."""
+    """Return the implementation name of PRNG keys; None if it is not one of JAX's own."""
     for name in _KEY_IMPLS:
         if jax.eval_shape(lambda name=name: jax.random.key(0, impl=name)).dtype == dtype:
             return name

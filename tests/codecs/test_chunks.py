@@ -73,7 +73,7 @@ class TestMeshes:
         "text", ["", "0", "x", "4x", "a=", "a=2,a=3", "-1", "a", "a=2,3", "=4", "9999999x9"]
     )
     def test_what_is_no_mesh(self, text):
-        with pytest.raises(UsageError, match="is no mesh"):
+        with pytest.raises(UsageError, match="is not a mesh"):
             parse_mesh(text)
 
     @pytest.mark.parametrize(
@@ -473,8 +473,8 @@ class TestCommand:
         ("arguments", "code", "words"),
         [
             (["--mesh", "8"], 2, "go together"),
-            (["--mesh", "8", "--spec", "rows"], 2, "is no partition spec"),
-            (["--mesh", "eight", "--spec", "axis0"], 2, "is no mesh"),
+            (["--mesh", "8", "--spec", "rows"], 2, "is not a partition spec"),
+            (["--mesh", "eight", "--spec", "axis0"], 2, "is not a mesh"),
         ],
     )
     def test_bad_calls(self, arguments, code, words):

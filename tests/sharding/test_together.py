@@ -107,7 +107,7 @@ def test_several_processes_reshard_to_the_bytes_of_one(tmp_path):
 def test_outside_of_a_job_it_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     result = ckpt("cast", SHARDED, tmp_path / "out", "--dtype", "float16", "--distributed")
-    assert result.exit_code == 2 and "is no process of a job" in result.output, result.output
+    assert result.exit_code == 2 and "is not part of a jax.distributed job" in result.output, result.output
 
 
 @pytest.mark.parametrize(("number", "count"), [("0", "0"), ("5", "2"), ("-1", "2"), ("", "two")])

@@ -80,7 +80,7 @@ def test_who_loads_is_told_of_all_and_of_whom_they_wait_for(job):
     assert [process.bytes_done for process in declared[-1].processes] == [100, 100, 40]
     assert declared[-2].waiting_for is None and declared[-1].waiting_for == 2
     assert "80 % of 300 bytes" in repr(declared[-1])
-    assert "process 2 has least, all wait for process 2" in repr(declared[-1])
+    assert "process 2 is last, waiting for process 2" in repr(declared[-1])
 
 
 def test_process_0_gives_up_its_own_part_when_another_has(job, monkeypatch):

@@ -170,7 +170,7 @@ def others(tree: Any) -> None:
     different = {**tree, f"of {NUMBER}": np.ones(3)}
     location = DIRECTORY / "refused"
     refused("do not save the same arrays", lambda: ckpttools.save(different, location))
-    refused("another place", lambda: ckpttools.save(tree, DIRECTORY / f"of {NUMBER}"))
+    refused("plan or destination", lambda: ckpttools.save(tree, DIRECTORY / f"of {NUMBER}"))
     refused("manifest", lambda: ckpttools.save(tree, location, manifest=DIRECTORY / "manifest.json"))
     grid = {"grid": tree["grid"]}
     refused("by one process", lambda: ckpttools.save(grid, f"{BUCKET}/refused", "safetensors"))
@@ -185,7 +185,9 @@ def one_has_everything() -> None:
     array = jax.make_array_from_callback((8,), sharding, np.arange(8.0).__getitem__, np.float32)
     for save in (ckpttools.save, ckpttools.save_async):
         if NUMBER < COUNT - 1:
-            refused("of another process alone", lambda save=save: save({"w": array}, DIRECTORY / "one"))
+            refused(
+                "only on devices of another process", lambda save=save: save({"w": array}, DIRECTORY / "one")
+            )
     if NUMBER == COUNT - 1:
         ckpttools.save({"w": array}, DIRECTORY / "one")
 
