@@ -17,7 +17,7 @@ from ckpttools.inspection.chunks import Advice, ChunksReport, inspect_chunks, la
 from ckpttools.inspection.meshes import PathSpecs, Specs, parse_spec
 from ckpttools.sharding.load_prediction import ProcessLoading, process_loading
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
-from ckpttools.sharding.rules import AppliedRules, Rules, RulesLike, rules_of
+from ckpttools.sharding.rules import AppliedRules, Rules, RulesLike, resolve_rules
 
 
 @validate_arguments
@@ -83,7 +83,7 @@ def _rules(declared: RulesLike | None, mesh: MeshShape) -> Rules:
             hint=f"also give {option('spec', 'axis0')}, or names of axes that rules know: "
             f"{option('mesh', f'fsdp={mesh.size}')}",
         )
-    return rules_of("maxtext" if declared is None else declared)
+    return resolve_rules("maxtext" if declared is None else declared)
 
 
 def _by_path(applied: AppliedRules) -> PathSpecs:

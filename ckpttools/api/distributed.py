@@ -25,13 +25,13 @@ from ckpttools.plan.plan_encoding import decoded
 from ckpttools.plan.plan_file import PlanFile
 from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
-from ckpttools.sharding.distributed_job import JOB_BYTES, Service, is_gone
+from ckpttools.sharding.distributed_job import JOB_BYTES, Service, mark_gone
 from ckpttools.stores.relocation import AS_PLANNED
 from ckpttools.stores.shares import this_process
 
 _LOOK_SECONDS = 0.5
 # The destination is asked less and less often what is there: thousands of objects may tell.
-_SAID_SECONDS = 10.0
+_REPORT_SECONDS = 10.0
 # All have met before the first begins.
 _LATE_SECONDS = 300.0
 # Topics of what each process says of itself.
@@ -76,7 +76,7 @@ def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks
             _other(job, plan, told)
     except BaseException as error:
         if not isinstance(error, OtherProcessError):
-            job.note(_FAILED, first_line(error))
+            job.set_status(_FAILED, first_line(error))
         raise
     return None
 
@@ -90,12 +90,12 @@ def _other(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> None:
     if not declared:
         raise OtherProcessError(_end_of(job))
     file = decoded(zlib.decompress(declared), "what process 0 has planned")
-    job.note(_HERE, this_process())
+    job.set_status(_HERE, this_process())
     observe = _heeding(lambda: _check_ended(job), told.observe)
     # Only code that this process's own command line names may run, not code that process 0 names.
     code = {} if file.header.has_tasks else _own_code(plan())
     told.done(part_done(file, _part_of(job), AS_PLANNED, observe=observe, code=code))
-    job.note(_DONE, "yes")
+    job.set_status(_DONE, "yes")
     if why := _end_of(job):
         raise OtherProcessError(why)
 
@@ -111,7 +111,7 @@ def _end_of(job: Service) -> str:
 
 def _check_ended(job: Service) -> None:
     """Raises OtherProcessError if process 0 has ended the job because of something."""
-    for why in filter(None, job.noted(_END).values()):
+    for why in filter(None, job.statuses(_END).values()):
         raise OtherProcessError(why)
 
 
@@ -141,9 +141,9 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Recei
         declared = first_line(error)
         if not is_planned:
             job.put_bytes("plan", b"")
-        job.note(_END, f"process 0 of {job.count} has ended the job: {declared}")
+        job.set_status(_END, f"process 0 of {job.count} has ended the job: {declared}")
         raise
-    job.note(_END, "")
+    job.set_status(_END, "")
     # To the publishing all tasks were done before, by one of the job or another.
     return replace(
         prepared.reported(receipt),
@@ -155,7 +155,7 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Recei
 
 def _check_failed(job: Service) -> None:
     """Raises OtherProcessError if a process has given up."""
-    for number, why in job.noted(_FAILED).items():
+    for number, why in job.statuses(_FAILED).items():
         raise OtherProcessError(f"process {number} of {job.count} could not do its part", got=why)
 
 
@@ -185,9 +185,9 @@ def _wait(
     count, pause = job.count, _LOOK_SECONDS
     while True:
         _check_failed(job)
-        if len(job.noted(_DONE)) == count - 1:
+        if len(job.statuses(_DONE)) == count - 1:
             return
-        here = job.noted(_HERE)
+        here = job.statuses(_HERE)
         if len(here) < count - 1 and time.monotonic() - started > _LATE_SECONDS:
             missing = ", ".join(str(item) for item in range(1, count) if item not in here)
             raise OtherProcessError("processes have not begun their parts", got=missing)
@@ -195,8 +195,8 @@ def _wait(
             result = plan_status(file)
             if _are_done(job, result.parts, here, earlier):
                 return
-            looked, pause = time.monotonic(), min(2 * pause, _SAID_SECONDS)
-            if looked - declared > _SAID_SECONDS:
+            looked, pause = time.monotonic(), min(2 * pause, _REPORT_SECONDS)
+            if looked - declared > _REPORT_SECONDS:
                 declared = looked
                 waiting(result)
         time.sleep(_LOOK_SECONDS)
@@ -215,7 +215,7 @@ def _are_done(
     Raises:
         OtherProcessError: one is not there any more.
     """
-    count, done = job.count, {*job.noted(_DONE)}
+    count, done = job.count, {*job.statuses(_DONE)}
     for part in parts:
         number = int(part.part.partition("/")[0])
         # Not one of an earlier job: in containers a process has the same number and host again.
@@ -225,7 +225,7 @@ def _are_done(
         if part.state != "done":
             # It may have said why a moment ago.
             _check_failed(job)
-            is_gone(job, number)
+            mark_gone(job, number)
             raise _gone(part, number, count)
         done.add(number)
     return len(done - {0}) == count - 1

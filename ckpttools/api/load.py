@@ -20,7 +20,7 @@ from ckpttools.core.options import parse_size_option
 from ckpttools.quantized.dequantized_tree import dequantize_where_possible
 from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
-from ckpttools.sharding.rules import RulesLike, rules_of
+from ckpttools.sharding.rules import RulesLike, resolve_rules
 from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.registry import LocationLike
@@ -29,7 +29,7 @@ from ckpttools.transforms.select import Select
 
 if TYPE_CHECKING:
     from ckpttools.array.tree import Tree
-    from ckpttools.sharding.assignments import Devices
+    from ckpttools.sharding.assignments import DeviceOptions
     from ckpttools.sharding.load_plan import LoadPlan
     from ckpttools.sharding.load_request import Request
     from ckpttools.sharding.templates import TreeTemplate
@@ -85,7 +85,7 @@ class PreparedLoad:
         Raises:
             CheckpointError: an array cannot be read.
         """
-        from ckpttools.sharding.loading import loaded
+        from ckpttools.sharding.loading import execute_load
 
         if self.download:
             fetch(sources([leaf.array for leaf in self.request.arrays]), lambda done, total: None)
@@ -98,7 +98,7 @@ class PreparedLoad:
 
         self.observe(0, total)
         with requesting(self.requests):
-            return loaded(
+            return execute_load(
                 self.request, self.plan, jobs=self.jobs, observe=observe, observe_job=self.observe_job
             )
 
@@ -172,15 +172,15 @@ def load(
             for.
     """
     from ckpttools.sharding.assignments import is_abstract
-    from ckpttools.sharding.load_plan import Sharing, plan_load
-    from ckpttools.sharding.templates import template_of
+    from ckpttools.sharding.load_plan import ReadSharing, plan_load
+    from ckpttools.sharding.templates import flatten_template
 
     values = (rope_layout, tied, padding_rows)
     declared = Converting(scan, scan_axis, pad_vocab, text_of(family), model, *values, text_only or None)
     declared.check(to)
     memory = parse_size_option("memory", loading.get("memory", DEFAULT_MEMORY))
     expected = _tree_of(shardings) if like is None else like
-    template = None if expected is None else template_of(expected)
+    template = None if expected is None else flatten_template(expected)
     leaves = () if template is None else template.leaves
     is_cut = any(leaf.axes or is_abstract(leaf.sharding) for leaf in leaves)
     where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
@@ -193,7 +193,7 @@ def load(
         if keep or drop:
             built = built.pipe(Select(patterns_of(keep), patterns_of(drop)))
         result = _request(tree, built, template, where, dtype, to)
-        plan = plan_load(result, Sharing(max_over_read, single_replica), memory=memory, notes=notes)
+        plan = plan_load(result, ReadSharing(max_over_read, single_replica), memory=memory, notes=notes)
     return PreparedLoad(
         plan,
         result,
@@ -217,16 +217,16 @@ def _request(
     source: Tree,
     built: Tree,
     template: TreeTemplate | None,
-    devices: Devices,
+    devices: DeviceOptions,
     dtype: DType | str | None,
     to: Literal["maxtext", "hf"] | None,
 ) -> Request:
     """What goes where; of what does not fit the error says which conversion of `source` would."""
-    from ckpttools.sharding.load_request import request
+    from ckpttools.sharding.load_request import build_request
 
     try:
         chosen = dtype if dtype == "like" else dtype_of(dtype)
-        return request(built, template, devices, chosen, source.metadata.location)
+        return build_request(built, template, devices, chosen, source.metadata.location)
     except CoverageError as error:
         if template is None or error.hint is not None:
             raise
@@ -239,8 +239,8 @@ def _where(
     """What was said of devices; `is_cut` where a template says how its arrays are cut over a mesh."""
     import jax
 
-    from ckpttools.sharding.assignments import Devices
-    from ckpttools.sharding.templates import template_of
+    from ckpttools.sharding.assignments import DeviceOptions
+    from ckpttools.sharding.templates import flatten_template
 
     if shardings is not None and rules is not None:
         raise UsageError(
@@ -248,16 +248,16 @@ def _where(
         )
     declared = shardings
     if shardings is not None and not isinstance(shardings, jax.sharding.Sharding):
-        leaves = template_of(shardings).leaves
+        leaves = flatten_template(shardings).leaves
         declared = {leaf.path: leaf.sharding for leaf in leaves if leaf.sharding is not None}
     devices = _mesh(mesh)
-    built = None if rules is None else rules_of(rules)
+    built = None if rules is None else resolve_rules(rules)
     if devices is not None and shardings is None and built is None and not is_cut:
         raise UsageError(
             f"{option('mesh')} alone does not say how arrays are cut",
             hint=f"also give {option('rules', 'maxtext')}, or rules of your own",
         )
-    return Devices(declared, built, devices, memory_kind)
+    return DeviceOptions(declared, built, devices, memory_kind)
 
 
 def _mesh(mesh: Any) -> Any:

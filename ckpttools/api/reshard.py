@@ -28,7 +28,7 @@ from ckpttools.formats.registry import stored_shardings, writer_for, writer_opti
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.sharding.mesh import MeshShape, mesh_chunk, parse_mesh
-from ckpttools.sharding.rules import AppliedRules, RulesLike, rules_of
+from ckpttools.sharding.rules import AppliedRules, RulesLike, resolve_rules
 from ckpttools.sharding.specs import Spec, shard_shape
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -104,7 +104,7 @@ def reshard(
     opening, writing = part_of(common, Opening), part_of(common, Writing)
     how = rest_of(common, Opening, Writing)
     _check(how)
-    devices, built = parse_mesh(mesh), rules_of(rules)
+    devices, built = parse_mesh(mesh), resolve_rules(rules)
     limit = None if subchunks is None else parse_size_option("subchunks", subchunks)
     reading = read_options(opening)
     asked: list[AppliedRules] = []

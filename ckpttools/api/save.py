@@ -22,11 +22,11 @@ from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.model_files import ModelFiles
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.sharding.distributed_save import Together, check_dealt
+from ckpttools.sharding.distributed_save import DistributedSave, check_chunk_owners
 from ckpttools.sharding.processes import Processes
-from ckpttools.sharding.save_background import Saving, refuse_under_way, start
-from ckpttools.sharding.save_layout import OwnedWriter, keeping_shardings
-from ckpttools.sharding.save_leaves import holders, is_shared, pytree_as_tree, with_own_holders
+from ckpttools.sharding.save_background import Saving, refuse_concurrent_save, start
+from ckpttools.sharding.save_layout import OwnedWriter, keep_shardings
+from ckpttools.sharding.save_leaves import copy_holders, holders, is_shared, tree_from_pytree
 from ckpttools.sharding.save_shards import ShardHolder
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -47,7 +47,7 @@ def plan_save(
     tree, format = _as_tree(tree, None), _format(tree, format)
     writer = writer_for(tree, format, location, **options)
     if keep_sharding:
-        writer = keeping_shardings(writer, tree)
+        writer = keep_shardings(writer, tree)
     if is_shared(tree):
         writer = OwnedWriter(writer, location.store.streams if location else None)
     return plan_tree(tree, writer, resources)
@@ -59,14 +59,14 @@ def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Rec
 
     def checked() -> PreparedSave:
         prepared = plan(*args, **options)
-        refuse_under_way(prepared.destination)
+        refuse_concurrent_save(prepared.destination)
         if processes is not None:
             prepared.check_for(processes)
         return prepared
 
     if processes is None:
         return checked().run()
-    return processes.done("planned", checked).together(processes).run()
+    return processes.run_in_all("planned", checked).together(processes).run()
 
 
 @command(Writing, more=lambda: [*writer_options(), *_model_options()], carry_out=_saved)
@@ -170,14 +170,14 @@ def save_async(
         prepared.check_for(processes)
         return prepared, None if host_memory is None else parse_size_option("host_memory", host_memory)
 
-    prepared, allowed = plan() if processes is None else processes.done("planned", plan)
+    prepared, allowed = plan() if processes is None else processes.run_in_all("planned", plan)
     together = None if processes is None else prepared.together(processes)
     run = prepared.run if together is None else together.run
     try:
         return start(prepared.destination, holders(prepared.plan.tree), run, allowed)
     except BaseException as error:
         if together is not None:
-            together.give_up(error)
+            together.abort(error)
         raise
 
 
@@ -228,16 +228,16 @@ class PreparedSave(Prepared):
         processes = _processes_of(self.plan.tree)
         for holder in holders(self.plan.tree):
             if isinstance(holder, ShardHolder):
-                holder.look_again()
+                holder.refresh_version()
         if processes is None:
             self._check_held()
             return Prepared.run(self, observe)
-        processes.done("planned", self._check_together)
+        processes.run_in_all("planned", self._check_together)
         return self.together(processes, observe).run()
 
-    def together(self, processes: Processes, observe: Observer | None = None) -> Together:
+    def together(self, processes: Processes, observe: Observer | None = None) -> DistributedSave:
         """The same with the other processes that have parts of the arrays, when all have planned it."""
-        return Together(
+        return DistributedSave(
             self.plan,
             self.conversion.writer,
             self.destination,
@@ -250,7 +250,7 @@ class PreparedSave(Prepared):
 
     def _check_together(self) -> None:
         self._check_held()
-        check_dealt(self.plan)
+        check_chunk_owners(self.plan)
         if self.manifest is not None:
             raise UsageError(
                 f"{option('manifest')} is written by one process, and none sees all arrays",
@@ -272,13 +272,13 @@ class PreparedSave(Prepared):
 def _as_tree(tree: Any, custom: Mapping[str, Any] | None) -> Tree:
     """A tree as it is, a pytree as one that holds its arrays."""
     if not isinstance(tree, Tree):
-        return with_own_holders(pytree_as_tree(tree, custom))
+        return copy_holders(tree_from_pytree(tree, custom))
     if custom is not None:
         raise UsageError(
             f"{option('custom')} applies only to arrays in memory",
             hint="a tree has its own: tree.with_metadata(custom=…)",
         )
-    return with_own_holders(tree)
+    return copy_holders(tree)
 
 
 def _format(tree: Any, format: str | None) -> str | None:

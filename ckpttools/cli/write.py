@@ -151,9 +151,9 @@ def run_distributed(
     from ckpttools.cli.plan_text import closing_line, print_gain, print_next
     from ckpttools.cli.progress import progress_observer
     from ckpttools.plan.parts import parse_part
-    from ckpttools.sharding.distributed_job import abandoned_job, joined_job, left_job
+    from ckpttools.sharding.distributed_job import abandon_job, join_job, leave_job
 
-    job = joined_job(coordinator, None if process is None else parse_part(process))
+    job = join_job(coordinator, None if process is None else parse_part(process))
     try:
         with progress_observer(progress and job.number == 0) as observe:
             told = Callbacks(
@@ -169,7 +169,7 @@ def run_distributed(
                 print_gain(receipt)
                 print_lines([closing_line(receipt)])
                 print_next(receipt.destination)
-        left_job(job)
+        leave_job(job)
     except BaseException:
-        abandoned_job(job)
+        abandon_job(job)
         raise

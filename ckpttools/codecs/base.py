@@ -1,4 +1,4 @@
-"""What a codec is: a step from bytes to bytes, which answers for itself to all who ask about it."""
+"""Base classes of codecs, which convert bytes to bytes and describe their own cost and integrity checks."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ CodecSpec = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Codec(ABC):
-    """A codec from bytes to bytes, with the settings that one array has for it.
+    """A codec from bytes to bytes, with the settings of one array.
 
-    Reading asks for `decoded`, planning for `decoding_bytes`, `ckpt doctor` for `is_whole`, `ckpt inspect
-    chunks` for `name`.
+    Reading uses `decoded`, planning `decoding_bytes`, `ckpt doctor` `is_whole`, and `ckpt inspect chunks`
+    `name`.
 
     Attributes:
-        zarr3, zarr2: its name in a `zarr.json`, its `id` in a `.zarray`; None where that has no such codec.
+        zarr3, zarr2: its name in a `zarr.json`, its `id` in a `.zarray`; None if the format lacks the codec.
         compresses: whether it makes data smaller.
-        adds: bytes that it appends to the data, which it leaves as it is; None where it changes the data.
-        level: how hard it tried, or is to try, where that is stated.
+        adds: bytes that it appends to otherwise unchanged data; None if it changes the data.
+        level: compression level; None if unspecified.
     """
 
     zarr3: ClassVar[str | None] = None
@@ -42,50 +42,50 @@ class Codec(ABC):
 
     @classmethod
     def parse(cls, settings: Mapping[str, Any]) -> Self:
-        """The codec with the settings of a `configuration` of zarr v3 or of a `compressor` of v2."""
+        """Create the codec from a zarr v3 `configuration` or a v2 `compressor`."""
         return cls(settings.get("level", settings.get("clevel")))
 
     @property
     def kind(self) -> str:
-        """The codec without its settings."""
+        """The name without settings."""
         return self.zarr2 or self.zarr3 or ""
 
     @property
     def name(self) -> str:
-        """The codec in a word, such as "zstd:3"."""
+        """The name with settings, such as "zstd:3"."""
         return self.kind if self.level is None else f"{self.kind}:{self.level}"
 
     def names(self, chunk: object) -> tuple[str, ...]:
-        """As other steps of a chain name themselves."""
+        """Return the names for a chain of codecs; see `ShardingCodec.names`."""
         return (self.name,)
 
     def decoding_bytes(self, nbytes: int) -> int:
-        """Memory that decoding to `nbytes` bytes takes, beside whatever reads them from the stream."""
+        """Return the memory for decoding to `nbytes` bytes, excluding the reader's buffer."""
         return 3 * nbytes
 
     @abstractmethod
     def decoded(self, encoded: Stream, limit: int) -> Stream:
-        """The stream of what an encoded stream decodes to.
+        """Return a stream that decodes an encoded stream.
 
         Args:
-            encoded: all of the data.
-            limit: bytes that it can decode to; more are refused by the caller, but need not be made.
+            encoded: the full encoded data.
+            limit: maximum decoded bytes; the caller rejects more, so they need not be produced.
 
         Raises:
-            FormatError: it is damaged; here, or while the stream is read.
+            FormatError: the data is damaged; raised here or while the stream is read.
         """
 
     def damaged(self, reason: object) -> FormatError:
         return FormatError(f"the {self.kind} data is damaged", got=reason)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Whether nothing shows that the data is truncated or something else.
+        """Return whether the data shows no sign of truncation or another content.
 
-        Reads little, and decodes only where what is read contradicts what is expected.
+        Reads little, and decodes only if that contradicts the expectation.
 
         Args:
-            chunk: as it is stored; not empty.
-            decoded: bytes that it decodes to, None where that is not known.
+            chunk: the encoded chunk; not empty.
+            decoded: its decoded bytes; None if unknown.
 
         Raises:
             FormatError, StorageError: the file cannot be read.
@@ -94,7 +94,7 @@ class Codec(ABC):
 
     @property
     def zarr3_spec(self) -> CodecSpec | None:
-        """The codec as `zarr.json` lists it; None for one that is not written."""
+        """The codec's entry in `zarr.json`; None if it cannot be written."""
         return None
 
 
@@ -103,7 +103,7 @@ class WholeCodec(Codec):
 
     @abstractmethod
     def decode(self, data: bytes, limit: int) -> Buffer:
-        """What data decodes to; arguments as of `decoded`. Any error is taken for damaged data."""
+        """Decode data; see `decoded` for the arguments. Any error is reported as damaged data."""
 
     def decoded(self, encoded: Stream, limit: int) -> Stream:
         try:
@@ -115,10 +115,10 @@ class WholeCodec(Codec):
 
 
 class WritableCodec(Codec):
-    """A codec that chunks can be written with, too.
+    """A codec that can also write chunks.
 
     Attributes:
-        levels: those that a user may choose.
+        levels: the levels that a user can choose.
     """
 
     levels: ClassVar[range]
@@ -129,21 +129,21 @@ class WritableCodec(Codec):
 
     @property
     def zarr2_spec(self) -> Mapping[str, Any]:
-        """The compressor as `.zarray` has it."""
+        """The compressor's entry in `.zarray`."""
         return {"id": self.zarr2, "level": self.level}
 
     @property
     @abstractmethod
     def working_bytes(self) -> int:
-        """Memory that encoding a chunk takes at most, beside its input and output."""
+        """Maximum memory for encoding a chunk, excluding input and output."""
 
     @abstractmethod
     def encode(self, data: memoryview) -> bytes:
-        """The bytes to store: the same for the same data, whatever thread encodes them."""
+        """Encode data; the result must not depend on the thread."""
 
 
 class Decompressor(Protocol):
-    """What `zlib` and `bz2` decompress with."""
+    """The decompressor interface of `zlib` and `bz2`."""
 
     @property
     def eof(self) -> bool: ...
@@ -155,9 +155,9 @@ class Decompressor(Protocol):
 
 
 class OneMember(Stream):
-    """What a stream decompresses to that has one member and nothing behind it, as tensorstore wants zarr v2.
+    """Decoder of a stream with exactly one member and no trailing data, as tensorstore requires for zarr v2.
 
-    Files of gzip and bz2 may have several; `fault` is what the decompressor raises of damaged data.
+    gzip and bz2 files may have several members; `fault` is the decompressor's error for damaged data.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class OneMember(Stream):
         try:
             while not self._decompressor.eof:
                 built = self._decompressor.decompress(self._left, min(len(out), _DECODED_AT_ONCE))
-                # What zlib has not looked at; bz2 keeps that.
+                # Input that zlib has not consumed; bz2 keeps it internally.
                 self._left = getattr(self._decompressor, "unconsumed_tail", b"")
                 if built:
                     out[: len(built)] = built
@@ -178,23 +178,23 @@ class OneMember(Stream):
                 if not (self._left or self._decompressor.eof):
                     self._left = bytes(self._encoded.read(READ_BYTES))
                     if not self._left:
-                        raise self._codec.damaged("it ends too early")
+                        raise self._codec.damaged("the data ends too early")
         except self._fault as error:
             raise self._codec.damaged(error) from error
         if self._decompressor.unused_data or self._encoded.read(1):
-            raise self._codec.damaged("more data behind it")
+            raise self._codec.damaged("trailing data")
         return 0
 
 
 class Decoder(Stream):
-    """What a decoder of another library makes of a stream; `faults` are what it raises of damaged data."""
+    """Stream of another library's decoder; `faults` are its errors for damaged data."""
 
     def __init__(self, codec: Codec, reader: Any, *faults: type[Exception]) -> None:
         self._codec, self._reader, self._faults = codec, reader, faults
 
     def readinto(self, out: memoryview) -> int:
         try:
-            # Some make as much again to copy it from.
+            # Some decoders allocate a second buffer of this size.
             return int(self._reader.readinto(out[:_DECODED_AT_ONCE]))
         except self._faults as error:
             raise self._codec.damaged(error) from error
@@ -202,7 +202,7 @@ class Decoder(Stream):
 
 @dataclass(frozen=True)
 class Unknown(WholeCodec):
-    """A codec that neither this package nor a plug-in has."""
+    """A codec that neither this package nor a plug-in provides."""
 
     named: str = ""
     compresses = False
@@ -217,6 +217,6 @@ class Unknown(WholeCodec):
 
 
 def configuration_of(spec: CodecSpec) -> Mapping[str, Any]:
-    """The settings of a codec; none where it says nothing sensible."""
+    """Return the settings of a codec; empty if they are missing or invalid."""
     result = spec.get("configuration")
     return result if isinstance(result, dict) else {}

@@ -1,4 +1,4 @@
-"""Blosc, decoded by tensorstore, which has its library."""
+"""Blosc, decoded by tensorstore, which includes its library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADER, _DECODED_AT, _LENGTH_AT = 16, 4, 12
 
 @dataclass(frozen=True)
 class Blosc(WholeCodec):
-    """Blosc, whatever the compressor inside of it and however it shuffles: its header says that."""
+    """Blosc with any inner compressor and shuffle, which its header specifies."""
 
     zarr3 = zarr2 = "blosc"
 
@@ -26,14 +26,14 @@ class Blosc(WholeCodec):
         nbytes = int.from_bytes(data[_DECODED_AT : _DECODED_AT + 4], "little")
         if nbytes > limit:
             raise FormatError(
-                "a chunk decodes to more than its shape wants",
+                "a chunk decodes to more bytes than its shape needs",
                 got=f"{nbytes} bytes",
-                expected=f"{limit} at most",
+                expected=f"at most {limit}",
             )
         return tensorstore.decoded_bytes({"id": "blosc"}, data, nbytes) if nbytes else memoryview(b"")
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Its header says the length of all, and that of what it decodes to."""
+        """Compare the encoded and decoded lengths in its header."""
         if chunk.nbytes < _HEADER or chunk.number(_LENGTH_AT, 4) != chunk.nbytes:
             return False
         return decoded is None or chunk.number(_DECODED_AT, 4) == decoded

@@ -1,4 +1,4 @@
-"""Elements as bytes: one after the other, little-endian or big-endian."""
+"""Conversion of elements to bytes, little-endian or big-endian."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LITTLE: CodecSpec = {"configuration": {"endian": "little"}, "name": "bytes"}
 
 @dataclass(frozen=True)
 class BytesCodec:
-    """The codec `bytes` of zarr v3, the order of bytes in a `dtype` of v2.
+    """The codec `bytes` of zarr v3, or the byte order in a `dtype` of v2.
 
     Attributes:
-        is_little: whether they are little-endian; elements of one byte need not say.
+        is_little: whether elements are little-endian; elements of one byte need not specify it.
     """
 
     is_little: bool = True
@@ -28,11 +28,11 @@ class BytesCodec:
         return cls(settings.get("endian", "little") == "little")
 
     def names(self, chunk: object) -> tuple[str, ...]:
-        """The codec in words; none for what goes without saying."""
+        """Return the codec's name; empty for the usual little-endian order."""
         return () if self.is_little else ("big-endian",)
 
     def decoded(self, stream: Stream, dtype: DType) -> Stream:
-        """The elements as they are in memory."""
+        """Return a stream of elements in native byte order."""
         return stream if self.is_little else Swapped(stream, dtype.number_bytes)
 
 

@@ -1,4 +1,4 @@
-"""bz2, whose data cannot be checked without decoding it."""
+"""bz2, whose data can only be verified by decoding it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ckpttools.core.dataclass import dataclass
 
 @dataclass(frozen=True)
 class Bz2(Codec):
-    """bz2, of up to 900 kB at once."""
+    """bz2, with blocks of up to 900 kB."""
 
     zarr2, zarr3 = "bz2", "numcodecs.bz2"
 
     def decoding_bytes(self, nbytes: int) -> int:
-        # As its manual says: 100 kB, and 4 bytes for each of a block; and what is read and decoded, twice.
+        # According to its manual: 100 kB, and 4 bytes per byte of a block; plus two buffers each for I/O.
         return 4 * READ_BYTES + (6 << 20)
 
     def decoded(self, encoded: Stream, limit: int) -> Stream:

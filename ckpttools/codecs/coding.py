@@ -1,4 +1,4 @@
-"""How the bytes of a piece become elements, put together from what each codec says of itself."""
+"""Decoding of chunks and inner chunks, assembled from their codecs."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Shape
 
-# What a compressor may add to data in which it finds nothing to save; one beneath it may have added as much.
+# What a compressor may add to incompressible data; a compressor below it may have added the same.
 _SLACK, _SHARE = 1 << 10, 64
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How a piece, the least that is coded by itself, lies in its bytes.
+    """The encoding of a piece, the smallest unit that is encoded by itself.
 
     Attributes:
         shape: of the piece: a chunk, or an inner chunk of a shard.
         dtype: of its elements.
         order: axes of the piece from the slowest to the fastest in memory.
-        elements: how they are bytes.
-        codecs: what was made of these, the first one first.
-        fallback: what decodes all of it instead.
+        elements: the conversion of elements to bytes.
+        codecs: codecs from bytes to bytes, in the order of encoding.
+        fallback: a decoder for the full chunk that replaces the codecs; None if they are all supported.
     """
 
     shape: Shape
@@ -45,37 +45,37 @@ class Coding:
 
     @property
     def stored_shape(self) -> Shape:
-        """Shape of the piece with its axes in the order of memory."""
+        """Shape of the piece with its axes in memory order."""
         return tuple(self.shape[axis] for axis in self.order)
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of the piece when it is decoded."""
+        """Decoded bytes of the piece."""
         return prod(self.shape) * self.dtype.itemsize
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether the bytes are the elements."""
+        """Whether the bytes are the elements, without any codec."""
         return self.elements.is_little and not self.codecs and self.fallback is None
 
     @cached_property
     def name(self) -> str:
-        """Tells it from other codings."""
+        """A text that is unique to the encoding."""
         return f"{list(self.order)} {self.fallback or (self.elements, self.codecs)}"
 
     @cached_property
     def memory(self) -> int:
-        """Bytes that an open stream takes at most."""
+        """Maximum memory of an open stream in bytes."""
         if self.fallback is not None:
             return COPIES * self.nbytes
         return sum(codec.decoding_bytes(self.nbytes) for codec in self.codecs)
 
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
-        """The stream of the elements, in the order of memory.
+        """Return a stream of the elements, in memory order.
 
         Args:
             stored: the bytes of the piece.
-            extent: shape of the piece's part that is inside the array: what lies outside may be missing.
+            extent: shape of the part of the piece that is inside the array; the rest may be missing.
         """
         if self.fallback is not None:
             return self.fallback.decoded(stored, tuple(extent[axis] for axis in self.order))
@@ -87,7 +87,7 @@ class Coding:
 
     @cached_property
     def _sizes(self) -> Sequence[int | None]:
-        """Bytes of the elements, and of what each codec makes of them; None where that depends on values."""
+        """Bytes of the elements and of each codec's output; None if they depend on values."""
         sizes: list[int | None] = [None if self.fallback else self.nbytes]
         for codec in self.codecs:
             before = sizes[-1]
@@ -96,11 +96,11 @@ class Coding:
 
     @property
     def stored_nbytes(self) -> int | None:
-        """Bytes of every piece as it is stored; None where that depends on values."""
+        """Stored bytes of every piece; None if they depend on values."""
         return self._sizes[-1]
 
     def is_whole(self, chunk: ByteRange) -> bool:
-        """Whether nothing tells that a piece is cut or something else: see `Codec.is_whole`.
+        """Return whether a piece shows no sign of truncation or another content; see `Codec.is_whole`.
 
         Raises:
             FormatError, StorageError: the file cannot be read.
@@ -114,7 +114,7 @@ class Coding:
         return chunk.nbytes > 0
 
     def below(self, order: Shape) -> Coding:
-        """The coding for axes that were put in this order before."""
+        """Return the encoding before a transposition of the axes to this order."""
         shape = tuple(self.shape[order.index(axis)] for axis in range(len(order)))
         return replace(self, shape=shape, order=tuple(order[axis] for axis in self.order))
 
@@ -122,13 +122,13 @@ class Coding:
 def coding_of(
     codecs: Sequence[CodecSpec], chunk: Shape, dtype: DType, document: Mapping[str, Any]
 ) -> tuple[Coding, ShardIndex | None]:
-    """How pieces are coded, and chunks are shards of them; None where they are not, but pieces.
+    """Return the encoding of pieces, and the index of shards; None if chunks are not shards.
 
     Args:
-        codecs: as a `zarr.json` lists them.
+        codecs: as listed in `zarr.json`.
         chunk: shape of a chunk.
         dtype: of the elements.
-        document: the `zarr.json`, for whom it may be left to.
+        document: the `zarr.json`, for the tensorstore fallback.
     """
     order, rest = ordered(codec_steps(codecs), len(chunk))
     if order is not None and len(rest) == 1 and isinstance(rest[0], ShardingCodec):
@@ -150,13 +150,13 @@ def _of_piece(codecs: Sequence[CodecSpec], shape: Shape, dtype: DType, document:
 
 
 def ordered(steps: Sequence[CodecStep], rank: int) -> tuple[Shape | None, Sequence[CodecStep]]:
-    """The order of axes in memory, None if it is invalid; and the steps after that."""
+    """Return the memory order of axes, None if it is invalid, and the remaining steps."""
     if steps and isinstance(steps[0], Transpose):
         return steps[0].order(rank), steps[1:]
     return tuple(range(rank)), steps
 
 
 def of_bytes(steps: Sequence[CodecStep]) -> tuple[Codec, ...] | None:
-    """Steps that are all known codecs from bytes to bytes; None if they are not."""
+    """Return the steps if they are all known codecs from bytes to bytes; None otherwise."""
     known = tuple(step for step in steps if isinstance(step, Codec) and not isinstance(step, Unknown))
     return known if len(known) == len(steps) else None

@@ -1,4 +1,4 @@
-"""CRC-32C: a checksum after the data. All of it is checked before any of it is used."""
+"""CRC-32C: a checksum after the data, all of which is checked before any of it is used."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NBYTES = 4
 
 @dataclass(frozen=True)
 class Crc32c(WholeCodec):
-    """The four bytes of a checksum, little-endian, after the data."""
+    """A four-byte little-endian checksum after the data."""
 
     zarr3 = "crc32c"
     compresses = False
@@ -25,10 +25,10 @@ class Crc32c(WholeCodec):
 
 
 def without_checksum(data: bytes, what: str) -> bytes:
-    """Data without its checksum.
+    """Verify a checksum and return the data without it.
 
     Raises:
-        FormatError: the checksum is not that of the data.
+        FormatError: the checksum does not match the data.
     """
     import google_crc32c
 

@@ -1,4 +1,4 @@
-"""gzip and zlib: DEFLATE with one header or the other."""
+"""gzip and zlib: DEFLATE with different headers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Zlib(Codec):
-    """zlib, whose data cannot be checked without decoding it."""
+    """zlib, whose data can only be verified by decoding it."""
 
     zarr2, zarr3 = "zlib", "numcodecs.zlib"
 
     def decoding_bytes(self, nbytes: int) -> int:
-        # What is read and what is decoded, each twice, and a window.
+        # Two input buffers, two output buffers, and a window.
         return 4 * READ_BYTES + (2 << 20)
 
     def decoded(self, encoded: Stream, limit: int) -> Stream:
@@ -27,7 +27,7 @@ class Zlib(Codec):
 
 @dataclass(frozen=True)
 class Gzip(Zlib):
-    """gzip, of one member as all writers of zarr make it."""
+    """gzip with one member, as all zarr writers make it."""
 
     zarr3 = zarr2 = "gzip"
 
@@ -35,6 +35,6 @@ class Gzip(Zlib):
         return OneMember(self, encoded, zlib.decompressobj(16 + zlib.MAX_WBITS), zlib.error)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """The last four bytes are the number of decoded ones."""
+        """Compare the last four bytes, which hold the number of decoded bytes."""
         is_one = chunk.part(0, len(_MAGIC)) == _MAGIC
         return is_one and (decoded is None or chunk.number(chunk.nbytes - 4, 4) == decoded % (1 << 32))

@@ -1,4 +1,4 @@
-"""All codecs by name: built-in ones are listed here, others come by entry points."""
+"""Registry of codecs by name: built-in ones are listed here, others come from entry points."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def _plug_ins() -> tuple[type[Codec], ...]:
 
 
 def _find(attribute: str, name: str) -> type[Codec] | None:
-    """The codec that has this name as `zarr3` or as `zarr2`."""
+    """Return the codec with this name as its `zarr3` or `zarr2` attribute."""
     result = next((item for item in _BUILT_IN if getattr(item, attribute) == name), None)
-    # Looking for plug-ins takes 30 ms, which most checkpoints do not need.
+    # Search plug-ins last, since that takes 30 ms and most checkpoints do not need them.
     return result or next((item for item in _plug_ins() if getattr(item, attribute) == name), None)
 
 
 def codec_steps(codecs: Iterable[CodecSpec]) -> tuple[CodecStep, ...]:
-    """What the codecs of a `zarr.json` are."""
+    """Return the codecs listed in a `zarr.json`."""
     return tuple(map(_step, codecs))
 
 
@@ -60,14 +60,14 @@ def _step(spec: CodecSpec) -> CodecStep:
 
 
 def flat_steps(steps: Iterable[CodecStep]) -> Iterator[CodecStep]:
-    """Steps and those of the pieces of shards."""
+    """Yield steps, including those of inner chunks of shards."""
     for step in steps:
         yield step
         yield from flat_steps(step.steps) if isinstance(step, ShardingCodec) else ()
 
 
 def compressor_of(compressor: Mapping[str, Any]) -> Codec:
-    """What the `compressor` of a `.zarray` is."""
+    """Return the codec of a `compressor` in a `.zarray`."""
     name = str(compressor.get("id"))
     return _parsed(_find("zarr2", name), name, compressor)
 
@@ -77,10 +77,10 @@ def _parsed(kind: type[Codec] | None, name: str, settings: Mapping[str, Any]) ->
 
 
 def parse_compression(declared: object) -> WritableCodec | None:
-    """The codec that a user names: `none`, `zstd`, `zstd:9`; or one itself. None stands for raw chunks.
+    """Parse a compression such as `none`, `zstd` or `zstd:9`, or accept a codec; None means raw chunks.
 
     Raises:
-        UsageError: no such codec or level; says which there are.
+        UsageError: the codec or level does not exist; lists the supported ones.
     """
     if declared == "none":
         return None

@@ -1,4 +1,4 @@
-"""Shards: chunks of several pieces, each coded by itself, with an index of where they are."""
+"""Shards: chunks of several separately encoded pieces, with an index of their locations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckpttools.codecs.coding import Coding
     from ckpttools.codecs.registry import CodecStep
 
-# Offset and length of a piece that was left out.
+# Offset and length of an omitted piece.
 _MISSING = (1 << 64) - 1
 _ENTRY_BYTES = 16
 
@@ -30,11 +30,11 @@ class ShardingCodec:
     """The codec `sharding_indexed` of zarr v3.
 
     Attributes:
-        piece: shape of a piece, axes in the order of memory; as the metadata has it, which may be anything.
-        codecs: of pieces, as the metadata lists them.
-        steps: what these are.
+        piece: shape of a piece, axes in memory order; unvalidated metadata of any type.
+        codecs: codecs of pieces, as listed in the metadata.
+        steps: the same, parsed.
         index: the codecs of the index.
-        at_start: whether the index is before the pieces; else behind them.
+        at_start: whether the index is before the pieces; otherwise after them.
     """
 
     piece: Any
@@ -44,16 +44,16 @@ class ShardingCodec:
     at_start: bool
 
     def names(self, chunk: object) -> tuple[str, ...]:
-        """The codecs of pieces in words, and that there are several in a shard: Orbax makes shards of one."""
+        """Return the codec names of pieces and a note on sharding; Orbax writes shards of one piece."""
         inner = (name for step in self.steps for name in step.names(self.piece))
         return (*inner, "sharded" if self.piece == chunk else f"in shards of {number_list(chunk)}")
 
     def shard(self, chunk: Shape, order: Shape) -> ShardIndex | None:
-        """How chunks are shards; None for a kind that is not read here.
+        """Return the index format of shards; None if it is not supported here.
 
         Args:
-            chunk: shape of a chunk, axes in the order of memory.
-            order: that order.
+            chunk: shape of a chunk, axes in memory order.
+            order: the memory order of axes.
         """
         fits = len(self.piece) == len(chunk) and all(
             n > 0 and length % n == 0 for length, n in zip(chunk, self.piece, strict=True)
@@ -65,13 +65,13 @@ class ShardingCodec:
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the pieces of a shard are: its index, read when a piece is.
+    """The index of a shard's pieces, which is read with each piece.
 
     Attributes:
-        grid: pieces along each axis, in the order of memory.
-        order: that order.
-        at_start: whether the index is before the pieces; else behind them.
-        fill: element of pieces that were left out; None if that is an error.
+        grid: pieces along each axis, in memory order.
+        order: the memory order of axes.
+        at_start: whether the index is before the pieces; otherwise after them.
+        fill: element of omitted pieces; None if omission is an error.
     """
 
     grid: Shape
@@ -81,31 +81,31 @@ class ShardIndex:
 
     @cached_property
     def pieces(self) -> int:
-        """How many there are."""
+        """Number of pieces."""
         return prod(self.grid)
 
     @property
     def index_bytes(self) -> int:
-        """Offset and length of each piece, and a CRC-32C."""
+        """Bytes of the index: offset and length of each piece, and a CRC-32C."""
         return _ENTRY_BYTES * self.pieces + crc32c.NBYTES
 
     def number(self, location: Sequence[int]) -> int:
-        """The number of a piece by its place in the chunk."""
+        """Return the number of a piece from its grid index in the chunk."""
         number = 0
         for axis, length in zip(self.order, self.grid, strict=True):
             number = number * length + location[axis]
         return number
 
     def locate(self, stored: ByteRange, number: int) -> ByteRange | None:
-        """Where a piece is, None if it was left out.
+        """Return the location of a piece; None if it was omitted.
 
         Raises:
-            FormatError: the index is not one.
+            FormatError: the index is invalid.
         """
         return self._location(stored, self._index(stored), number)
 
     def is_whole(self, stored: ByteRange, coding: Coding) -> bool:
-        """Whether a shard has a sound index, room for all pieces that this names, and whole ones.
+        """Return whether a shard has a valid index, room for all pieces in it, and complete pieces.
 
         Raises:
             FormatError, StorageError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""Bytes front to back: as a file has them, as a decoder makes them, as an array wants them."""
+"""Sequential byte streams from files, decoders and memory."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from ckpttools.core.errors import FormatError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Encoded bytes fetched at once: 128 KiB to 4 MiB decode equally fast. One buffer for all fetches of a stream:
-# with a new `bytes` for each it took 1.4 times as long.
+# Encoded bytes fetched at once: 128 KiB to 4 MiB decode equally fast. A stream reuses one buffer for all
+# fetches: with a new `bytes` for each it took 1.4 times as long.
 READ_BYTES = 1 << 18
 
 
 class Stream(ABC):
-    """Bytes, front to back."""
+    """A sequential stream of bytes."""
 
     _buffer = memoryview(b"")
 
     @abstractmethod
     def readinto(self, out: memoryview) -> int:
-        """Fills some of `out`; 0 only at the end."""
+        """Fill a part of `out` and return its length; 0 only at the end."""
 
     def file(self) -> io.BufferedReader:
-        """The stream as a file object."""
+        """Return the stream as a file object."""
         return io.BufferedReader(_RawReader(self), READ_BYTES)
 
     def read(self, size: int) -> memoryview:
-        """Up to `size` bytes, valid until the next call; none only at the end."""
+        """Return up to `size` bytes, valid until the next call; empty only at the end."""
         if size > len(self._buffer):
             self._buffer = memoryview(bytearray(self._most(size)))
         return self._buffer[: self.readinto(self._buffer[:size])]
 
     def _most(self, size: int) -> int:
-        """How large a buffer is of use."""
+        """Return the largest useful buffer size, at most `size`."""
         return size
 
     def rest(self) -> bytes:
-        """All that is left."""
+        """Return all remaining bytes."""
         parts = []
         while part := bytes(self.read(READ_BYTES)):
             parts.append(part)
@@ -66,8 +66,8 @@ class ByteRange:
 
     Attributes:
         source: the file.
-        offset: where it starts.
-        nbytes: its length.
+        offset: its start in bytes.
+        nbytes: its length in bytes.
     """
 
     source: ByteSource
@@ -75,23 +75,23 @@ class ByteRange:
     nbytes: int
 
     def number(self, position: int, size: int) -> int | None:
-        """A little-endian number of `size` bytes at a position in the range; None beyond its end."""
+        """Return a little-endian integer of `size` bytes at a position in the range; None beyond its end."""
         data = self.part(position, size)
         return int.from_bytes(data, "little") if len(data) == size else None
 
     def part(self, position: int, size: int) -> bytes:
-        """Up to `size` bytes from a position in the range on."""
+        """Return up to `size` bytes from a position in the range."""
         out = bytearray(max(0, min(size, self.nbytes - position)))
         self.source.read_into(self.offset + position, out)
         return bytes(out)
 
     def without_end(self, size: int) -> ByteRange:
-        """The same without its last bytes."""
+        """Return the range without its last `size` bytes."""
         return ByteRange(self.source, self.offset, self.nbytes - size)
 
 
 class Fetched(Stream):
-    """The bytes of a range."""
+    """A stream of a range of a file."""
 
     def __init__(self, stored: ByteRange) -> None:
         self._source = stored.source
@@ -114,7 +114,7 @@ class Fetched(Stream):
 
 
 class BytesStream(Stream):
-    """Bytes in memory."""
+    """A stream of bytes in memory."""
 
     def __init__(self, data: Buffer) -> None:
         self._rest = memoryview(data).cast("B")
@@ -127,13 +127,13 @@ class BytesStream(Stream):
 
 
 class ConstantChunk(Stream):
-    """One element over and over: a piece that was left out because it holds nothing else."""
+    """A stream of one repeated element, for a piece that was omitted because it contains nothing else."""
 
     def __init__(self, element: bytes, nbytes: int) -> None:
         self._element, self._left = element, nbytes
 
     def readinto(self, out: memoryview) -> int:
-        """As `Stream.readinto`; only ever asked for whole elements."""
+        """See `Stream.readinto`; `out` must hold full elements."""
         count = min(len(out), self._left)
         out[:count] = self._element * (count // len(self._element))
         self._left -= count
@@ -141,7 +141,7 @@ class ConstantChunk(Stream):
 
 
 class Swapped(Stream):
-    """Numbers with their bytes in the other order."""
+    """A stream of elements with reversed bytes."""
 
     def __init__(self, stream: Stream, number_bytes: int) -> None:
         self._stream, self._size = stream, number_bytes
@@ -153,47 +153,49 @@ class Swapped(Stream):
         while more and count % self._size and count < len(out):
             more = self._stream.readinto(out[count:])
             count += more
-        # Less than a number is asked for behind the last one only.
+        # A partial element can only occur after the last one.
         whole = out[: count - count % self._size]
         np.frombuffer(whole, f"u{self._size}").byteswap(inplace=True)
         return count
 
 
 class ExactReader:
-    """A stream of as many bytes as a shape wants, of which the position is known."""
+    """Reader of a stream that must have an exact length; tracks the position."""
 
     def __init__(self, stream: Stream, nbytes: int) -> None:
         self._stream, self._nbytes = stream, nbytes
         self.position = 0
 
     def fill(self, out: memoryview) -> None:
-        """Fills all of `out`.
+        """Fill all of `out`.
 
         Raises:
-            FormatError: the data ends before.
+            FormatError: the data ends too early.
         """
         while out:
             count = self._stream.readinto(out)
             if count == 0:
                 got = f"{self.position} bytes"
                 raise FormatError(
-                    "a chunk decodes to less than its shape wants", got=got, expected=f"{self._nbytes} bytes"
+                    "a chunk decodes to fewer bytes than its shape needs",
+                    got=got,
+                    expected=f"{self._nbytes} bytes",
                 )
             self.position += count
             out = out[count:]
 
     def skip(self, position: int, discard: memoryview) -> None:
-        """Goes on to a position, through memory that may be overwritten."""
+        """Skip to a position, reading into memory that may be overwritten."""
         while self.position < position:
             self.fill(discard[: position - self.position])
 
     def finish(self) -> None:
-        """Reads to the end, which lets the decoder check what it checks there.
+        """Read to the end, so that the decoder performs its final checks.
 
         Raises:
-            FormatError: there is more.
+            FormatError: there is more data.
         """
         if self._stream.readinto(memoryview(bytearray(1))):
             raise FormatError(
-                "a chunk decodes to more than its shape wants", expected=f"{self._nbytes} bytes"
+                "a chunk decodes to more bytes than its shape needs", expected=f"{self._nbytes} bytes"
             )

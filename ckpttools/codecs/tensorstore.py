@@ -1,4 +1,4 @@
-"""What is left to tensorstore: codecs that are not implemented here, and rare chains of codecs."""
+"""Decoding by tensorstore, for codecs and chains of codecs that are not implemented here."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
 
-# A chunk that tensorstore decodes is in memory as bytes, in its store, decoded, and copied to us.
+# Copies of a chunk in memory: its bytes, the value in tensorstore's store, the decoded array, and ours.
 COPIES = 4
 
 
 @dataclass(frozen=True)
 class WholeChunkDecoder:
-    """How tensorstore decodes one chunk.
+    """Decoder of single chunks by tensorstore.
 
     Attributes:
         key: of the chunk.
-        text: the `zarr.json` of an array that has no other.
+        text: the `zarr.json` of an array with only this chunk.
     """
 
     key: str
     text: str
 
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
-        """The elements of the chunk; zeros beyond `extent`, the part that is inside the array."""
+        """Return the chunk's elements; zeros outside `extent`, the part that is inside the array."""
         values = {"zarr.json": self.text.encode(), self.key: Fetched(stored).rest()}
         return BytesStream(_decoded("zarr3", values, extent))
 
@@ -37,7 +37,7 @@ class WholeChunkDecoder:
 def whole_chunk_decoder(
     codecs: Sequence[CodecSpec], chunk: Shape, document: Mapping[str, Any]
 ) -> WholeChunkDecoder:
-    """For chunks of this shape that these codecs make, of an array with this `zarr.json`."""
+    """Return a decoder for chunks of this shape and codecs, of an array with this `zarr.json`."""
     grid = {"name": "regular", "configuration": {"chunk_shape": chunk}}
     encoding = {"name": "default", "configuration": {"separator": "/"}}
     single = {**document, "codecs": list(codecs), "shape": chunk}
@@ -47,7 +47,7 @@ def whole_chunk_decoder(
 
 
 def decoded_bytes(compressor: Mapping[str, Any], data: bytes, nbytes: int) -> memoryview:
-    """What a compressor of zarr v2 made `nbytes` bytes of."""
+    """Decode data of a zarr v2 compressor to `nbytes` bytes."""
     document = {
         "chunks": [nbytes],
         "compressor": compressor,
@@ -62,11 +62,11 @@ def decoded_bytes(compressor: Mapping[str, Any], data: bytes, nbytes: int) -> me
 
 
 def _decoded(driver: str, values: dict[str, bytes], extent: Shape) -> memoryview:
-    """The elements of the one chunk of an array given as the values of its keys; zeros beyond `extent`."""
+    """Decode the only chunk of an array given by its keys and values; zeros outside `extent`."""
     import numpy as np
     import tensorstore as ts
 
-    # A store of its own for every chunk: nothing stays behind. One copier: the caller has its own threads.
+    # A separate store for each chunk leaves nothing behind. One copier, since callers have their own threads.
     context = ts.Context({"data_copy_concurrency": {"limit": 1}})
     try:
         store = ts.KvStore.open({"driver": "memory"}, context=context).result()

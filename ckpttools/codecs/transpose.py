@@ -1,4 +1,4 @@
-"""Axes in another order in memory."""
+"""The transposition codec."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ckpttools.core.region import Shape
 
 @dataclass(frozen=True)
 class Transpose:
-    """The codec `transpose` of zarr v3, the `order` of v2.
+    """The codec `transpose` of zarr v3, or the `order` of v2.
 
     Attributes:
-        declared: the order as the metadata has it, which may be anything.
-        word: the codec in a word.
+        declared: the order in the metadata; unvalidated and of any type.
+        word: its name.
     """
 
     declared: object
@@ -29,14 +29,14 @@ class Transpose:
 
     @classmethod
     def fortran(cls, rank: int) -> Transpose:
-        """The order "F" of zarr v2."""
+        """Return the order "F" of zarr v2."""
         return cls(list(reversed(range(rank))), "order F")
 
     def names(self, chunk: object) -> tuple[str, ...]:
         return (self.word,)
 
     def order(self, rank: int) -> Shape | None:
-        """Axes from the slowest to the fastest in memory; None where it is not an order of so many axes."""
+        """Return the axes from the slowest to the fastest in memory; None if it is not a permutation."""
         declared = self.declared
         return (
             tuple(declared) if isinstance(declared, list) and sorted(declared) == list(range(rank)) else None
@@ -44,10 +44,10 @@ class Transpose:
 
 
 def transpose_spec(order: Sequence[int]) -> CodecSpec:
-    """The codec as `zarr.json` lists it."""
+    """Return the codec's entry in `zarr.json`."""
     return {"configuration": {"order": list(order)}, "name": "transpose"}
 
 
 def number_list(numbers: object) -> str:
-    """Numbers as words of codecs have them: without spaces."""
+    """Format numbers for a codec name, without spaces."""
     return str(numbers).replace(" ", "")

@@ -1,7 +1,7 @@
-"""Zstandard: decoded into the buffer that wants it, without ever being whole in memory.
+"""Zstandard, decoded directly into the caller's buffer without holding the full chunk in memory.
 
 Measured with Orbax's default (`sharding_indexed` of one inner chunk, bytes, zstd level 3; 1.07 GB of bfloat16
-weights in chunks of 128 MiB, one thread, files cached; resident bytes beside the 1.07 GB result):
+weights in chunks of 128 MiB, one thread, files cached; resident bytes in addition to the 1.07 GB result):
 
     tensorstore, the whole array      0.57 GB/s   +1177 MiB
     tensorstore, chunk by chunk       0.51 GB/s    +409 MiB
@@ -20,15 +20,15 @@ from ckpttools.core.dataclass import dataclass
 
 # Level 3 is zstd's own default and Orbax's for zarr v3. From level 20 on a compressor takes hundreds of MiB.
 DEFAULT_LEVEL, HIGHEST_LEVEL = 3, 19
-# Every worker holds a chunk that it encodes twice, as it is and as it becomes.
+# Every worker holds a chunk twice while encoding it, raw and encoded.
 LARGEST_ENCODED = 16 << 20
-# Largest window of zstd's levels up to 19; a decoder keeps that much of what it has decoded.
+# Largest window of zstd's levels up to 19; a decoder keeps that many decoded bytes.
 _WINDOW_BYTES = 8 << 20
 # Tables and one block of output.
 _DECODER_BYTES = 512 << 10
 _CHECKSUM_BYTES = 4
 _FRAME = 0xFD2FB528
-# Frames that decoders skip: 0x184D2A50 to 0x184D2A5F, then their length.
+# Skippable frames: 0x184D2A50 to 0x184D2A5F, followed by their length.
 _SKIPPED = 0x184D2A5
 _RLE_BLOCK, _RESERVED_BLOCK = 1, 3
 
@@ -57,9 +57,9 @@ class Zstd(WritableCodec):
         return Decoder(self, reader, zstandard.ZstdError)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
-        """Walks its blocks, which say their lengths (RFC 8878): 3 bytes for at most 128 KiB of elements.
+        """Walk the blocks, whose headers have their lengths (RFC 8878): 3 bytes per 128 KiB of elements.
 
-        Frames may state the length of their content; together these must be what is expected.
+        If all frames state the length of their content, the total must equal the expected length.
         """
         position: int | None = 0
         stated, all_state = 0, True
@@ -83,17 +83,17 @@ class Zstd(WritableCodec):
         return parameters.estimated_compression_context_size()
 
     def encode(self, data: memoryview) -> bytes:
-        """One zstd frame that states the size of its content; other threads run meanwhile."""
+        """Encode one zstd frame that states its content size; other threads run meanwhile."""
         import zstandard
 
-        # A compressor must not serve two threads; making one takes microseconds, a chunk milliseconds.
+        # Threads must not share a compressor; creating one takes microseconds, a chunk milliseconds.
         return zstandard.ZstdCompressor(level=self.level or DEFAULT_LEVEL).compress(data)
 
 
 def _content_bytes(chunk: ByteRange, position: int) -> int | None:
-    """What the frame at a position states of the length of its content; None if it does not."""
+    """Return the content length stated by the frame at a position; None if it states none."""
     if chunk.number(position, 4) != _FRAME:
-        return 0  # one that is skipped
+        return 0  # a skippable frame
     flags = chunk.number(position + 4, 1) or 0
     is_single, dictionary = bool(flags & 0x20), (0, 1, 2, 4)[flags & 3]
     size = (int(is_single), 2, 4, 8)[flags >> 6]
@@ -102,7 +102,7 @@ def _content_bytes(chunk: ByteRange, position: int) -> int | None:
 
 
 def _after_frame(chunk: ByteRange, position: int) -> int | None:
-    """Where a frame that starts at a position ends; None if it is none, or has no end."""
+    """Return the end of the frame at a position; None if it is not a frame or has no end."""
     magic = chunk.number(position, 4)
     if magic is not None and magic >> 4 == _SKIPPED:
         length = chunk.number(position + 4, 4)

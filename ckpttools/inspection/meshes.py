@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import Spec, cuts, spec_text
+from ckpttools.sharding.specs import Spec, shard_counts, spec_text
 from ckpttools.sharding.specs import parse_spec as parse_call
 
 _SPEC = "axis0, axis-1, layer, replicated, axis0=0,axis1=1 or P('fsdp', None)"
@@ -59,7 +59,7 @@ class PartitionSpec:
 
     def pieces(self, rank: int, layer_axis: int | None, mesh: MeshShape) -> tuple[int, ...]:
         """Into how many shards each axis of an array is divided."""
-        return cuts(rank, self.entries(rank, layer_axis), mesh)
+        return shard_counts(rank, self.entries(rank, layer_axis), mesh)
 
 
 @dataclass(frozen=True, slots=True)

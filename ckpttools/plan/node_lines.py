@@ -1,7 +1,7 @@
-"""Lazy arrays as lines of text, and back: an array is made again without opening what it is read from.
+"""Serialization of lazy arrays as lines of text, which are read back without opening the source files.
 
-Each node is a list, and has the number of its line; what it is made of are numbers of lines before it. Nodes
-are made when they are asked for: of an array that is stacked from thousands only those that are read.
+Each node is a list with a line number; its inputs are the numbers of earlier lines. Nodes are created on
+demand, so of an array stacked from thousands only the parts that are read.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ from ckpttools.plan.value_lines import (
 )
 from ckpttools.stores.base import File
 
-# What the line of any array has: its shape and the name of its dtype.
+# The fields that the line of every array starts with: its shape and the name of its dtype.
 _Kind = tuple[Shape, str]
 
 
 class NodeLines:
-    """Arrays become lines.
+    """Encoder of arrays as lines.
 
     Args:
-        source: gives a file its number.
+        source: returns the index of a file.
 
     Attributes:
-        lines: what was said so far.
+        lines: the lines written so far.
     """
 
     def __init__(self, source: Callable[[ByteSource], int]) -> None:
@@ -75,16 +75,16 @@ class NodeLines:
         self.lines: list[str] = []
 
     def number(self, array: LazyArray) -> int:
-        """The line of an array, which is written if it was not yet.
+        """Return the line number of an array, writing its line if it has none.
 
         Raises:
-            NotInLinesError: it is made of something that lines do not know.
+            NotInLinesError: a part of the array has no text form.
         """
         result = self._numbers.get(id(array))
         if result is None:
             declared = self._said(array)
             result = self._numbers[id(array)] = len(self.lines)
-            # A number means this object as long as there is no other one with its address.
+            # Keep the object alive, since the key is its address.
             self._kept.append(array)
             self.lines.append(list_line(declared))
         return result
@@ -97,7 +97,7 @@ class NodeLines:
         return declared
 
     def _leaf(self, array: LazyArray, kind: _Kind) -> list[object] | None:
-        """An array that is made of no other; None for others."""
+        """Encode an array without inputs; return None for others."""
         match array:
             case Stored():
                 return ["stored", *kind, self._source(array.source), array.offset, array.whole_bytes]
@@ -110,7 +110,7 @@ class NodeLines:
         return None
 
     def _of_parts(self, array: LazyArray, kind: _Kind) -> list[object] | None:
-        """An array that is made of several; None for others."""
+        """Encode an array with several inputs; return None for others."""
         match array:
             case Stack():
                 return ["stack", *kind, array.axis, self._all(array.parts)]
@@ -133,7 +133,7 @@ class NodeLines:
         return None
 
     def _of_one(self, array: LazyArray, kind: _Kind) -> list[object] | None:
-        """An array that is made of one other; None for others."""
+        """Encode an array with one input; return None for others."""
         match array:
             case Take():
                 return ["take", self.number(array.source), array.axis, array.index]
@@ -157,7 +157,7 @@ class NodeLines:
         return [self.number(item) for item in arrays]
 
     def _plain(self, value: object) -> object:
-        """A value of an encoded chunk; objects that many have, such as codecs, have lines of their own."""
+        """Encode a field of an encoded chunk; shared objects, such as codecs, get their own lines."""
         if isinstance(value, File):
             return {SOURCE: self._source(value)}
         if isinstance(value, tuple):
@@ -174,11 +174,11 @@ class NodeLines:
 
 
 class Nodes:
-    """Lines become arrays, each when it is asked for.
+    """Decoder of lines, which creates each array on demand.
 
     Args:
-        lines: what `NodeLines` wrote.
-        source: the file of a number.
+        lines: the output of `NodeLines`.
+        source: returns the file with an index.
     """
 
     def __init__(self, lines: Sequence[bytes], source: Callable[[int], ByteSource]) -> None:
@@ -187,14 +187,14 @@ class Nodes:
         self._objects: dict[int, object] = {}
 
     def array(self, number: int) -> LazyArray:
-        """The array of a line. Raises FormatError where the line says none."""
+        """Return the array of a line. Raise FormatError if the line does not describe an array."""
         result = self._made.get(number)
         if result is None:
             try:
                 result = self._array(json.loads(self._lines[number]))
             except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
-                raise FormatError("a line of a plan says no array", got=error) from error
-            # Another thread may have been quicker.
+                raise FormatError("a line of the plan does not describe an array", got=error) from error
+            # Another thread may have created it first.
             result = self._made.setdefault(number, result)
         return result
 
@@ -214,7 +214,7 @@ class Nodes:
         raise ValueError(f"{kind!r:.80}")
 
     def _leaf(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
-        """As `NodeLines._leaf`."""
+        """Decode the result of `NodeLines._leaf`."""
         match kind, rest:
             case "stored", [source, offset, whole_bytes]:
                 return Stored(shape, dtype, self._source(source), offset, whole_bytes)
@@ -227,7 +227,7 @@ class Nodes:
         return None
 
     def _of_parts(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
-        """As `NodeLines._of_parts`."""
+        """Decode the result of `NodeLines._of_parts`."""
         match kind, rest:
             case "stack", [axis, numbers]:
                 return Stack(shape, dtype, cast("tuple[LazyArray, ...]", _Parts(self, numbers)), axis)
@@ -235,7 +235,7 @@ class Nodes:
                 return Concat(shape, dtype, tuple(map(self.array, numbers)), axis)
             case "lowrank", [scale, numbers]:
                 return LowRank(shape, dtype, tuple(map(self.array, numbers)), scale)
-            case "Plus" | "Renormed", [numbers]:
+            case "Plus" | "DoraUpdate", [numbers]:
                 made_of_parts = Plus if kind == "Plus" else DoraUpdate
                 return made_of_parts(shape, dtype, tuple(map(self.array, numbers)))
             case "mean", [numbers, parts]:
@@ -251,7 +251,7 @@ class Nodes:
         return None
 
     def _of_one(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
-        """As `NodeLines._of_one`; "take" has no shape of its own."""
+        """Decode the result of `NodeLines._of_one`; "take" has no shape of its own."""
         match kind, rest:
             case "relayout", [source, split, order, merge]:
                 groups = tuple(map(tuple, split))
@@ -270,7 +270,7 @@ class Nodes:
         return None
 
     def _unplain(self, value: Any) -> Any:
-        """The inverse of `NodeLines._plain`."""
+        """Decode the result of `NodeLines._plain`."""
         match value:
             case {"source": number}:
                 return self._source(number)
@@ -289,7 +289,7 @@ class Nodes:
 
 
 class _Parts(Sequence[LazyArray]):
-    """What a stack is made of, each made when it is asked for."""
+    """The parts of a stack, each created on demand."""
 
     def __init__(self, nodes: Nodes, numbers: Sequence[int]) -> None:
         self._nodes, self._numbers = nodes, numbers
@@ -308,7 +308,7 @@ class _Parts(Sequence[LazyArray]):
 
 
 class _LineGrid:
-    """The chunks of an array, by grid index."""
+    """The chunks of an array by grid index."""
 
     def __init__(self, nodes: Nodes, grid: Shape, numbers: Sequence[int]) -> None:
         self._nodes, self._grid, self._numbers = nodes, grid, numbers

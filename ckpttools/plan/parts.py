@@ -1,4 +1,4 @@
-"""Dealing the tasks of a plan out: contiguous parts, so that each reads few files, as even as can be."""
+"""Division of a plan into contiguous, evenly sized parts, and detection of the part of this process."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Part:
     """One of several parts of a plan.
 
     Attributes:
-        number: from 0 on.
-        count: how many there are.
+        number: index of the part, from 0.
+        count: number of parts.
     """
 
     number: int
@@ -27,9 +27,9 @@ class Part:
     def __post_init__(self) -> None:
         if not 0 <= self.number < self.count:
             raise UsageError(
-                f"there is no part {self.number} of {self.count}",
+                f"part {self.number} of {self.count} does not exist",
                 expected=f"0 to {self.count - 1}" if self.count > 0 else "at least one part",
-                hint="parts are counted from 0: 0/4, 1/4, 2/4, 3/4",
+                hint="parts are numbered from 0: 0/4, 1/4, 2/4, 3/4",
             )
 
     def __str__(self) -> str:
@@ -37,30 +37,30 @@ class Part:
 
 
 def parse_part(text: str) -> Part:
-    """The part that a user means by "3/8".
+    """Parse a part such as "3/8".
 
     Raises:
-        UsageError: not a part.
+        UsageError: the text is not a part.
     """
     number, slash, count = text.partition("/")
     if not (slash and number.isascii() and number.isdigit() and count.isascii() and count.isdigit()):
-        raise UsageError(f"{text!r} is no part", expected="such as 3/8: number 3, counted from 0, of 8")
+        raise UsageError(f"{text!r} is not a part", expected="such as 3/8: number 3, counted from 0, of 8")
     return Part(int(number), int(count))
 
 
 def dealt(sizes: Sequence[int], count: int) -> list[int]:
-    """Where parts begin and end: `count + 1` numbers, from 0 to how many sizes there are.
+    """Return the boundaries of parts: `count + 1` indices, from 0 to the number of sizes.
 
-    No other way to cut a sequence into so many stretches makes the largest of them smaller; the others are as
-    even as that allows.
+    The largest part is as small as contiguous parts allow; within that limit the others are as even as
+    possible.
 
     Args:
-        sizes: bytes of what is dealt out, in order.
-        count: how many parts; some are empty where there is less to do.
+        sizes: bytes of the items to divide, in order.
+        count: number of parts; some are empty if there are fewer items.
     """
     ends = list(accumulate(sizes, initial=0))
     limit = _least_most(ends, max(sizes, default=0), count)
-    # Where a part may begin at the earliest, with so many parts from there on.
+    # The earliest start of each part such that the remaining parts can take the rest.
     earliest = [len(sizes)]
     for _ in range(count):
         earliest.append(bisect_left(ends, ends[earliest[-1]] - limit))
@@ -78,7 +78,7 @@ def dealt(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def _least_most(ends: Sequence[int], largest: int, count: int) -> int:
-    """The least that the largest of so many parts can have."""
+    """Return the smallest possible size of the largest part."""
     low, high = max(largest, -(-ends[-1] // count)) - 1, ends[-1]
     while high - low > 1:
         middle = (low + high) // 2
@@ -90,7 +90,7 @@ def _least_most(ends: Sequence[int], largest: int, count: int) -> int:
 
 
 def _is_enough(ends: Sequence[int], limit: int, count: int) -> bool:
-    """Whether so many parts of so much each take all."""
+    """Return whether `count` parts of at most `limit` bytes can take all items."""
     position = 0
     for _ in range(count):
         position = bisect_right(ends, ends[position] + limit) - 1
@@ -99,14 +99,14 @@ def _is_enough(ends: Sequence[int], limit: int, count: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Variables of the environment.
+    """Environment variables by which a job engine numbers its processes.
 
     Attributes:
         words: what sets them.
-        number: says which process this is.
-        count: says how many there are; "" where the engine does not tell.
-        first, last: say the numbers of the first and of the last one; "" where they begin with 0.
-        step: says how far apart numbers are; "" where that is 1.
+        number: holds the index of the process.
+        count: holds the number of processes; "" if the engine does not set one.
+        first, last: hold the first and last index; "" if indices start from 0.
+        step: holds the step between indices; "" if it is 1.
     """
 
     words: str
@@ -117,7 +117,7 @@ class Engine:
     step: str = ""
 
 
-# A batch script of SLURM has SLURM_PROCID, too: only a step of `srun` says how many of it there are.
+# A SLURM batch script also has SLURM_PROCID, but only a step of `srun` has the number of its tasks.
 ENGINES = (
     Engine("a job of Kubernetes", "JOB_COMPLETION_INDEX"),
     Engine("a job of Cloud Run", "CLOUD_RUN_TASK_INDEX", "CLOUD_RUN_TASK_COUNT"),
@@ -125,12 +125,12 @@ ENGINES = (
     Engine("a job array", *(f"SLURM_ARRAY_TASK_{item}" for item in ("ID", "COUNT", "MIN", "MAX", "STEP"))),
     Engine("a step of srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
-# What SLURM and Open MPI say to `jax.distributed`: which process this is, and of how many.
+# Variables that tell `jax.distributed` the index and number of processes on SLURM and Open MPI.
 _JOBS_OF_JAX = (("SLURM_PROCID", "SLURM_NTASKS"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 
 
-def misnumbered() -> str:
-    """What the environment says of the processes of a job that cannot be; "" where all it says can be."""
+def invalid_process_numbers() -> str:
+    """Return the environment's process index and count if they contradict each other; "" otherwise."""
     for number, count in _JOBS_OF_JAX:
         if number in os.environ and count in os.environ:
             try:
@@ -141,15 +141,15 @@ def misnumbered() -> str:
 
 
 def part_here(count: int | None = None, environment: Mapping[str, str] = os.environ) -> Part:
-    """The part of this process.
+    """Detect the part of this process.
 
     Args:
-        count: how many parts there are, which then are numbered as the engine numbers processes; None for as
-            many as the engine has started.
-        environment: its variables.
+        count: number of parts, which are numbered like the engine's processes; None for the number of
+            processes that the engine has started.
+        environment: environment variables.
 
     Raises:
-        UsageError: nothing says which part, or how many there are; or two say different things.
+        UsageError: the part or the number of parts cannot be detected, or two engines contradict each other.
     """
     _check_one_of(environment)
     for engine in ENGINES:
@@ -158,17 +158,17 @@ def part_here(count: int | None = None, environment: Mapping[str, str] = os.envi
         ):
             return _part(engine, count, environment)
     raise UsageError(
-        "nothing says which part to do",
+        "cannot detect which part to do",
         got="none of " + ", ".join(engine.number for engine in ENGINES),
         expected=f"{option('part', 'I/N')}, or one of these variables",
-        hint=f"{option('part', '0/1')} does all that is left",
+        hint=f"{option('part', '0/1')} does all remaining tasks",
     )
 
 
 def _check_one_of(environment: Mapping[str, str]) -> None:
-    """Raises UsageError where two engines number this process, and not alike.
+    """Raise UsageError if two engines number this process differently.
 
-    Of several processes of a task of a job array, or of a pod, that are tasks of srun, all have its number.
+    If several srun tasks run in one job-array task or pod, all of them have its number.
     """
     *jobs, step = ENGINES
     result = [job for job in jobs if job.number in environment]
@@ -178,15 +178,15 @@ def _check_one_of(environment: Mapping[str, str]) -> None:
             f"{result[0].words} and a step of srun both number this process",
             got=f"{_said(result[0], environment)} and {tasks} tasks of srun",
             expected=f"one process for each {result[0].number}",
-            hint=f"start it without srun, or say which part it does: {option('part', 'I/N')}",
+            hint=f"start it without srun, or give the part: {option('part', 'I/N')}",
         )
     for other in result[1:]:
         if environment[other.number] != environment[result[0].number]:
             raise UsageError(
-                f"{result[0].words} and {other.words} both number this process, and not alike",
+                f"{result[0].words} and {other.words} number this process differently",
                 got=f"{_said(result[0], environment)} and {_said(other, environment)}",
                 expected="one of them, or the same number",
-                hint=f"say which part it does: {option('part', 'I/N')}; or unset the one that does not",
+                hint=f"give the part: {option('part', 'I/N')}; or unset the wrong variable",
             )
 
 
@@ -198,35 +198,35 @@ def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> 
     number = _whole(engine.number, environment)
     numbers = _numbers(engine, environment)
     if count is not None:
-        # A job array that does a few parts again has their numbers, and its own first one and count.
+        # A job array that repeats a few parts has their numbers, and its own first index and count.
         if len(numbers) == count and numbers != range(count):
             raise _not_from_0(engine, number, numbers, count)
         return Part(number, count)
     if not engine.count:
         raise UsageError(
-            f"{engine.number} says which part this is, and nothing how many there are",
+            f"{engine.number} numbers this part, but the number of parts is unknown",
             got=f"{engine.number}={number}",
-            hint=f"say it: {option('parts', 'N')}, the completions of the job",
+            hint=f"give {option('parts', 'N')}, the completions of the job",
         )
     started = _whole(engine.count, environment)
     if not started:
         raise UsageError(
-            f"{engine.words} says that it has no processes",
+            f"the environment describes {engine.words} without processes",
             got=f"{_said(engine, environment)}, {engine.count}=0",
             expected=f"{engine.count}=1 or more",
-            hint=f"say which part this is: {option('part', 'I/N')}",
+            hint=f"give the part: {option('part', 'I/N')}",
         )
     if numbers and (number not in numbers or len(numbers) != started):
         raise UsageError(
-            "the numbers of the job array are not those of parts: some are left out",
+            "the job array skips some numbers, so they do not number parts",
             got=f"{started} tasks, {_range_text(numbers)}, of which this is {number}",
-            expected=f"{option('parts', 'N')}, as in the array of which these are some",
+            expected=f"{option('parts', 'N')}, the size of the full job array",
         )
     return Part(numbers.index(number) if numbers else number, started)
 
 
 def _numbers(engine: Engine, environment: Mapping[str, str]) -> range:
-    """All numbers that an engine has given, were none left out; empty where it does not tell."""
+    """Return all indices that an engine assigns, without gaps; an empty range if it sets no limits."""
     if not {engine.first, engine.last} <= environment.keys():
         return range(0)
     step = _whole(engine.step, environment) if engine.step in environment else 1
@@ -234,12 +234,12 @@ def _numbers(engine: Engine, environment: Mapping[str, str]) -> range:
 
 
 def _not_from_0(engine: Engine, number: int, numbers: range, count: int) -> UsageError:
-    """The error of an array that has as many tasks as there are parts, under other numbers."""
+    """Return the error for a job array with as many tasks as parts, but other numbers."""
     return UsageError(
-        "the job array numbers its tasks in another way than parts are",
+        "the job array does not number its tasks from 0",
         got=f"{_range_text(numbers)}: {engine.number}={number}",
         expected=f"0 to {count - 1}, as by sbatch --array=0-{count - 1}",
-        hint=f"submit it so; or leave {option('parts')} out: then the array itself says how many there are",
+        hint=f"submit it with these numbers; or omit {option('parts')}: the array then defines their number",
     )
 
 
@@ -251,5 +251,5 @@ def _range_text(numbers: range) -> str:
 def _whole(name: str, environment: Mapping[str, str]) -> int:
     text = environment[name]
     if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{name} is no number", got=text, expected="0, 1, 2, …")
+        raise UsageError(f"{name} is not a number", got=text, expected="0, 1, 2, …")
     return int(text)

@@ -1,8 +1,8 @@
-"""Cutting arrays that are only looked at: into pieces that fit a worker's buffers and are cheap to read.
+"""Division of arrays that are only scanned into pieces that fit a worker's buffers and are cheap to read.
 
-An item is one array, or several of one shape whose elements are looked at side by side. There are two ways
-to cut one, and both cover it exactly once: `consecutive`, along the C order of the elements, and `Tiles`, by
-what is cheap to read.
+An item is one array, or several of one shape whose elements are compared side by side. An item is divided in
+one of two ways, both of which cover it exactly once: `consecutive`, along the C order of the elements, and
+`Tiles`, by the cost of reading.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from ckpttools.plan.task import LARGEST_TASK, Prices, prices, readers, reading_c
 Item = tuple[LazyArray, ...]
 Cut = Callable[[Item, int], Iterator[Region]]
 
-# What has been read is looked at while it is in the cache: 8 MiB is little more than a core's share of the
-# last level, and long enough for a read.
+# A piece is processed while it is in the cache: 8 MiB is little more than a core's share of the last level,
+# and long enough for a read.
 PIECE_BYTES = 8 << 20
 _SMALLEST_PIECE = 64 << 10
-# Decoding the same chunk for every small piece of it costs more than the cache saves, from so many times on.
+# From this ratio on, decoding a chunk again for each of its small pieces costs more than the cache saves.
 _WORTH_MORE_MEMORY = 1.25
-# What is gathered of an item beside its arrays. Small arrays took 1.7 KiB each in all to hash or compare.
+# Memory per item in addition to its arrays. Small arrays took 1.7 KiB each in total to hash or compare.
 _BYTES_PER_ITEM = 1024
-# Pieces that wait for those before them, and what was found in them.
+# Pieces that wait for earlier ones, with their results.
 BATCH_PIECES, BATCHES_AHEAD = 256, 4
 _BYTES_PER_PIECE = 1024
 _WAITING_BYTES = BATCHES_AHEAD * BATCH_PIECES * _BYTES_PER_PIECE
@@ -41,14 +41,14 @@ _WAITING_BYTES = BATCHES_AHEAD * BATCH_PIECES * _BYTES_PER_PIECE
 
 @dataclass(frozen=True, slots=True)
 class ScanMemory:
-    """What each of `jobs` workers may hold.
+    """Memory of each of `jobs` workers.
 
     Attributes:
-        jobs: workers at a time.
-        piece_bytes: elements of one piece, over all arrays of its item.
-        buffer_bytes: the same with every array's part rounded up to whole pages.
-        scratch_bytes: temporary bytes of reading, or of looking at what was read.
-        projected_peak: bytes resident at most.
+        jobs: number of workers.
+        piece_bytes: bytes of one piece, over all arrays of its item.
+        buffer_bytes: the same with each array's part rounded up to full pages.
+        scratch_bytes: temporary bytes for reading or processing a piece.
+        projected_peak: maximum resident bytes.
     """
 
     jobs: int
@@ -61,22 +61,22 @@ class ScanMemory:
 def fitted_pieces(
     items: Sequence[Item], *, memory: int, jobs: int | None, scratch: int, reserved: int = 0
 ) -> ScanMemory:
-    """Workers and pieces that stay within the memory; smaller pieces are tried before fewer workers.
+    """Choose workers and pieces that fit the memory; smaller pieces are tried before fewer workers.
 
     Args:
-        items: what will be looked at.
-        memory: bytes that may be resident at most.
-        jobs: workers at a time, at most; None for as many as suit what is read.
-        scratch: temporary bytes that looking at a piece takes.
-        reserved: bytes that something else takes meanwhile.
+        items: the items to scan.
+        memory: maximum resident bytes.
+        jobs: maximum number of workers; None for as many as suit the stores.
+        scratch: temporary bytes for processing a piece.
+        reserved: bytes that something else uses meanwhile.
 
     Raises:
-        MemoryBudgetError: the memory is too small even for one worker with the smallest pieces.
+        MemoryBudgetError: the memory is too small for one worker with the smallest pieces.
         ShapeError: arrays of one item differ in shape.
     """
     for item in items:
         if len({array.shape for array in item}) != 1:
-            raise ShapeError("arrays that are looked at side by side differ in shape", got=list(item))
+            raise ShapeError("arrays that are compared side by side differ in shape", got=list(item))
     scratch = max([scratch, *(array.scratch_bytes for item in items for array in item)])
     pages = sum(round_up_to_page(1) for _ in max(items, key=len, default=()))
     arrays = [array for item in items for array in item]
@@ -91,7 +91,7 @@ def fitted_pieces(
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:
-    """Workers and bytes of a piece, best first. Large pieces serve encoded chunks; others stay small."""
+    """Yield numbers of workers and bytes of a piece, best first. Large pieces serve encoded chunks."""
     sizes = [LARGEST_TASK >> k for k in range((LARGEST_TASK // _SMALLEST_PIECE).bit_length())]
     large = [size for size in sizes if size >= PIECE_BYTES]
     yield from ((jobs, size) for size in large)
@@ -100,19 +100,19 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
 
 
 def consecutive(item: Item, limit: int) -> Iterator[Region]:
-    """Pieces that follow each other in the C order of the elements, each a stretch of it.
+    """Yield consecutive pieces in the C order of the elements.
 
     Args:
         item: arrays of one shape.
-        limit: elements of a piece; never more than `PIECE_BYTES`.
+        limit: maximum elements of a piece; at most `PIECE_BYTES` are used.
     """
     yield from split_evenly(Region.whole(item[0].shape), min(limit, PIECE_BYTES // _element_bytes(item)))
 
 
 class Tiles:
-    """Pieces that are cheap to read: whole chunks where those must be decoded, long reads where not.
+    """Division into pieces that are cheap to read: full chunks if they are encoded, long reads otherwise.
 
-    Remembers the shape it found for arrays that are read alike, as those of all layers are.
+    The tile shape is cached for arrays that are read in the same way, such as all layers.
 
     Args:
         piece_bytes: of a piece, unless a larger one is cheaper to read; None for `PIECE_BYTES`.
@@ -123,10 +123,11 @@ class Tiles:
         self._shapes: dict[Hashable, Shape] = {}
 
     def __call__(self, item: Item, limit: int) -> Iterator[Region]:
-        """
+        """Yield the pieces of an item.
+
         Args:
             item: arrays of one shape.
-            limit: elements of a piece; reached only where that is cheaper than `piece_bytes`.
+            limit: maximum elements of a piece; used only if that is cheaper than `piece_bytes`.
         """
         shape = item[0].shape
         if prod(shape) == 0:
@@ -139,31 +140,31 @@ class Tiles:
 
 
 def _kind(array: LazyArray) -> Hashable:
-    """The same for arrays that are read alike, but for where in another array they lie."""
+    """Return a key that is equal for arrays that are read in the same way, at any position."""
     if isinstance(array, Take):
         return ("take", array.axis, _kind(array.source))
     return array.read_kind
 
 
 def _cheapest(item: Item, limit: int, piece_bytes: int) -> Shape:
-    """The shape of the pieces."""
+    """Return the shape of the pieces."""
     cost = partial(_cost, item, [prices(array) for array in item])
     return _tile_from(item, _tile(item, item[0].shape, limit, cost), piece_bytes, cost)
 
 
 def _tile_from(item: Item, large: Shape, piece_bytes: int, cost: Callable[[Shape], float]) -> Shape:
-    """A smaller shape than `large`, unless that costs more."""
+    """Return a smaller shape than `large`, unless it costs more."""
     tile = _tile(item, large, piece_bytes // _element_bytes(item), cost)
     return large if cost(large) * _WORTH_MORE_MEMORY < cost(tile) else tile
 
 
 def tile_for(array: LazyArray, shape: Shape, limit: int) -> Shape:
-    """The shape of pieces of a part of an array that are cheap to read.
+    """Return the shape of pieces that are cheap to read, for a part of an array.
 
     Args:
-        array: what is read; without elements it is not cut.
+        array: the array to read; an empty one is not divided.
         shape: of the part.
-        limit: elements of a piece; reached only where that is cheaper than `PIECE_BYTES`.
+        limit: maximum elements of a piece; used only if that is cheaper than `PIECE_BYTES`.
     """
     item = (array,)
     cost = partial(_cost, item, [prices(array)])
@@ -175,20 +176,20 @@ def _element_bytes(item: Item) -> int:
 
 
 def _tile(item: Item, shape: Shape, limit: int, cost: Callable[[Shape], float]) -> Shape:
-    """A shape of at most `limit` elements, or of one."""
+    """Return a shape of at most `limit` elements, or of one."""
     cells = [grain(array) for array in item]
     return tile_shape(shape, max(1, limit), cells, cost) or (1,) * len(shape)
 
 
 def _cost(item: Item, prices: Sequence[Prices], shape: Shape) -> float:
-    """What reading a piece of this shape takes, in bytes for each element."""
+    """Return the cost of reading a piece of this shape, in bytes per element."""
     region = Region.whole(shape)
     costs = (price.of(array.read_cost(region)) for array, price in zip(item, prices, strict=True))
     return sum(costs) / max(1, region.size)
 
 
 def grain(array: LazyArray) -> Shape:
-    """The cells in which an array must be read to be read once: its chunks where they are encoded."""
+    """Return the cells in which an array must be read to be read once, such as its encoded chunks."""
     match array:
         case Chunked(part_scratch=scratch) if scratch is not None:
             return tuple(map(min, array.chunk, array.shape))

@@ -1,4 +1,4 @@
-"""A plan: every task of a conversion, its bytes and memory, decided before the first byte is read."""
+"""Plans: every task of a conversion, its bytes and memory, decided before the first byte is read."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from ckpttools.plan.task import LARGEST_TASK, Task, cut, reading_costs
 from ckpttools.stores.costs import Streams
 
 _SMALLEST_TASK = 1 << 20
-# Sizes of a task, each half the one before, that are tried before fewer workers: smaller tasks cut matrices
-# of large models into pieces that are no longer contiguous.
+# Task sizes, each half the previous one, that are tried before fewer workers: smaller tasks cut matrices of
+# large models into pieces that are not contiguous.
 _GOOD_SIZES = 3
-# So many workers keep a network busy, each with several reads at a time.
+# This many workers keep a network busy, each with several concurrent reads.
 _FEWEST_FROM_FAR = 4
-# With fewer tasks for each worker the last one may leave the others idle for most of the time.
+# With fewer tasks per worker, the last one may leave the other workers idle most of the time.
 _TASKS_PER_WORKER = 4
 _SMALLEST_SHARE = 4 << 20
-# What an array is made of, with its name; its place in the destination; a task with its region and place;
-# an index entry with its key, twice (as an object and encoded). Small arrays, of one chunk and one task
-# each, took 3.0 KiB each in all to convert from safetensors to Orbax.
+# Memory of an array's nodes with its name; its placement; a task with its region; an index entry with its
+# key, twice (as an object and encoded). Small arrays of one chunk and one task took 3.0 KiB each in total to
+# convert from safetensors to Orbax.
 BYTES_PER_NODE = 512
 _BYTES_PER_ARRAY = 512
 _BYTES_PER_TASK = 1024
 _BYTES_PER_CHUNK = 1024
-# Where an encoded chunk went, and a file of its own: 100,000 of them took up to 0.4 and 0.6 KiB each
-# beside that.
+# Memory of an encoded chunk's extent, and of a file per chunk: 100,000 of them took up to 0.4 and 0.6 KiB
+# each in addition.
 _BYTES_PER_EXTENT, _BYTES_PER_FILE = 640, 896
-# Headers and gaps between chunks are no reason to say something.
+# Smaller fractions, such as headers and gaps between chunks, need no remark.
 _WORTH_A_REMARK = 0.05
-# Lines of a fingerprint that are encoded at once, as one list: another number gives other fingerprints, with
-# which nobody goes on with what an earlier version has begun.
+# Lines of a fingerprint that are encoded as one list. Another number changes all fingerprints, so that
+# conversions started by an earlier version could not be resumed.
 _TOGETHER = 1024
 
 
 class Totals(TypedDict):
-    """How much a plan is: arrays, tasks, and the bytes that these read and write."""
+    """The size of a plan: arrays, tasks, and bytes read and written."""
 
     arrays: int
     tasks: int
@@ -64,11 +64,11 @@ class Totals(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How arrays are cut into tasks. It follows from the memory and the number of workers.
+    """The division of arrays into tasks, which follows from the memory and the number of workers.
 
     Attributes:
-        max_bytes: Maximum bytes of a task.
-        share_bytes: The same for tasks without encoded chunks, so that every worker gets several tasks.
+        max_bytes: maximum bytes of a task.
+        share_bytes: the same for tasks without encoded chunks, so that every worker gets several tasks.
     """
 
     max_bytes: int
@@ -80,7 +80,7 @@ class Division:
 
     @classmethod
     def from_text(cls, text: str) -> Division | None:
-        """Decode the result of `to_text`. Returns None for any other text."""
+        """Decode the result of `to_text`. Return None for any other text."""
         words = text.split(" ")
         if len(words) != 2 or not all(word.isascii() and word.isdigit() and len(word) < 20 for word in words):
             return None
@@ -90,22 +90,22 @@ class Division:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """What will be done.
+    """The tasks, files and memory of a conversion.
 
     Attributes:
-        tree: what the destination will hold.
-        layout: where in the destination's files.
+        tree: the contents of the destination.
+        layout: their locations in the destination's files.
         tasks: in the order in which they start, sources in file order.
-        jobs: workers at a time.
+        jobs: number of workers.
         memory: the promised peak in bytes.
         buffer_bytes: largest buffer of a task; each worker owns one.
-        scratch_bytes: temporary bytes that each worker owns.
-        notes: what the user should know.
-        reserved: bytes of the memory that something else takes meanwhile.
-        streams: how files are written where that goes from the first byte to the last; None where tasks may
-            be done in any order.
+        scratch_bytes: temporary bytes of each worker.
+        notes: notes for the user.
+        reserved: bytes of the memory that something else uses meanwhile.
+        streams: how files are written if they must be written from first to last byte; None if tasks can be
+            done in any order.
         has_digests: whether task outputs are hashed, for comparison with other copies of the source.
-        division: how arrays are cut into tasks; None for plans that are read from a file.
+        division: how arrays are divided into tasks; None for plans that are read from a file.
     """
 
     tree: Tree
@@ -128,7 +128,7 @@ class Plan:
 
     @property
     def groups(self) -> Iterable[Sequence[int]]:
-        """The numbers of tasks that one worker does, in order: those of a file that is streamed, else one."""
+        """Groups of task indices that one worker does in order: those of a streamed file, else one task."""
         if self.streams is None:
             return ((number,) for number in range(len(self.tasks)))
         return groups(self.tasks, self.layout, self.streams.file_bytes)
@@ -143,7 +143,7 @@ class Plan:
 
     @property
     def totals(self) -> Totals:
-        """How much it is, under the names that reports have for that."""
+        """The size of the plan, under the names that reports use."""
         return Totals(
             arrays=len(self.tree.arrays),
             tasks=len(self.tasks),
@@ -153,51 +153,51 @@ class Plan:
 
     @property
     def bytes_referenced(self) -> int:
-        """Bytes of chunks that are not moved: they stay in the files in which they are."""
+        """Bytes of chunks that are not moved, because the destination refers to the existing files."""
         return sum(home.nbytes for home in self.layout.referenced)
 
     @property
     def bytes_dead(self) -> int:
-        """Bytes of those files that belong to nothing in the destination, which keeps them all the same."""
+        """Bytes of those files that the destination does not use but keeps."""
         used = sum(stop - start for parts in self.layout.used.values() for start, stop in parts)
         return sum(source.size for source in self.layout.links.values()) - used
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What the user should know beside what becomes of values."""
+        """Remarks for the user, except those on values."""
         remarks = (*self.notes.remarks, *self.layout.remarks)
         if not self.bytes_dead > _WORTH_A_REMARK * self.bytes_referenced:
             return remarks
         written, read = location("destination"), location("source")
         return (
             *remarks,
-            f"{written} shares files with {read}: {self.bytes_dead:,} bytes in them are of no use to "
-            f"{written}, and take room until both are deleted; {option('reference', False)} copies what it "
-            "needs instead",
+            f"{written} shares files with {read}: {self.bytes_dead:,} bytes in them are unused in "
+            f"{written}, and take space until both are deleted; {option('reference', False)} copies the "
+            "needed bytes instead",
         )
 
     @property
     def projected_peak(self) -> int:
-        """Bytes resident at most: the interpreter, the plan, and every worker's buffers."""
+        """Maximum resident bytes: the interpreter, the plan, and every worker's buffers."""
         return baseline_bytes() + self.held_bytes + self.jobs * (self.buffer_bytes + self.scratch_bytes)
 
     @property
     def held_bytes(self) -> int:
-        """What is resident beside the interpreter and the workers' buffers."""
+        """Resident bytes in addition to the interpreter and the workers' buffers."""
         return self.reserved + _base_bytes(self.tree, self.layout, len(self.tasks)) - baseline_bytes()
 
     @cached_property
     def sources(self) -> tuple[ByteSource, ...]:
-        """Every file that will be read or shared, by path."""
+        """Every file that will be read or shared, sorted by path."""
         read = sources(_written(self.tree, self.layout).values())
         result = {source.path: source for source in (*read, *self.layout.links.values())}
         return tuple(result[path] for path in sorted(result))
 
     def fingerprint(self, identify: Identify = identity) -> str:
-        """The same for two plans that put the same bytes of the same files in the same places.
+        """Return a text that is equal for plans that write the same bytes of the same files to equal places.
 
         Args:
-            identify: the one name of a file, and its version.
+            identify: returns the canonical name of a file, and its version.
         """
         digest, text = hashlib.sha256(), json.JSONEncoder(separators=(",", ":")).encode
         described = self._described(fingerprint_once(identify))
@@ -215,7 +215,7 @@ class Plan:
         for path, array in self.tree.arrays.items():
             placement = self.layout.placements[path]
             yield [keystr(path), array.shape, array.dtype.name, placement.described]
-            # A placement that refers to bytes says which.
+            # A placement that refers to existing bytes already describes them.
             if not isinstance(placement.home, Referenced):
                 yield from describer.lines(array)
         for task in self.tasks:
@@ -233,20 +233,20 @@ def build(
     streams: Streams | None = None,
     division: Division | None = None,
 ) -> Plan:
-    """Plans writing `tree` with `writer`.
+    """Plan writing `tree` with `writer`.
 
     Args:
-        tree: what to write.
+        tree: the contents to write.
         writer: the format and its options.
-        memory: bytes that may be resident at most.
-        jobs: workers at a time; fewer are planned where the memory is too small for so many.
-        notes: what the user should know.
-        reserved: bytes of the memory that something else takes meanwhile.
-        streams: how files are written; None where they are written at any offset.
-        division: how arrays are cut into tasks; None to choose it.
+        memory: maximum resident bytes.
+        jobs: maximum number of workers; fewer are planned if the memory is too small.
+        notes: notes for the user.
+        reserved: bytes of the memory that something else uses meanwhile.
+        streams: how files are written; None if they can be written at any offset.
+        division: how arrays are divided into tasks; None to choose it.
 
     Raises:
-        MemoryBudgetError: the memory is too small even for one worker with the smallest tasks.
+        MemoryBudgetError: the memory is too small for one worker with the smallest tasks.
         FormatError: chunks of the source are missing.
     """
     refuse_incomplete(tree.arrays.values(), tree.metadata.location)
@@ -264,7 +264,7 @@ def build(
 
 
 def _in_order(tree: Tree, layout: Layout, limit: int) -> list[Task]:
-    """Tasks for files that are streamed."""
+    """Return the tasks for streamed files."""
     written = _written(tree, layout)
     sizes = task_sizes(written, layout, limit)
     cuts = (cut_in_order(path, written[path], layout.placements[path], size) for path, size in sizes.items())
@@ -272,7 +272,7 @@ def _in_order(tree: Tree, layout: Layout, limit: int) -> list[Task]:
 
 
 def _in_any_order(tree: Tree, layout: Layout, division: Division) -> list[Task]:
-    """Tasks for files that are written at any offset, sources in file order."""
+    """Return the tasks for files that are written at any offset, sources in file order."""
     tasks = (
         task
         for path, array in _written(tree, layout).items()
@@ -285,9 +285,9 @@ def _in_any_order(tree: Tree, layout: Layout, division: Division) -> list[Task]:
 
 
 def _share(arrays: Collection[LazyArray], jobs: int) -> int:
-    """Bytes of a task at most so that every worker gets several, where there is little to do."""
-    # A part of a matrix that is transposed is written in pieces, or takes reading all of it. Behind a network
-    # that costs more than workers do that have nothing to do.
+    """Return the maximum bytes of a task such that every worker gets several, even for little data."""
+    # A part of a transposed matrix is written in pieces, or requires reading all of it. Behind a network that
+    # costs more than idle workers.
     if reading_costs(arrays).requests:
         return 2 * LARGEST_TASK
     nbytes = sum(array.nbytes for array in arrays)
@@ -303,7 +303,7 @@ def _fitted(
     streams: Streams | None,
     division: Division | None,
 ) -> tuple[int, int, Layout]:
-    """Workers, bytes of a task and a layout that stay within the memory; few, large tasks first."""
+    """Choose workers, bytes of a task and a layout that fit the memory; few, large tasks first."""
     layout = writer.layout(tree, LARGEST_TASK)
     encodes = any(placement.codec for placement in layout.placements.values())
     if streams:
@@ -314,7 +314,7 @@ def _fitted(
     if division:
         choices = ((count, division.max_bytes) for count in range(jobs, 0, -1))
     for count, limit in choices:
-        # Chunks that are encoded are made whole: a smaller task then means smaller chunks.
+        # Encoded chunks are made by one task each, so smaller tasks mean smaller chunks.
         layout = writer.layout(tree, limit) if encodes else layout
         needed = reserved + _needed(tree, layout, count, limit, streams)
         if needed <= memory:
@@ -325,7 +325,7 @@ def _fitted(
 
 
 def _choices(jobs: int) -> Iterator[tuple[int, int]]:
-    """Workers and bytes of a task, best first: tasks a little smaller, then fewer workers, then both."""
+    """Yield workers and bytes of a task, best first: smaller tasks, then fewer workers, then both."""
     sizes = [LARGEST_TASK]
     while sizes[-1] // 2 >= _SMALLEST_TASK:
         sizes.append(sizes[-1] // 2)
@@ -335,15 +335,17 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
 
 
 def _in_order_from_far(jobs: int) -> Iterator[tuple[int, int]]:
-    """The same where what is written in order is read behind a network: of a transposed matrix each task
-    reads all, so large tasks come before many workers."""
+    """Yield workers and bytes of a task for streamed files with remote sources, best first.
+
+    Each task of a transposed matrix reads all of it, so large tasks come before many workers.
+    """
     for limit in (2 * LARGEST_TASK, LARGEST_TASK, LARGEST_TASK // 2):
         yield from ((count, limit) for count in range(jobs, min(jobs, _FEWEST_FROM_FAR) - 1, -1))
     yield from _choices(jobs)
 
 
 def _needed(tree: Tree, layout: Layout, jobs: int, limit: int, streams: Streams | None) -> int:
-    """Bytes resident at most with tasks of this size."""
+    """Return the maximum resident bytes with tasks of this size."""
     written = _written(tree, layout)
     sizes = task_sizes(written, layout, limit) if streams else dict.fromkeys(written, limit)
     # Halving an axis may leave tasks of little more than half the size.
@@ -354,7 +356,7 @@ def _needed(tree: Tree, layout: Layout, jobs: int, limit: int, streams: Streams 
 
 
 def _scratch_bytes(tree: Tree, layout: Layout) -> int:
-    """Temporary bytes of a worker at most."""
+    """Return the maximum temporary bytes of a worker."""
     own = tree.once(_scratch_of_arrays)
     needs = (own[path] + layout.placements[path].scratch_bytes for path in _written(tree, layout))
     return max(needs, default=0)
@@ -369,13 +371,13 @@ def _nodes(tree: Tree) -> int:
 
 
 def _written(tree: Tree, layout: Layout) -> dict[Path, LazyArray]:
-    """The arrays whose bytes move."""
+    """Return the arrays whose bytes move."""
     arrays = tree.arrays.items()
     return {p: array for p, array in arrays if not isinstance(layout.placements[p].home, Referenced)}
 
 
 def _base_bytes(tree: Tree, layout: Layout, tasks: int) -> int:
-    """What is resident beside the workers' buffers."""
+    """Return the resident bytes in addition to the workers' buffers."""
     chunks = sum(
         prod(placement.grid) * _bytes_per_chunk(placement) for placement in layout.placements.values()
     )

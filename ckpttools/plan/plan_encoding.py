@@ -1,4 +1,4 @@
-"""A plan as the bytes of its file."""
+"""Encoding of plans as files, and decoding."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
 from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, sample_digests
 
-# Sampled blocks of all local files together. A few files share the minimum, which is that of 128 files.
-# Reading it takes 10 ms from the page cache, and 5 s from a disk with a seek time of 5 ms.
+# Limits on sampled blocks of all local files together. A few files share the minimum, which is that of 128
+# files. Reading it takes 10 ms from the page cache, and 5 s from a disk with a seek time of 5 ms.
 _MOST_SAMPLES, _MIN_SAMPLES = 20_000, 1024
-# What is in a file of this size is not worth a file of its own.
+# Sources in memory up to this size are stored in the plan.
 _LARGEST_INLINE = 1 << 16
 
 
 def encoded(plan: Plan, header: Header) -> bytes:
-    """The content of a plan's file.
+    """Return the content of a plan's file.
 
     Args:
-        plan: all of it.
-        header: what it does; `has_tasks` is found out here.
+        plan: the full plan.
+        header: its header; `has_tasks` is determined here.
     """
     sources = _Sources()
     nodes = NodeLines(sources.number)
@@ -73,7 +73,7 @@ def _arrays(plan: Plan, nodes: NodeLines) -> Iterator[list[object]]:
 
 
 class _Sources:
-    """Files get numbers."""
+    """Numbering of source files."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
@@ -82,7 +82,7 @@ class _Sources:
         self.inline: dict[int, str] = {}
 
     def number(self, source: ByteSource) -> int:
-        """Raises NotInLinesError for what no process finds again."""
+        """Return a source's index. Raise NotInLinesError if other processes cannot open it."""
         if isinstance(source, Bytes):
             return self._inline_number(source)
         if not isinstance(source, File):
@@ -104,7 +104,7 @@ class _Sources:
         return result
 
     def declared(self) -> list[list[object]]:
-        """Each in the order of its number."""
+        """Return the sources in the order of their indices."""
         count = max(1, len(self._listed))
         samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // count), _MIN_SAMPLES // count)
         return [list(asdict(_planned(item, samples)).values()) for item in self._listed]
@@ -116,7 +116,7 @@ def _planned(source: ByteSource, samples: int) -> PlannedSource:
     location = parse(source.path)
     blocks = min(samples, ceil_div(source.size, BLOCK_BYTES) or 1)
     if blocks > MOST_BLOCKS:
-        # The samples then include those in the fingerprint: a difference there is reported with the file.
+        # These samples include those of the fingerprint, so that a difference is reported with its file.
         blocks += (1 - blocks) % (MOST_BLOCKS - 1)
     sample = sample_digests(source, blocks) if location.store.scheme == "file" else ""
     return PlannedSource(
@@ -125,34 +125,34 @@ def _planned(source: ByteSource, samples: int) -> PlannedSource:
 
 
 def is_plan(file: File) -> bool:
-    """Whether a file begins as a plan does; StorageError if it cannot be read."""
+    """Return whether a file begins like a plan; raise StorageError if it cannot be read."""
     start = f'["{KINDS}'.encode()
     return file.size > len(start) and bytes(file.read(0, len(start))) == start
 
 
 def read_plan(location: Location) -> PlanFile:
-    """The plan in a file.
+    """Read a plan from its file.
 
     Raises:
-        FormatError: it is none, or damaged.
-        StorageError: it cannot be read.
+        FormatError: the file is not a plan, or is damaged.
+        StorageError: the file cannot be read.
     """
     location = location.absolute()
     return decoded(location.read_bytes(), location)
 
 
 def decoded(data: bytes, location: object) -> PlanFile:
-    """Decode the content of a plan file; `location` is its origin, for messages. Errors as `read_plan`."""
+    """Decode the content of a plan file; `location` is its origin, for messages. Raises as `read_plan`."""
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
     whole = len(data) - len(checksum) - 1
     if not lines[0].startswith(f'["{KIND}"'.encode()):
         raise _no_plan(lines[0], location)
     if rest or hashlib.sha256(data[:whole]).hexdigest().encode() != checksum:
         raise FormatError(
-            "the plan is damaged, or not all there",
+            "the plan is damaged or incomplete",
             location=location,
             got=f"{len(data)} bytes with another checksum",
-            hint=f"copy it again, or make it again with {_writing()}",
+            hint=f"copy it again, or recreate it with {_writing()}",
         )
     try:
         return _made(
@@ -160,25 +160,27 @@ def decoded(data: bytes, location: object) -> PlanFile:
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
         raise FormatError(
-            "the plan does not say what a plan says",
+            "the plan has invalid contents",
             location=location,
             got=f"{type(error).__name__}: {error}",
-            hint=f"make it again with {_writing()}",
+            hint=f"recreate it with {_writing()}",
         ) from error
 
 
 def _no_plan(line: bytes, location: object) -> FormatError:
-    """The error of a file that does not begin as a plan does."""
+    """Return the error for a file that does not begin like a plan."""
     if line.startswith(f'["{KINDS}'.encode()):
         return FormatError(
-            "the plan was made by another version of ckpttools",
+            "the plan was written by another version of ckpttools",
             location=location,
             got=line[2:].partition(b'"')[0].decode(errors="replace"),
             expected=KIND,
-            hint="use that version for all parts, or make the plan again",
+            hint="use that version for all parts, or recreate the plan",
         )
     return FormatError(
-        f"not a plan that {_writing()} wrote", location=location, got=repr(line[:40].decode(errors="replace"))
+        f"the file is not a plan of {_writing()}",
+        location=location,
+        got=repr(line[:40].decode(errors="replace")),
     )
 
 
@@ -191,7 +193,7 @@ def _made(lines: Sequence[bytes], size: int, checksum: str, location: Location |
     sources, inline, groups, counts, files, heads = map(json.loads, lines[1:7])
     for name in (*files, *heads):
         if not is_inside(name):
-            raise ValueError(f"a file outside of the destination, {name!r}")
+            raise ValueError(f"a file outside the destination, {name!r}")
     return PlanFile(
         _header(header),
         tuple(PlannedSource(*source) for source in sources),
@@ -209,7 +211,7 @@ def _made(lines: Sequence[bytes], size: int, checksum: str, location: Location |
 
 
 def _header(declared: Mapping[str, Any]) -> Header:
-    """Raises TypeError where words of it are missing, unknown or of another type."""
+    """Decode the header. Raise TypeError if fields are missing, unknown or of another type."""
     for field in fields(Header):
         none = type(None)
         kinds: Any = {

@@ -1,11 +1,11 @@
-"""A plan in a file: written once, then any process does any part of it without planning again.
+"""Plan files: written once, after which any process can do any part without planning again.
 
-Lines of JSON. The first says what is done and how many lines of each kind follow; the last is a checksum of
-all before it. Of what a part does not do nothing but its size is looked at: a plan of 23,636 tasks over
-89,939 arrays is read in a fraction of a second.
+A plan file has lines of JSON. The first has the header and the number of lines of each kind; the last is a
+checksum of all others. A part parses only its own lines: a plan of 23,636 tasks over 89,939 arrays is read in
+a fraction of a second.
 
-An array that lines cannot describe, such as one that a function of the user makes, leaves the plan without
-tasks: whoever does a part then plans all of it again, and compares the fingerprint.
+If an array has no text form, such as the result of a user's function, the plan is stored without tasks. Each
+part then plans everything again, and compares the fingerprint.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ KIND = f"{KINDS}4"
 
 @dataclass(frozen=True)
 class Header:
-    """What a plan does, in a few words.
+    """The summary of a plan.
 
     Attributes:
         version: of this package.
-        call: name and arguments of the call of `ckpttools` that plans it again; None where text says neither.
-        directory: where it was made.
-        jobs: workers at a time that it was planned for, at most.
-        source, destination: what is read, for messages, and what is written, wherever the process is.
+        call: name and arguments of the `ckpttools` call that plans it; None if they have no text form.
+        directory: working directory in which it was planned.
+        jobs: maximum number of workers that it was planned for.
+        source, destination: the source, for messages, and the destination, both as absolute paths.
         plan: fingerprint.
-        overwrite: whether what is at the destination may be replaced.
-        memory: bytes that a process may have resident.
-        requests: reads under way at once; None for as many as are found good.
+        overwrite: whether the contents of the destination may be replaced.
+        memory: maximum resident bytes of a process.
+        requests: concurrent reads; None to choose them.
         nbytes: bytes that will certainly be written.
-        arrays, tasks, bytes_in, bytes_out: of all of it.
-        buffer_bytes, scratch_bytes: that each worker has.
+        arrays, tasks, bytes_in, bytes_out: of the full plan.
+        buffer_bytes, scratch_bytes: of each worker.
         has_tasks: whether the tasks are in the file.
-        built: when, in seconds since 1970: a plan that is made again is another one.
-        replaced: what was at the destination when the plan was made, and may be replaced: size and version of
-            a few files by name; empty where nothing was.
+        built: creation time in seconds since 1970, which distinguishes repeated plans.
+        replaced: contents of the destination at planning time that may be replaced: size and version of a few
+            files by name; empty if there were none.
         sidecars: name and version of each file next to the arrays, such as config.json
             (`ckpttools.formats.sidecar.sidecar_versions`).
     """
@@ -93,14 +93,14 @@ class Header:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSource:
-    """A file as it was when the plan was made.
+    """A source file as it was at planning time.
 
     Attributes:
-        path: wherever the process is.
-        real: the one name of it.
+        path: absolute path.
+        real: canonical path, with links resolved.
         size, version: see `ckpttools.stores.base.File`.
-        sample: a digest of some of its bytes; "" where its version is enough.
-        is_inline: whether it is no file: its bytes are in the plan.
+        sample: a digest of some of its bytes; "" if its version suffices.
+        is_inline: whether the plan contains its bytes, because it is not a file.
     """
 
     path: str
@@ -111,14 +111,14 @@ class PlannedSource:
     is_inline: bool = False
 
     def opened(self, there: Callable[[str], str], owners: Callable[[int], str] = lambda offset: "") -> File:
-        """The file as it is here.
+        """Open the file in this process.
 
         Args:
-            there: where what had a path has it here.
+            there: maps a planned path to the path in this process.
             owners: describes the arrays at an offset of the file, for messages.
 
         Raises:
-            SourceChangedError: it is another one.
+            SourceChangedError: the file differs from the planned one.
             CheckpointError: it cannot be opened.
         """
         path = there(self.path)
@@ -127,9 +127,9 @@ class PlannedSource:
         except CheckpointError as error:
             if parse(path).exists():
                 raise
-            hint = f"where paths are others here, say so with {option('root', 'OLD=NEW')}"
+            hint = f"if paths differ on this machine, give {option('root', 'OLD=NEW')}"
             raise error.at(hint=hint) from error
-        # A copy elsewhere need not have the time of change, and what has it may be another model.
+        # A copy may have another modification time, and a file with the same one may be another model.
         is_known = file.version == self.version or (path != self.path and bool(self.sample))
         is_alike = file.size == self.size and is_known
         differs = self._differing_byte(file) if is_alike else None
@@ -137,10 +137,10 @@ class PlannedSource:
             file.close()
             difference = "" if differs is None else f", other bytes at {differs:,}{owners(differs)}"
             raise SourceChangedError(
-                f"{file.path} is not the file that the plan was made of",
+                f"{file.path} is not the file that was planned",
                 got=f"{file.size} bytes, version {file.version}{difference}, read by {this_process()}",
                 expected=f"{self.size} bytes, version {self.version}",
-                hint="make the plan again; if the file was copied here, copy it with its time of change"
+                hint="make the plan again; if the file was copied here, keep its modification time"
                 if differs is None
                 else "replace it with a copy of the planned model, or make the plan again",
             )
@@ -159,15 +159,15 @@ class PlannedSource:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What a file says; arrays and tasks are made when they are asked for.
+    """The contents of a plan file; arrays and tasks are created on demand.
 
     Attributes:
-        header: of it.
-        sources: the files that are read.
+        header: its summary.
+        sources: the files to read.
         groups: bytes of each group of tasks, read and written.
         nbytes: of the file.
-        checksum: of the file: no other plan has the same.
-        location: of the file; None where it was not read from one.
+        checksum: of the file, unique to the plan.
+        location: of the file; None if it was not read from one.
     """
 
     header: Header
@@ -184,7 +184,7 @@ class PlanFile:
     _lines: Sequence[bytes]
 
     def tasks_of(self, first: int, stop: int) -> range:
-        """The numbers of the tasks of groups."""
+        """Return the indices of the tasks in a range of groups."""
         return range(self._starts[first], self._starts[stop])
 
     def opened_source(self, number: int, there: Callable[[str], str]) -> File:
@@ -221,7 +221,7 @@ class PlanFile:
         return list(accumulate(self._counts, initial=0))
 
     def bytes_of_tasks(self, numbers: Iterable[int]) -> int:
-        """Bytes that are read and written for tasks, those of a group shared out evenly among its tasks."""
+        """Return the bytes read and written by tasks, dividing those of a group evenly among its tasks."""
         total = 0.0
         per_task = self._per_task
         for number in numbers:
@@ -240,12 +240,12 @@ class PlanFile:
         return shares.__getitem__
 
     def part(self, first: int, stop: int, jobs: int, there: Callable[[str], str]) -> tuple[Plan, Opened]:
-        """The plan of some groups, their tasks alone, and the files that they read.
+        """Return the plan of some groups with only their tasks, and the files that they read.
 
         Args:
-            first, stop: numbers of groups.
-            jobs: workers at a time.
-            there: where what had a path has it here.
+            first, stop: range of group indices.
+            jobs: number of workers.
+            there: maps a planned path to the path in this process.
 
         Raises:
             FormatError: the file is damaged.
@@ -278,14 +278,14 @@ class PlanFile:
 
 
 class Opened:
-    """The files that a part reads, each opened when it is needed for the first time."""
+    """The files that a part reads, each opened when it is first needed."""
 
     def __init__(self, plan: PlanFile, inline: Mapping[int, bytes], there: Callable[[str], str]) -> None:
         self._plan, self._inline, self._there = plan, inline, there
         self._files: dict[int, File] = {}
 
     def __call__(self, number: int) -> ByteSource:
-        """Raises SourceChangedError where it is not what it was."""
+        """Return the file with an index. Raise SourceChangedError if it differs from the planned one."""
         result = self._files.get(number)
         if result is None:
             content = self._inline.get(number)
@@ -294,7 +294,7 @@ class Opened:
                 if content is None
                 else Bytes(self._plan.sources[number].path, content)
             )
-            # Another thread may have been quicker.
+            # Another thread may have opened it first.
             result = self._files.setdefault(number, built)
             if result is not built and isinstance(built, File):
                 built.close()
@@ -302,11 +302,11 @@ class Opened:
 
     @property
     def files(self) -> list[File]:
-        """Those that were."""
+        """The files opened so far."""
         return list(self._files.values())
 
     def close(self) -> None:
-        """Closes them."""
+        """Close the files."""
         for file in self._files.values():
             if isinstance(file, File):
                 file.close()

@@ -1,6 +1,6 @@
-"""Tasks for files that are written from their first byte to their last, each task after the one before it.
+"""Tasks for files that are written from first to last byte, each task after the previous one.
 
-An object in a bucket is such a file. Its tasks are a group: one worker does them in order, and they are done
+An object in a bucket is such a file. Its tasks form a group: one worker does them in order, and they are done
 when the object is complete.
 """
 
@@ -18,20 +18,19 @@ from ckpttools.formats.base import Layout
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.plan.task import Task, prices, task_of
 
-# Tasks of little more than a part of an upload: while one is sent, the next one is read.
+# Tasks slightly larger than a part of an upload: while one is sent, the next one is read.
 _SMALLEST_TASK = 16 << 20
-# What reading may cost beside that of the best size.
+# Accepted ratio of the reading cost to that of the best size.
 _AS_GOOD = 1.05
 
 
 def grid_boxes(shape: Sequence[int], limit: int, stride: int | None = None) -> Iterator[Region]:
-    """Tiles a grid by boxes, in C order: each holds the cells that come next.
+    """Tile a grid with boxes of consecutive cells in C order.
 
     Args:
         shape: cells along each axis.
-        limit: cells of a box at most.
-        stride: no box has cells from before and from after a multiple of so many cells; None for no such
-            cap.
+        limit: maximum cells of a box.
+        stride: boxes do not cross multiples of this number of cells; None for no such limit.
     """
     position, total = 0, prod(shape)
     while position < total:
@@ -55,14 +54,14 @@ def grid_boxes(shape: Sequence[int], limit: int, stride: int | None = None) -> I
 
 
 def task_sizes(arrays: Mapping[Path, LazyArray], layout: Layout, limit: int) -> dict[Path, int]:
-    """Bytes of a task of each array at most: small where that costs nothing.
+    """Return the maximum bytes of a task of each array: small if that costs nothing.
 
-    A transposed matrix is read whole for each part of it that is made alone.
+    A transposed matrix is read in full for each of its tasks.
 
     Args:
-        arrays: those that are written.
-        layout: where.
-        limit: bytes that no task may exceed.
+        arrays: the arrays to write.
+        layout: their locations.
+        limit: maximum bytes of any task.
     """
     known: dict[Hashable, int] = {}
     sizes = {}
@@ -87,21 +86,21 @@ def _task_size(path: Path, array: LazyArray, placement: Placement, limit: int) -
 
 
 def _cost(path: Path, array: LazyArray, placement: Placement, size: int) -> float:
-    """What reading the first task takes, in bytes for each element."""
+    """Return the cost of reading the first task, in bytes per element."""
     region = next(_regions(path, array.shape, placement, size))
     return prices(array).of(array.read_cost(region)) / region.size
 
 
 def _least(placement: Placement) -> int:
-    """Bytes of a task at least."""
+    """Return the minimum bytes of a task."""
     return placement.chunk_nbytes if placement.codec else placement.itemsize
 
 
 def cut_in_order(path: Path, array: LazyArray, placement: Placement, limit: int) -> Iterator[Task]:
-    """The array as tasks whose buffers hold at most `limit` bytes, in the order of the bytes that they write.
+    """Divide an array into tasks of at most `limit` bytes, in the order of the bytes that they write.
 
     Raises:
-        MemoryBudgetError: not even one element fits, or not one chunk where chunks are encoded.
+        MemoryBudgetError: one element, or one encoded chunk, does not fit.
     """
     if array.size == 0:
         return
@@ -110,11 +109,11 @@ def cut_in_order(path: Path, array: LazyArray, placement: Placement, limit: int)
 
 
 def _regions(path: Path, shape: Shape, placement: Placement, limit: int) -> Iterator[Region]:
-    """Parts of an array, none of which needs bytes of a file that come before those of another before it."""
+    """Yield regions of an array in the order of the file's bytes, none of which precede an earlier one's."""
     least = _least(placement)
     if limit < least:
         raise MemoryBudgetError(
-            "a chunk that must be encoded whole does not fit" if placement.codec else "no element fits",
+            "an encoded chunk does not fit" if placement.codec else "one element does not fit",
             location=keystr(path),
             got=f"{least} bytes",
             expected=f"at most {limit}",
@@ -133,12 +132,12 @@ def _regions(path: Path, shape: Shape, placement: Placement, limit: int) -> Iter
 
 
 def _cells(placement: Placement, limit: int) -> int:
-    """Chunks of a task at most."""
+    """Return the maximum number of chunks of a task."""
     return max(1, limit // placement.chunk_nbytes)
 
 
 def _covered(shape: Shape, placement: Placement, cells: Region) -> Region:
-    """What chunks cover of an array; their indices have the axes in the order of the placement."""
+    """Return the region that chunks cover; their indices have the axes in the order of the placement."""
     first, last = [0] * len(shape), [0] * len(shape)
     for axis, start, stop in zip(placement.order, cells.start, cells.stop, strict=True):
         first[axis], last[axis] = start, stop - 1
@@ -148,7 +147,7 @@ def _covered(shape: Shape, placement: Placement, cells: Region) -> Region:
 
 
 def in_write_order(tasks: Iterable[Task], layout: Layout) -> list[Task]:
-    """Tasks by what they write: file, and place in it; appended chunks stay in the order that they have."""
+    """Sort tasks by file and offset of their output; appended chunks keep their order."""
     return sorted(tasks, key=lambda task: _first_byte(task, layout.placements[task.path]))
 
 
@@ -162,12 +161,12 @@ def _first_byte(task: Task, placement: Placement) -> tuple[str, int]:
 
 
 def groups(tasks: Sequence[Task], layout: Layout, limit: int) -> Iterator[Sequence[int]]:
-    """The numbers of the tasks that belong to one object each.
+    """Yield the indices of the tasks of each object.
 
     Args:
         tasks: as `in_write_order` sorts them.
-        layout: where they write.
-        limit: bytes of chunks, before they are encoded, that are appended to one object.
+        layout: the locations that they write.
+        limit: maximum bytes of chunks, before encoding, that are appended to one object.
     """
 
     def file(number: int) -> str:
@@ -189,7 +188,7 @@ def groups(tasks: Sequence[Task], layout: Layout, limit: int) -> Iterator[Sequen
 
 
 def most_groups(layout: Layout, limit: int) -> int:
-    """About how many groups there are: more workers than that are of no use."""
+    """Estimate the number of groups, which limits the number of useful workers."""
     appended = chunks = 0
     for placement in layout.placements.values():
         if isinstance(placement.home, Appended):

@@ -1,4 +1,4 @@
-"""Tasks: what is done between two entries of the journal. Idempotent, in any order."""
+"""Tasks: units of work between two journal entries, idempotent and independent of order."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ckpttools.formats.placement import Placement
 from ckpttools.stores.base import File
 from ckpttools.stores.costs import Costs
 
-# What starting a read costs on a local disk, in bytes of a long one: one from the cache is a system call.
+# Cost of starting a read on a local disk, in bytes of a long read: a cached one is a system call.
 _READ_RUN = 4 << 10
 
 
 class Prices(NamedTuple):
-    """What reading takes, in bytes of a long read from a local disk.
+    """Costs of reading, in bytes of a long read from a local disk.
 
     Attributes:
-        byte: each byte that is fetched.
-        read: each read beside them.
+        byte: cost per byte fetched.
+        read: additional cost per read.
     """
 
     byte: int = 1
     read: int = _READ_RUN
 
     def of(self, cost: ReadCost) -> int:
-        """What this takes."""
+        """Return the total of a read cost."""
         return self.byte * cost.nbytes + self.read * cost.reads
 
 
 def prices(array: LazyArray) -> Prices:
-    """What reading an array takes, all of which lies in one store."""
+    """Return the prices for an array, all of whose files are in one store."""
     source = next(array.sources(), None)
     if not isinstance(source, File) or source.price == 1:
         return Prices()
@@ -47,7 +47,7 @@ def prices(array: LazyArray) -> Prices:
 
 
 def reading_costs(arrays: Iterable[LazyArray]) -> Costs:
-    """What the stores take together in which the arrays lie, each array in one."""
+    """Return the combined costs of the stores that contain the arrays, assuming one store per array."""
     files = (file for array in arrays for file in islice(array.sources(), 1) if isinstance(file, File))
     result = {(type(file), file.costs) for file in files}
     requests = max((costs.requests or 0 for _, costs in result), default=0)
@@ -55,31 +55,31 @@ def reading_costs(arrays: Iterable[LazyArray]) -> Costs:
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def readers(costs: Costs) -> int:
-    """Workers for reading alone: one per core, or as many as reads are of use where these take their time."""
-    # More share the cache and wait for the interpreter's lock: two cores, hashing 2.47 GB, two workers
-    # 24 GB/s from the page cache, four 15; from the disk 1.48 and 1.38 s.
+    """Return the number of workers for reading alone: one per core, or the number of useful requests."""
+    # More workers share the cache and wait for the interpreter's lock: on two cores, hashing 2.47 GB ran at
+    # 24 GB/s from the page cache with two workers and 15 with four; from the disk it took 1.48 and 1.38 s.
     return max(min(16, cores()), costs.requests or 0)
 
 
 def tile_shape(
     shape: Shape, limit: int, cells: Sequence[Shape], cost: Callable[[Shape], float], *, whole: bool = False
 ) -> Shape | None:
-    """A shape of at most `limit` elements: the axis is halved, again and again, whose halving costs least.
+    """Return a shape of at most `limit` elements by repeatedly halving the axis with the lowest cost.
 
     Args:
-        shape: of what is cut.
-        limit: elements of a tile.
-        cells: shapes of the cells of grids along which it is cut as long as it spans several of them.
-        cost: of a tile of that shape, for each of its elements.
-        whole: whether no cell may be cut.
+        shape: of the region to divide.
+        limit: maximum elements of a tile.
+        cells: cell shapes of grids; axes are divided along them while the shape spans several cells.
+        cost: returns the cost per element of a tile of a shape.
+        whole: whether cells must not be divided.
 
     Returns:
-        The shape; None where even a single cell has more elements.
+        The shape; None if a single cell has more elements.
     """
     while prod(shape) > limit:
         halves = (_halved(shape, axis, cells, whole) for axis in range(len(shape)))
@@ -91,32 +91,32 @@ def tile_shape(
 
 
 def _halved(shape: Shape, axis: int, cells: Sequence[Shape], whole: bool) -> Shape:
-    """The shape with one axis halved, rounded up to whole cells; the same shape if it cannot be."""
+    """Return the shape with one axis halved, rounded up to full cells; the same shape if impossible."""
     length = shape[axis]
     cell = max((item[axis] for item in cells if item[axis] < length), default=length if whole else 1)
     half = ceil_div(ceil_div(length, 2), cell) * cell
     return (*shape[:axis], half, *shape[axis + 1 :])
 
 
-# A task's buffer is at most this, however large the budget. It holds a whole layer's matrix of most
-# models, so that reads and writes are contiguous. Where matrices are small anyway it does not matter:
-# 2.47 GB with four workers took 1.7 to 1.8 s with 8, 16 and 64 MiB.
+# Maximum buffer of a task, however large the budget. It holds a full matrix of a layer in most models, so
+# that reads and writes are contiguous. For small matrices it does not matter: 2.47 GB with four workers took
+# 1.7 to 1.8 s with 8, 16 and 64 MiB.
 LARGEST_TASK = 64 << 20
-# What starting a new run costs, in bytes of a long one: a write that is no large contiguous piece cannot go
-# straight to the disk.
+# Cost of starting a new run, in bytes of a long one: a write that is not a large contiguous piece cannot
+# bypass the page cache.
 _WRITE_RUN = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One region of one array: read, rearranged, written.
+    """One region of one array that is read, rearranged and written.
 
     Attributes:
-        path: the array.
+        path: of the array.
         region: the part of it that this task makes.
-        bytes_in: stored bytes that it turns into others.
-        bytes_out: bytes it writes.
-        locality: file and offset of the first byte it reads.
+        bytes_in: stored bytes that it converts.
+        bytes_out: bytes that it writes.
+        locality: file and offset of the first byte that it reads.
     """
 
     path: Path
@@ -127,10 +127,10 @@ class Task:
 
 
 def cut(path: Path, array: LazyArray, placement: Placement, limit: int) -> Iterator[Task]:
-    """The array as tasks whose buffers hold at most `limit` bytes; they tile it exactly.
+    """Divide an array into tasks of at most `limit` bytes that tile it exactly.
 
     Raises:
-        MemoryBudgetError: not even one element fits, or not one chunk where chunks are encoded.
+        MemoryBudgetError: one element, or one encoded chunk, does not fit.
     """
     if array.size == 0:
         return
@@ -139,18 +139,18 @@ def cut(path: Path, array: LazyArray, placement: Placement, limit: int) -> Itera
 
 
 def task_of(path: Path, array: LazyArray, region: Region) -> Task:
-    """The task that makes a part of an array."""
+    """Return the task that makes a region of an array."""
     bytes_in = ceil_div(region.size * array.stored_bits, 8)
     return Task(path, region, bytes_in, region.size * array.dtype.itemsize, array.first_byte(region))
 
 
 def _tile(path: Path, array: LazyArray, placement: Placement, limit: int) -> Shape:
-    """A shape of at most `limit` elements; chunks that are encoded are never cut."""
+    """Return a shape of at most `limit` elements that does not divide encoded chunks."""
     cost = partial(_cost_per_element, array, placement, prices(array))
     tile = tile_shape(array.shape, limit, [placement.chunk], cost, whole=placement.codec is not None)
     if tile is None or limit < 1:
         raise MemoryBudgetError(
-            "a chunk that must be encoded whole does not fit" if limit else "no element fits",
+            "an encoded chunk does not fit" if limit else "one element does not fit",
             location=keystr(path),
             got=f"{prod(placement.chunk if limit else ()) * array.dtype.itemsize} bytes",
             expected=f"at most {limit * array.dtype.itemsize}",
@@ -159,7 +159,7 @@ def _tile(path: Path, array: LazyArray, placement: Placement, limit: int) -> Sha
 
 
 def _cost_per_element(array: LazyArray, placement: Placement, price: Prices, shape: Shape) -> float:
-    """What the reads and writes of a region of this shape take, in bytes, with an extra for every run."""
+    """Return the cost per element of reading and writing a region of this shape, in bytes."""
     region = Region.whole(shape)
     writes = placement.estimated_runs(region)
     return (price.of(array.read_cost(region)) + writes * _WRITE_RUN) / region.size

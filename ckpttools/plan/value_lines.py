@@ -1,4 +1,4 @@
-"""Values and frozen dataclasses as what JSON has, and back."""
+"""Serialization of values, frozen dataclasses and placements as JSON."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttools.core.errors import FormatError
 from ckpttools.formats.placement import Appended, ChunkFiles, DataFile, Placement
 from ckpttools.stores.base import is_inside
 
-# Rooms whose frozen dataclasses may be named in a line: functions of elements, codecs, and encoded chunks.
+# Rooms whose frozen dataclasses lines may name: elementwise ops, codecs, and encoded chunks.
 OPS = ("ckpttools.mapping.", "ckpttools.transforms.", "ckpttools.quantized.")
 CODECS = ("ckpttools.codecs.",)
 ENCODED = (
@@ -21,26 +21,26 @@ ENCODED = (
     "ckpttools.formats.torch.entry:SavedTensor",
     *CODECS,
 )
-# What stands for a value that JSON does not have.
+# Keys that mark values without a JSON type.
 DTYPE, BYTES, TUPLE, SOURCE, LINE, OP = "dtype", "bytes", "tuple", "source", "line", "op"
 
 
 class NotInLinesError(Exception):
-    """An array, or a place, of which lines cannot say what it is."""
+    """An array or placement has no text form."""
 
 
 def said_of(
     value: Any, rooms: tuple[str, ...], plain: Callable[[object], object] | None = None
 ) -> list[object]:
-    """A dataclass of one of some rooms by its name and its fields.
+    """Encode a dataclass of given rooms as its name and fields.
 
     Args:
         value: the object.
-        rooms: what names of classes may begin with.
-        plain: makes a value of a field one that JSON has; None where they are plain.
+        rooms: allowed prefixes of class names.
+        plain: encodes a field; None for `json_of`.
 
     Raises:
-        NotInLinesError: another object.
+        NotInLinesError: the object is something else.
     """
     kind = type(value)
     name = f"{kind.__module__}:{kind.__qualname__}"
@@ -53,10 +53,10 @@ def said_of(
 
 
 def made_of(declared: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] | None = None) -> Any:
-    """The inverse of `said_of`. Raises ValueError where something else is named."""
+    """Decode the result of `said_of`. Raise ValueError if the name is not allowed."""
     name, values = declared
     module, _, kind = str(name).partition(":")
-    # Nothing else is imported, and no other class is made, whatever the file says.
+    # A plan file must not be able to import other modules or create other classes.
     if not (str(name).startswith(rooms) and kind.isidentifier()):
         raise ValueError(f"{name!r:.80} is not allowed in a plan")
     try:
@@ -69,7 +69,7 @@ def made_of(declared: Any, rooms: tuple[str, ...], unplain: Callable[[Any], obje
 
 
 def json_of(value: object) -> object:
-    """A value of a field as one that JSON has. Raises NotInLinesError where there is none."""
+    """Encode a field as JSON. Raise NotInLinesError if that is impossible."""
     match value:
         case DType():
             return {DTYPE: dtype_name(value)}
@@ -79,12 +79,12 @@ def json_of(value: object) -> object:
             return value
         case tuple():
             return {TUPLE: [json_of(item) for item in value]}
-    # An op may be made of others.
+    # An op may contain others.
     return {OP: said_of(value, OPS)}
 
 
 def of_json(value: Any) -> object:
-    """The inverse of `json_of`. Raises ValueError where something else is said."""
+    """Decode the result of `json_of`. Raise ValueError for anything else."""
     match value:
         case {"dtype": name}:
             return DTYPES[name]
@@ -95,29 +95,29 @@ def of_json(value: Any) -> object:
         case {"op": declared}:
             return made_of(declared, OPS)
         case dict() | list():
-            raise ValueError(f"{value!r:.80} is no value")
+            raise ValueError(f"{value!r:.80} is not a value")
     return value
 
 
 def dtype_name(dtype: DType) -> str:
-    """Raises NotInLinesError for one that is none of `DTYPES`."""
+    """Return a dtype's name. Raise NotInLinesError if it is not in `DTYPES`."""
     if DTYPES.get(dtype.name) != dtype:
         raise NotInLinesError(f"{dtype!r:.80}")
     return dtype.name
 
 
 def list_line(declared: Iterable[object]) -> str:
-    """A list as a line of JSON."""
+    """Encode a list as a line of JSON."""
     return json.dumps(declared, separators=(",", ":"))
 
 
 def texts(lines: Iterable[Iterable[object]]) -> Iterator[str]:
-    """Each list as a line of JSON."""
+    """Encode each list as a line of JSON."""
     return map(list_line, lines)
 
 
 def said_of_placement(placement: Placement) -> list[object]:
-    """A place as a list. Raises NotInLinesError for one that writes nothing."""
+    """Encode a placement. Raise NotInLinesError if it writes nothing."""
     match placement.home:
         case DataFile(file, offset, per_file):
             home: list[object] = ["file", file, offset, per_file]
@@ -132,7 +132,7 @@ def said_of_placement(placement: Placement) -> list[object]:
 
 
 def placement_of(declared: Any) -> Placement:
-    """The inverse of `said_of_placement`. Raises FormatError where nothing is said of a place."""
+    """Decode the result of `said_of_placement`. Raise FormatError if it is not a placement."""
     homes: Mapping[str, Callable[..., DataFile | ChunkFiles | Appended]] = {
         "file": DataFile,
         "chunks": ChunkFiles,
@@ -142,8 +142,8 @@ def placement_of(declared: Any) -> Placement:
         shape, itemsize, chunk, (kind, *home), codec = declared
         outside = [item for item in home if isinstance(item, str) and item and not is_inside(f"d/{item}")]
         if outside or str(home[0]).startswith("/"):
-            raise ValueError(f"a file outside of the destination, {home}")
+            raise ValueError(f"a file outside the destination, {home}")
         built = None if codec is None else made_of(codec, CODECS)
         return Placement(tuple(shape), itemsize, tuple(chunk), homes[kind](*home), built)
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise FormatError("a line of a plan says no place", got=error) from error
+        raise FormatError("a line of the plan does not describe a placement", got=error) from error

@@ -99,20 +99,20 @@ class Batches:
     """Buffer of arrays that are put on devices in batches of at least `_BATCH_PARTS` parts."""
 
     def __init__(self) -> None:
-        self._numbers: list[int] = []
-        self._made: list[tuple[ArrayTarget, Parts]] = []
+        self._indices: list[int] = []
+        self._arrays: list[tuple[ArrayTarget, Parts]] = []
         self._parts = 0
 
     def add(self, number: int, target: ArrayTarget, parts: Parts) -> Iterator[tuple[int, jax.Array]]:
         """Add an array; yield the arrays that are put on devices now."""
-        self._numbers.append(number)
-        self._made.append((target, parts))
+        self._indices.append(number)
+        self._arrays.append((target, parts))
         self._parts += len(parts)
         if self._parts >= _BATCH_PARTS:
-            yield from self.rest()
+            yield from self.flush()
 
-    def rest(self) -> Iterator[tuple[int, jax.Array]]:
+    def flush(self) -> Iterator[tuple[int, jax.Array]]:
         """Yield the remaining arrays."""
-        numbers, built = self._numbers, self._made
-        self._numbers, self._made, self._parts = [], [], 0
+        numbers, built = self._indices, self._arrays
+        self._indices, self._arrays, self._parts = [], [], 0
         yield from zip(numbers, device_arrays(built), strict=True)

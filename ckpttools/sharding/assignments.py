@@ -16,13 +16,13 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.sharding.array_targets import ArrayTarget
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.rules import AppliedRules, Ruled, Rules, own_axes
-from ckpttools.sharding.specs import Spec, partition_spec
-from ckpttools.sharding.templates import Expected
+from ckpttools.sharding.rules import AppliedRules, NamedArray, Rules, mesh_axis_rules
+from ckpttools.sharding.specs import Spec, to_partition_spec
+from ckpttools.sharding.templates import ExpectedLeaf
 
 
 @dataclass(frozen=True)
-class Devices:
+class DeviceOptions:
     """The caller's choice of devices: `shardings`, else rules, else the shardings in the template.
 
     Attributes:
@@ -37,13 +37,13 @@ class Devices:
     mesh: jax.sharding.Mesh | None = None
     memory_kind: str | None = None
 
-    def lack(self, expected: Expected) -> bool:
+    def lacks_sharding(self, expected: ExpectedLeaf) -> bool:
         """Return whether shardings are given by path and this leaf has none."""
         return isinstance(self.shardings, Mapping) and expected.path not in self.shardings
 
 
 @dataclass(frozen=True, slots=True)
-class Assigned:
+class Assignment:
     """One array to be loaded.
 
     Attributes:
@@ -60,7 +60,7 @@ class Assigned:
     target: ArrayTarget
     key_impl: str | None = None
     number: type | None = None
-    expected: Expected = field(default_factory=lambda: Expected((), None, None))
+    expected: ExpectedLeaf = field(default_factory=lambda: ExpectedLeaf((), None, None))
 
     @property
     def name(self) -> str:
@@ -68,14 +68,14 @@ class Assigned:
         return self.expected.name
 
 
-class Assigning:
+class Assigner:
     """Resolver of the placement of each array of a tree.
 
     Raises:
         UsageError: rules are given without a mesh, or name axes that it lacks.
     """
 
-    def __init__(self, tree: Tree, devices: Devices) -> None:
+    def __init__(self, tree: Tree, devices: DeviceOptions) -> None:
         self._tree = tree
         self._devices = devices
         self._default: jax.sharding.Sharding = jax.sharding.SingleDeviceSharding(_default_device())
@@ -86,7 +86,7 @@ class Assigning:
                 raise UsageError("rules need a mesh", hint=f"also give {option('mesh')}")
             self._rules = AppliedRules(devices.rules, tree, self._mesh)
 
-    def assigned(self, path: Path, expected: Expected) -> Assigned:
+    def assigned(self, path: Path, expected: ExpectedLeaf) -> Assignment:
         """Return the placement of an array."""
         array = self._tree.arrays[path]
         metadata = self._tree.metadata
@@ -95,29 +95,29 @@ class Assigning:
         number = expected.number or (_number_type(array.dtype) if was_number else None)
         key_impl = expected.key_impl or (None if is_data else metadata.key_impls.get(path))
         target = ArrayTarget(array.shape, array.dtype, self._sharding(path, expected))
-        return Assigned(path, array, target, key_impl, number, expected)
+        return Assignment(path, array, target, key_impl, number, expected)
 
-    def remarks(self, arrays: Iterable[Assigned]) -> Iterator[str]:
+    def remarks(self, arrays: Iterable[Assignment]) -> Iterator[str]:
         """Yield remarks on arrays that match no rule."""
         if self._rules is not None:
             yield from self._rules.remarks(
-                {self._ruled(array.path, array.expected): array.array.ndim for array in arrays}
+                {self._named_array(array.path, array.expected): array.array.ndim for array in arrays}
             )
 
-    def uncut_share(self, arrays: Sequence[Assigned]) -> float:
+    def unmatched_share(self, arrays: Sequence[Assignment]) -> float:
         """Return the fraction of all bytes that belongs to arrays without a rule, as in `remarks`."""
         if self._rules is None:
             return 0.0
-        ruled = [(self._ruled(item.path, item.expected), item.array) for item in arrays]
-        uncut = sum(array.nbytes for item, array in ruled if self._rules.leaves_out(item, array.ndim))
+        ruled = [(self._named_array(item.path, item.expected), item.array) for item in arrays]
+        uncut = sum(array.nbytes for item, array in ruled if self._rules.is_unmatched(item, array.ndim))
         return uncut / max(1, sum(item.array.nbytes for item in arrays))
 
-    def _ruled(self, path: Path, expected: Expected) -> Ruled:
+    def _named_array(self, path: Path, expected: ExpectedLeaf) -> NamedArray:
         assert self._rules is not None
-        return self._rules.of(path, expected.path, expected.axes)
+        return self._rules.named_array(path, expected.path, expected.axes)
 
-    def _sharding(self, path: Path, expected: Expected) -> jax.sharding.Sharding:
-        result = self._said(path, expected) or self._default
+    def _sharding(self, path: Path, expected: ExpectedLeaf) -> jax.sharding.Sharding:
+        result = self._requested_sharding(path, expected) or self._default
         kind = self._devices.memory_kind
         try:
             return result if kind is None else result.with_memory_kind(kind)
@@ -126,26 +126,28 @@ class Assigning:
                 "this memory kind does not exist", got=option("memory_kind", kind), expected=error
             ) from error
 
-    def _said(self, path: Path, expected: Expected) -> jax.sharding.Sharding | None:
+    def _requested_sharding(self, path: Path, expected: ExpectedLeaf) -> jax.sharding.Sharding | None:
         shardings = self._devices.shardings
         if isinstance(shardings, jax.sharding.Sharding):
             return shardings
         if shardings is not None:
             return shardings.get(expected.path)
         if self._rules is not None:
-            return self._named(self._rules.spec(self._ruled(path, expected)))
+            return self._named_sharding(self._rules.spec(self._named_array(path, expected)))
         if expected.sharding is None and expected.axes and self._mesh is not None:
-            return self._named(own_axes(self._mesh).spec(expected.path, expected.axes, self._mesh))
+            return self._named_sharding(
+                mesh_axis_rules(self._mesh).spec(expected.path, expected.axes, self._mesh)
+            )
         if is_abstract(expected.sharding):
-            return jax.sharding.NamedSharding(self._with_devices(expected), expected.sharding.spec)
+            return jax.sharding.NamedSharding(self._concrete_mesh(expected), expected.sharding.spec)
         result: jax.sharding.Sharding | None = expected.sharding
         return result
 
-    def _named(self, spec: Spec) -> jax.sharding.Sharding:
+    def _named_sharding(self, spec: Spec) -> jax.sharding.Sharding:
         assert self._devices.mesh is not None
-        return jax.sharding.NamedSharding(self._devices.mesh, partition_spec(spec))
+        return jax.sharding.NamedSharding(self._devices.mesh, to_partition_spec(spec))
 
-    def _with_devices(self, expected: Expected) -> jax.sharding.Mesh:
+    def _concrete_mesh(self, expected: ExpectedLeaf) -> jax.sharding.Mesh:
         """Return a mesh with devices for a sharding over an abstract mesh."""
         mesh = self._devices.mesh if self._devices.mesh is not None else jax.sharding.get_mesh()
         if not set(expected.sharding.mesh.axis_names) <= set(mesh.axis_names):

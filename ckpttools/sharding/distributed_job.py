@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, UsageError
 from ckpttools.core.message_terms import option, step
-from ckpttools.plan.parts import Part, misnumbered
+from ckpttools.plan.parts import Part, invalid_process_numbers
 
 T = TypeVar("T")
 # Memory that joining a job adds to a process: 128 MiB with jax 0.10, 138 with 0.12.
@@ -25,7 +25,7 @@ JOB_BYTES = 144 << 20
 # JAX's heartbeats detect a process that has died, and end the others.
 _PATIENCE_MS = 5_000
 # gRPC accepts at most 4 MiB per message.
-_MOST_AT_ONCE = 2 << 20
+_MAX_VALUE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +37,14 @@ class Service:
         count: number of processes.
         client: JAX's client.
         name: prefix of all topics.
-        waits: called with the topic regularly while a request is unanswered.
+        on_wait: called with the topic regularly while a request is unanswered.
     """
 
     number: int
     count: int
     client: Any
     name: str = "ckpttools"
-    waits: Callable[[str], None] = lambda topic: None
+    on_wait: Callable[[str], None] = lambda topic: None
 
     def put(self, topic: str, text: str) -> None:
         """Publish a text under a topic, once."""
@@ -57,37 +57,39 @@ class Service:
         Raises:
             OtherProcessError: the service does not answer any more.
         """
-        text: str = self._asked(self.client.blocking_key_value_get, topic)
+        text: str = self._wait_for(self.client.blocking_key_value_get, topic)
         return text[1:]
 
     def put_bytes(self, topic: str, content: bytes) -> None:
         """Publish bytes of any length under a topic."""
-        pieces = [content[i : i + _MOST_AT_ONCE] for i in range(0, len(content), _MOST_AT_ONCE)]
+        pieces = [content[i : i + _MAX_VALUE_BYTES] for i in range(0, len(content), _MAX_VALUE_BYTES)]
         for number, piece in enumerate(pieces):
             self.client.key_value_set_bytes(f"{self.name}/{topic}/{number}", piece)
         self.put(topic, str(len(pieces)))
 
     def get_bytes(self, topic: str) -> bytes:
         """Wait for the bytes of a topic; raises as `get`."""
-        asked = self.client.blocking_key_value_get_bytes
-        return b"".join(self._asked(asked, f"{topic}/{number}") for number in range(int(self.get(topic))))
+        get_bytes = self.client.blocking_key_value_get_bytes
+        return b"".join(
+            self._wait_for(get_bytes, f"{topic}/{number}") for number in range(int(self.get(topic)))
+        )
 
-    def note(self, topic: str, text: str) -> None:
+    def set_status(self, topic: str, text: str) -> None:
         """Publish a status of this process, replacing its previous one."""
         self.client.key_value_set(f"{self.name}/{topic}/{self.number}", f"={text}", True)
 
-    def noted(self, topic: str) -> dict[int, str]:
+    def statuses(self, topic: str) -> dict[int, str]:
         """Return the last status of each process that has published one, by index."""
         result = self.client.key_value_dir_get(f"{self.name}/{topic}/")
         return {int(key.rpartition("/")[2]): str(value)[1:] for key, value in result}
 
-    def _asked(self, get: Callable[[str, int], T], topic: str) -> T:
+    def _wait_for(self, get: Callable[[str, int], T], topic: str) -> T:
         while True:
             try:
                 return get(f"{self.name}/{topic}", _PATIENCE_MS)
             except Exception as error:
                 if "DEADLINE_EXCEEDED" in str(error):
-                    self.waits(topic)
+                    self.on_wait(topic)
                 else:
                     raise OtherProcessError(
                         "the connection to the other processes of the job was lost",
@@ -96,14 +98,14 @@ class Service:
                     ) from error
 
 
-def client_here() -> Any:
+def current_client() -> Any:
     """Return JAX's client; None outside a job."""
     from jax._src import distributed  # which Orbax uses for the same
 
     return distributed.global_state.client
 
 
-def joined_job(coordinator: str | None = None, process: Part | None = None) -> Service:
+def join_job(coordinator: str | None = None, process: Part | None = None) -> Service:
     """Join a job of `jax.distributed` with this process.
 
     Args:
@@ -116,10 +118,10 @@ def joined_job(coordinator: str | None = None, process: Part | None = None) -> S
     import jax
     from jax._src import distributed
 
-    if client_here() is None:
-        if process is None and (wrong := misnumbered()):
+    if current_client() is None:
+        if process is None and (wrong := invalid_process_numbers()):
             # JAX would wait for minutes for processes that do not exist.
-            raise _no_job(wrong)
+            raise _not_in_job_error(wrong)
         try:
             jax.distributed.initialize(
                 coordinator,
@@ -127,12 +129,12 @@ def joined_job(coordinator: str | None = None, process: Part | None = None) -> S
                 process_id=process.number if process else None,
             )
         except (ValueError, RuntimeError) as error:
-            raise _no_job(str(error).partition("\n")[0]) from error
+            raise _not_in_job_error(str(error).partition("\n")[0]) from error
     state = distributed.global_state
     return Service(state.process_id, state.num_processes, state.client)
 
 
-def _no_job(got: str) -> UsageError:
+def _not_in_job_error(got: str) -> UsageError:
     return UsageError(
         "this process is not part of a jax.distributed job",
         got=got,
@@ -154,33 +156,33 @@ _LATE_SECONDS = 60.0
 _FAILED_SECONDS = 10.0
 # Time for a process that has announced its end to print its error to stderr.
 _GRACE_SECONDS = 2.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 # Topics of statuses.
 _READY, _AWAY = "ready to leave", "away"
 
 
-def left_job(job: Service) -> None:
+def leave_job(job: Service) -> None:
     """Leave the job together with the other processes, or after a minute without them."""
     import jax
 
-    job.note(_READY, "yes")
+    job.set_status(_READY, "yes")
     if job.number == 0:
-        job.put("leave", "together" if _all_say(job, _READY, _LATE_SECONDS) else "alone")
+        job.put("leave", "together" if _wait_for_all(job, _READY, _LATE_SECONDS) else "alone")
     if job.get("leave") == "together":
         shutdown: Callable[[], None] = jax.distributed.shutdown
         shutdown()
     else:
-        abandoned_job(job)
+        abandon_job(job)
 
 
-def abandoned_job(job: Service) -> None:
+def abandon_job(job: Service) -> None:
     """Leave a failed job without the barrier, since the other processes may be gone."""
     from jax._src import distributed
 
     with contextlib.suppress(Exception):  # process 0 may be gone
-        job.note(_AWAY, "yes")
+        job.set_status(_AWAY, "yes")
         if job.number == 0:
-            _all_say(job, _AWAY, _FAILED_SECONDS)
+            _wait_for_all(job, _AWAY, _FAILED_SECONDS)
             time.sleep(_GRACE_SECONDS)
     state = distributed.global_state
     for item in (state.client, state.service):
@@ -190,16 +192,16 @@ def abandoned_job(job: Service) -> None:
     state.client = state.service = None
 
 
-def is_gone(job: Service, number: int) -> None:
+def mark_gone(job: Service, number: int) -> None:
     """Mark another process as gone, so that no process waits for it to leave."""
-    replace(job, number=number).note(_AWAY, "yes")
+    replace(job, number=number).set_status(_AWAY, "yes")
 
 
-def _all_say(job: Service, topic: str, seconds: float) -> bool:
+def _wait_for_all(job: Service, topic: str, seconds: float) -> bool:
     """Wait for all processes to publish a status; return whether they did within the given seconds."""
     until = time.monotonic() + seconds
-    while len(job.noted(topic)) < job.count:
+    while len(job.statuses(topic)) < job.count:
         if time.monotonic() > until:
             return False
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return True

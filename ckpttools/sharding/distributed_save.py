@@ -31,8 +31,8 @@ from ckpttools.run.fingerprint import fingerprint
 from ckpttools.run.parts import PartReceipt, execute_part
 from ckpttools.sharding.processes import Processes
 from ckpttools.sharding.save_layout import owned_chunks, owners_of
-from ckpttools.sharding.save_leaves import has_parts_elsewhere, holders
-from ckpttools.sharding.save_shards import ALONE, ShardHolder
+from ckpttools.sharding.save_leaves import has_remote_parts, holders
+from ckpttools.sharding.save_shards import CONVERT_LATER_HINT, ShardHolder
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, staging_of
 from ckpttools.stores.shares import Share
@@ -44,21 +44,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def check_dealt(plan: Plan) -> None:
+def check_chunk_owners(plan: Plan) -> None:
     """Raise UsageError if a chunk must be written by one process and no process has all its elements."""
-    whole = _whole(plan)
+    single_writer_paths = _single_writer_paths(plan)
     for path, array in plan.tree.arrays.items():
-        if path in whole and _is_elsewhere(array) and not _is_cut_within(array, plan.layout.placements[path]):
+        if (
+            path in single_writer_paths
+            and _is_elsewhere(array)
+            and not _is_cut_within(array, plan.layout.placements[path])
+        ):
             raise UsageError(
                 "no process has all elements of a chunk of an array that several processes share",
                 location=keystr(path),
                 expected="a conversion into a directory, without compression",
-                hint=ALONE,
+                hint=CONVERT_LATER_HINT,
             )
 
 
 def _is_elsewhere(array: LazyArray) -> bool:
-    return has_parts_elsewhere(Tree({(): array}))
+    return has_remote_parts(Tree({(): array}))
 
 
 def _is_cut_within(array: LazyArray, placement: Placement) -> bool:
@@ -73,7 +77,7 @@ def _is_cut_within(array: LazyArray, placement: Placement) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class DistributedSave:
     """A save by several processes that have all started it; a process that cannot continue must report it.
 
     Attributes:
@@ -96,9 +100,9 @@ class Together:
     publish: Callable[[Plan, str], Receipt]
     processes: Processes
 
-    def give_up(self, error: BaseException) -> None:
+    def abort(self, error: BaseException) -> None:
         """Report to the other processes that the save failed, in place of `run`; raise the error."""
-        self.processes.all_well("begun", error)
+        self.processes.check_all("begun", error)
 
     def run(self) -> Receipt:
         """Write the data of this process, and wait until the checkpoint is complete and published.
@@ -114,20 +118,24 @@ class Together:
         """
         started = time.monotonic()
         processes = self.processes
-        processes.done("begun", self._in_first(self.check))
+        processes.run_in_all("begun", self._in_process_0(self.check))
         _agree_on_versions(self.plan.tree, processes)
-        dealt = _dealt(self.plan, processes.count)
-        own = fingerprint(dealt.plan, self.writer)
+        assigned = _assign_tasks(self.plan, processes.count)
+        own = fingerprint(assigned.plan, self.writer)
         _check_same(f"{own} {self.destination.absolute()}", processes)
-        processes.done("prepared", self._in_first(lambda: self._prepare(own, dealt.plan.layout.nbytes)))
-        built = processes.done("written", lambda: self._part(dealt, own))
-        receipt = processes.done("published", self._in_first(lambda: self._published(dealt.plan, own)))
+        processes.run_in_all(
+            "prepared", self._in_process_0(lambda: self._prepare(own, assigned.plan.layout.nbytes))
+        )
+        built = processes.run_in_all("written", lambda: self._part(assigned, own))
+        receipt = processes.run_in_all(
+            "published", self._in_process_0(lambda: self._publish(assigned.plan, own))
+        )
         if receipt is None:
-            return _receipt(dealt.plan, built, self.destination, time.monotonic() - started)
+            return _receipt(assigned.plan, built, self.destination, time.monotonic() - started)
         # The last steps count all tasks as resumed, including those done here.
         return replace(receipt, tasks_resumed=built.tasks_resumed, bytes_resumed=built.bytes_resumed)
 
-    def _in_first(self, do: Callable[[], T]) -> Callable[[], T | None]:
+    def _in_process_0(self, do: Callable[[], T]) -> Callable[[], T | None]:
         """Return the function in process 0, and a function that does nothing elsewhere."""
         return do if self.processes.number == 0 else lambda: None
 
@@ -136,7 +144,7 @@ class Together:
         with staging_of(self.destination, self.overwrite).opened(JobInfo(own), nbytes):
             pass
 
-    def _published(self, plan: Plan, own: str) -> Receipt:
+    def _publish(self, plan: Plan, own: str) -> Receipt:
         try:
             return self.publish(plan, own)
         except UnfinishedError as error:
@@ -145,15 +153,15 @@ class Together:
                 "reported as written do not exist"
             ) from error
 
-    def _part(self, dealt: _Dealt, own: str) -> PartReceipt:
+    def _part(self, assigned: _ProcessTasks, own: str) -> PartReceipt:
         number = self.processes.number
         return execute_part(
-            dealt.part(number),
-            dealt.tasks[number],
-            Share(f"{number}/{self.processes.count}", dealt.groups[number], dealt.groups[number + 1]),
+            assigned.part(number),
+            assigned.tasks[number],
+            Share(f"{number}/{self.processes.count}", assigned.groups[number], assigned.groups[number + 1]),
             self.destination,
             JobInfo(own),
-            nbytes=dealt.plan.layout.nbytes,
+            nbytes=assigned.plan.layout.nbytes,
             overwrite=self.overwrite,
             sources=lambda: (),
             observe=self.observe,
@@ -167,15 +175,15 @@ def _agree_on_versions(tree: Tree, processes: Processes) -> None:
     def token() -> str:
         return hashlib.sha256("\n".join(item.version for item in held).encode()).hexdigest()
 
-    agreed = processes.told("version", token)
+    agreed = processes.from_first("version", token)
     for number, item in enumerate(held):
         if isinstance(item, ShardHolder):
             item.version = f"{agreed} {number}"
 
 
 def _check_same(own: str, processes: Processes) -> None:
-    declared = processes.gathered("plan", own)
-    others = processes.told(
+    declared = processes.gather("plan", own)
+    others = processes.from_first(
         "same plan", lambda: ", ".join(str(number) for number, item in enumerate(declared) if item != own)
     )
     if others:
@@ -188,7 +196,7 @@ def _check_same(own: str, processes: Processes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Dealt:
+class _ProcessTasks:
     """A plan whose tasks are sorted by the process that does them.
 
     Attributes:
@@ -205,14 +213,14 @@ class _Dealt:
         return replace(self.plan, tasks=self.plan.tasks[self.tasks[number] : self.tasks[number + 1]])
 
 
-def _dealt(plan: Plan, count: int) -> _Dealt:
+def _assign_tasks(plan: Plan, count: int) -> _ProcessTasks:
     tasks: list[list[Task]] = [[] for _ in range(count)]
     for owner, task in _owned_tasks(plan):
         tasks[owner].append(task)
     if plan.streams is not None:
         tasks = [in_write_order(item, plan.layout) for item in tasks]
     groups = [sum(1 for _ in replace(plan, tasks=tuple(item)).groups) for item in tasks]
-    return _Dealt(
+    return _ProcessTasks(
         replace(plan, tasks=tuple(chain.from_iterable(tasks))),
         [*accumulate(map(len, tasks), initial=0)],
         [*accumulate(groups, initial=0)],
@@ -221,15 +229,15 @@ def _dealt(plan: Plan, count: int) -> _Dealt:
 
 def _owned_tasks(plan: Plan) -> Iterator[tuple[int, Task]]:
     """Yield the tasks of all arrays, each with a process that has all its input."""
-    whole, makers = _whole(plan), Makers()
+    single_writer_paths, assigner = _single_writer_paths(plan), RegionAssigner()
     for task in plan.tasks:
-        if task.path not in whole:
+        if task.path not in single_writer_paths:
             array = plan.tree.arrays[task.path]
-            pieces = _owned_boxes if isinstance(array, InMemoryArray) else makers.pieces
+            pieces = _owned_boxes if isinstance(array, InMemoryArray) else assigner.pieces
             for owner, region in pieces(task.path, array, task.region):
                 yield owner, _task(task.path, array, region)
     for path in plan.tree.arrays:
-        if path in whole:
+        if path in single_writer_paths:
             yield from _chunk_tasks(plan, path)
 
 
@@ -240,7 +248,7 @@ def _owned_boxes(path: Path, array: LazyArray, region: Region) -> Iterable[tuple
             yield owner, part
 
 
-def _whole(plan: Plan) -> set[Path]:
+def _single_writer_paths(plan: Plan) -> set[Path]:
     """Return the arrays whose chunks must each be written by one process, from first to last byte."""
     return {path for path, item in plan.layout.placements.items() if plan.streams or item.codec}
 
@@ -285,13 +293,13 @@ Piece: TypeAlias = tuple[int, Region]
 
 
 @dataclass
-class Makers:
+class RegionAssigner:
     """Assigns regions of arrays to processes.
 
     The result for one layer is tried first for the next, which is five times as fast as computing it again.
     """
 
-    _found: dict[tuple[Shape, Region], Sequence[Piece]] = field(default_factory=dict)
+    _known_pieces: dict[tuple[Shape, Region], Sequence[Piece]] = field(default_factory=dict)
 
     def pieces(self, path: Path, array: LazyArray, region: Region) -> Sequence[Piece]:
         """Divide a region so that one process has all inputs of each piece; process 0 if every process has.
@@ -299,30 +307,30 @@ class Makers:
         Raises:
             UsageError: there would be too many pieces.
         """
-        asked = _Owners(array)
-        result = self._found.get((array.shape, region), ())
-        if not result or any(asked.maker(piece) != process for process, piece in result):
-            result = _cut(path, asked, region)
-            self._found[array.shape, region] = result
+        owners = _Owners(array)
+        result = self._known_pieces.get((array.shape, region), ())
+        if not result or any(owners.owner(piece) != process for process, piece in result):
+            result = _cut(path, owners, region)
+            self._known_pieces[array.shape, region] = result
         return result
 
 
-def _cut(path: Path, asked: _Owners, region: Region) -> Sequence[Piece]:
+def _cut(path: Path, owners: _Owners, region: Region) -> Sequence[Piece]:
     result: list[Piece] = []
     rest = [region]
     while rest:
         piece = rest.pop()
-        process = asked.maker(piece)
+        process = owners.owner(piece)
         if process is not None:
             result.append((process, piece))
         else:
-            rest.extend(reversed(asked.halves(piece)))
+            rest.extend(reversed(owners.halves(piece)))
         if (process is None and piece.size == 1) or len(result) + len(rest) > _MOST_PIECES:
             raise UsageError(
                 "no process has enough of an array's inputs",
                 location=keystr(path),
-                got=f"elements of {len(asked.of(region))} processes, interleaved over {region}",
-                hint=ALONE,
+                got=f"elements of {len(owners.of(region))} processes, interleaved over {region}",
+                hint=CONVERT_LATER_HINT,
             )
     return result
 
@@ -331,16 +339,16 @@ class _Owners:
     """The processes that have the inputs of an array's regions."""
 
     def __init__(self, array: LazyArray) -> None:
-        self._asked: set[int] = set()
-        self._array = rebuild_arrays({"": array}, self._asking)[""]
+        self._recorded: set[int] = set()
+        self._array = rebuild_arrays({"": array}, self._record_reads)[""]
 
     def of(self, region: Region) -> frozenset[int]:
         """Return the processes that have inputs of a region which others lack."""
-        self._asked.clear()
+        self._recorded.clear()
         self._array.read_cost(region)
-        return frozenset(self._asked)
+        return frozenset(self._recorded)
 
-    def maker(self, region: Region) -> int | None:
+    def owner(self, region: Region) -> int | None:
         """Return the process that has all inputs; 0 if every process has; None if no process has."""
         processes = self.of(region)
         return min(processes, default=0) if len(processes) <= 1 else None
@@ -354,27 +362,27 @@ class _Owners:
         ]
         return min(cuts, key=lambda halves: sum(len(self.of(half)) for half in halves), default=[])
 
-    def _asking(self, array: LazyArray) -> LazyArray:
+    def _record_reads(self, array: LazyArray) -> LazyArray:
         holder = array.holder if isinstance(array, InMemoryArray) else None
         if not isinstance(array, InMemoryArray) or not isinstance(holder, ShardHolder):
             return array
         if not holder.owners:
             return array
-        return replace(array, holder=_Asking(holder, self._asked, *_limits(holder.owners)))
+        return replace(array, holder=_RecordingHolder(holder, self._recorded, *_limits(holder.owners)))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Asking:
+class _RecordingHolder:
     """A holder of the same elements that records which processes have the regions that are read.
 
     Attributes:
         holder: of the elements.
-        asked: the recorded processes.
+        recorded: the recorded processes.
         processes, start, stop: owners of elements, and the limits of their regions.
     """
 
     holder: ShardHolder
-    asked: set[int]
+    recorded: set[int]
     processes: np.ndarray
     start: np.ndarray
     stop: np.ndarray
@@ -389,7 +397,7 @@ class _Asking:
 
     def pieces(self, region: Region) -> int:
         meet = ((self.start < region.stop) & (self.stop > region.start)).all(axis=1)
-        self.asked.update(self.processes[meet].tolist())
+        self.recorded.update(self.processes[meet].tolist())
         return 1
 
     def read_into(self, region: Region, out: np.ndarray) -> None:

@@ -18,10 +18,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from ckpttools.core.dtypes import DType
 from ckpttools.core.region import Region
 from ckpttools.sharding.array_targets import ArrayTarget
-from ckpttools.sharding.fetch_plan import Homes, Stretches, first_homes, shards_of
+from ckpttools.sharding.fetch_plan import Homes, Stretches, first_homes, shards_from_boxes
 from ckpttools.sharding.scatter import Parts
 from ckpttools.sharding.shards import Shards
-from ckpttools.sharding.specs import mesh_axes, partition_spec, spec_of
+from ckpttools.sharding.specs import mesh_axes, spec_from_entries, to_partition_spec
 
 _PROCESS, _DEVICE = "process", "device"
 
@@ -48,7 +48,7 @@ def is_movable(target: ArrayTarget) -> bool:
     return has_carrier and isinstance(target.sharding, NamedSharding)
 
 
-def devices_each(target: ArrayTarget) -> int | None:
+def devices_per_process(target: ArrayTarget) -> int | None:
     """Return the devices per process if all have the same number, contiguous in the mesh; None otherwise."""
     order = [device.process_index for device in _devices(target)]
     count = order.count(order[0])
@@ -69,34 +69,34 @@ def stretch_target(target: ArrayTarget, cut: Stretches, devices: int) -> ArrayTa
     spec: list[tuple[str, ...]] = [()] * len(target.shape)
     spec[cut.over_processes] += (_PROCESS,)
     spec[cut.over_devices] += (_DEVICE,)
-    return ArrayTarget(target.shape, target.dtype, NamedSharding(mesh, partition_spec(tuple(spec))))
+    return ArrayTarget(target.shape, target.dtype, NamedSharding(mesh, to_partition_spec(tuple(spec))))
 
 
-def exchanged(parts: Parts, read: ArrayTarget, target: ArrayTarget) -> jax.Array:
+def exchange_parts(parts: Parts, read: ArrayTarget, target: ArrayTarget) -> jax.Array:
     """Assemble an array from the stretches that processes have read; all processes call this in turn."""
-    carriers = _global(parts, read)
-    return _settled(_mover(_auto(target.sharding))(carriers), target)
+    carriers = _global_array(parts, read)
+    return _to_target(_mover(_auto_sharding(target.sharding))(carriers), target)
 
 
-def own_shards(target: ArrayTarget) -> Shards:
+def first_replicas(target: ArrayTarget) -> Shards:
     """Return the parts that this process reads for all: those that no earlier process needs."""
     mine = first_homes(homes_of(target)).get(jax.process_index(), [])
-    return Shards(target.shape, target.part, shards_of(target.shape, mine).held)
+    return Shards(target.shape, target.part, shards_from_boxes(target.shape, mine).local)
 
 
-def broadcast(parts: Parts, target: ArrayTarget) -> jax.Array:
+def broadcast_parts(parts: Parts, target: ArrayTarget) -> jax.Array:
     """Assemble an array from parts that were each read by one process; all processes call this in turn.
 
     Args:
-        parts: those of `own_shards`.
+        parts: those of `first_replicas`.
         target: the array's target, in which several devices hold a part.
     """
     sharding = target.sharding
     assert isinstance(sharding, NamedSharding)
-    spec = spec_of(sharding.spec, None)
+    spec = spec_from_entries(sharding.spec, None)
     copies = tuple(name for name in sharding.mesh.axis_names if name not in mesh_axes(spec))
-    auto = _auto(sharding)
-    above = NamedSharding(auto.mesh, partition_spec((copies, *spec)))
+    auto = _auto_sharding(sharding)
+    above = NamedSharding(auto.mesh, to_partition_spec((copies, *spec)))
     count = int(np.prod([sharding.mesh.shape[name] for name in copies]))
     carrier = target.dtype.carrier
     zeros = np.zeros(target.part, carrier)
@@ -106,18 +106,18 @@ def broadcast(parts: Parts, target: ArrayTarget) -> jax.Array:
         own = left.pop(cell, None)
         buffers.append(jax.device_put((zeros if own is None else own)[None], device))
     whole = jax.make_array_from_single_device_arrays((count, *target.shape), above, buffers)
-    return _settled(_summer(carrier, auto)(whole), target)
+    return _to_target(_summer(carrier, auto)(whole), target)
 
 
-def _global(parts: Parts, read: ArrayTarget) -> jax.Array:
+def _global_array(parts: Parts, read: ArrayTarget) -> jax.Array:
     """Return the global array of carriers that all processes have read."""
     singles = [jax.device_put(parts[cell], device) for device, cell in read.homes]
     return jax.make_array_from_single_device_arrays(read.shape, read.sharding, singles)
 
 
-def _settled(moved: jax.Array, target: ArrayTarget) -> jax.Array:
+def _to_target(moved: jax.Array, target: ArrayTarget) -> jax.Array:
     """Convert carriers on their devices to the array's dtype and memory kind."""
-    typed = _bits(moved, target.dtype)
+    typed = _from_carrier(moved, target.dtype)
     singles = [shard.data for shard in typed.addressable_shards]
     if target.sharding.memory_kind not in (None, typed.sharding.memory_kind):
         kind = target.sharding.memory_kind
@@ -129,10 +129,10 @@ def _settled(moved: jax.Array, target: ArrayTarget) -> jax.Array:
     return jax.make_array_from_single_device_arrays(target.shape, target.sharding, singles)
 
 
-def _bits(array: jax.Array, dtype: DType) -> jax.Array:
+def _from_carrier(array: jax.Array, dtype: DType) -> jax.Array:
     if dtype.numpy == dtype.carrier:
         return array
-    typed: jax.Array = _typed(array, dtype.numpy)
+    typed: jax.Array = _convert_carrier(array, dtype.numpy)
     return typed
 
 
@@ -140,7 +140,7 @@ def _bits(array: jax.Array, dtype: DType) -> jax.Array:
 
 
 @partial(jax.jit, static_argnames="dtype")
-def _typed(array: jax.Array, dtype: Any) -> jax.Array:
+def _convert_carrier(array: jax.Array, dtype: Any) -> jax.Array:
     return array.astype(dtype) if dtype.kind == "b" else jax.lax.bitcast_convert_type(array, dtype)
 
 
@@ -156,7 +156,7 @@ def _summer(carrier: np.dtype[Any], sharding: NamedSharding) -> Callable[[jax.Ar
     return jax.jit(partial(jax.numpy.sum, axis=0, dtype=carrier), out_shardings=sharding)
 
 
-def _auto(sharding: Any) -> NamedSharding:
+def _auto_sharding(sharding: Any) -> NamedSharding:
     """Return the sharding on a mesh with automatic axis types, so that the compiler decides on transfers."""
     return NamedSharding(_auto_mesh(sharding.mesh.devices, sharding.mesh.axis_names), sharding.spec)
 

@@ -15,15 +15,15 @@ from ckpttools.array.lazy import LazyArray
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape
 from ckpttools.plan.pieces import PIECE_BYTES
-from ckpttools.sharding.read_regions import projected
-from ckpttools.sharding.shards import HeldParts, Shards
+from ckpttools.sharding.read_regions import projected_cost
+from ckpttools.sharding.shards import LocalParts, Shards
 
 Way = Literal["direct", "exchange", "broadcast"]
 Homes = Mapping[int, Sequence[Region]]
 """Process -> the region of an array that each of its devices holds, in the order of the devices."""
 
 # Only a sample of many processes is examined, since they read similar parts.
-_MOST_LOOKED_AT = 4
+_MAX_SAMPLED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class FetchPlan:
         return FetchPlan(self.needed + other.needed, self.fetched + other.fetched)
 
 
-def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
+def shards_from_boxes(shape: Shape, boxes: Iterable[Region]) -> Shards:
     """Return equal regions of an array as its parts, without duplicates."""
     result = list(dict.fromkeys(boxes))
     part = result[0].shape if result else shape
@@ -55,16 +55,19 @@ def shards_of(shape: Shape, boxes: Iterable[Region]) -> Shards:
     return Shards(shape, part, tuple(cells))
 
 
-def reads(array: LazyArray, homes: Homes) -> FetchPlan:
+def estimate_reads(array: LazyArray, homes: Homes) -> FetchPlan:
     """Return the average bytes that a process fetches for itself, from a sample of processes."""
-    held = [HeldParts(array, shards_of(array.shape, homes[item])) for item in some_of(list(homes))]
-    needed = sum(item.stored_bytes for item in held)
-    return FetchPlan(needed // len(held), projected(held, PIECE_BYTES).nbytes // len(held))
+    local = [
+        LocalParts(array, shards_from_boxes(array.shape, homes[item]))
+        for item in sample_processes(list(homes))
+    ]
+    needed = sum(item.stored_bytes for item in local)
+    return FetchPlan(needed // len(local), projected_cost(local, PIECE_BYTES).nbytes // len(local))
 
 
-def some_of(processes: Sequence[int]) -> Sequence[int]:
+def sample_processes(processes: Sequence[int]) -> Sequence[int]:
     """Return a sample of the processes that includes some from the middle."""
-    return processes[:: max(1, len(processes) // _MOST_LOOKED_AT)][:_MOST_LOOKED_AT]
+    return processes[:: max(1, len(processes) // _MAX_SAMPLED)][:_MAX_SAMPLED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Stretches:
         """
         return {
             location: [self._box(shape, processes, devices, location, device) for device in range(devices)]
-            for location in some_of(range(processes))
+            for location in sample_processes(range(processes))
         }
 
     def _box(self, shape: Shape, processes: int, devices: int, location: int, device: int) -> Region:
@@ -103,7 +106,7 @@ def _stretch(box: Region, axis: int, count: int, location: int) -> Region:
     return box.replaced(axis, start, start + length)
 
 
-def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, FetchPlan] | None:
+def best_stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches, FetchPlan] | None:
     """Return the division with which processes fetch least; None if no axes can be divided evenly.
 
     Args:
@@ -112,13 +115,13 @@ def stretches(array: LazyArray, processes: int, devices: int) -> tuple[Stretches
         devices: number of devices of each process.
     """
     result = [
-        (choice, reads(array, choice.homes(array.shape, processes, devices)))
-        for choice in _choices(array.shape, processes, devices)
+        (choice, estimate_reads(array, choice.homes(array.shape, processes, devices)))
+        for choice in _stretch_choices(array.shape, processes, devices)
     ]
     return min(result, key=lambda item: item[1].fetched, default=None)
 
 
-def _choices(shape: Shape, processes: int, devices: int) -> Iterator[Stretches]:
+def _stretch_choices(shape: Shape, processes: int, devices: int) -> Iterator[Stretches]:
     for first, length in enumerate(shape):
         if length % processes:
             continue
@@ -130,7 +133,7 @@ def _choices(shape: Shape, processes: int, devices: int) -> Iterator[Stretches]:
             yield Stretches(first, second)
 
 
-def way_of(
+def choose_way(
     array: LazyArray,
     homes: Homes,
     *,
@@ -150,14 +153,14 @@ def way_of(
         max_over_read: bytes read per byte needed above which processes exchange.
         single_replica: whether one process reads what several need.
     """
-    own = reads(array, homes)
+    own = estimate_reads(array, homes)
     if processes == 1 or prod(array.shape) == 0:
         return "direct", None, own
     if single_replica and is_shared(homes):
-        return "broadcast", None, reads(array, first_homes(homes))
+        return "broadcast", None, estimate_reads(array, first_homes(homes))
     if own.over_read <= max_over_read or devices is None:
         return "direct", None, own
-    result = stretches(array, processes, devices)
+    result = best_stretches(array, processes, devices)
     if result is None or result[1].fetched >= own.fetched:
         return "direct", None, own
     return "exchange", *result

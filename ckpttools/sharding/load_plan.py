@@ -16,13 +16,19 @@ from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
 from ckpttools.plan.pieces import PIECE_BYTES, fitted_pieces
 from ckpttools.sharding.array_targets import ArrayTarget
-from ckpttools.sharding.assignments import Assigned
-from ckpttools.sharding.exchange import devices_each, homes_of, is_movable, own_shards, stretch_target
-from ckpttools.sharding.fetch_plan import Way, way_of
+from ckpttools.sharding.assignments import Assignment
+from ckpttools.sharding.exchange import (
+    devices_per_process,
+    first_replicas,
+    homes_of,
+    is_movable,
+    stretch_target,
+)
+from ckpttools.sharding.fetch_plan import Way, choose_way
 from ckpttools.sharding.load_request import Request
-from ckpttools.sharding.read_regions import projected
+from ckpttools.sharding.read_regions import projected_cost
 from ckpttools.sharding.scatter import Parts
-from ckpttools.sharding.shards import HeldParts, Shards
+from ckpttools.sharding.shards import LocalParts, Shards
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +59,15 @@ class Route:
     Attributes:
         leaf: the array and its placement.
         way: as in `LoadedArray`.
-        held: the parts that this process reads.
+        local: the parts that this process reads.
         needed: the parts that its devices need.
         read: the placement after reading and before the exchange; None without an exchange.
     """
 
-    leaf: Assigned
+    leaf: Assignment
     way: Way
-    held: HeldParts
-    needed: HeldParts
+    local: LocalParts
+    needed: LocalParts
     read: ArrayTarget | None = None
 
     @property
@@ -69,13 +75,13 @@ class Route:
         return self.leaf.array
 
     @property
-    def stays(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether the array keeps the memory into which it was read."""
         return self.way == "direct" and self.leaf.target.is_aliased
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class ReadSharing:
     """How processes share reading.
 
     Attributes:
@@ -135,7 +141,7 @@ class LoadPlan:
         )
 
 
-def plan_load(expected: Request, sharing: Sharing, *, memory: int, notes: Notes) -> LoadPlan:
+def plan_load(expected: Request, sharing: ReadSharing, *, memory: int, notes: Notes) -> LoadPlan:
     """Plan a load.
 
     Args:
@@ -147,13 +153,13 @@ def plan_load(expected: Request, sharing: Sharing, *, memory: int, notes: Notes)
     Raises:
         MemoryBudgetError: one worker, or an array that must be staged on its way to devices, does not fit.
     """
-    room = _room(memory)
+    room = _staging_room(memory)
     routes = tuple(_route(leaf, sharing, room) for leaf in expected.arrays if leaf.number is None)
-    held = [read.held for read in joined_reads(routes)]
-    cost, staged = projected(held, PIECE_BYTES), _staging(routes, room, memory)
+    local = [read.local for read in join_reads(routes)]
+    cost, staged = projected_cost(local, PIECE_BYTES), _staging(routes, room, memory)
     shared = any(route.way != "direct" for route in routes)
-    alone = projected([route.needed for route in routes], PIECE_BYTES) if shared else cost
-    fitted_pieces([(item.array,) for item in held], memory=memory, jobs=1, scratch=0, reserved=staged)
+    alone = projected_cost([route.needed for route in routes], PIECE_BYTES) if shared else cost
+    fitted_pieces([(item.array,) for item in local], memory=memory, jobs=1, scratch=0, reserved=staged)
     return LoadPlan(
         arrays=len(expected.arrays),
         processes=jax.process_count(),
@@ -161,34 +167,34 @@ def plan_load(expected: Request, sharing: Sharing, *, memory: int, notes: Notes)
         bytes_read=cost.nbytes,
         bytes_read_alone=alone.nbytes,
         reads=cost.reads,
-        bytes_in_memory=sum(item.nbytes for item in held),
+        bytes_in_memory=sum(item.nbytes for item in local),
         bytes_on_devices=sum(route.leaf.target.nbytes for route in routes),
         bytes_exchanged=sum(route.needed.nbytes for route in routes if route.way != "direct"),
         staging=staged,
         memory=memory,
         notes=notes + expected.notes,
-        array_list=tuple(map(_described, routes)),
+        array_list=tuple(map(_loaded_array, routes)),
         routes=routes,
     )
 
 
-def _described(route: Route) -> LoadedArray:
+def _loaded_array(route: Route) -> LoadedArray:
     target = route.leaf.target
     sharding = target.sharding
     text = str(sharding.spec) if isinstance(sharding, jax.sharding.NamedSharding) else str(sharding)
     return LoadedArray(route.leaf.name, target.shape, target.dtype.name, text, target.part, route.way)
 
 
-def _route(leaf: Assigned, sharing: Sharing, room: int) -> Route:
+def _route(leaf: Assignment, sharing: ReadSharing, room: int) -> Route:
     """Decide how an array is read; the result is the same in all processes."""
     target = leaf.target
-    direct = HeldParts(leaf.array, target.shards, leaf.name)
+    direct = LocalParts(leaf.array, target.shards, leaf.name)
     homes = homes_of(target) if jax.process_count() > 1 and is_movable(target) else {}
     # Processes can move an array together only if each of them has a part of it.
     if len(homes) < max(2, jax.process_count()):
         return Route(leaf, "direct", direct, direct)
-    devices = devices_each(target)
-    way, cut, _ = way_of(
+    devices = devices_per_process(target)
+    way, cut, _ = choose_way(
         leaf.array,
         homes,
         processes=jax.process_count(),
@@ -197,17 +203,17 @@ def _route(leaf: Assigned, sharing: Sharing, room: int) -> Route:
         devices=devices,
     )
     if way == "broadcast":
-        return Route(leaf, way, HeldParts(leaf.array, own_shards(target), leaf.name), direct)
+        return Route(leaf, way, LocalParts(leaf.array, first_replicas(target), leaf.name), direct)
     if way == "exchange" and cut is not None and devices is not None:
         read = stretch_target(target, cut, devices)
-        held = HeldParts(leaf.array, read.shards, leaf.name)
+        local = LocalParts(leaf.array, read.shards, leaf.name)
         # A stretch that does not fit next to the result is read directly, in regions, despite over-reading.
-        if held.nbytes <= room:
-            return Route(leaf, way, held, direct, read)
+        if local.nbytes <= room:
+            return Route(leaf, way, local, direct, read)
     return Route(leaf, "direct", direct, direct)
 
 
-def _room(memory: int) -> int:
+def _staging_room(memory: int) -> int:
     """Return the bytes of parts on their way to devices; the same amount is being sent meanwhile."""
     return (memory - baseline_bytes() - 4 * PIECE_BYTES) // 2
 
@@ -218,7 +224,7 @@ def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
     Raises:
         MemoryBudgetError: the largest array does not fit.
     """
-    sizes = [route.held.nbytes for route in routes if not route.stays]
+    sizes = [route.local.nbytes for route in routes if not route.is_in_place]
     if not sizes:
         return 0
     if max(sizes) > room:
@@ -227,19 +233,19 @@ def _staging(routes: Sequence[Route], room: int, memory: int) -> int:
     return 2 * min(room, sum(sizes))
 
 
-def groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
+def group_routes(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
     """Yield groups of arrays that are read together, first all that need no staging.
 
     Arrays that processes exchange come last, in the order of the request, which is the same in all
     processes; the others are in the order of their files.
     """
-    ordered = in_location_order(routes)
-    yield [route for route in ordered if route.stays]
-    rest = [route for route in ordered if not route.stays and route.way == "direct"]
+    ordered = sort_by_location(routes)
+    yield [route for route in ordered if route.is_in_place]
+    rest = [route for route in ordered if not route.is_in_place and route.way == "direct"]
     group: list[Route] = []
     taken = 0
     for route in (*rest, *(route for route in routes if route.way != "direct")):
-        nbytes = route.held.nbytes
+        nbytes = route.local.nbytes
         if group and taken + nbytes > room:
             yield group
             group, taken = [], 0
@@ -248,16 +254,18 @@ def groups(routes: Sequence[Route], room: int) -> Iterator[list[Route]]:
     yield group
 
 
-def joined_reads(routes: Sequence[Route]) -> list[Joint]:
+def join_reads(routes: Sequence[Route]) -> list[JointRead]:
     """Join arrays that read the same bytes; exchanged arrays keep their order, each by itself."""
     own = [number for number, route in enumerate(routes) if route.way == "direct"]
-    built = joints([routes[number].held for number in own])
-    direct = [Joint(item.held, tuple(own[member] for member in item.members)) for item in built]
-    others = [Joint(route.held, (number,)) for number, route in enumerate(routes) if route.way != "direct"]
+    built = join_arrays([routes[number].local for number in own])
+    direct = [JointRead(item.local, tuple(own[member] for member in item.members)) for item in built]
+    others = [
+        JointRead(route.local, (number,)) for number, route in enumerate(routes) if route.way != "direct"
+    ]
     return [*direct, *others]
 
 
-def in_location_order(routes: Iterable[Route]) -> list[Route]:
+def sort_by_location(routes: Iterable[Route]) -> list[Route]:
     """Sort routes by the location of their arrays in the files."""
 
     def first(route: Route) -> tuple[str, int]:
@@ -267,15 +275,15 @@ def in_location_order(routes: Iterable[Route]) -> list[Route]:
 
 
 @dataclass(frozen=True)
-class Joint:
+class JointRead:
     """Arrays that are read at once: one, or several along a new first axis.
 
     Attributes:
-        held: the parts to read.
+        local: the parts to read.
         members: the indices of the arrays; if several, in the order of the new axis.
     """
 
-    held: HeldParts
+    local: LocalParts
     members: tuple[int, ...]
 
     def split(self, parts: Parts) -> Iterator[tuple[int, Parts]]:
@@ -287,64 +295,66 @@ class Joint:
             yield number, {cell[1:]: part[location] for cell, part in parts.items()}
 
 
-def joints(held: Sequence[HeldParts]) -> list[Joint]:
+def join_arrays(local: Sequence[LocalParts]) -> list[JointRead]:
     """Join arrays that read the same bytes; each joint takes the position of its first array."""
     result: dict[Hashable, list[tuple[int, int]]] = {}
     sources: dict[Hashable, LazyArray] = {}
     known: dict[int, tuple[LazyArray, Hashable]] = {}
-    for number, item in enumerate(held):
-        whole = _untaken(item.array) if item.shards.size else None
+    for number, item in enumerate(local):
+        whole = _taken_source(item.array) if item.shards.size else None
         if whole is None:
             result[number] = [(0, number)]
             continue
         source, index = whole
         # Layers are mostly coordinates of one array: describe it once, and keep it alive for its id.
-        known.setdefault(id(source), (source, _sub_split_text(source)))
-        key = known[id(source)][1], item.shards.part, item.shards.held
+        known.setdefault(id(source), (source, _structure_key(source)))
+        key = known[id(source)][1], item.shards.part, item.shards.local
         result.setdefault(key, []).append((index, number))
         sources.setdefault(key, source)
     return [
-        built for key, members in result.items() for built in _made(held, sources.get(key), sorted(members))
+        built
+        for key, members in result.items()
+        for built in _joint_reads(local, sources.get(key), sorted(members))
     ]
 
 
-def _made(
-    held: Sequence[HeldParts], source: LazyArray | None, members: Sequence[tuple[int, int]]
-) -> Iterator[Joint]:
+def _joint_reads(
+    local: Sequence[LocalParts], source: LazyArray | None, members: Sequence[tuple[int, int]]
+) -> Iterator[JointRead]:
     numbers = tuple(number for _, number in members)
-    alone = [held[number] for number in numbers]
+    alone = [local[number] for number in numbers]
     if source is not None and [index for index, _ in members] == list(range(source.shape[0])) != [0]:
-        together = _together(alone, source)
-        if projected([together], PIECE_BYTES).nbytes < projected(alone, PIECE_BYTES).nbytes:
-            yield Joint(together, numbers)
+        stacked = _stack_parts(alone, source)
+        if projected_cost([stacked], PIECE_BYTES).nbytes < projected_cost(alone, PIECE_BYTES).nbytes:
+            yield JointRead(stacked, numbers)
             return
-    yield from (Joint(item, (number,)) for item, number in zip(alone, numbers, strict=True))
+    yield from (JointRead(item, (number,)) for item, number in zip(alone, numbers, strict=True))
 
 
-def _together(alone: Sequence[HeldParts], source: LazyArray) -> HeldParts:
+def _stack_parts(alone: Sequence[LocalParts], source: LazyArray) -> LocalParts:
     count, shards = len(alone), alone[0].shards
-    held = tuple((0, *cell) for cell in shards.held)
-    above = Shards((count, *shards.shape), (count, *shards.part), held)
-    return HeldParts(source, above, " and ".join(item.name for item in alone))
+    local = tuple((0, *cell) for cell in shards.local)
+    above = Shards((count, *shards.shape), (count, *shards.part), local)
+    return LocalParts(source, above, " and ".join(item.name for item in alone))
 
 
-def _untaken(array: LazyArray) -> tuple[LazyArray, int] | None:
+def _taken_source(array: LazyArray) -> tuple[LazyArray, int] | None:
     """Return the array and coordinate of its first axis that this array takes; None if it takes none."""
     if isinstance(array, Take) and array.axis == 0:
         return array.source, array.index
     if not isinstance(array, Stack):
         return None
-    result = [whole for part in array.parts if (whole := _untaken(part)) is not None]
+    result = [whole for part in array.parts if (whole := _taken_source(part)) is not None]
     indices = {index for _, index in result}
     if len(result) < len(array.parts) or len(indices) > 1:
         return None
     return stack([source for source, _ in result], array.axis + 1), indices.pop()
 
 
-def _sub_split_text(array: LazyArray) -> Hashable:
+def _structure_key(array: LazyArray) -> Hashable:
     """Return a key that is equal for arrays built in the same way from the same stored arrays."""
     parts = source_arrays(array)
     if not parts:
         return id(array)
     own = (repr(getattr(array, field.name)) for field in fields(array) if field.name not in INNER)
-    return (type(array), *own, *map(_sub_split_text, parts))
+    return (type(array), *own, *map(_structure_key, parts))

@@ -11,9 +11,9 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, grid_index
-from ckpttools.sharding.fetch_plan import FetchPlan, Homes, Way, some_of, way_of
+from ckpttools.sharding.fetch_plan import FetchPlan, Homes, Way, choose_way, sample_processes
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import Spec, cuts, shard_shape
+from ckpttools.sharding.specs import Spec, shard_counts, shard_shape
 
 # The default of `ckpttools.load`.
 MAX_OVER_READ = 1.5
@@ -72,7 +72,7 @@ def process_loading(
             expected=f"a divisor of {mesh.size}",
         )
     devices = mesh.size // processes
-    result = _Predicted(mesh, processes)
+    result = _ReadTotals(mesh, processes)
     for path, array in arrays.items():
         result.add(array, specs.get(path, ()))
     return ProcessLoading(
@@ -90,7 +90,7 @@ def process_loading(
 
 
 @dataclass
-class _Predicted:
+class _ReadTotals:
     """Running totals of what is read, for each way of reading."""
 
     mesh: MeshShape
@@ -103,12 +103,12 @@ class _Predicted:
 
     def __post_init__(self) -> None:
         # A model has few distinct shapes, and each needs a region for every device of the mesh.
-        self._homes = cache(partial(homes_on, mesh=self.mesh, processes=self.processes))
+        self._homes = cache(partial(homes_on_mesh, mesh=self.mesh, processes=self.processes))
 
     def add(self, array: LazyArray, spec: Spec) -> None:
         """Add the reads of an array."""
         homes = self._homes(array.shape, spec)
-        some = {process: homes[process] for process in some_of(range(self.processes))}
+        some = {process: homes[process] for process in sample_processes(range(self.processes))}
         way, result = self._way(array, some, float("inf"))
         self.alone += result
         if result.over_read > MAX_OVER_READ:
@@ -122,7 +122,7 @@ class _Predicted:
     def _way(
         self, array: LazyArray, homes: Homes, limit: float, *, single_replica: bool = False
     ) -> tuple[Way, FetchPlan]:
-        way, _, result = way_of(
+        way, _, result = choose_way(
             array,
             homes,
             processes=self.processes,
@@ -133,9 +133,9 @@ class _Predicted:
         return way, result
 
 
-def homes_on(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:
+def homes_on_mesh(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes:
     """Return the regions of an array that the devices of each process hold."""
-    whole = even(shape, spec, mesh)
+    whole = drop_uneven_axes(shape, spec, mesh)
     part = shard_shape(shape, whole, mesh)
     devices = mesh.size // processes
     return {
@@ -144,9 +144,9 @@ def homes_on(shape: Shape, spec: Spec, mesh: MeshShape, processes: int) -> Homes
     }
 
 
-def even(shape: Shape, spec: Spec, mesh: MeshShape) -> Spec:
+def drop_uneven_axes(shape: Shape, spec: Spec, mesh: MeshShape) -> Spec:
     """Return the spec without the axes that cannot be divided evenly."""
-    counts = cuts(len(spec), spec, mesh)
+    counts = shard_counts(len(spec), spec, mesh)
     short = zip(spec, counts, shape, strict=False)
     return tuple(entry if length % count == 0 else () for entry, count, length in short)
 

@@ -29,17 +29,17 @@ from ckpttools.core.notes import Notes
 from ckpttools.core.text import array_count, format_type, sample_names
 from ckpttools.maxtext.view import view_of
 from ckpttools.roles.names import is_wrapper
-from ckpttools.sharding.assignments import Assigned, Assigning, Devices
+from ckpttools.sharding.assignments import Assigner, Assignment, DeviceOptions
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import shard_shape, spec_of
-from ckpttools.sharding.templates import Expected, TreeTemplate
+from ckpttools.sharding.specs import shard_shape, spec_from_entries
+from ckpttools.sharding.templates import ExpectedLeaf, TreeTemplate
 from ckpttools.transforms.base import Transformed
 from ckpttools.transforms.cast import CastMap, can_cast, cast, cast_notes
 
 LIKE = "like"
-_MOST_NEAR = 20
+_MAX_SUGGESTIONS = 20
 # Fraction of the loaded bytes. Norms of stacked layers, which rules leave out, are less than 1%.
-_MOST_UNCUT = 0.1
+_MAX_UNMATCHED = 0.1
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,22 @@ class Request:
     """All arrays to load.
 
     Attributes:
-        arrays: in the order in which `filled` takes them.
-        filled: builds the result from the values.
+        arrays: in the order in which `fill` takes them.
+        fill: builds the result from the values.
         notes: notes for the user.
     """
 
-    arrays: tuple[Assigned, ...]
-    filled: Callable[[Sequence[Any]], Any]
+    arrays: tuple[Assignment, ...]
+    fill: Callable[[Sequence[Any]], Any]
     notes: Notes = field(default_factory=Notes)
 
 
-def request(
-    tree: Tree, template: TreeTemplate | None, devices: Devices, dtype: DType | str | None, location: str
+def build_request(
+    tree: Tree,
+    template: TreeTemplate | None,
+    devices: DeviceOptions,
+    dtype: DType | str | None,
+    location: str,
 ) -> Request:
     """Check a request against a checkpoint.
 
@@ -76,7 +80,7 @@ def request(
     """
     if dtype == LIKE and template is None:
         raise UsageError(f"{option('dtype', LIKE)} needs {option('like')}")
-    pairs, texts, problems, remarks = _pairs(tree, template)
+    pairs, texts, problems, remarks = _match_leaves(tree, template)
     notes = Notes()
     if dtype is not None:
         try:
@@ -84,9 +88,9 @@ def request(
         except MappingError as error:
             raise error.at(hint="load these arrays as they are, and cast them there") from error
         tree, notes = changed.tree, changed.notes
-    assigning = Assigning(tree, devices)
-    arrays = [assigning.assigned(path, expected) for path, expected in pairs]
-    problems += _unfit(arrays, tree, devices)
+    assigner = Assigner(tree, devices)
+    arrays = [assigner.assigned(path, expected) for path, expected in pairs]
+    problems += _find_mismatches(arrays, tree, devices)
     if problems:
         raise CoverageError(
             f"the checkpoint does not match the request:{listing(problems)}",
@@ -94,22 +98,22 @@ def request(
             hint=_hint(arrays, tree),
         )
     paths = [array.path for array in arrays]
-    filled = _whole(tree, paths) if template is None else _with_texts(template, texts)
-    uncut = tuple(assigning.remarks(arrays))
-    if assigning.uncut_share(arrays) > _MOST_UNCUT:
+    fill = _tree_filler(tree, paths) if template is None else _template_filler(template, texts)
+    uncut = tuple(assigner.remarks(arrays))
+    if assigner.unmatched_share(arrays) > _MAX_UNMATCHED:
         warnings.warn("; ".join(uncut), UncutArraysWarning, stacklevel=2)
-    return Request(tuple(arrays), filled, notes + Notes(remarks=(*remarks, *uncut)))
+    return Request(tuple(arrays), fill, notes + Notes(remarks=(*remarks, *uncut)))
 
 
-Pairs = list[tuple[Path, Expected]]
+Pairs = list[tuple[Path, ExpectedLeaf]]
 
 
-def _pairs(
+def _match_leaves(
     tree: Tree, template: TreeTemplate | None
 ) -> tuple[Pairs, Mapping[Path, str], list[str], list[str]]:
     """Return matched pairs of path and leaf, texts by caller path, problems, and remarks."""
     if template is None:
-        return [(path, Expected(path, None, None)) for path in tree.arrays], {}, [], []
+        return [(path, ExpectedLeaf(path, None, None)) for path in tree.arrays], {}, [], []
     texts = {path: leaf.value for path, leaf in tree.items() if isinstance(leaf, Text)}
     known = view_of(tree).roles
     result = match(
@@ -126,7 +130,7 @@ def _pairs(
     if unread:
         names = sample_names(map(keystr, unread))
         remarks.append(f"not requested: {array_count(unread)} of the checkpoint, {names}")
-    problems = [*_missing(result.missing, tree), *_misread(matched, tree)]
+    problems = [*_missing(result.missing, tree), *_kind_mismatches(matched, tree)]
     if result.others:
         locations = " and ".join(map(keystr, result.others))
         name = keystr(template.leaves[0].path)
@@ -137,7 +141,7 @@ def _pairs(
     return pairs, read, problems, remarks
 
 
-def _misread(matched: Pairs, tree: Tree) -> Iterator[str]:
+def _kind_mismatches(matched: Pairs, tree: Tree) -> Iterator[str]:
     """Yield the leaves that are an array instead of a string, or a string instead of an array."""
     for path, item in matched:
         array = tree.arrays.get(path)
@@ -147,49 +151,47 @@ def _misread(matched: Pairs, tree: Tree) -> Iterator[str]:
             yield f"{item.name}: is {format_type(array.dtype, array.shape)}, expected a string"
 
 
-def _with_texts(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
+def _template_filler(template: TreeTemplate, texts: Mapping[Path, str]) -> Callable[[Sequence[Any]], Any]:
     """Return a function that builds the tree from the values of all leaves that are not strings."""
 
-    def filled(values: Sequence[Any]) -> Any:
+    def fill(values: Sequence[Any]) -> Any:
         others = iter(values)
-        return template.filled(
-            [texts[leaf.path] if leaf.is_text else next(others) for leaf in template.leaves]
-        )
+        return template.fill([texts[leaf.path] if leaf.is_text else next(others) for leaf in template.leaves])
 
-    return filled
+    return fill
 
 
 def _missing(paths: Sequence[Path], tree: Tree) -> Iterator[str]:
     known = [keystr(path) for path in tree.arrays]
     for number, path in enumerate(paths):
-        near = near_names(keystr(path), known, 1) if number < _MOST_NEAR else []
+        near = near_names(keystr(path), known, 1) if number < _MAX_SUGGESTIONS else []
         yield f"{keystr(path)}: does not exist" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def _unfit(arrays: Sequence[Assigned], tree: Tree, devices: Devices) -> Iterator[str]:
+def _find_mismatches(arrays: Sequence[Assignment], tree: Tree, devices: DeviceOptions) -> Iterator[str]:
     """Yield the reasons why arrays cannot be loaded as expected."""
     for array in arrays:
-        yield from reasons(array, tree.metadata.key_impls.get(array.path))
-        if array.number is None and devices.lack(array.expected):
+        yield from mismatch_reasons(array, tree.metadata.key_impls.get(array.path))
+        if array.number is None and devices.lacks_sharding(array.expected):
             yield f"{array.name}: has no sharding in `shardings`"
 
 
-def _hint(arrays: Sequence[Assigned], tree: Tree) -> str | None:
+def _hint(arrays: Sequence[Assignment], tree: Tree) -> str | None:
     """Suggest a cast if one is possible for all arrays whose dtypes differ."""
     differing = [array for array in arrays if array.expected.dtype not in (None, array.array.dtype)]
-    if differing and all(_casts(item, tree) for item in differing):
+    if differing and all(_can_cast_like(item, tree) for item in differing):
         return f"{option('dtype', LIKE)} casts, if only dtypes differ"
     return None
 
 
-def _casts(assigned: Assigned, tree: Tree) -> bool:
+def _can_cast_like(assigned: Assignment, tree: Tree) -> bool:
     """Return whether dtype="like" casts an array; it never casts PRNG keys, or arrays to lossy dtypes."""
     expected, dtype = assigned.expected, assigned.array.dtype
     is_key = expected.key_impl is not None or assigned.path in tree.metadata.key_impls
     return expected.dtype is not None and not is_key and can_cast(dtype, expected.dtype)
 
 
-def _cast(tree: Tree, pairs: Sequence[tuple[Path, Expected]], dtype: DType | str) -> Transformed:
+def _cast(tree: Tree, pairs: Sequence[tuple[Path, ExpectedLeaf]], dtype: DType | str) -> Transformed:
     """Return the tree with its arrays cast to the expected dtypes."""
     if dtype != LIKE:
         return CastMap({}, dtype)(tree)
@@ -208,22 +210,22 @@ def _is_plain(dtype: DType) -> bool:
     return dtype.is_float and dtype.bits > 8
 
 
-def _whole(tree: Tree, paths: Sequence[Path]) -> Callable[[Sequence[Any]], Any]:
+def _tree_filler(tree: Tree, paths: Sequence[Path]) -> Callable[[Sequence[Any]], Any]:
     """Return a function that builds the tree as dictionaries and lists, with values in place of arrays."""
 
-    def filled(values: Sequence[Any]) -> Any:
-        return _filled(tree.nested(), (), dict(zip(paths, values, strict=True)))
+    def fill(values: Sequence[Any]) -> Any:
+        return _fill_node(tree.nested(), (), dict(zip(paths, values, strict=True)))
 
-    return filled
+    return fill
 
 
-def _filled(node: Any, path: Path, values: Mapping[Path, Any]) -> Any:
+def _fill_node(node: Any, path: Path, values: Mapping[Path, Any]) -> Any:
     if isinstance(node, LazyArray):
         return values[path]
     if isinstance(node, dict):
-        return {key: _filled(value, (*path, key), values) for key, value in node.items()}
+        return {key: _fill_node(value, (*path, key), values) for key, value in node.items()}
     if isinstance(node, list):
-        return [_filled(value, (*path, location), values) for location, value in enumerate(node)]
+        return [_fill_node(value, (*path, location), values) for location, value in enumerate(node)]
     return node
 
 
@@ -236,7 +238,7 @@ _KINDS: Mapping[type, tuple[str, ...]] = {
 }
 
 
-def reasons(assigned: Assigned, stored_impl: str | None) -> Iterator[str]:
+def mismatch_reasons(assigned: Assignment, stored_impl: str | None) -> Iterator[str]:
     """Yield the reasons why an array cannot be loaded as expected.
 
     Args:
@@ -252,29 +254,29 @@ def reasons(assigned: Assigned, stored_impl: str | None) -> Iterator[str]:
     if stored_impl and expected.key_impl and stored_impl != expected.key_impl:
         yield f"{name}: is a key of {stored_impl}, expected one of {expected.key_impl}"
     if assigned.number is None:
-        yield from _no_array(assigned)
+        yield from _jax_mismatches(assigned)
     elif array.size != 1:
         yield f"{name}: is {format_type(array.dtype, array.shape)}, expected a number"
     elif array.dtype.kind not in _KINDS[assigned.number]:
         yield f"{name}: is {array.dtype}, expected a {assigned.number.__name__}"
 
 
-def _no_array(assigned: Assigned) -> Iterator[str]:
+def _jax_mismatches(assigned: Assignment) -> Iterator[str]:
     """Yield the reasons why an array cannot become a JAX array on its devices."""
     dtype, name = assigned.array.dtype, assigned.name
     config: Any = jax.config
     if dtype.number_bytes == 8 and not config.jax_enable_x64:
         yield f"{name}: {dtype} needs jax_enable_x64; without it JAX would keep half of its bits"
-    elif not _holds(dtype):
+    elif not _supports_dtype(dtype):
         yield f"{name}: JAX {jax.__version__} has no {dtype}"
-    yield from _uneven(assigned)
+    yield from _uneven_axes(assigned)
 
 
-def _uneven(assigned: Assigned) -> Iterator[str]:
+def _uneven_axes(assigned: Assignment) -> Iterator[str]:
     target = assigned.target
     try:
         if isinstance(target.sharding, jax.sharding.NamedSharding):
-            spec = spec_of(target.sharding.spec, None)
+            spec = spec_from_entries(target.sharding.spec, None)
             shard_shape(target.shape, spec, MeshShape(dict(target.sharding.mesh.shape)))
         _ = target.part
     except CheckpointError as error:
@@ -284,7 +286,7 @@ def _uneven(assigned: Assigned) -> Iterator[str]:
 
 
 @cache
-def _holds(dtype: DType) -> bool:
+def _supports_dtype(dtype: DType) -> bool:
     """Return whether JAX supports a dtype."""
     try:
         jax.device_put(np.zeros((0,), dtype.numpy), jax.local_devices()[0])
@@ -297,7 +299,7 @@ Name = tuple[str, ...]
 _VALUE = "value"
 # Names that are sampled to find the keys above or below which the others are.
 _SAMPLES = 16
-_MOST_ABOVE = 3
+_MAX_SHARED_KEYS = 3
 
 
 @dataclass(frozen=True)
@@ -335,16 +337,18 @@ def match(
     """
     paths = {_name(path): path for path in known}
     names = [(path, _name(path)) for path in expected]
-    choices = _best([name for _, name in names], paths)
+    choices = _best_choices([name for _, name in names], paths)
     if len(choices) > 1:
-        choices = [choice for choice in choices if all(map(is_parameter, _found(choice, paths)))] or choices
+        choices = [
+            choice for choice in choices if all(map(is_parameter, _found_paths(choice, paths)))
+        ] or choices
     best = choices[0]
     result = dict(zip(expected, best.names, strict=True))
     below, reached = best.below, set(best.names)
     unread = tuple(
         path for name, path in paths.items() if name[: len(below)] == below and name not in reached
     )
-    firsts = [path for choice in choices for path in _found(choice, paths)[:1]]
+    firsts = [path for choice in choices for path in _found_paths(choice, paths)[:1]]
     return Match(
         {path: paths[name] for path, name in result.items() if name in paths},
         tuple(path for path, name in result.items() if name not in paths),
@@ -366,7 +370,7 @@ class _Choice(NamedTuple):
     names: tuple[Name, ...]
 
 
-def _found(choice: _Choice, paths: Mapping[Name, Path]) -> list[Path]:
+def _found_paths(choice: _Choice, paths: Mapping[Name, Path]) -> list[Path]:
     return [paths[name] for name in choice.names if name in paths]
 
 
@@ -375,18 +379,18 @@ def _name(path: Path) -> Name:
     return name[:-1] if len(name) > 1 and name[-1] == _VALUE else name
 
 
-def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
+def _best_choices(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
     """Return the subtrees that contain the most names, all equally good, best first."""
     as_they_are = _Choice((), tuple(names))
     if all(name in paths for name in names):
         return [as_they_are]
-    shared = _shared(names)
+    shared = _count_shared_keys(names)
     by_last: dict[str, list[Name]] = {}
     for known in paths:
         by_last.setdefault(known[-1] if known else "", []).append(known)
     locations: dict[tuple[Name, int], None] = {((), 0): None}
     for name in names[:: max(1, len(names) // _SAMPLES)]:
-        locations.update(dict.fromkeys(_choices(name, shared, by_last.get(name[-1] if name else "", []))))
+        locations.update(dict.fromkeys(_candidates(name, shared, by_last.get(name[-1] if name else "", []))))
     # Different keys can lead to the same names.
     choices: dict[tuple[Name, ...], _Choice] = {}
     for below, above in sorted(locations, key=lambda location: (location[1], len(location[0]))):
@@ -398,20 +402,20 @@ def _best(names: Sequence[Name], paths: Mapping[Name, Path]) -> list[_Choice]:
     return [as_they_are] if as_they_are in best else best
 
 
-def _choices(name: Name, shared: int, alike: Sequence[Name]) -> Iterator[tuple[Name, int]]:
+def _candidates(name: Name, shared: int, same_last: Sequence[Name]) -> Iterator[tuple[Name, int]]:
     """Yield where a name could be among names with the same last key: below keys, or without own wrappers.
 
     Never both: `params/w` is not another name of `ema/w`.
     """
-    yield from ((known[: len(known) - len(name)], 0) for known in alike if known[-len(name) :] == name)
+    yield from ((known[: len(known) - len(name)], 0) for known in same_last if known[-len(name) :] == name)
     for above in range(1, shared + 1):
-        if is_wrapper(name[above - 1]) and name[above:] in alike:
+        if is_wrapper(name[above - 1]) and name[above:] in same_last:
             yield (), above
         elif not is_wrapper(name[above - 1]):
             return
 
 
-def _shared(names: Sequence[Name]) -> int:
-    """Return the number of leading keys that all names share, at most `_MOST_ABOVE`, excluding last keys."""
-    least = min(_MOST_ABOVE, min(map(len, names)) - 1)
+def _count_shared_keys(names: Sequence[Name]) -> int:
+    """Return the number of leading keys, at most `_MAX_SHARED_KEYS`, that all names share before the last."""
+    least = min(_MAX_SHARED_KEYS, min(map(len, names)) - 1)
     return next((k for k in range(least) if len({name[k] for name in names}) > 1), max(0, least))

@@ -15,15 +15,15 @@ import jax
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CoverageError, LostValuesWarning, listing
 from ckpttools.sharding.array_targets import Batches
-from ckpttools.sharding.assignments import Assigned
-from ckpttools.sharding.exchange import broadcast, exchanged
-from ckpttools.sharding.load_plan import LoadPlan, Route, groups, joined_reads
+from ckpttools.sharding.assignments import Assignment
+from ckpttools.sharding.exchange import broadcast_parts, exchange_parts
+from ckpttools.sharding.load_plan import LoadPlan, Route, group_routes, join_reads
 from ckpttools.sharding.load_request import Request
 from ckpttools.sharding.processes import Processes, is_spread
 from ckpttools.sharding.scatter import Parts, ReadResources, read_parts
 
 # Interval at which each process reports its progress to process 0.
-_SAID_SECONDS = 5.0
+_REPORT_SECONDS = 5.0
 _TOPIC = "progress"
 
 
@@ -63,56 +63,56 @@ class JobProgress:
         done = sum(process.bytes_done for process in self.processes)
         nbytes = sum(process.nbytes for process in self.processes)
         rate = sum(process.bytes_per_second for process in self.processes)
-        waits = "" if self.waiting_for is None else f", waiting for process {self.waiting_for}"
+        on_wait = "" if self.waiting_for is None else f", waiting for process {self.waiting_for}"
         last = min(
             self.processes, key=lambda process: process.bytes_done / max(1, process.nbytes), default=None
         )
         slowest = f", process {last.process} is last" if last and len(self.processes) > 1 else ""
         share = f"{100 * done // max(1, nbytes)}% of {nbytes:,} bytes, {rate:,.0f} bytes/s"
-        return f"<JobProgress of {self.count:,} processes: {share}{slowest}{waits}>"
+        return f"<JobProgress of {self.count:,} processes: {share}{slowest}{on_wait}>"
 
 
 @dataclass
-class Teller:
+class ProgressReporter:
     """Reporter of this process's progress; process 0 also passes on the progress of all.
 
     Attributes:
         processes: all processes.
         nbytes: total bytes of this process.
-        tell: called regularly in process 0.
+        report: called regularly in process 0.
     """
 
     processes: Processes
     nbytes: int
-    tell: Callable[[JobProgress], None]
+    report: Callable[[JobProgress], None]
     done: int = 0
-    began: float = field(default_factory=time.monotonic)
-    declared: float = 0.0
+    start_time: float = field(default_factory=time.monotonic)
+    last_report: float = 0.0
 
     def add(self, nbytes: int) -> None:
         """Add bytes that were produced."""
         self.done += nbytes
-        if time.monotonic() - self.declared >= _SAID_SECONDS or self.done == self.nbytes:
-            self.say()
+        if time.monotonic() - self.last_report >= _REPORT_SECONDS or self.done == self.nbytes:
+            self.publish()
 
-    def say(self, waiting_for: int | None = None) -> None:
+    def publish(self, waiting_for: int | None = None) -> None:
         """Report now."""
-        self.declared = time.monotonic()
-        rate = self.done / max(1e-9, self.declared - self.began)
-        self.processes.note(_TOPIC, f"{self.nbytes} {self.done} {rate:.0f}")
+        self.last_report = time.monotonic()
+        rate = self.done / max(1e-9, self.last_report - self.start_time)
+        self.processes.set_status(_TOPIC, f"{self.nbytes} {self.done} {rate:.0f}")
         if self.processes.number == 0:
-            noted = sorted(self.processes.noted(_TOPIC).items())
-            result = [ProcessProgress(number, *map(int, text.split())) for number, text in noted]
-            self.tell(JobProgress(self.processes.count, tuple(result), waiting_for))
+            statuses = sorted(self.processes.statuses(_TOPIC).items())
+            result = [ProcessProgress(number, *map(int, text.split())) for number, text in statuses]
+            self.report(JobProgress(self.processes.count, tuple(result), waiting_for))
 
-    def waits(self, topic: str) -> None:
+    def on_wait(self, topic: str) -> None:
         """Report in process 0 that it waits for another process, whose index ends the topic."""
         number = topic.rpartition("/")[2]
         if self.processes.number == 0 and number.isdigit():
-            self.say(int(number))
+            self.publish(int(number))
 
 
-def loaded(
+def execute_load(
     expected: Request,
     plan: LoadPlan,
     *,
@@ -135,36 +135,36 @@ def loaded(
     Raises:
         CheckpointError: an array cannot be read.
     """
-    processes = _agreed(plan)
+    processes = _agreed_processes(plan)
     if processes is not None and observe_job is not None:
-        processes, observe = _telling(processes, plan.bytes_in_memory, observe, observe_job)
+        processes, observe = _with_progress(processes, plan.bytes_in_memory, observe, observe_job)
     shared = deque(route.leaf.name for route in plan.routes if route.way != "direct")
     values: dict[int, Any] = {}
     lost: dict[str, Counter[str]] = {}
 
-    def losing(name: str, counts: Mapping[str, float]) -> None:
+    def record_lost(name: str, counts: Mapping[str, float]) -> None:
         lost.setdefault(name, Counter()).update(counts)
 
-    reading = ReadResources(plan.memory, jobs, plan.staging, observe, losing)
-    on_the_way: list[jax.Array] = []
-    for group in groups(plan.routes, plan.staging // 2):
+    reading = ReadResources(plan.memory, jobs, plan.staging, observe, record_lost)
+    in_flight: list[jax.Array] = []
+    for group in group_routes(plan.routes, plan.staging // 2):
         result = _parts(group, reading)
         if processes is not None and shared:
-            result = _with_all(result, group, shared, processes)
+            result = _synchronize_reads(result, group, shared, processes)
         built = list(_arrays(group, result))
         # The previous group's staging memory is free now, or will be before more is staged.
-        _wait_for(on_the_way)
-        on_the_way = [array for route, array in built if not route.stays]
-        values.update({id(route.leaf): _typed(array, route.leaf) for route, array in built})
-    _wait_for(on_the_way)
+        _wait_for(in_flight)
+        in_flight = [array for route, array in built if not route.is_in_place]
+        values.update({id(route.leaf): _wrap_keys(array, route.leaf) for route, array in built})
+    _wait_for(in_flight)
     for leaf in expected.arrays:
         if leaf.number is not None:
             values[id(leaf)] = _number(leaf, leaf.number)
-    _tell(lost)
-    return expected.filled([values[id(leaf)] for leaf in expected.arrays])
+    _warn_lost_values(lost)
+    return expected.fill([values[id(leaf)] for leaf in expected.arrays])
 
 
-def _number(leaf: Assigned, kind: type) -> Any:
+def _number(leaf: Assignment, kind: type) -> Any:
     """Return a Python number that equals the stored value exactly."""
     stored = leaf.array.read().reshape(()).item()
     value = kind(stored)
@@ -173,7 +173,7 @@ def _number(leaf: Assigned, kind: type) -> Any:
     return value
 
 
-def _agreed(plan: LoadPlan) -> Processes | None:
+def _agreed_processes(plan: LoadPlan) -> Processes | None:
     """Return all processes after checking that their plans agree; None if this process loads alone.
 
     Raises:
@@ -185,28 +185,28 @@ def _agreed(plan: LoadPlan) -> Processes | None:
         return None
     processes = Processes.of_job("load")
     declared = repr([(route.leaf.name, route.way, route.leaf.target.shape) for route in spread])
-    processes.all_same("plan of the load", hashlib.sha256(declared.encode()).hexdigest())
+    processes.check_same("plan of the load", hashlib.sha256(declared.encode()).hexdigest())
     return processes
 
 
-def _telling(
+def _with_progress(
     processes: Processes,
     total: int,
     observe: Callable[[int], None],
     observe_job: Callable[[JobProgress], None],
 ) -> tuple[Processes, Callable[[int], None]]:
     """Return the processes and observer, extended to report progress."""
-    teller = Teller(processes, total, observe_job)
-    teller.say()
+    reporter = ProgressReporter(processes, total, observe_job)
+    reporter.publish()
 
     def both(nbytes: int) -> None:
         observe(nbytes)
-        teller.add(nbytes)
+        reporter.add(nbytes)
 
-    return replace(processes, waits=teller.waits), both
+    return replace(processes, on_wait=reporter.on_wait), both
 
 
-def _tell(lost: Mapping[str, Mapping[str, float]]) -> None:
+def _warn_lost_values(lost: Mapping[str, Mapping[str, float]]) -> None:
     """Warn of values that changed in a cast; docs/transforms.md explains the terms."""
     lines = [
         f"{name}: {', '.join(f'{count:,} {what}' for what, count in counts.items())}"
@@ -234,11 +234,11 @@ def _arrays(
                 (routes[done], array) for done, array in batches.add(number, route.leaf.target, parts)
             )
         else:
-            yield route, _together(route, parts)
-    yield from ((routes[done], array) for done, array in batches.rest())
+            yield route, _assemble(route, parts)
+    yield from ((routes[done], array) for done, array in batches.flush())
 
 
-def _with_all(
+def _synchronize_reads(
     result: Iterator[tuple[int, Parts]], routes: Sequence[Route], shared: deque[str], processes: Processes
 ) -> Iterator[tuple[int, Parts]]:
     """Synchronize before each exchange: all processes have read the array, or all learn which one failed.
@@ -256,28 +256,28 @@ def _with_all(
             return
         except BaseException as error:
             if shared:
-                processes.all_well(f"read {shared.popleft()}", error)
+                processes.check_all(f"read {shared.popleft()}", error)
             raise
         if routes[number].way != "direct":
-            processes.all_well(f"read {shared.popleft()}", None)
+            processes.check_all(f"read {shared.popleft()}", None)
         yield number, parts
 
 
 def _parts(routes: Sequence[Route], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
     """Yield the parts of each route, with its index."""
-    built = joined_reads(routes)
-    for number, parts in reordered(read_parts([item.held for item in built], reading)):
+    built = join_reads(routes)
+    for number, parts in reorder(read_parts([item.local for item in built], reading)):
         yield from built[number].split(parts)
 
 
-def _together(route: Route, parts: Parts) -> jax.Array:
+def _assemble(route: Route, parts: Parts) -> jax.Array:
     """Assemble an array from the parts that all processes have read."""
     if route.read is not None:
-        return exchanged(parts, route.read, route.leaf.target)
-    return broadcast(parts, route.leaf.target)
+        return exchange_parts(parts, route.read, route.leaf.target)
+    return broadcast_parts(parts, route.leaf.target)
 
 
-def reordered(built: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
+def reorder(built: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]:
     """Yield the items by index, starting from 0."""
     waiting: dict[int, Parts] = {}
     following = 0
@@ -288,6 +288,6 @@ def reordered(built: Iterable[tuple[int, Parts]]) -> Iterator[tuple[int, Parts]]
             following += 1
 
 
-def _typed(array: jax.Array, leaf: Assigned) -> jax.Array:
+def _wrap_keys(array: jax.Array, leaf: Assignment) -> jax.Array:
     """Return PRNG keys made of their data; other arrays unchanged."""
     return array if leaf.key_impl is None else jax.random.wrap_key_data(array, impl=leaf.key_impl)

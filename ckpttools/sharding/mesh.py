@@ -18,7 +18,7 @@ from ckpttools.formats.zarr.chunking import LARGEST, SMALLEST
 
 _EXPECTED = "such as 8, 4x2 or data=4,fsdp=2"
 _LENGTH = re.compile(r"\s*[1-9][0-9]{0,17}\s*")
-_MOST_DEVICES = 1 << 20
+_MAX_DEVICES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,8 @@ def parse_mesh(text: str) -> MeshShape:
         raise UsageError(f"{text!r} is not a mesh", expected=_EXPECTED)
     names = list(named) if named else [str(number) for number in range(len(lengths))]
     mesh = MeshShape(dict(zip(names, map(int, lengths), strict=True)))
-    if "" in mesh.axes or mesh.size > _MOST_DEVICES:
-        raise UsageError(
-            f"{text!r} is not a mesh", expected=f"{_EXPECTED}; at most {_MOST_DEVICES:,} devices"
-        )
+    if "" in mesh.axes or mesh.size > _MAX_DEVICES:
+        raise UsageError(f"{text!r} is not a mesh", expected=f"{_EXPECTED}; at most {_MAX_DEVICES:,} devices")
     return mesh
 
 
@@ -93,10 +91,10 @@ def mesh_chunk(
     order = [*sorted(stacked), *(axis for axis in range(len(shape)) if axis not in stacked)]
     for axis in order:
         while chunk[axis] > 1 and prod(chunk) * itemsize > limit:
-            chunk[axis] //= _least_factor(chunk[axis])
+            chunk[axis] //= _smallest_factor(chunk[axis])
     return tuple(chunk)
 
 
-def _least_factor(number: int) -> int:
+def _smallest_factor(number: int) -> int:
     """Return the smallest prime factor of a number above 1."""
     return next((item for item in range(2, isqrt(number) + 1) if number % item == 0), number)

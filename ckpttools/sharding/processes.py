@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import OtherProcessError, UsageError
-from ckpttools.sharding.distributed_job import Service, client_here
+from ckpttools.sharding.distributed_job import Service, current_client
 
 if TYPE_CHECKING:
     import jax
@@ -38,7 +38,7 @@ class Processes(Service):
         """
         import jax
 
-        client = client_here()
+        client = current_client()
         if client is None:
             raise UsageError(
                 "the processes of this job cannot communicate",
@@ -49,7 +49,7 @@ class Processes(Service):
             jax.process_index(), jax.process_count(), client, f"ckpttools/{kind}/{next(_numbers[kind])}"
         )
 
-    def told(self, topic: str, say: Callable[[], str]) -> str:
+    def from_first(self, topic: str, say: Callable[[], str]) -> str:
         """Compute a text in process 0 and return it in all processes."""
         if self.number == 0:
             text = say()
@@ -57,24 +57,24 @@ class Processes(Service):
             return text
         return self.get(f"{topic}/0")
 
-    def gathered(self, topic: str, declared: str) -> list[str]:
+    def gather(self, topic: str, declared: str) -> list[str]:
         """Send a text to process 0; return all texts in process order there, and [] elsewhere."""
         self.put(f"{topic}/{self.number}", declared)
         if self.number:
             return []
         return [self.get(f"{topic}/{number}") for number in range(self.count)]
 
-    def done(self, topic: str, do: Callable[[], T]) -> T:
-        """Run a function in each process and return its local result; raises as `all_well`."""
+    def run_in_all(self, topic: str, do: Callable[[], T]) -> T:
+        """Run a function in each process and return its local result; raises as `check_all`."""
         error: BaseException | None = None
         try:
             built = do()
         except BaseException as raised:
             error = raised
-        self.all_well(topic, error)
+        self.check_all(topic, error)
         return built
 
-    def all_well(self, topic: str, error: BaseException | None) -> None:
+    def check_all(self, topic: str, error: BaseException | None) -> None:
         """Wait until all processes have finished a step.
 
         Args:
@@ -85,8 +85,8 @@ class Processes(Service):
             BaseException: `error`.
             OtherProcessError: another process failed; names it.
         """
-        declared = self.gathered(topic, "" if error is None else _message(error))
-        wrong = self.told(
+        declared = self.gather(topic, "" if error is None else _message(error))
+        wrong = self.from_first(
             f"{topic} in all",
             lambda: "\n".join(f"process {number}: {text}" for number, text in enumerate(declared) if text),
         )
@@ -99,10 +99,10 @@ class Processes(Service):
                 hint="read the error of that process",
             )
 
-    def all_same(self, topic: str, declared: str) -> None:
+    def check_same(self, topic: str, declared: str) -> None:
         """Raise OtherProcessError if the processes do not pass the same text."""
-        every = self.gathered(topic, declared)
-        wrong = self.told(
+        every = self.gather(topic, declared)
+        wrong = self.from_first(
             f"{topic} compared",
             lambda: ", ".join(str(number) for number, item in enumerate(every) if item != every[0]),
         )

@@ -28,7 +28,7 @@ from ckpttools.mapping.documents import fields, mapping, text
 from ckpttools.maxtext.axis_names import AxisNames, axis_names
 from ckpttools.maxtext.logical_rules import LOGICAL_AXIS_RULES, MESH_AXES
 from ckpttools.sharding.mesh import MeshShape
-from ckpttools.sharding.specs import Spec, checked_spec, parse_spec, require_axes, spec_of
+from ckpttools.sharding.specs import Spec, check_spec, parse_spec, require_axes, spec_from_entries
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
@@ -63,8 +63,8 @@ class Rules:
         for logical, axes in self.axes:
             needed = tuple(name for name in axes if name not in self.absent)
             require_axes((needed,), mesh, f"{self.name}: {logical}")
-        for axis in sorted(mesh.axes.keys() - self._named - self.absent):
-            expected = self.absent if self.is_closed else self._named - mesh.axes.keys()
+        for axis in sorted(mesh.axes.keys() - self._mesh_axes - self.absent):
+            expected = self.absent if self.is_closed else self._mesh_axes - mesh.axes.keys()
             near = near_names(axis, expected, 1)
             if near or self.is_closed:
                 raise UsageError(
@@ -76,7 +76,7 @@ class Rules:
                 )
 
     @property
-    def _named(self) -> frozenset[str]:
+    def _mesh_axes(self) -> frozenset[str]:
         """The mesh axes that the rules name."""
         entries = (entry for _, spec in self.arrays for entry in spec)
         return frozenset(chain(*entries, *(axes for _, axes in self.axes)))
@@ -140,10 +140,10 @@ MAXTEXT = Rules(axes=LOGICAL_AXIS_RULES, absent=frozenset(MESH_AXES), is_closed=
 PRESETS: Mapping[str, Rules] = {"maxtext": MAXTEXT}
 
 RulesLike = Rules | str | Mapping[str, Any] | Sequence[tuple[str, Any]]
-"""Rules, the name of a preset, a file, or pairs that `rules_of` accepts."""
+"""Rules, the name of a preset, a file, or pairs that `resolve_rules` accepts."""
 
 
-def rules_of(value: RulesLike) -> Rules:
+def resolve_rules(value: RulesLike) -> Rules:
     """Return the rules that a user's value stands for.
 
     Args:
@@ -158,17 +158,17 @@ def rules_of(value: RulesLike) -> Rules:
     if isinstance(value, Rules):
         return value
     if isinstance(value, str):
-        return _named(value)
+        return _mesh_axes(value)
     pairs = value.items() if isinstance(value, Mapping) else value
-    return rules_from(pairs)
+    return rules_from_pairs(pairs)
 
 
-def own_axes(mesh: MeshShape) -> Rules:
+def mesh_axis_rules(mesh: MeshShape) -> Rules:
     """Return rules for templates whose axes are named after mesh axes."""
     return Rules(axes=tuple((name, (name,)) for name in mesh.axes), name="the names of axes")
 
 
-def _named(name: str) -> Rules:
+def _mesh_axes(name: str) -> Rules:
     if name in PRESETS:
         return PRESETS[name]
     if not name.endswith((".toml", ".json")):
@@ -182,8 +182,8 @@ def _named(name: str) -> Rules:
     return read_rules(name)
 
 
-def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
-    """Return rules from pairs, as in `rules_of`; a mesh may lack the axes that MaxText names."""
+def rules_from_pairs(pairs: Iterable[Any], name: str = "rules") -> Rules:
+    """Return rules from pairs, as in `resolve_rules`; a mesh may lack the axes that MaxText names."""
     arrays: list[tuple[str, Spec]] = []
     axes: list[tuple[str, tuple[str, ...]]] = []
     for pair in pairs:
@@ -192,27 +192,27 @@ def rules_from(pairs: Iterable[Any], name: str = "rules") -> Rules:
         key, value = pair
         if not isinstance(key, str):
             raise UsageError("not a rule", location=name, got=repr(pair), expected=_EXPECTED)
-        if (spec := _spec_in(value, key)) is not None:
+        if (spec := _parse_spec_value(value, key)) is not None:
             arrays.append((key, spec))
         else:
-            axes.append((key, checked_spec((_axes_in(value, f"{name}: {key}"),), key)[0]))
+            axes.append((key, check_spec((_parse_axes_value(value, f"{name}: {key}"),), key)[0]))
     return Rules(tuple(arrays), tuple(axes), frozenset(MESH_AXES), name=name)
 
 
-def _spec_in(value: object, location: str) -> Spec | None:
+def _parse_spec_value(value: object, location: str) -> Spec | None:
     """Return the spec if the value is one (text with parentheses, or JAX's `PartitionSpec`), else None."""
     if isinstance(value, str):
         return parse_spec(value) if "(" in value else None
     # A value can be a `PartitionSpec` only if JAX was imported.
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(value, jax.sharding.PartitionSpec):
-        return spec_of(value, location)
+        return spec_from_entries(value, location)
     return None
 
 
-def _axes_in(value: object, location: str) -> tuple[str, ...]:
+def _parse_axes_value(value: object, location: str) -> tuple[str, ...]:
     if value is None or isinstance(value, str | tuple | list):
-        return spec_of([value or None], location)[0]
+        return spec_from_entries([value or None], location)[0]
     raise UsageError("not a rule", location=location, got=repr(value), expected=_EXPECTED)
 
 
@@ -235,10 +235,12 @@ def read_rules(file: str) -> Rules:
         MappingError: the file has other keys, or a value is not a rule; names the value.
     """
     location = parse(file)
-    document = _document(location)
+    document = _read_document(location)
     try:
-        result = fields({"axes": _axes, "arrays": mapping(_spec)})(document, f"{location}:")
-        by_axes = rules_from(result.get("axes", ()), str(location))
+        result = fields({"axes": _parse_axis_pairs, "arrays": mapping(_parse_spec_text)})(
+            document, f"{location}:"
+        )
+        by_axes = rules_from_pairs(result.get("axes", ()), str(location))
     except UsageError as error:
         raise MappingError(
             error.message,
@@ -250,11 +252,11 @@ def read_rules(file: str) -> Rules:
     return replace(by_axes, arrays=tuple(result.get("arrays", {}).items()))
 
 
-def _spec(value: object, location: str) -> Spec:
+def _parse_spec_text(value: object, location: str) -> Spec:
     return parse_spec(text(value, location))
 
 
-def _document(location: Location) -> Any:
+def _read_document(location: Location) -> Any:
     content = location.read_bytes()
     try:
         return tomllib.loads(content.decode()) if location.suffix == ".toml" else parse_json(content)
@@ -263,7 +265,7 @@ def _document(location: Location) -> Any:
         raise FormatError(f"not a {kind} file", location=location, got=error) from error
 
 
-def _axes(value: object, location: str) -> list[tuple[str, Any]]:
+def _parse_axis_pairs(value: object, location: str) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         value = [[name, axes] for name, axes in value.items()]
     if not isinstance(value, list) or not all(isinstance(item, list) and len(item) == 2 for item in value):
@@ -273,7 +275,7 @@ def _axes(value: object, location: str) -> list[tuple[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ruled:
+class NamedArray:
     """The names of an array that rules are matched against.
 
     Attributes:
@@ -307,12 +309,12 @@ class AppliedRules:
         self.rules.check(self.mesh)
         object.__setattr__(self, "_names", axis_names(self.tree))
 
-    def of(self, path: Path, called: Path | None = None, axes: AxisNames = ()) -> Ruled:
+    def named_array(self, path: Path, caller_path: Path | None = None, axes: AxisNames = ()) -> NamedArray:
         """Return the names of an array for matching.
 
         Args:
             path: the array's path in the tree.
-            called: its path in the caller's tree; None if it is the same.
+            caller_path: its path in the caller's tree; None if it is the same.
             axes: the caller's names of its axes; () if there are none.
         """
         known = self._names.get(path, ())
@@ -320,29 +322,29 @@ class AppliedRules:
             names = tuple((*first, *second) for first, second in zip(axes, known, strict=True))
         else:
             names = axes or known
-        return Ruled(path if called is None else called, names)
+        return NamedArray(path if caller_path is None else caller_path, names)
 
-    def spec(self, array: Ruled) -> Spec:
+    def spec(self, array: NamedArray) -> Spec:
         """Return the partition spec of an array."""
         return self.rules.spec(array.path, array.axes, self.mesh)
 
     def specs(self) -> Iterator[tuple[Path, Spec]]:
         """Yield the path and partition spec of each array in the tree."""
-        return ((path, self.spec(self.of(path))) for path in self.tree.arrays)
+        return ((path, self.spec(self.named_array(path))) for path in self.tree.arrays)
 
-    def leaves_out(self, array: Ruled, rank: int) -> bool:
+    def is_unmatched(self, array: NamedArray, rank: int) -> bool:
         """Return whether no rule applies to an array of several axes."""
         return rank > 1 and not self.rules.applies(array.path, array.axes)
 
-    def remarks(self, arrays: Mapping[Ruled, int] | None = None) -> Iterator[str]:
+    def remarks(self, arrays: Mapping[NamedArray, int] | None = None) -> Iterator[str]:
         """Yield remarks on arrays that match no rule.
 
         Args:
             arrays: arrays and their number of axes; None for all arrays of the tree.
         """
         if arrays is None:
-            arrays = {self.of(path): array.ndim for path, array in self.tree.arrays.items()}
-        others = [array for array, rank in arrays.items() if self.leaves_out(array, rank)]
+            arrays = {self.named_array(path): array.ndim for path, array in self.tree.arrays.items()}
+        others = [array for array, rank in arrays.items() if self.is_unmatched(array, rank)]
         if not others:
             return
         known = {logical for logical, _ in self.rules.axes}

@@ -41,7 +41,7 @@ class Saving:
         self._ended = threading.Event()
         self._receipt: Receipt | None = None
         self._error: BaseException | None = None
-        self._is_told = False
+        self._is_reported = False
 
     @property
     def done(self) -> bool:
@@ -60,7 +60,7 @@ class Saving:
         """
         if not self._ended.wait(timeout):
             raise TimeoutError(f"{self.destination} is still being written")
-        self._is_told = True
+        self._is_reported = True
         if self._error is not None:
             raise self._error
         assert self._receipt is not None
@@ -86,10 +86,10 @@ class _Background:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     savings: list[Saving] = field(default_factory=list)
-    held: int = 0
+    reserved_bytes: int = 0
     is_awaited: bool = False
 
-    def take(self, saving: Saving, nbytes: int, allowed: int | None) -> None:
+    def reserve(self, saving: Saving, nbytes: int, allowed: int | None) -> None:
         """Reserve memory for the copies of another save.
 
         Raises:
@@ -97,17 +97,17 @@ class _Background:
             MemoryBudgetError: the copies do not fit.
         """
         with self.lock:
-            self.savings = [item for item in self.savings if not (item.done and item._is_told)]
+            self.savings = [item for item in self.savings if not (item.done and item._is_reported)]
             _check_location(saving.destination, self.savings)
-            _check_room(nbytes, self.held, allowed)
+            _check_room(nbytes, self.reserved_bytes, allowed)
             self.savings.append(saving)
-            self.held += nbytes
+            self.reserved_bytes += nbytes
 
     def release(self, nbytes: int) -> None:
         with self.lock:
-            self.held -= nbytes
+            self.reserved_bytes -= nbytes
 
-    def give_up(self, saving: Saving) -> None:
+    def remove(self, saving: Saving) -> None:
         """Remove a save that did not start."""
         with self.lock:
             self.savings.remove(saving)
@@ -116,16 +116,16 @@ class _Background:
         """Wait for all saves at the end of the process, and print the errors that were not raised."""
         for saving in self.savings:
             try:
-                if not saving._is_told:
+                if not saving._is_reported:
                     saving.wait()
             except CheckpointError as error:
-                _tell(f"{saving.destination} was not saved: {error}")
+                _log_failure(f"{saving.destination} was not saved: {error}")
             except BaseException as error:
-                told = "".join(traceback.format_exception(error))
-                _tell(f"{saving.destination} was not saved: {type(error).__name__}: {error}\n{told}")
+                trace = "".join(traceback.format_exception(error))
+                _log_failure(f"{saving.destination} was not saved: {type(error).__name__}: {error}\n{trace}")
 
 
-def _tell(text: str) -> None:
+def _log_failure(text: str) -> None:
     """Log an error, and print it to stderr if Python's logging would not."""
     text = "\n".join(map(printable_text, text.splitlines()))
     log = logging.getLogger("ckpttools")
@@ -140,7 +140,7 @@ _BACKGROUND = _Background()
 
 def start(
     destination: Location,
-    held: Iterable[ShardHolder | Abstract],
+    holders: Iterable[ShardHolder | Abstract],
     save: Callable[[], Receipt],
     host_memory: int | None = None,
 ) -> Saving:
@@ -148,7 +148,7 @@ def start(
 
     Args:
         destination: where they are saved.
-        held: the holders of the arrays; their contents are replaced by the copies.
+        holders: the holders of the arrays; their contents are replaced by the copies.
         save: writes them.
         host_memory: maximum bytes of the copies, including those of other running saves; None for half of
             the available memory.
@@ -158,14 +158,14 @@ def start(
         MemoryBudgetError: the copies would exceed `host_memory`.
         SourceChangedError: an array was deleted.
     """
-    shards = [item for item in held if isinstance(item, ShardHolder)]
+    shards = [item for item in holders if isinstance(item, ShardHolder)]
     nbytes = sum(shard.nbytes for shard in shards)
     saving = Saving(destination)
-    _BACKGROUND.take(saving, nbytes, host_memory)
+    _BACKGROUND.reserve(saving, nbytes, host_memory)
 
     def release() -> None:
         for shard in shards:
-            shard.let_go()
+            shard.discard()
         _BACKGROUND.release(nbytes)
 
     try:
@@ -174,12 +174,12 @@ def start(
         threading.Thread(target=saving._run, args=(save, release), name=f"saving {destination}").start()
     except BaseException:
         release()
-        _BACKGROUND.give_up(saving)
+        _BACKGROUND.remove(saving)
         raise
     return saving
 
 
-def refuse_under_way(destination: Location) -> None:
+def refuse_concurrent_save(destination: Location) -> None:
     """Refuse a destination of a running save of this process, even if its thread has not started.
 
     Raises:
@@ -204,11 +204,11 @@ def _check_location(destination: Location, others: Iterable[Saving]) -> None:
             )
 
 
-def _check_room(nbytes: int, held: int, allowed: int | None) -> None:
-    limit = (available_bytes() or 1 << 60) // 2 + held if allowed is None else allowed
-    if held + nbytes <= limit:
+def _check_room(nbytes: int, reserved: int, allowed: int | None) -> None:
+    limit = (available_bytes() or 1 << 60) // 2 + reserved if allowed is None else allowed
+    if reserved + nbytes <= limit:
         return
-    others = f", in addition to {format_size(held)} of other running saves" if held else ""
+    others = f", in addition to {format_size(reserved)} of other running saves" if reserved else ""
     raise MemoryBudgetError(
         "copies of the arrays exceed the allowed host memory",
         got=f"{format_size(nbytes)} of arrays{others}",

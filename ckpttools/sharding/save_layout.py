@@ -28,7 +28,7 @@ from ckpttools.formats.zarr.chunking import chunk_shape
 from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.sharding.mesh import mesh_chunk
 from ckpttools.sharding.save_shards import ShardHolder
-from ckpttools.sharding.specs import spec_of
+from ckpttools.sharding.specs import spec_from_entries
 from ckpttools.stores.costs import Streams
 from ckpttools.stores.location import Location
 
@@ -40,7 +40,7 @@ _PAGE, _LINE = 4096, 64
 
 
 @dataclass(frozen=True, slots=True)
-class Placed(DataFile):
+class PlacedChunks(DataFile):
     """Data files in which each chunk has an explicit location.
 
     Attributes:
@@ -98,11 +98,11 @@ class OwnedWriter:
         if self.streams is None:
             return replace(result, placements=placements)
         files = _ProcessFiles(self.streams.file_bytes)
-        placed = {
-            path: files.placed(tree.arrays[path], item) if isinstance(item.home, DataFile) else item
+        placements = {
+            path: files.place_chunks(tree.arrays[path], item) if isinstance(item.home, DataFile) else item
             for path, item in placements.items()
         }
-        return replace(result, placements=placed, files=files.sizes)
+        return replace(result, placements=placements, files=files.sizes)
 
     def unowned_files(self, directory: Location, tree: Tree) -> Iterable[str]:
         """See `SupportsUnownedFiles.unowned_files`."""
@@ -144,10 +144,10 @@ def _within_shards(path: Path, array: LazyArray, placement: Placement, limit: in
     if box == array.shape or not array.size:
         return placement
     chunk = chunk_shape(box, placement.itemsize, (), limit if placement.codec else None)
-    return replace(placement, chunk=tuple(map(_dividing, box, chunk)))
+    return replace(placement, chunk=tuple(map(_largest_divisor, box, chunk)))
 
 
-def _dividing(length: int, limit: int) -> int:
+def _largest_divisor(length: int, limit: int) -> int:
     """Return the largest divisor of a length that is at most `limit`."""
     pieces = range(ceil_div(length, limit), length + 1)
     return next(length // count for count in pieces if length % count == 0)
@@ -166,7 +166,7 @@ class _ProcessFiles:
     sizes: dict[str, int] = field(default_factory=dict)
     _numbers: dict[int, int] = field(default_factory=dict)
 
-    def placed(self, array: LazyArray, placement: Placement) -> Placement:
+    def place_chunks(self, array: LazyArray, placement: Placement) -> Placement:
         """Return the placement with chunks in the files of their owners."""
         assert isinstance(placement.home, DataFile)
         directory = placement.home.file.rpartition("/")[0]
@@ -176,7 +176,7 @@ class _ProcessFiles:
         files = tuple(dict.fromkeys(name for name, _ in locations.values()))
         numbers = {name: number for number, name in enumerate(files)}
         numbered = tuple((numbers[name], start) for name, start in locations.values())
-        return replace(placement, home=Placed(placement.home.file, 0, None, files, numbered))
+        return replace(placement, home=PlacedChunks(placement.home.file, 0, None, files, numbered))
 
     def _next(self, name: str, process: int, nbytes: int) -> tuple[str, int]:
         number = self._numbers.setdefault(process, 0)
@@ -190,7 +190,7 @@ class _ProcessFiles:
         return file, start
 
 
-def keeping_shardings(writer: Writer, tree: Tree) -> Writer:
+def keep_shardings(writer: Writer, tree: Tree) -> Writer:
     """Return a writer that records the arrays' shardings; arrays without a mesh are unchanged.
 
     Raises:
@@ -208,25 +208,25 @@ def keeping_shardings(writer: Writer, tree: Tree) -> Writer:
     for path, array in tree.arrays.items():
         holder = array.holder if isinstance(array, InMemoryArray) else None
         sharding = holder.sharding if isinstance(holder, ShardHolder) and array.size else None
-        kept = None if sharding is None or path in tree.metadata.key_impls else _kept(sharding)
-        if sharding is not None and kept is not None:
+        stored = None if sharding is None or path in tree.metadata.key_impls else _stored_sharding(sharding)
+        if sharding is not None and stored is not None:
             shard = tuple(sharding.shard_shape(array.shape))
             chunks[path] = mesh_chunk(array.shape, shard, array.dtype.itemsize, ())
-            shardings[path] = kept
+            shardings[path] = stored
     return replace(writer, chunks=GivenChunks(exact=chunks), shardings=shardings)
 
 
-def _kept(sharding: jax.sharding.Sharding) -> Sharding | None:
+def _stored_sharding(sharding: jax.sharding.Sharding) -> Sharding | None:
     """Return the sharding in stored form; None if it has no mesh or an unspecified axis."""
     import jax
 
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return None
     try:
-        spec = spec_of(sharding.spec, None)
+        spec = spec_from_entries(sharding.spec, None)
     except UsageError:
         return None
     mesh = tuple((str(name), int(length)) for name, length in sharding.mesh.shape.items())
     ids = tuple(int(device.id) for device in sharding.mesh.devices.flat)
-    usual = tuple(int(device.id) for device in jax.devices())
-    return Sharding("NamedSharding", mesh, spec, devices=None if ids == usual else ids)
+    default_ids = tuple(int(device.id) for device in jax.devices())
+    return Sharding("NamedSharding", mesh, spec, devices=None if ids == default_ids else ids)

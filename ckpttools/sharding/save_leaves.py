@@ -19,14 +19,14 @@ from ckpttools.sharding.save_shards import (
     Abstract,
     Shard,
     ShardHolder,
+    content_version,
     refuse_deleted,
     shards_of,
-    version_of_elements,
 )
 from ckpttools.stores.location import Location
 
 
-def pytree_as_tree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
+def tree_from_pytree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree:
     """Convert a pytree to a tree without reading any element.
 
     Args:
@@ -39,7 +39,7 @@ def pytree_as_tree(pytree: Any, custom: Mapping[str, Any] | None = None) -> Tree
         UnknownNameError: no format supports an array's dtype.
     """
     _refuse_path(pytree)
-    result = _HeldLeaves()
+    result = _LeafCollector()
     for path, leaf in _leaves(pytree):
         result.add(path, leaf)
     if not any(isinstance(leaf, LazyArray) for leaf in result.leaves.values()):
@@ -68,7 +68,7 @@ def holders(tree: Tree) -> Iterator[ShardHolder | Abstract]:
             yield array.holder
 
 
-def with_own_holders(tree: Tree) -> Tree:
+def copy_holders(tree: Tree) -> Tree:
     """Return the tree with new holders of the same elements, so that the user's holders stay unchanged."""
     if not any(holders(tree)):
         return tree
@@ -77,14 +77,14 @@ def with_own_holders(tree: Tree) -> Tree:
     def renew(array: LazyArray) -> LazyArray:
         if not isinstance(array, InMemoryArray) or not isinstance(array.holder, ShardHolder):
             return array
-        return built.setdefault(id(array.holder), replace(array, holder=array.holder.again()))
+        return built.setdefault(id(array.holder), replace(array, holder=array.holder.clone()))
 
     return replace(tree, leaves={**tree.leaves, **rebuild_arrays(tree.arrays, renew)})
 
 
-def has_parts_elsewhere(tree: Tree) -> bool:
+def has_remote_parts(tree: Tree) -> bool:
     """Return whether other processes have elements that process 0 lacks."""
-    return any(isinstance(holder, ShardHolder) and holder.has_parts_elsewhere for holder in holders(tree))
+    return any(isinstance(holder, ShardHolder) and holder.has_remote_parts for holder in holders(tree))
 
 
 def is_shared(tree: Tree | Any) -> bool:
@@ -103,7 +103,7 @@ def is_shared(tree: Tree | Any) -> bool:
 
 
 @dataclass
-class _HeldLeaves:
+class _LeafCollector:
     """Leaves collected so far; an array that occurs several times is held once."""
 
     leaves: dict[Path, Leaf] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class _HeldLeaves:
 
     def _array(self, path: Path, leaf: Any) -> LazyArray:
         if id(leaf) not in self._known:
-            self._known[id(leaf)] = _held(keystr(path), leaf)
+            self._known[id(leaf)] = _held_array(keystr(path), leaf)
         return self._known[id(leaf)]
 
 
@@ -145,12 +145,12 @@ def _leaves(pytree: Any) -> Iterator[tuple[Path, Any]]:
     """Yield leaves with their paths; empty nodes and None are leaves, as in Orbax."""
     from jax import tree_util
 
-    result, _ = tree_util.tree_flatten_with_path(_with_states(pytree), is_leaf=_is_empty)
+    result, _ = tree_util.tree_flatten_with_path(_replace_modules(pytree), is_leaf=_is_empty)
     for keys, leaf in result:
         yield tuple(map(_key, keys)), leaf
 
 
-def _with_states(pytree: Any) -> Any:
+def _replace_modules(pytree: Any) -> Any:
     """Replace Flax modules, which are graphs with more than arrays, by their states."""
     from jax import tree_util
 
@@ -221,7 +221,7 @@ def _impl(leaf: Any) -> str:
     return str(leaf.dtype._impl.name)
 
 
-def _held(name: str, leaf: Any) -> LazyArray:
+def _held_array(name: str, leaf: Any) -> LazyArray:
     """Return the lazy array of a leaf that is an array or an abstract array."""
     import jax
     import numpy as np
@@ -243,7 +243,7 @@ def _held(name: str, leaf: Any) -> LazyArray:
         array = np.asarray(leaf)
         dtype = _dtype(name, array.dtype)
         shard = Shard(Region.whole(array.shape), array)
-        version = version_of_elements(array)
+        version = content_version(array)
         return InMemoryArray(array.shape, dtype, ShardHolder(name, dtype, [shard], version, elements=array))
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not hasattr(leaf, "__array__"):
         return InMemoryArray(tuple(leaf.shape), _dtype(name, np.dtype(leaf.dtype)), Abstract(name))

@@ -39,7 +39,7 @@ _lock = threading.Lock()
 _known: dict[int, tuple[weakref.ref[Any], str]] = {}
 
 
-def version_of(array: Any) -> str:
+def object_version(array: Any) -> str:
     """Return a text that is unique to an object and stays the same while it lives."""
     with _lock:
         result = _known.get(id(array))
@@ -47,11 +47,11 @@ def version_of(array: Any) -> str:
             return result[1]
         built = secrets.token_hex(16)
         with suppress(TypeError):
-            _known[id(array)] = weakref.ref(array, _forgetting(id(array), built)), built
+            _known[id(array)] = weakref.ref(array, _forget_callback(id(array), built)), built
         return built
 
 
-def _forgetting(key: int, built: str) -> Any:
+def _forget_callback(key: int, built: str) -> Any:
     def forget(gone: object) -> None:
         # Take no lock, since this thread may hold it. Another array may already have the same id.
         result = _known.get(key)
@@ -61,7 +61,7 @@ def _forgetting(key: int, built: str) -> Any:
     return forget
 
 
-def version_of_elements(array: np.ndarray) -> str:
+def content_version(array: np.ndarray) -> str:
     """Return the hash of a small array, or a new text at each call for a large one."""
     if array.nbytes > _MOST_HASHED:
         return secrets.token_hex(16)
@@ -71,7 +71,7 @@ def version_of_elements(array: np.ndarray) -> str:
 # Bytes fetched from a device at once. Three copies exist for a moment: on the device, in the runtime's
 # buffer, and in the destination.
 PIECE_BYTES = 16 << 20
-ALONE = (
+CONVERT_LATER_HINT = (
     "save the arrays as they are, as orbax; then convert that checkpoint in one process, with "
     "ckpttools.convert, "
     "maxtext_to_hf or hf_to_maxtext"
@@ -103,7 +103,7 @@ class Shard:
         is_of_host = device.platform == "cpu" or "host" in str(self.data.sharding.memory_kind)
         return is_of_host and _bits(self.data.dtype) >= 8
 
-    def copied(self) -> np.ndarray:
+    def copy_elements(self) -> np.ndarray:
         """Return all elements in newly allocated memory."""
         import numpy as np
 
@@ -113,8 +113,8 @@ class Shard:
 
         # Use a temporary array of the same memory: a JAX array keeps its host copy as long as it lives.
         fresh = jax.make_array_from_single_device_arrays(self.data.shape, self.data.sharding, [self.data])
-        brought = np.asarray(fresh)
-        return brought.copy() if _may_alias(self.data) else brought
+        fetched = np.asarray(fresh)
+        return fetched.copy() if _may_alias(self.data) else fetched
 
     def read_into(self, inside: Region, out: np.ndarray, dtype: DType) -> None:
         """Write a subregion, in the shard's own coordinates, into `out` as carriers."""
@@ -126,7 +126,7 @@ class Shard:
             out[...] = (part if part.dtype.isnative else part.byteswap()).view(dtype.carrier)
             return
         for piece in split_evenly(inside, max(1, PIECE_BYTES // dtype.itemsize)):
-            fetched = np.asarray(_cutter()(self.data, piece.start, piece.shape))
+            fetched = np.asarray(_slice_function()(self.data, piece.start, piece.shape))
             subview(out, piece.relative_to(inside))[...] = fetched.view(dtype.carrier)
 
 
@@ -156,7 +156,7 @@ class ShardHolder:
         self._name, self._dtype, self._shards = name, dtype, tuple(shards)
         self.version, self.owners, self.sharding = version, tuple(owners), sharding
         self._elements = elements
-        self._is_let_go = False
+        self._is_discarded = False
 
     @property
     def regions(self) -> tuple[Region, ...]:
@@ -169,7 +169,7 @@ class ShardHolder:
         return self.sharding is not None and is_spread(self.sharding)
 
     @property
-    def has_parts_elsewhere(self) -> bool:
+    def has_remote_parts(self) -> bool:
         """Whether other processes have elements that process 0 lacks."""
         return any(process for process, _ in self.owners)
 
@@ -205,7 +205,7 @@ class ShardHolder:
                 hint="save it in that process, in a separate call; or put it on a mesh of several processes",
             )
 
-        if self._is_let_go:
+        if self._is_discarded:
             raise SourceChangedError(
                 "the array's copy was released when its save ended",
                 location=self._name,
@@ -215,10 +215,10 @@ class ShardHolder:
             if not isinstance(shard.data, np.ndarray):
                 refuse_deleted(self._name, shard.data)
 
-    def look_again(self) -> None:
+    def refresh_version(self) -> None:
         """Update `version`, since a numpy array may have changed since it was computed."""
         if self._elements is not None:
-            self.version = version_of_elements(self._elements)
+            self.version = content_version(self._elements)
 
     def read_into(self, region: Region, out: np.ndarray) -> None:
         """Write the elements of a region into `out` as carriers.
@@ -241,10 +241,10 @@ class ShardHolder:
                 "other processes have some elements of the array that must be read here",
                 location=self._name,
                 got=f"{count:,} of the {region.size:,} elements of {region}",
-                hint=ALONE,
+                hint=CONVERT_LATER_HINT,
             )
 
-    def again(self) -> ShardHolder:
+    def clone(self) -> ShardHolder:
         """Return another holder of the same elements that can be copied and released independently."""
         shards, known = self._shards, (self.owners, self.sharding, self._elements)
         return ShardHolder(self._name, self._dtype, shards, self.version, *known)
@@ -252,12 +252,12 @@ class ShardHolder:
     def copy_to_host(self) -> None:
         """Copy the elements to memory of this process, and drop the references to their source."""
         self.check()
-        self._shards = tuple(Shard(shard.region, shard.copied()) for shard in self._shards)
+        self._shards = tuple(Shard(shard.region, shard.copy_elements()) for shard in self._shards)
         self._elements = None
 
-    def let_go(self) -> None:
+    def discard(self) -> None:
         """Release the elements; they cannot be read any more."""
-        self._shards, self._is_let_go = (), True
+        self._shards, self._is_discarded = (), True
 
 
 def refuse_deleted(name: str, array: jax.Array) -> None:
@@ -298,16 +298,16 @@ class Abstract:
         self.check()
 
 
-def shards_of(name: str, array: jax.Array, dtype: DType, known_by: Any = None) -> ShardHolder:
+def shards_of(name: str, array: jax.Array, dtype: DType, identity: Any = None) -> ShardHolder:
     """Return the holder of what this process saves of a JAX array: its first replicas of shards.
 
     Args:
         name: for messages.
         array: of any sharding.
         dtype: of its elements.
-        known_by: the user's object that identifies the array; None for `array`.
+        identity: the user's object that identifies the array; None for `array`.
     """
-    version = version_of(array if known_by is None else known_by)
+    version = object_version(array if identity is None else identity)
     owners = () if array.is_fully_addressable else _owners(array.sharding, array.shape)
     return ShardHolder(name, dtype, tuple(_first_replicas(array)), version, owners, array.sharding)
 
@@ -354,18 +354,18 @@ def _bits(dtype: Any) -> int:
 
 
 @cache
-def _cutter() -> Callable[[jax.Array, Shape, Shape], jax.Array]:
+def _slice_function() -> Callable[[jax.Array, Shape, Shape], jax.Array]:
     """Return a jitted function that slices an array on its device, as unsigned integers for small floats."""
     import jax
 
-    def is_looked_at(dtype: Any) -> bool:
+    def uses_carrier(dtype: Any) -> bool:
         # Accelerators have no native 64-bit floats, and JAX's default mode has no 64-bit carrier for them.
         is_float = jax.numpy.issubdtype(dtype, jax.numpy.floating)
         return bool(is_float) and dtype.itemsize <= 4 and _bits(dtype) >= 8
 
     @partial(jax.jit, static_argnums=2)
     def cut(array: jax.Array, start: Shape, shape: Shape) -> jax.Array:
-        if is_looked_at(array.dtype):
+        if uses_carrier(array.dtype):
             array = jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
         return jax.lax.dynamic_slice(array, start, shape)
 

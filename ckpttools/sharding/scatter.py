@@ -21,7 +21,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region, Shape
 from ckpttools.run.scanning import scan
 from ckpttools.sharding.read_regions import Cutter
-from ckpttools.sharding.shards import HeldParts, as_one_part
+from ckpttools.sharding.shards import LocalParts, merge_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class ReadResources:
     lost: Callable[[str, Mapping[str, float]], None] = lambda name, counts: None
 
 
-def read_parts(held: Sequence[HeldParts], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
+def read_parts(local: Sequence[LocalParts], reading: ReadResources) -> Iterator[tuple[int, Parts]]:
     """Read the parts of all arrays; yield each array as soon as all of it was read.
 
     Args:
-        held: the arrays, best in the order of their files.
+        local: the arrays, best in the order of their files.
         reading: memory in addition to the parts, workers, and callbacks.
 
     Yields:
@@ -55,23 +55,23 @@ def read_parts(held: Sequence[HeldParts], reading: ReadResources) -> Iterator[tu
         MemoryBudgetError: the memory does not suffice for one worker.
         CheckpointError: as in `scan`, after the arrays before the one that cannot be read.
     """
-    built = dict(enumerate(map(buffers, held)))
-    expected = [item.held for item in built.values()]
-    fresh = [Populating(item.memory) for item in built.values()]
-    left = [item.shards.size for item in held]
+    built = dict(enumerate(map(buffers, local)))
+    expected = [item.local for item in built.values()]
+    populators = [PagePopulator(item.memory) for item in built.values()]
+    left = [item.shards.size for item in local]
     cutter = Cutter(expected)
 
     def into(index: int, region: Region) -> np.ndarray | None:
-        fresh[index].help()
-        part = expected[index].shards.only_part(region)
+        populators[index].populate()
+        part = expected[index].shards.containing_part(region)
         return None if part is None else built[index].location(part, region)
 
     def visit(
         index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch
     ) -> Mapping[str, float]:
         shards = expected[index].shards
-        if shards.only_part(region) is None:
-            for part, common in shards.parts_of(region):
+        if shards.containing_part(region) is None:
+            for part, common in shards.intersect_parts(region):
                 built[index].location(part, common)[...] = values[0][common.relative_to(region).slices]
         return scratch.take_counts()
 
@@ -84,12 +84,12 @@ def read_parts(held: Sequence[HeldParts], reading: ReadResources) -> Iterator[tu
         cut=cutter,
         reserved=reading.reserved,
         observe=reading.observe,
-        name=lambda index: held[index].name,
+        name=lambda index: local[index].name,
         into=into,
     )
     for item in seen:
         if item.result:
-            reading.lost(held[item.index].name, item.result)
+            reading.lost(local[item.index].name, item.result)
         left[item.index] -= item.region.size
         if left[item.index] == 0:
             yield item.index, built.pop(item.index).parts
@@ -104,41 +104,41 @@ class Buffers:
     """Memory of parts, and the layout in which the array is read into it.
 
     Attributes:
-        held: the array and its parts, or the same with axes split at part boundaries, which makes all of
+        local: the array and its parts, or the same with axes split at part boundaries, which makes all of
             them one part.
-        targets: memory of each part of `held`.
+        targets: memory of each part of `local`.
         parts: the same memory as the expected parts.
         memory: all of it.
     """
 
-    held: HeldParts
+    local: LocalParts
     targets: Parts
     parts: Parts
     memory: tuple[np.ndarray, ...]
 
     def location(self, part: Shape, region: Region) -> np.ndarray:
-        """Return the view of a region that is inside one part of `held`."""
-        index: Any = (*region.relative_to(self.held.shards.region(part)).slices, ...)
+        """Return the view of a region that is inside one part of `local`."""
+        index: Any = (*region.relative_to(self.local.shards.region(part)).slices, ...)
         view: np.ndarray = self.targets[part][index]
         return view
 
 
-def buffers(held: HeldParts) -> Buffers:
+def buffers(local: LocalParts) -> Buffers:
     """Allocate memory for the local parts of an array.
 
     A region across parts must be copied to several buffers. With axes split at part boundaries it has one
     view, into which it is read directly.
     """
-    one = as_one_part(held)
-    shards, carrier = held.shards, held.array.dtype.carrier
+    one = merge_parts(local)
+    shards, carrier = local.shards, local.array.dtype.carrier
     if one is None:
-        apart = {index: aligned(shards.part, carrier) for index in shards.held}
-        return Buffers(held, apart, apart, tuple(apart.values()))
+        targets = {index: aligned_array(shards.part, carrier) for index in shards.local}
+        return Buffers(local, targets, targets, tuple(targets.values()))
     start = shards.boxes[0].start
     counts = tuple(b // n for b, n in zip(shards.boxes[0].shape, shards.part, strict=True))
     nbytes = prod(shards.part) * carrier.itemsize
     stride = -(-nbytes // ALIGNMENT) * ALIGNMENT
-    memory = aligned((*counts, stride), np.dtype(np.uint8))
+    memory = aligned_array((*counts, stride), np.dtype(np.uint8))
     parts = {
         tuple(a // n + i for a, n, i in zip(start, shards.part, index, strict=True)): (
             memory[index][:nbytes].view(carrier).reshape(shards.part)
@@ -150,7 +150,7 @@ def buffers(held: HeldParts) -> Buffers:
     for axis, count in enumerate(counts):
         strides += [memory.strides[axis], first.strides[axis]] if count > 1 else [first.strides[axis]]
     view = np.lib.stride_tricks.as_strided(first, one.shards.part, strides, writeable=True)
-    return Buffers(one, {one.shards.held[0]: view}, parts, (memory,))
+    return Buffers(one, {one.shards.local[0]: view}, parts, (memory,))
 
 
 ALIGNMENT = 64
@@ -159,7 +159,7 @@ ALIGNMENT = 64
 # pages and 8.4 to 8.9 with huge ones; a load that transposes nothing took 2.5 to 3.6 and 4.4 to 5.6.
 _MAPPED_BYTES = 4 << 20
 # Bytes of one call to the kernel, so that workers take turns.
-_AT_ONCE = 4 << 20
+_POPULATE_BYTES = 4 << 20
 # Linux 5.14 and later; elsewhere the call fails and pages are mapped when they are touched.
 _MADV_POPULATE_WRITE = 23
 
@@ -167,7 +167,7 @@ _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def aligned(shape: Shape, dtype: np.dtype[np.generic]) -> np.ndarray:
+def aligned_array(shape: Shape, dtype: np.dtype[np.generic]) -> np.ndarray:
     """Return an uninitialized C-ordered array aligned to 64 bytes."""
     nbytes = prod(shape) * dtype.itemsize
     if nbytes >= _MAPPED_BYTES:
@@ -178,25 +178,25 @@ def aligned(shape: Shape, dtype: np.dtype[np.generic]) -> np.ndarray:
     return block[start : start + nbytes].view(dtype).reshape(shape)
 
 
-class Populating:
-    """Maps the pages of arrays from `aligned` in few calls, made by any worker.
+class PagePopulator:
+    """Maps the pages of arrays from `aligned_array` in few calls, made by any worker.
 
     Without it each page causes a fault when it is touched: 64 MiB took 1.9 GB/s that way and 2.8 GB/s in one
     call.
 
     Args:
-        arrays: must stay alive until no thread is in `help`.
+        arrays: must stay alive until no thread is in `populate`.
     """
 
     def __init__(self, arrays: Iterable[np.ndarray]) -> None:
         self._left = deque(
-            (array.ctypes.data + start, min(_AT_ONCE, array.nbytes - start))
+            (array.ctypes.data + start, min(_POPULATE_BYTES, array.nbytes - start))
             for array in arrays
             if array.nbytes >= _MAPPED_BYTES
-            for start in range(0, array.nbytes, _AT_ONCE)
+            for start in range(0, array.nbytes, _POPULATE_BYTES)
         )
 
-    def help(self) -> None:
+    def populate(self) -> None:
         """Map the pages that no other thread has started on; other threads may still be mapping theirs."""
         while self._left:
             try:

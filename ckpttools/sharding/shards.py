@@ -20,67 +20,67 @@ class Shards:
     Attributes:
         shape: of the array.
         part: the shape of each part; divides `shape`.
-        held: grid indices of the parts that the devices of this process hold, without duplicates.
+        local: grid indices of the parts that the devices of this process hold, without duplicates.
     """
 
     shape: Shape
     part: Shape
-    held: tuple[Shape, ...]
+    local: tuple[Shape, ...]
 
     @property
     def size(self) -> int:
         """Number of elements of all held parts."""
-        return len(self.held) * prod(self.part)
+        return len(self.local) * prod(self.part)
 
     @cached_property
     def boxes(self) -> tuple[Region, ...]:
         """Few regions that cover exactly the held parts."""
         if prod(self.shape) == 0:
             return ()
-        return _boxes(self.part, self.held)
+        return _boxes(self.part, self.local)
 
     def region(self, index: Shape) -> Region:
         """Return the region of one part."""
-        start = _scaled(index, self.part)
+        start = _scale(index, self.part)
         return Region(start, tuple(a + n for a, n in zip(start, self.part, strict=True)))
 
-    def parts_of(self, region: Region) -> Iterator[tuple[Shape, Region]]:
+    def intersect_parts(self, region: Region) -> Iterator[tuple[Shape, Region]]:
         """Yield the parts that a region meets, with their intersection; the array must not be empty."""
         for index in intersecting_cells(self.part, region):
             if (common := region.intersect(self.region(index))) is not None:
                 yield index, common
 
-    def only_part(self, region: Region) -> Shape | None:
+    def containing_part(self, region: Region) -> Shape | None:
         """Return the part that contains a non-empty region; None if the region meets several."""
         index = tuple(a // n for a, n in zip(region.start, self.part, strict=True))
         last = tuple((b - 1) // n for b, n in zip(region.stop, self.part, strict=True))
         return index if index == last else None
 
 
-def whole(shape: Shape) -> Shards:
+def single_shard(shape: Shape) -> Shards:
     """Return all of an array as one part."""
     return Shards(shape, shape, ((0,) * len(shape),))
 
 
-def _scaled(index: Shape, part: Shape) -> Shape:
+def _scale(index: Shape, part: Shape) -> Shape:
     return tuple(i * n for i, n in zip(index, part, strict=True))
 
 
 @lru_cache(maxsize=1024)
-def _boxes(part: Shape, held: tuple[Shape, ...]) -> tuple[Region, ...]:
+def _boxes(part: Shape, local: tuple[Shape, ...]) -> tuple[Region, ...]:
     # Cached, since all layers have the same result.
-    return tuple(Region(_scaled(box.start, part), _scaled(box.stop, part)) for box in joined_boxes(held))
+    return tuple(Region(_scale(box.start, part), _scale(box.stop, part)) for box in join_cells(local))
 
 
-def joined_boxes(cells: Iterable[Shape]) -> list[Region]:
+def join_cells(cells: Iterable[Shape]) -> list[Region]:
     """Join a set of cells into regions: along the last axis first, then the one before it, and so on."""
     boxes = [Region(cell, tuple(i + 1 for i in cell)) for cell in sorted(cells)]
     for axis in reversed(range(boxes[0].rank if boxes else 0)):
-        boxes = _joined_along(axis, boxes)
+        boxes = _join_along(axis, boxes)
     return sorted(boxes, key=lambda box: box.start)
 
 
-def _joined_along(axis: int, boxes: list[Region]) -> list[Region]:
+def _join_along(axis: int, boxes: list[Region]) -> list[Region]:
     built: list[Region] = []
     for box in sorted(boxes, key=lambda box: (box.without(axis).start, box.start[axis])):
         last = built[-1] if built else None
@@ -93,7 +93,7 @@ def _joined_along(axis: int, boxes: list[Region]) -> list[Region]:
 
 
 @dataclass(frozen=True)
-class HeldParts:
+class LocalParts:
     """An array and the parts of it that this process holds.
 
     Attributes:
@@ -117,10 +117,10 @@ class HeldParts:
         return ceil_div(self.shards.size * self.array.stored_bits, 8)
 
 
-def as_one_part(held: HeldParts) -> HeldParts | None:
+def merge_parts(local: LocalParts) -> LocalParts | None:
     """Split axes at part boundaries so that all parts become one; None if impossible or costlier to read."""
-    shards = held.shards
-    if len(shards.held) < 2 or len(shards.boxes) != 1:
+    shards = local.shards
+    if len(shards.local) < 2 or len(shards.boxes) != 1:
         return None
     groups: list[Shape] = []
     part: list[int] = []
@@ -133,13 +133,13 @@ def as_one_part(held: HeldParts) -> HeldParts | None:
         groups.append((length // cell, cell) if count > 1 else (length,))
         part += [count, cell] if count > 1 else [cell]
         index += [start // (stop - start), 0] if count > 1 else [start // cell]
-    array = with_axes_split(held.array, groups)
+    array = split_axes(local.array, groups)
     if array is None:
         return None
-    return HeldParts(array, Shards(array.shape, tuple(part), (tuple(index),)), held.name)
+    return LocalParts(array, Shards(array.shape, tuple(part), (tuple(index),)), local.name)
 
 
-def with_axes_split(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | None:
+def split_axes(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | None:
     """Return an array with the same elements in the same order and more axes.
 
     Args:
@@ -157,16 +157,16 @@ def with_axes_split(array: LazyArray, groups: Sequence[Shape]) -> LazyArray | No
             built = relayout(array, groups, range(len(shape)), (1,) * len(shape))
             return built if not isinstance(built, Relayout) or built.source is array.source else None
         case Elementwise(source=source):
-            inner = with_axes_split(source, groups)
+            inner = split_axes(source, groups)
             return None if inner is None else replace(array, shape=shape, source=inner)
         case Take(axis=axis, source=source):
             kept = [*groups[:axis], (source.shape[axis],), *groups[axis:]]
-            inner = with_axes_split(source, kept)
+            inner = split_axes(source, kept)
             before = sum(map(len, groups[:axis]))
             return None if inner is None else replace(array, shape=shape, source=inner, axis=before)
         case Stack(axis=axis, parts=parts) if len(groups[axis]) == 1:
             inner_groups = [*groups[:axis], *groups[axis + 1 :]]
-            split = [with_axes_split(part, inner_groups) for part in parts]
+            split = [split_axes(part, inner_groups) for part in parts]
             result = tuple(part for part in split if part is not None)
             before = sum(map(len, groups[:axis]))
             return (

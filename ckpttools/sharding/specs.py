@@ -34,7 +34,7 @@ def parse_spec(text: str) -> Spec:
     if not isinstance(node, ast.Call) or not is_call or ast.unparse(node.func) not in ("P", "PartitionSpec"):
         raise UsageError(f"{text!r} is not a partition spec", expected=_EXPECTED)
     spec = tuple(_mesh_axes(argument, text) for argument in node.args)
-    return checked_spec(spec, text)
+    return check_spec(spec, text)
 
 
 def _mesh_axes(node: ast.expr, text: str) -> tuple[str, ...]:
@@ -51,16 +51,16 @@ def _mesh_axes(node: ast.expr, text: str) -> tuple[str, ...]:
             raise UsageError(f"{text!r} is not a partition spec", expected=_EXPECTED)
 
 
-def spec_of(entries: Iterable[object], location: object) -> Spec:
+def spec_from_entries(entries: Iterable[object], location: object) -> Spec:
     """Return the spec for a sequence whose entries are None, names, or sequences of names.
 
     Raises:
         UsageError: an entry is something else, or a mesh axis is named twice.
     """
-    return checked_spec(tuple(_entry(entry, location) for entry in entries), location)
+    return check_spec(tuple(_parse_entry(entry, location) for entry in entries), location)
 
 
-def _entry(entry: object, location: object) -> tuple[str, ...]:
+def _parse_entry(entry: object, location: object) -> tuple[str, ...]:
     if entry is None:
         return ()
     if isinstance(entry, str):
@@ -72,8 +72,8 @@ def _entry(entry: object, location: object) -> tuple[str, ...]:
     )
 
 
-def partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
-    """Return the spec as a `PartitionSpec` of JAX; `spec_of` is the reverse conversion."""
+def to_partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
+    """Return the spec as a `PartitionSpec` of JAX; `spec_from_entries` is the reverse conversion."""
     import jax
 
     built: Any = jax.sharding.PartitionSpec
@@ -83,7 +83,7 @@ def partition_spec(spec: Spec) -> jax.sharding.PartitionSpec:
     return result
 
 
-def checked_spec(spec: Spec, location: object) -> Spec:
+def check_spec(spec: Spec, location: object) -> Spec:
     """Return the spec unchanged.
 
     Raises:
@@ -113,7 +113,7 @@ def require_axes(spec: Spec, mesh: MeshShape, location: object) -> None:
             )
 
 
-def cuts(rank: int, spec: Spec, mesh: MeshShape) -> Shape:
+def shard_counts(rank: int, spec: Spec, mesh: MeshShape) -> Shape:
     """Return the number of shards along each axis of an array."""
     lengths = [prod(mesh.axes[name] for name in entry) for entry in spec]
     return (*lengths, *(1 for _ in range(rank - len(lengths))))
@@ -133,7 +133,7 @@ def shard_shape(shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
             got=spec_text(spec),
             expected=f"at most {len(shape)} for the shape {list(shape)}",
         )
-    counts = cuts(len(shape), spec, mesh)
+    counts = shard_counts(len(shape), spec, mesh)
     for axis, (length, count) in enumerate(zip(shape, counts, strict=True)):
         if length % count:
             raise ShapeError(

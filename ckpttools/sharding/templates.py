@@ -23,7 +23,7 @@ _KEY_IMPLS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedLeaf:
     """One leaf that the caller wants.
 
     Attributes:
@@ -57,14 +57,14 @@ class TreeTemplate:
 
     Attributes:
         leaves: the expected leaves, in the tree's order.
-        filled: builds the tree from the values of all leaves.
+        fill: builds the tree from the values of all leaves.
     """
 
-    leaves: tuple[Expected, ...]
-    filled: Callable[[Sequence[Any]], Any]
+    leaves: tuple[ExpectedLeaf, ...]
+    fill: Callable[[Sequence[Any]], Any]
 
 
-def template_of(like: Any) -> TreeTemplate:
+def flatten_template(like: Any) -> TreeTemplate:
     """Flatten a pytree into expected leaves.
 
     Args:
@@ -77,18 +77,18 @@ def template_of(like: Any) -> TreeTemplate:
     nnx = sys.modules.get("flax.nnx")
     if nnx is not None and isinstance(like, nnx.Module):
         state = nnx.state(like, nnx.Not(nnx.RngState))
-        inner = template_of(state)
+        inner = flatten_template(state)
 
-        def filled(values: Sequence[Any]) -> Any:
-            nnx.update(like, inner.filled(values))
+        def fill(values: Sequence[Any]) -> Any:
+            nnx.update(like, inner.fill(values))
             return like
 
-        return TreeTemplate(inner.leaves, filled)
+        return TreeTemplate(inner.leaves, fill)
     result, structure = jax.tree_util.tree_flatten_with_path(like)
     if not result:
         raise UsageError("the tree has no leaves", got=f"like={like!r}")
     names = _axis_names(like)
-    leaves = tuple(_expected(path_of(keys), leaf) for keys, leaf in result)
+    leaves = tuple(_expected_leaf(path_from_keys(keys), leaf) for keys, leaf in result)
     leaves = tuple(replace(item, axes=names.get(item.path, ())) for item in leaves)
     return TreeTemplate(leaves, lambda values: jax.tree_util.tree_unflatten(structure, values))
 
@@ -100,11 +100,13 @@ def _axis_names(like: Any) -> dict[Path, AxisNames]:
     if not kinds:
         return {}
     result, _ = jax.tree_util.tree_flatten_with_path(like, is_leaf=lambda item: isinstance(item, kinds))
-    declared = {path_of(keys): _names_in(item) for keys, item in result if isinstance(item, kinds)}
+    declared = {
+        path_from_keys(keys): _box_axis_names(item) for keys, item in result if isinstance(item, kinds)
+    }
     return {path: tuple(map(_alternatives, names)) for path, names in declared.items() if names}
 
 
-def _names_in(box: Any) -> Sequence[Any]:
+def _box_axis_names(box: Any) -> Sequence[Any]:
     if hasattr(box, "get_metadata"):
         box = box.get_metadata()
         return box.get("out_sharding") or box.get("sharding_names") or box.get("sharding") or ()
@@ -115,7 +117,7 @@ def _alternatives(name: Any) -> tuple[str, ...]:
     return () if name is None else (name,) if isinstance(name, str) else tuple(name)
 
 
-def path_of(keys: Sequence[Any]) -> Path:
+def path_from_keys(keys: Sequence[Any]) -> Path:
     """Convert JAX's keys to a path."""
     path = tuple(_key(key) for key in keys)
     boxed = keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and path[-1] == _VALUE
@@ -130,13 +132,13 @@ def _key(key: Any) -> str | int:
     return str(key)
 
 
-def _expected(path: Path, leaf: Any) -> Expected:
+def _expected_leaf(path: Path, leaf: Any) -> ExpectedLeaf:
     if isinstance(leaf, jax.sharding.Sharding):
-        return Expected(path, None, None, leaf)
+        return ExpectedLeaf(path, None, None, leaf)
     if isinstance(leaf, bool | int | float):
-        return Expected(path, (), None, number=type(leaf))
+        return ExpectedLeaf(path, (), None, number=type(leaf))
     if isinstance(leaf, str):
-        return Expected(path, None, None, is_text=True)
+        return ExpectedLeaf(path, None, None, is_text=True)
     if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
         raise UsageError(
             "a leaf is not an array",
@@ -151,8 +153,8 @@ def _expected(path: Path, leaf: Any) -> Expected:
     sharding = getattr(leaf, "sharding", None)
     if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         data = jax.eval_shape(jax.random.key_data, leaf)
-        return Expected(path, data.shape, parse_dtype(str(data.dtype)), sharding, _key_impl(leaf.dtype))
-    return Expected(path, tuple(leaf.shape), _dtype(path, leaf.dtype), sharding)
+        return ExpectedLeaf(path, data.shape, parse_dtype(str(data.dtype)), sharding, _key_impl(leaf.dtype))
+    return ExpectedLeaf(path, tuple(leaf.shape), _dtype(path, leaf.dtype), sharding)
 
 
 def _dtype(path: Path, dtype: Any) -> DType:

@@ -1,4 +1,4 @@
-"""The tests that every format passes. The author of a plug-in subclasses `FormatTests` and runs pytest.
+"""Conformance tests for formats. The author of a plug-in subclasses `FormatTests` and runs pytest.
 
 class TestMyFormat(FormatTests):
     format = my_module.FORMAT
@@ -51,7 +51,7 @@ _SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(
 
 @contextmanager
 def new_location(scheme: str) -> Iterator[Location]:
-    """An empty directory in one of the stores that are always there; what is in it goes afterwards."""
+    """Yield an empty directory in a built-in store, and delete its contents afterwards."""
     with tempfile.TemporaryDirectory() as name:
         location = parse(name if scheme == "file" else f"{scheme}://{name}")
         yield location
@@ -60,18 +60,18 @@ def new_location(scheme: str) -> Iterator[Location]:
 
 
 def write(tree: Tree, writer: Writer, destination: LocationLike) -> None:
-    """Plans and runs, as a conversion does."""
+    """Plan and write a tree, as a conversion does."""
     execute(build(tree, writer, memory=MEMORY, jobs=2), writer, destination)
 
 
 class FormatTests:
-    """What holds for every format that can be read and written.
+    """Tests of a format that can be read and written.
 
     Attributes:
-        format: what is tested.
-        dtypes: those that the format can hold.
-        structure: whether it can hold lists, empty leaves, strings and scalars.
-        most_leaves: of the tree of many small arrays.
+        format: the format to test.
+        dtypes: the dtypes that the format supports.
+        structure: whether it supports lists, empty leaves, strings and scalars.
+        most_leaves: number of leaves in the tree of many small arrays.
     """
 
     format: ClassVar[Format]
@@ -80,7 +80,7 @@ class FormatTests:
     most_leaves: ClassVar[int] = 1000
 
     def writer(self, tree: Tree) -> Writer:
-        """A writer for this tree; the format's own, with its defaults."""
+        """Return a writer for this tree; by default the format's own, with default options."""
         assert isinstance(self.format, Writable)
         return self.format.writer(
             Target(tree), **parse_options(self.format.options, {}, tuple, self.format.name)
@@ -88,7 +88,7 @@ class FormatTests:
 
     @contextmanager
     def written(self, tree: Tree, scheme: str = "file") -> Iterator[tuple[Tree, Location]]:
-        """The tree as it comes back, and where it lies meanwhile."""
+        """Write a tree, and yield the opened result and its location."""
         with new_location(scheme) as above:
             location = above / "checkpoint"
             write(tree, self.writer(tree), location)
@@ -159,7 +159,7 @@ class FormatTests:
     @_SETTINGS
     @given(data=st.data())
     def test_a_plan_tiles_what_is_written(self, data: st.DataObject) -> None:
-        """Every element is made once, and no two chunks have a byte in common."""
+        """Every element is written once, and no two chunks overlap."""
         tree = data.draw(trees(self.dtypes, structure=False, most_leaves=4))
         assume(unambiguous(tree))
         plan = build(tree, self.writer(tree), memory=MEMORY, jobs=2)
@@ -180,7 +180,7 @@ class FormatTests:
             assert result[-1][1] <= plan.layout.files.get(file, result[-1][1]), file
 
     def test_it_refuses_what_it_cannot_hold(self) -> None:
-        """Before anything is written, and by name."""
+        """The error comes before anything is written, and names the leaf."""
         array = stored(noise((5, 3), self.dtypes[0]), self.dtypes[0])
         others = [dtype for dtype in DTYPES.values() if dtype not in self.dtypes]
         wrong: list[Leaf] = [stored(noise((5, 3), dtype), dtype) for dtype in others]
@@ -241,6 +241,6 @@ def _size(file: Location) -> int:
 
 
 def _data(location: Location) -> dict[str, bytes]:
-    """All files but those that say when they were written."""
+    """Return the contents of all files except those with timestamps."""
     files = {name: (location / name).read_bytes() for name, _ in location.walk()}
     return {name: content for name, content in files.items() if b"timestamp" not in content}

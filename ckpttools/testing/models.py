@@ -1,4 +1,4 @@
-"""Hugging Face checkpoints of any size made out of noise: for the demo, benchmarks and tests."""
+"""Hugging Face checkpoints of any size with random weights, for the demo, benchmarks and tests."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class LlamaSizes:
 
 
 def write_llama(directory: Path, sizes: LlamaSizes, *, sparse: bool = False) -> Path:
-    """As `write_model`, in one file."""
+    """Write a Llama model to one file; see `write_model`."""
     return write_model(directory, sizes.config(), sparse=sparse)
 
 
 def write_model(
     directory: Path, config: Mapping[str, Any], *, sparse: bool = False, shard_bytes: int | None = None
 ) -> Path:
-    """Writes `config.json` and safetensors in bfloat16 for a model of any family.
+    """Write `config.json` and bfloat16 safetensors files for a model of any family.
 
     Args:
-        directory: where; made if it is not there.
-        config: the model's `config.json`; says all of its sizes.
-        sparse: leave the data as a hole, which reads as zeros and takes no time and no disk.
-        shard_bytes: bytes of tensors in one file at most; None for one file.
+        directory: the destination; created if necessary.
+        config: the model's `config.json`, which defines all of its sizes.
+        sparse: write a hole instead of data, which reads as zeros and takes no time or space.
+        shard_bytes: maximum bytes of tensors in one file; None for one file.
 
     Returns:
         The path of the only file, or of the index.
@@ -111,7 +111,7 @@ def _header(shapes: Mapping[str, tuple[int, ...]]) -> tuple[bytes, int]:
 
 
 def _noise(count: int) -> Iterator[np.ndarray]:
-    """bfloat16 patterns of normal numbers, so that exponents, compression and arithmetic are as in life."""
+    """Yield bfloat16 patterns of normally distributed values, with realistic exponents and compression."""
     source = np.random.default_rng(0)
     for start in range(0, count, _BLOCK):
         values = source.standard_normal(min(_BLOCK, count - start), np.float32) * np.float32(0.02)

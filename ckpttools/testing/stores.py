@@ -1,4 +1,4 @@
-"""The tests that every store passes. The author of a plug-in subclasses `StoreTests` and runs pytest.
+"""Conformance tests for stores. The author of a plug-in subclasses `StoreTests` and runs pytest.
 
 class TestMyStore(StoreTests):
     @contextmanager
@@ -36,21 +36,21 @@ _FILES = st.dictionaries(_PATHS, st.binary(max_size=99), min_size=1, max_size=6)
 
 
 class _StoppedError(Exception):
-    """What a run is interrupted by."""
+    """The interruption of a simulated run."""
 
 
 def _is_tree(files: Mapping[str, bytes]) -> bool:
-    """Whether no file has a name that is another's directory; and no two differ in case only."""
+    """Return whether no file's name is another's directory, and no two names differ only in case."""
     names = {name.lower() for name in files}
     return len(names) == len(files) and not any(b.startswith(f"{a}/") for a in names for b in names)
 
 
 class StoreTests(ABC):
-    """What holds for every store; what a store cannot do is not asked of it."""
+    """Tests of a store; those of abilities that the store lacks are skipped."""
 
     @abstractmethod
     def filled(self, files: Mapping[str, bytes]) -> AbstractContextManager[Location]:
-        """A new place with these files below it, by name with `/` between the parts, and nothing else."""
+        """Yield a new location with exactly these files; keys are names with `/` separators."""
 
     @_SETTINGS
     @given(files=_FILES.filter(_is_tree), data=st.data())
@@ -218,10 +218,10 @@ class StoreTests(ABC):
         return target.store.staging(target.key, overwrite, lambda: None)
 
     def _write(self, work: Work, stopped_in: str) -> None:
-        """Makes a checkpoint of a few files, or the beginning of it."""
+        """Write a checkpoint of a few files, or a part of it."""
         data = memoryview(bytes(range(200)))
         with closing(work.data_files({"d/data": 200}, {"d/data": bytes(data[:20])})) as files:
-            # As one thread would write it where nothing can be written at an offset.
+            # Write in the order that a single thread must use if the store cannot write at offsets.
             for sink in files.passes(0):
                 for start in range(20, 200, 60):
                     sink.write("d/data", start, data[start : start + 60], 0)

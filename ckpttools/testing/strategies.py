@@ -1,9 +1,9 @@
-"""Hypothesis strategies for the things this package is made of, each lazy array with its known contents.
+"""Hypothesis strategies for the package's data types, each lazy array with its expected contents.
 
-Plug-ins and forks test their own formats and rows with these; nothing here is imported by the package.
+Plug-ins and forks test their own formats and rows with these; the package itself does not import this module.
 
-What is drawn within a draw is a function of `draw`, not a strategy, or a strategy that is kept: hypothesis
-checks every new one when it is first drawn from, which took four fifths of the time of the tests of arrays.
+Values inside a draw come from functions of `draw` or from cached strategies: hypothesis validates every new
+strategy when it is first drawn from, which took four fifths of the time of the array tests.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ WHOLE = tuple(dtype for dtype in DTYPES.values() if not dtype.packed)
 PACKED = tuple(dtype for dtype in DTYPES.values() if dtype.packed)
 _SIDES = (1, 1, 2, 3, 5, 7)
 _FLOATS = ("bfloat16", "float8_e4m3fn", "float32", "float64")
-# Nothing is nested below arrays of more: every node may add axes and elements to what it is made of.
+# Larger arrays are not nested further, since every node may add axes and elements to its source.
 _MOST_AXES, _MOST_ELEMENTS = 6, 400
 
 
 class Known(NamedTuple):
-    """A lazy array and what it holds, as its carrier's numbers."""
+    """A lazy array and its expected contents, as unsigned carriers."""
 
     array: LazyArray
     truth: np.ndarray
@@ -44,13 +44,13 @@ class Known(NamedTuple):
 
 @cache
 def shapes(min_rank: int = 0, max_rank: int = 5, limit: int = 2000) -> st.SearchStrategy[Shape]:
-    """Shapes of at most `limit` elements, mostly of odd sides, some of them one."""
+    """Return shapes of at most `limit` elements, mostly with odd sides, some of length one."""
     sides = st.lists(st.sampled_from(_SIDES), min_size=min_rank, max_size=max_rank)
     return sides.map(tuple).filter(lambda shape: prod(shape) <= limit)
 
 
 def regions(shape: Sequence[int], empty: bool = False) -> st.SearchStrategy[Region]:
-    """Regions of an array of `shape`, whole axes and single coordinates among them; empty ones if asked."""
+    """Return regions of an array of `shape`, including full axes and single coordinates, optionally empty."""
     return _regions(tuple(shape), empty)
 
 
@@ -69,7 +69,7 @@ def _regions(draw: st.DrawFn, shape: Shape, empty: bool) -> Region:
 
 
 def chunk_shapes(shape: Sequence[int], beyond: int = 0) -> st.SearchStrategy[Shape]:
-    """Shapes of grid cells for an array of `shape`, up to `beyond` longer than it on each axis."""
+    """Return chunk shapes for an array of `shape`, up to `beyond` longer than it on each axis."""
     return _chunk_shapes(tuple(shape), beyond)
 
 
@@ -83,7 +83,7 @@ _in_any_order = cache(st.permutations)
 
 
 def tilings(shape: Sequence[int]) -> st.SearchStrategy[list[Region]]:
-    """All cells of a random grid over `shape`, in random order."""
+    """Return all cells of a random grid over `shape`, in random order."""
     grids = chunk_shapes(shape).map(
         lambda chunk: [grid_cell(shape, chunk, index) for index in grid_indices(shape, chunk)]
     )
@@ -91,21 +91,21 @@ def tilings(shape: Sequence[int]) -> st.SearchStrategy[list[Region]]:
 
 
 def shuffled(things: Sequence[_Thing], seed: int) -> list[_Thing]:
-    """In an order that the seed tells; of zero, the simplest example, as they are.
+    """Shuffle items by a seed; zero, the simplest example, keeps their order.
 
-    Of many things `st.permutations` draws as many numbers, which takes longer than most of what is tested.
+    `st.permutations` draws one number per item, which takes longer than most of the tested code.
     """
     return random.Random(seed).sample(things, len(things)) if seed else list(things)
 
 
 @cache
 def dtypes(packed: bool = False) -> st.SearchStrategy[DType]:
-    """Element types; those of less than a byte only if asked."""
+    """Return dtypes, including those below one byte only if `packed`."""
     return st.sampled_from((*WHOLE, *PACKED) if packed else WHOLE)
 
 
 def noise(shape: Sequence[int], dtype: DType, seed: int = 0) -> np.ndarray:
-    """Random bits of `dtype`, as its carrier's numbers; bits that an element lacks are zero."""
+    """Return random bits of `dtype` as unsigned carriers; unused bits of an element are zero."""
     raw = np.random.default_rng(seed).integers(0, 256, prod(shape) * dtype.itemsize, np.uint8)
     if dtype.packed or dtype.kind == "bool":
         raw &= np.uint8(1 if dtype.kind == "bool" else (1 << dtype.bits) - 1)
@@ -113,7 +113,7 @@ def noise(shape: Sequence[int], dtype: DType, seed: int = 0) -> np.ndarray:
 
 
 def file_bytes(truth: np.ndarray, dtype: DType) -> bytes:
-    """The bytes of an array in a file: C order, elements of less than a byte packed."""
+    """Return the bytes of an array in a file: C order, elements below one byte packed."""
     flat = np.ascontiguousarray(truth).reshape(-1)
     if not dtype.packed:
         return flat.tobytes()
@@ -122,13 +122,13 @@ def file_bytes(truth: np.ndarray, dtype: DType) -> bytes:
 
 
 def stored(truth: np.ndarray, dtype: DType, path: str = "memory", lead: int = 0, tail: int = 0) -> Stored:
-    """An array in a file of its own, with `lead` bytes before it and `tail` behind."""
+    """Return an array in its own file, with `lead` bytes before it and `tail` bytes after it."""
     data = b"\xa5" * lead + file_bytes(truth, dtype) + b"\x5a" * tail
     return Stored(truth.shape, dtype, Bytes(path, data), lead)
 
 
 def chunked(truth: np.ndarray, dtype: DType, chunk: Shape) -> Chunked:
-    """An array in a grid of chunks, each in a file of its own; what lies beyond the edges is noise."""
+    """Return an array in a grid of chunks, each in its own file; padding beyond the edges is random."""
     parts: dict[Shape, Stored] = {}
     cells = list(grid_indices(truth.shape, chunk))
     wholes = noise((len(cells), *chunk), dtype, seed=1)
@@ -145,7 +145,7 @@ def _part(parts: Mapping[Shape, Stored], index: Shape) -> Stored:
 
 
 def _leaf(draw: st.DrawFn, shape: Shape, dtype: DType) -> Known:
-    """An array that is not made of others."""
+    """Draw an array without inputs."""
     kind = draw(_one_of(("stored", "stored", "chunked", "constant")))
     if kind == "constant":
         element = noise((1,), dtype, draw(st.integers(0, 99)))
@@ -166,15 +166,15 @@ def lazy_arrays(
     packed: bool = True,
     values: bool = True,
 ) -> Known:
-    """Nested expressions of all kinds of node, at most `depth` deep.
+    """Nested expressions of all kinds of nodes, at most `depth` deep.
 
     Args:
         draw: given by hypothesis.
-        depth: most nodes on a way from the top to a leaf, leaves not counted.
+        depth: maximum number of nodes above a leaf.
         shape: of the array; None for any.
         dtype: of the array; None for any.
-        packed: whether a dtype that is drawn may have elements of less than a byte.
-        values: whether there may be functions of elements (exact casts, so the truth is plain).
+        packed: whether a drawn dtype may have elements below one byte.
+        values: whether to include elementwise functions (exact casts, so that the expectation is simple).
     """
     shape = draw(shapes(limit=300)) if shape is None else shape
     dtype = draw(dtypes(packed)) if dtype is None else dtype
@@ -222,7 +222,7 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
 
 
 def _mean(parts: Sequence[Known], dtype: DType) -> Known:
-    """Half of twice the first, three times the second and so on; NaN always has the same bits."""
+    """Return a weighted mean with the weights 2/2, 3/2 and so on; every NaN has the same bits."""
     terms = [part.truth.view(part.array.dtype.numpy) for part in parts]
     with np.errstate(all="ignore"):
         built, wide = (_summed(terms, item) for item in (dtype.numpy, np.dtype(np.float64)))
@@ -241,7 +241,7 @@ def _summed(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> np.ndar
 
 
 def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape, DType], Known]) -> Known:
-    """A permutation of atoms that ends in `shape`: its atoms first, then an order, then source axes."""
+    """Draw a permutation of atoms that ends in `shape`: its atoms first, then an order, then source axes."""
     groups = [_factors(draw, length) for length in shape]
     lengths = [length for group in groups for length in group]
     source_of = draw(_in_any_order(range(len(lengths))))
@@ -257,7 +257,7 @@ def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape,
 @cache
 @st.composite
 def relaid_arrays(draw: st.DrawFn) -> Known:
-    """A permutation of the atoms of an array that lies in one place."""
+    """A permutation of the atoms of an array that is stored contiguously."""
     dtype = draw(dtypes(packed=True))
     return _relaid(draw, draw(shapes(limit=300)), dtype, partial(_leaf, draw))
 
@@ -265,7 +265,7 @@ def relaid_arrays(draw: st.DrawFn) -> Known:
 @cache
 @st.composite
 def factors(draw: st.DrawFn, number: int) -> tuple[int, ...]:
-    """Numbers of which the product is `number`, ones among them; none at all for one, now and then."""
+    """Integers whose product is `number`, sometimes including ones; sometimes empty for one."""
     return _factors(draw, number)
 
 
@@ -286,7 +286,7 @@ def _divisors(number: int) -> tuple[int, ...]:
 @cache
 @st.composite
 def groupings(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """`items` in their order, in groups of one to three, now and then after an empty group."""
+    """`items` in order, in groups of one to three, sometimes after an empty group."""
     return _grouped(draw, items)
 
 
@@ -296,7 +296,7 @@ def _grouped(draw: st.DrawFn, items: tuple[int, ...]) -> tuple[tuple[int, ...], 
 
 
 def _in_groups(draw: st.DrawFn, items: Sequence[_Thing]) -> list[tuple[_Thing, ...]]:
-    """`items` in order, in groups of one to three."""
+    """Divide `items` in order into groups of one to three."""
     groups: list[tuple[_Thing, ...]] = []
     rest = tuple(items)
     while rest:
@@ -308,7 +308,7 @@ def _in_groups(draw: st.DrawFn, items: Sequence[_Thing]) -> list[tuple[_Thing, .
 
 @dataclass(frozen=True)
 class Statement:
-    """The text of a row, and sizes that make it concrete.
+    """The text of a row, and sizes of its axes.
 
     Attributes:
         left, left_axes, right, right_axes: names and axes of the two sides.
@@ -330,7 +330,7 @@ class Statement:
 @cache
 @st.composite
 def statements(draw: st.DrawFn, most_axes: int = 5) -> Statement:
-    """Rows of every kind: each axis in the key or the array of each side, alone or merged, in any order."""
+    """Rows of every kind: each axis in the key or the array of each side, single or merged, in any order."""
     names = draw(_in_any_order(("layer", "heads", "pair", "half", "embed", "expert")))
     axes = names[: draw(st.integers(0, most_axes))]
     sizes = {axis: draw(st.integers(1, 4)) for axis in axes}

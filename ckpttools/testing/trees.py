@@ -1,4 +1,4 @@
-"""Hypothesis strategies for whole trees, and what it means for two trees to be the same."""
+"""Hypothesis strategies for trees, comparison of trees, and files that refuse to be read."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 class ReadRefusedError(AssertionError):
-    """Data was asked for where none may be read."""
+    """Data was read that must not be read."""
 
 
 @dataclass(frozen=True)
 class Refusing:
-    """A file of any size that takes no room and cannot be read.
+    """A file of any size that uses no memory and cannot be read, for tests of planning.
 
     Attributes:
-        path: what messages call it.
-        size: bytes that it claims to hold.
-        version: what it claims to be a version of.
+        path: its name in messages.
+        size: its apparent size in bytes.
+        version: its apparent version.
     """
 
     path: str
@@ -39,12 +39,12 @@ class Refusing:
     version: str = "0"
 
     def read_into(self, offset: int, out: Buffer) -> None:
-        """Always an error, which names the bytes asked for."""
+        """Raise an error that names the requested bytes."""
         count = memoryview(out).nbytes
         raise ReadRefusedError(f"{count} bytes of {self.path} were read, from {offset} on")
 
 
-# Names as checkpoints have them: some sort badly, one is prefix of another.
+# Realistic names: some sort badly, and some are prefixes of others.
 NAMES = ("kernel", "bias", "layers_9", "layers_10", "layers", "a", "A", "mu", "0", "weight_1")
 
 
@@ -60,9 +60,9 @@ def trees(
 
     Args:
         draw: given by hypothesis.
-        dtypes: those that arrays may have.
-        structure: also lists, empty leaves, strings and scalars.
-        most_leaves: about how many leaves at most.
+        dtypes: dtypes of the arrays.
+        structure: whether to include lists, empty leaves, strings and scalars.
+        most_leaves: approximate maximum number of leaves.
     """
     leaves = _flattened(draw(_nested(tuple(dtypes), structure, most_leaves)), ())
     if not any(isinstance(leaf, LazyArray) for leaf in leaves.values()):
@@ -74,7 +74,7 @@ def trees(
 
 
 def many_leaves(count: int, dtype: DType = DTYPES["float32"]) -> Tree:
-    """A tree of `count` small arrays whose names sort badly as text."""
+    """Return a tree of `count` small arrays whose names sort badly as text."""
     leaves: dict[Path, Leaf] = {
         ("params", f"layers_{k}", "kernel"): stored(noise((3, 2), dtype, k), dtype) for k in range(count)
     }
@@ -83,7 +83,7 @@ def many_leaves(count: int, dtype: DType = DTYPES["float32"]) -> Tree:
 
 @cache
 def _nested(dtypes: tuple[DType, ...], structure: bool, most_leaves: int) -> st.SearchStrategy[object]:
-    """Kept: a recursive strategy is checked when it is first used, which takes longer than a draw."""
+    """Return a cached strategy, since validating a recursive strategy takes longer than a draw."""
     leaf = st.one_of(_arrays(dtypes), *([_others()] if structure else []))
     inner = st.recursive(leaf, lambda below: _nodes(below, structure), max_leaves=most_leaves)
     return st.dictionaries(st.sampled_from(NAMES), inner, min_size=1, max_size=4)
@@ -95,7 +95,7 @@ def _arrays(dtypes: tuple[DType, ...]) -> st.SearchStrategy[LazyArray]:
 
 
 def _array(shape: Shape, dtype: DType, seed: int) -> LazyArray:
-    # Formats that hold no empty arrays say so; here every array has an element.
+    # Some formats do not support empty arrays, so every array has an element.
     shape = shape if prod(shape) else (1,)
     return stored(noise(shape, dtype, seed), dtype)
 
@@ -125,12 +125,12 @@ def _may_be_scalar(leaf: Leaf) -> bool:
 
 
 def unambiguous(tree: Tree) -> bool:
-    """Whether no two paths become one name when keys are joined with dots."""
+    """Return whether all paths stay distinct when keys are joined with dots."""
     return len({dotted(path) for path in tree}) == len(tree)
 
 
 def assert_same(got: Tree, expected: Tree) -> None:
-    """Same paths with the same key types, same leaves to the bit, same metadata that formats carry."""
+    """Assert equal paths and key types, bit-identical leaves, and equal metadata that formats carry."""
     assert set(got) == set(expected), sorted(map(keystr, set(got) ^ set(expected)))
     for path, leaf in expected.items():
         assert_same_leaf(got[path], leaf, path)
@@ -140,11 +140,11 @@ def assert_same(got: Tree, expected: Tree) -> None:
 
 
 def assert_same_leaf(got: Leaf, expected: Leaf, path: Path) -> None:
-    """The same kind of leaf with the same content."""
+    """Assert equal kinds and contents of two leaves."""
     if not isinstance(expected, LazyArray):
         assert got == expected, keystr(path)
         return
     assert isinstance(got, LazyArray), keystr(path)
     assert (got.shape, got.dtype) == (expected.shape, expected.dtype), keystr(path)
-    # Bytes, not values: NaN is not equal to itself.
+    # Compare bytes, since NaN is not equal to itself.
     assert got.read().tobytes() == expected.read().tobytes(), keystr(path)

@@ -17,7 +17,7 @@ from ckpttools.plan.pieces import fitted_pieces
 from ckpttools.quantized.dequantized_tree import dequantize_tree
 from ckpttools.run import scanning
 from ckpttools.sharding.scatter import ReadResources, buffers, read_parts
-from ckpttools.sharding.shards import HeldParts, Shards, as_one_part, with_axes_split
+from ckpttools.sharding.shards import LocalParts, Shards, merge_parts, split_axes
 from ckpttools.testing.strategies import Known, factors, lazy_arrays, noise, regions, stored
 
 
@@ -26,7 +26,7 @@ def test_an_array_with_axes_split_is_the_same_array_reshaped(data):
     known = data.draw(lazy_arrays())
     array, truth = known.array, known.truth
     groups = [data.draw(factors(length)) if length else (length,) for length in array.shape]
-    split = with_axes_split(array, groups)
+    split = split_axes(array, groups)
     if split is None:
         return
     assert split.shape == tuple(itertools.chain(*groups))
@@ -48,15 +48,15 @@ def test_parts_are_those_of_the_array_whether_read_as_one_or_apart(data):
     part = tuple(length // count for length, count in zip(array.shape, counts, strict=True))
     grid = list(itertools.product(*map(range, counts)))
     some = data.draw(st.one_of(st.just(grid), st.lists(st.sampled_from(grid), min_size=1, unique=True)))
-    held = HeldParts(array, Shards(array.shape, part, tuple(some)))
-    built = buffers(held)
-    shards = built.held.shards
+    local = LocalParts(array, Shards(array.shape, part, tuple(some)))
+    built = buffers(local)
+    shards = built.local.shards
     for box in shards.boxes:
-        for index, common in shards.parts_of(box):
-            built.held.array.read_into(common, built.location(index, common), Scratch(array.scratch_bytes))
-    assert set(built.parts) == set(held.shards.held)
+        for index, common in shards.intersect_parts(box):
+            built.local.array.read_into(common, built.location(index, common), Scratch(array.scratch_bytes))
+    assert set(built.parts) == set(local.shards.local)
     for index, values in built.parts.items():
-        expected = np.ascontiguousarray(truth[held.shards.region(index).slices])
+        expected = np.ascontiguousarray(truth[local.shards.region(index).slices])
         assert (values.flags.c_contiguous and values.ctypes.data % 64 == 0) or values.size == 0
         if values.size:
             assert values.tobytes() == expected.tobytes()
@@ -66,13 +66,13 @@ def test_parts_are_those_of_the_array_whether_read_as_one_or_apart(data):
 @given(st.data())
 def test_what_is_read_in_small_pieces_by_several_workers_is_what_numpy_cuts(data):
     known = [_any_array(data) for _ in range(data.draw(st.integers(1, 3)))]
-    held = []
+    local = []
     for array, _ in known:
         counts = [data.draw(st.sampled_from(_divisors(length))) for length in array.shape]
         part = tuple(length // count for length, count in zip(array.shape, counts, strict=True))
         grid = list(itertools.product(*map(range, counts)))
         some = data.draw(st.one_of(st.just(grid), st.lists(st.sampled_from(grid), min_size=1, unique=True)))
-        held.append(HeldParts(array, Shards(array.shape, part, tuple(some)), "array"))
+        local.append(LocalParts(array, Shards(array.shape, part, tuple(some)), "array"))
     limit = data.draw(st.sampled_from((16, 200, 1 << 20)))
 
     def small(*arguments, **options):
@@ -80,11 +80,11 @@ def test_what_is_read_in_small_pieces_by_several_workers_is_what_numpy_cuts(data
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scanning, "fitted_pieces", small)
-        result = dict(read_parts(held, ReadResources(1 << 30, data.draw(st.sampled_from((1, 3))))))
-    assert sorted(result) == list(range(len(held)))
+        result = dict(read_parts(local, ReadResources(1 << 30, data.draw(st.sampled_from((1, 3))))))
+    assert sorted(result) == list(range(len(local)))
     for number, parts in result.items():
-        shards = held[number].shards
-        assert set(parts) == set(shards.held)
+        shards = local[number].shards
+        assert set(parts) == set(shards.local)
         for index, values in parts.items():
             assert values.tobytes() == known[number].truth[shards.region(index).slices].tobytes()
 
@@ -116,8 +116,8 @@ def test_parts_of_a_transposed_matrix_are_one():
     dtype = DTYPES["bfloat16"]
     layers = [stored(noise((8, 6), dtype, seed), dtype) for seed in range(3)]
     array = stack([relayout(layer, ((8,), (6,)), (1, 0), (1, 1)) for layer in layers], 1)
-    held = HeldParts(array, Shards((6, 3, 8), (3, 3, 2), tuple(itertools.product((0, 1), (0,), range(4)))))
-    one = as_one_part(held)
+    local = LocalParts(array, Shards((6, 3, 8), (3, 3, 2), tuple(itertools.product((0, 1), (0,), range(4)))))
+    one = merge_parts(local)
     assert one is not None
     assert one.array.shape == one.shards.part == (2, 3, 3, 4, 2)
     assert one.array.read_cost(Region.whole(one.array.shape)) == array.read_cost(Region.whole(array.shape))

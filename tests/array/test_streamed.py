@@ -100,7 +100,7 @@ def test_small_tasks_are_no_more_to_read_than_large_ones(data):
 def test_what_does_not_fit_is_refused():
     array = lazy(np.zeros((4, 4), np.float32))
     placement = Placement((4, 4), array.dtype.itemsize, (4, 4), Appended("d", 99), Zstd(3))
-    with pytest.raises(MemoryBudgetError, match="encoded whole"):
+    with pytest.raises(MemoryBudgetError, match="an encoded chunk does not fit"):
         list(cut_in_order(("a",), array, placement, placement.chunk_nbytes - 1))
 
 

@@ -401,9 +401,9 @@ class TestAdvice:
         assert self.subjects(tensor, mesh="8", spec="axis0") == []
 
     def test_shards_that_are_not_equal(self):
-        uneven, even = array((10, 8), (10, 8)), array((9, 8), (9, 8))
-        assert self.subjects(uneven, even, mesh="3", spec="axis0") == ["does not divide"]
-        assert self.subjects(even, mesh="3", spec="axis0") == []
+        uneven, drop_uneven_axes = array((10, 8), (10, 8)), array((9, 8), (9, 8))
+        assert self.subjects(uneven, drop_uneven_axes, mesh="3", spec="axis0") == ["does not divide"]
+        assert self.subjects(drop_uneven_axes, mesh="3", spec="axis0") == []
 
     @pytest.mark.parametrize("spec", ["axis2", "layer", "P(None, None, '0')"])
     def test_a_spec_that_cuts_nothing(self, spec):

@@ -67,7 +67,7 @@ class TestDamaged:
         file = item / "w" / "c" / "1" / "0"
         file.write_bytes(file.read_bytes()[:-100])
         error = self.error(item)
-        assert error.message == "a chunk decodes to less than its shape wants"
+        assert error.message == "a chunk decodes to fewer bytes than its shape needs"
         assert error.location.endswith("w, chunk c/1/0")
 
     def test_a_deleted_data_file(self, tmp_path):
@@ -151,14 +151,14 @@ class TestDamaged:
             open_tree(item).arrays["w",].read(Region((299, 0), (600, 1)))
         assert caught.value.location.endswith("w, chunk c/1/0")
 
-    @pytest.mark.parametrize(("rows", "word"), [(299, "less"), (301, "more")])
+    @pytest.mark.parametrize(("rows", "word"), [(299, "fewer"), (301, "more")])
     def test_a_chunk_that_decodes_to_another_length(self, tmp_path, rows, word):
         import zstandard
 
         item = self.item(tmp_path, zarr3([LITTLE, ZSTD], [300, 2]), use_ocdbt=False)
         (item / "w" / "c" / "1" / "0").write_bytes(zstandard.compress(bytes(8 * rows)))
         error = self.error(item)
-        assert error.message == f"a chunk decodes to {word} than its shape wants"
+        assert error.message == f"a chunk decodes to {word} bytes than its shape needs"
         assert error.expected == "2400 bytes"
 
     def test_a_shard_shorter_than_its_index(self, tmp_path):

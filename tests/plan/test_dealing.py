@@ -84,21 +84,21 @@ def test_the_engine_says_which_part(environment, count, part):
 @pytest.mark.parametrize(
     ("environment", "count", "says"),
     [
-        ({}, None, "nothing says which part"),
-        ({"JOB_COMPLETION_INDEX": "3"}, None, "nothing how many there are"),
-        ({"JOB_COMPLETION_INDEX": "8"}, 8, "there is no part 8 of 8"),
-        ({"JOB_COMPLETION_INDEX": "x"}, 8, "is no number"),
-        ({**SLURM, **STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, "both number this process"),
-        (array(1, 1, 16), 16, "numbers its tasks in another way"),
-        (array(0, 0, 30, 2), 16, "numbers its tasks in another way"),
-        (array(11, 3, 11, count=2), None, "some are left out"),
-        (array(5, 0, 8, 4, count=3), None, "some are left out"),
-        (array(17, 3, 17, count=2), 16, "there is no part 17 of 16"),
+        ({}, None, "cannot detect which part"),
+        ({"JOB_COMPLETION_INDEX": "3"}, None, "the number of parts is unknown"),
+        ({"JOB_COMPLETION_INDEX": "8"}, 8, "part 8 of 8 does not exist"),
+        ({"JOB_COMPLETION_INDEX": "x"}, 8, "is not a number"),
+        ({**SLURM, **STEP, "SLURM_STEP_NUM_TASKS": "8"}, None, "number this process"),
+        (array(1, 1, 16), 16, "does not number its tasks from 0"),
+        (array(0, 0, 30, 2), 16, "does not number its tasks from 0"),
+        (array(11, 3, 11, count=2), None, "skips some numbers"),
+        (array(5, 0, 8, 4, count=3), None, "skips some numbers"),
+        (array(17, 3, 17, count=2), 16, "part 17 of 16 does not exist"),
         ({**SLURM, "JOB_COMPLETION_INDEX": "3"}, 8, "JOB_COMPLETION_INDEX=3 and SLURM_ARRAY_TASK_ID=7"),
-        ({**STEP, "SLURM_STEP_NUM_TASKS": "8", "JOB_COMPLETION_INDEX": "3"}, 8, "both number this process"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "8", "JOB_COMPLETION_INDEX": "3"}, 8, "number this process"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "0"}, None, "SLURM_PROCID=3, SLURM_STEP_NUM_TASKS=0"),
-        ({"CLOUD_RUN_TASK_INDEX": "0", "CLOUD_RUN_TASK_COUNT": "0"}, None, "has no processes"),
-        (STEP, None, "nothing says which part"),  # a batch script, not a step of srun
+        ({"CLOUD_RUN_TASK_INDEX": "0", "CLOUD_RUN_TASK_COUNT": "0"}, None, "without processes"),
+        (STEP, None, "cannot detect which part"),  # a batch script, not a step of srun
     ],
 )
 def test_what_the_engine_leaves_open_is_refused(environment, count, says):
@@ -111,6 +111,6 @@ def test_the_numbers_of_a_job_array_are_said():
         (array(5, 0, 8, 4, count=3), "3 tasks, 0 to 8 by steps of 4, of which this is 5"),
         (array(11, 3, 11, count=2), "2 tasks, 3 to 11, of which this is 11"),
     ):
-        with pytest.raises(UsageError, match="some are left out") as error:
+        with pytest.raises(UsageError, match="skips some numbers") as error:
             part_here(None, environment)
         assert error.value.got == numbers

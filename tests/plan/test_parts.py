@@ -539,14 +539,14 @@ class TestSources:
         data[-1] ^= 1
         shard.write_bytes(data)
         os.utime(shard, ns=(time + 1, time + 1))
-        assert "is not the file that the plan was made of" in refused(plan, "--part", "1/2", code=3)
+        assert "is not the file that was planned" in refused(plan, "--part", "1/2", code=3)
         assert "\n1/2 " not in run("run", plan, "--status")
         data[-1] ^= 1
         shard.write_bytes(data)
         os.utime(shard, ns=(time, time))
         run("run", plan, "--part", "1/2")
         os.utime(shard, ns=(time + 1, time + 1))
-        assert "is not the file that the plan was made of" in refused(plan, "--publish", code=3)
+        assert "is not the file that was planned" in refused(plan, "--publish", code=3)
         os.utime(shard, ns=(time, time))
         run("run", plan, "--publish")
 
@@ -626,7 +626,7 @@ class TestSources:
         shard.write_bytes(data[:-5000] + bytes(5000))
         root = ("--root", f"{tmp_path / 'disk'}={moved}")
         output = refused(plan, "--part", "0/1", *root, code=3)
-        assert "is not the file that the plan was made of" in output
+        assert "is not the file that was planned" in output
 
     def test_a_damaged_plan_is_refused(self, plan):
         data = plan.read_bytes()

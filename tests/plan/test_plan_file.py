@@ -46,7 +46,7 @@ def said_and_made(array):
 
 @pytest.mark.parametrize("declared", ['["nothing", [2], "float32"]', '["take"]', "[]", "{}", "7", '"stored"'])
 def test_a_line_that_says_no_array(declared):
-    with pytest.raises(FormatError, match="a line of a plan says no array"):
+    with pytest.raises(FormatError, match="a line of the plan does not describe an array"):
         Nodes([declared.encode()], [].__getitem__).array(0)
 
 
@@ -178,10 +178,10 @@ class TestHostilePlans:
         else:
             header["tasks"] = "x"
         lines[0] = json.dumps([kind, header, sizes], separators=(",", ":")).encode()
-        assert "does not say what a plan says" in self.refused(tmp_path, lines)
+        assert "has invalid contents" in self.refused(tmp_path, lines)
 
     def test_a_file_outside_of_the_destination(self, tmp_path, lines):
         changed = [line.replace(b"model.safetensors", b"../../evil.safetensors") for line in lines]
-        assert "outside of the destination" in self.refused(tmp_path, changed)
+        assert "outside the destination" in self.refused(tmp_path, changed)
         outside = [*lines[:7], *changed[7:]]
-        assert "outside of the destination" in self.refused(tmp_path, outside)
+        assert "outside the destination" in self.refused(tmp_path, outside)

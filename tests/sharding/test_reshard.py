@@ -209,7 +209,7 @@ class TestChunks:
         ("declared", "says"),
         [
             ("*/wo/kernel=16", "chunks have as many axes as their array"),
-            ("*/nothing=16", "matches no array that this pattern of chunks matches"),
+            ("*/nothing=16", "no array has a name that this pattern of chunks matches"),
         ],
     )
     def test_a_grid_for_no_array_is_refused(self, declared, says, tmp_path):

@@ -14,7 +14,7 @@ from ckpttools.array.nodes import InMemoryArray, pad_array, rebuild_arrays, rela
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import UsageError
 from ckpttools.core.region import Region, grid_cells
-from ckpttools.sharding.distributed_save import Makers
+from ckpttools.sharding.distributed_save import RegionAssigner
 from ckpttools.sharding.save_shards import Shard, ShardHolder
 from ckpttools.transforms.cast import cast
 
@@ -73,7 +73,7 @@ def test_who_makes_a_piece_has_all_of_it(data):
     array = data.draw(built())
     expected, result = array.read(), np.full(array.shape, np.nan, array.dtype.numpy)
     tile = tuple(data.draw(st.integers(1, length)) for length in array.shape)
-    makers, count = Makers(), 0
+    makers, count = RegionAssigner(), 0
     for region in grid_cells(array.shape, tile):
         for process, piece in makers.pieces(("w",), array, region):
             result[piece.slices] = as_process(array, process).read(piece)
@@ -82,7 +82,7 @@ def test_who_makes_a_piece_has_all_of_it(data):
 
 
 def test_what_was_found_for_one_array_is_not_believed_of_another():
-    makers, whole = Makers(), Region.whole((6, 4))
+    makers, whole = RegionAssigner(), Region.whole((6, 4))
     for cell in ((2, 4, 2), (6, 1, 2), (2, 4, 2)):
         array = take(held((6, 4, 2), cell), 2, 0)
         pieces = makers.pieces(("w",), array, whole)
@@ -93,5 +93,5 @@ def test_what_was_found_for_one_array_is_not_believed_of_another():
 def test_too_many_pieces_are_refused():
     array = take(held((33, 32, 1), (1, 1, 1)), 2, 0)
     with pytest.raises(UsageError, match="no process has enough") as caught:
-        Makers().pieces(("layers", "w"), array, Region.whole(array.shape))
+        RegionAssigner().pieces(("layers", "w"), array, Region.whole(array.shape))
     assert "3 processes" in str(caught.value) and "layers/w" in str(caught.value)

@@ -15,7 +15,7 @@ from ckpttools.maxtext.axis_names import axis_names
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.maxtext.to_maxtext import to_maxtext
 from ckpttools.sharding.mesh import MeshShape, parse_mesh
-from ckpttools.sharding.rules import MAXTEXT, Rules, rules_of
+from ckpttools.sharding.rules import MAXTEXT, Rules, resolve_rules
 from ckpttools.sharding.specs import parse_spec, shard_shape, spec_text
 from ckpttools.stores.registry import parse
 
@@ -55,7 +55,7 @@ def test_no_partition_spec(text):
 
 
 def test_patterns_go_before_axes_and_the_first_that_fits_counts():
-    rules = rules_of({"*/wo/kernel": "P(None, 'fsdp')", "*/w*/kernel": "P('data')", "mlp": "tensor"})
+    rules = resolve_rules({"*/wo/kernel": "P(None, 'fsdp')", "*/w*/kernel": "P('data')", "mlp": "tensor"})
     assert rules.spec(("a", "wo", "kernel"), named("mlp embed"), MESH) == ((), ("fsdp",))
     assert rules.spec(("a", "wi", "kernel"), named("embed mlp"), MESH) == (("data",),)
     assert rules.spec(("a", "bias"), named("mlp"), MESH) == (("tensor",),)
@@ -64,7 +64,7 @@ def test_patterns_go_before_axes_and_the_first_that_fits_counts():
 
 
 def test_axes_are_gone_through_as_flax_does():
-    rules = rules_of(
+    rules = resolve_rules(
         [("a", ("data", "fsdp")), ("b", ("fsdp", "tensor")), ("b", "tensor"), ("c", None), ("c", "data")]
     )
     assert rules.spec((), named("a b"), MESH) == (("data", "fsdp"), ("tensor",))
@@ -81,15 +81,15 @@ def test_the_rules_of_maxtext():
     assert MAXTEXT.spec((), named("vocab embed_vocab"), mesh) == (("tensor",), ("fsdp",))
     experts = MeshShape({"expert": 2, "fsdp": 4})
     assert MAXTEXT.spec((), named("exp embed_moe mlp_moe"), experts) == (("expert",), ("fsdp",), ())
-    assert rules_of("maxtext") is MAXTEXT
+    assert resolve_rules("maxtext") is MAXTEXT
 
 
 def test_a_mesh_may_lack_what_maxtext_knows_and_nothing_else():
-    rules_of([("embed", ["fsdp", "expert"])]).check(MESH)
+    resolve_rules([("embed", ["fsdp", "expert"])]).check(MESH)
     with pytest.raises(UsageError, match="did you mean fsdp"):
-        rules_of([("embed", "fsdpp")]).check(MESH)
+        resolve_rules([("embed", "fsdpp")]).check(MESH)
     with pytest.raises(UsageError, match="no axis 'expert'"):
-        rules_of({"*": "P('expert')"}).check(MESH)
+        resolve_rules({"*": "P('expert')"}).check(MESH)
 
 
 def test_rules_from_files(tmp_path):
@@ -97,7 +97,7 @@ def test_rules_from_files(tmp_path):
         'axes = [["embed", ["fsdp", "expert"]], ["mlp", "tensor"]]\n[arrays]\n"*/bias" = "P()"\n'
     )
     (tmp_path / "a.json").write_text(json.dumps({"axes": {"embed": ["fsdp", "expert"], "mlp": "tensor"}}))
-    first, second = (rules_of(str(tmp_path / f"a.{kind}")) for kind in ("toml", "json"))
+    first, second = (resolve_rules(str(tmp_path / f"a.{kind}")) for kind in ("toml", "json"))
     assert first.axes == second.axes == (("embed", ("fsdp", "expert")), ("mlp", ("tensor",)))
     assert first.arrays == (("*/bias", ()),)
 
@@ -107,8 +107,8 @@ def test_rules_from_files(tmp_path):
     [
         ("a.toml", "axes = 3", MappingError, "a list of pairs"),
         ("a.toml", "axis = []", MappingError, "did you mean axes"),
-        ("a.toml", '[arrays]\n"*" = "fsdp"', MappingError, "no partition spec"),
-        ("a.toml", '[arrays]\n"*" = "P(1.5)"', MappingError, "no partition spec"),
+        ("a.toml", '[arrays]\n"*" = "fsdp"', MappingError, "not a partition spec"),
+        ("a.toml", '[arrays]\n"*" = "P(1.5)"', MappingError, "not a partition spec"),
         ("a.json", "{", FormatError, "not a JSON file"),
         ("a.toml", "=", FormatError, "not a TOML file"),
         ("a.json", '{"axes": [["a", 3]]}', MappingError, "not a rule"),
@@ -117,13 +117,13 @@ def test_rules_from_files(tmp_path):
 def test_files_that_are_none(tmp_path, name, content, error, declared):
     (tmp_path / name).write_text(content)
     with pytest.raises(error, match=declared):
-        rules_of(str(tmp_path / name))
+        resolve_rules(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("value", ["maxtxt", [("a",)], ["ab"], {1: "fsdp"}, {"a": 3}])
 def test_what_are_no_rules(value):
     with pytest.raises(UsageError):
-        rules_of(value)
+        resolve_rules(value)
 
 
 def test_rows_know_the_names_of_axes():

@@ -11,7 +11,7 @@ from ckpttools.api.plan_status import PartStatus
 from ckpttools.core.errors import OtherProcessError
 from ckpttools.run.events import Publishing
 from ckpttools.sharding.distributed_job import Service
-from ckpttools.sharding.loading import JobProgress, Teller
+from ckpttools.sharding.loading import JobProgress, ProgressReporter
 from ckpttools.sharding.processes import Processes
 
 ONE = PartStatus(7, 7, 70, 70, 1.0, None, "1/3", "process 1 on pod-1", "done", 3.0, "a")
@@ -44,7 +44,7 @@ def other(job, number):
 def test_a_process_that_has_done_all_is_not_gone_before_it_says_so(job):
     assert not _are_done(job, [ONE], HERE, ())
     assert _are_done(job, [ONE, TWO], HERE, ())
-    other(job, 2).note("done", "yes")
+    other(job, 2).set_status("done", "yes")
     assert _are_done(job, [ONE, replace(TWO, state="gone")], HERE, ())
     assert not _are_done(job, [replace(ONE, state="at work")], HERE, ())
 
@@ -68,18 +68,18 @@ def test_who_loads_is_told_of_all_and_of_whom_they_wait_for(job):
     """Asked while process 0 waits for what another is to say."""
     declared: list[JobProgress] = []
     others = [
-        Teller(Processes(item.number, item.count, item.client), 100, declared.append)
+        ProgressReporter(Processes(item.number, item.count, item.client), 100, declared.append)
         for item in (other(job, 1), other(job, 2))
     ]
     for item, nbytes in zip(others, (100, 40), strict=True):
         item.add(nbytes)
     assert declared == []
-    first = Teller(Processes(0, 3, job.client), 100, declared.append)
+    first = ProgressReporter(Processes(0, 3, job.client), 100, declared.append)
     first.add(100)
-    first.waits("read w/2")
+    first.on_wait("read w/2")
     assert [process.bytes_done for process in declared[-1].processes] == [100, 100, 40]
     assert declared[-2].waiting_for is None and declared[-1].waiting_for == 2
-    assert "80 % of 300 bytes" in repr(declared[-1])
+    assert "80% of 300 bytes" in repr(declared[-1])
     assert "process 2 is last, waiting for process 2" in repr(declared[-1])
 
 
@@ -90,7 +90,7 @@ def test_process_0_gives_up_its_own_part_when_another_has(job, monkeypatch):
     seen: list[object] = []
     observe = _heeding(lambda: _check_failed(job), seen.append)
     observe(Publishing())
-    other(job, 2).note("failed", "the disk is full")
+    other(job, 2).set_status("failed", "the disk is full")
     with pytest.raises(OtherProcessError, match="process 2 of 3 could not do its part"):
         observe(Publishing())
     assert len(seen) == 1

@@ -579,13 +579,13 @@ def a_tree_of_the_user(work: Path) -> None:
 def what_is_given_back_is_not_read(work: Path) -> None:
     """And what is not held is never taken for zeros."""
     array = ckpttools.save.plan({"w": TREE["grid"]["8 1"]}, work / "out").plan.tree["w"]
-    rest = array.holder.again()
+    rest = array.holder.clone()
     rest._shards = rest._shards[1:]
     out = np.empty(array.shape, array.dtype.carrier)
-    refused(UsageError, "other processes have elements", "w")(
+    refused(UsageError, "other processes have some elements", "w")(
         lambda: rest.read_into(Region.whole(array.shape), out)
     )
-    array.holder.let_go()
+    array.holder.discard()
     refused(SourceChangedError, "released", "w")(array.holder.check)
     refused(SourceChangedError, "released", "w")(array.read)
 
@@ -603,7 +603,7 @@ def errors_come_out_of_wait(work: Path) -> None:
     refused(CheckpointError, "exists")(lambda: ckpttools.save_async(TREE, work / "out"))
 
 
-def one_save_to_a_location(work: Path) -> None:
+def one_save_to_a_place(work: Path) -> None:
     import threading
 
     go_on = threading.Event()

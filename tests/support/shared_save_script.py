@@ -124,7 +124,7 @@ def converted(mesh: Mesh) -> None:
     ckpttools.save_async(embedded, DIRECTORY / "rows-hf", to="hf", model=HF).wait()
     ckpttools.save(cut(stacked, mesh, -1), DIRECTORY / "columns-hf", to="hf", model=HF)
     held = ckpttools.save.plan(rows, DIRECTORY / "no").plan.tree
-    refused("other processes have elements", lambda: next(iter(held.arrays.values())).read())
+    refused("other processes have some elements", lambda: next(iter(held.arrays.values())).read())
     wide = ckpttools.Tree({path: cast(array, DTYPES["float64"]) for path, array in held.arrays.items()})
     ckpttools.save(wide, DIRECTORY / "cast", "orbax")
     no, bucket = DIRECTORY / "no", f"{BUCKET}/no"
@@ -173,7 +173,7 @@ def others(tree: Any) -> None:
     refused("plan or destination", lambda: ckpttools.save(tree, DIRECTORY / f"of {NUMBER}"))
     refused("manifest", lambda: ckpttools.save(tree, location, manifest=DIRECTORY / "manifest.json"))
     grid = {"grid": tree["grid"]}
-    refused("by one process", lambda: ckpttools.save(grid, f"{BUCKET}/refused", "safetensors"))
+    refused("only one process can write", lambda: ckpttools.save(grid, f"{BUCKET}/refused", "safetensors"))
     assert not location.exists()
     refused("exists", lambda: ckpttools.save(tree, DIRECTORY / "saved"))
 
