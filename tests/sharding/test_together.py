@@ -24,13 +24,13 @@ STAMPED = re.compile(r"(^|/)_CHECKPOINT_METADATA$")
 LATE = """
 import os, subprocess, sys
 from ckpttools.cli.main import main
-from ckpttools.sharding import leaving
-LEFT = leaving.left_job
+from ckpttools.sharding import distributed_job
+LEFT = distributed_job.leave_job
 def late(job):
     if job.number == job.count - 1:
         subprocess.run(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 12; kill -CONT {os.getpid()}"])
     LEFT(job)
-leaving.left_job = late
+distributed_job.leave_job = late
 main(sys.argv[1:])
 """
 
