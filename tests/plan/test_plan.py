@@ -55,7 +55,7 @@ class Grids:
 def small():
     """Budgets and tasks of a size that fits the small arrays of these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(budget, "BASE_BYTES", 0)
+        patch.setattr(budget, "BASELINE_BYTES", 0)
         patch.setattr(planning, "LARGEST_TASK", 256)
         patch.setattr(planning, "_SMALLEST_TASK", 16)
         patch.setattr(read_blocks, "READ_BLOCK_BYTES", 512)
