@@ -1,4 +1,4 @@
-"""`ckpt adapter`: LoRA adapters and the models that they are of."""
+"""`ckpt adapter`: merge, extract and convert LoRA adapters."""
 
 from __future__ import annotations
 
@@ -25,28 +25,25 @@ from ckpttools.cli.options import (
 from ckpttools.cli.transform_options import common_options, storage_options, target_options
 from ckpttools.cli.write import write
 
-_like_option = like_option(
-    "The model that a MaxText BASE came from; by default what hf-to-maxtext carried along."
-)
+_like_option = like_option("The original model of a MaxText BASE. Default: the one stored in it.")
 _scale_option = click.option(
     "--scale",
     type=float,
     default=1.0,
     show_default=True,
     metavar="X",
-    help="Multiply the adapter's changes, besides its own scale; -1 takes them away again.",
+    help="Extra scale of the adapter's changes; -1 subtracts them.",
 )
 _alpha_option = click.option(
     "--alpha",
     type=float,
     metavar="X",
-    help="Alpha of a MaxText adapter, if nothing beside it states it; Tunix notes none.",
+    help="Alpha of a MaxText adapter whose files do not state it, such as Tunix's.",
 )
 _base_name_option = click.option(
     "--base-name",
     metavar="NAME",
-    help="What the configuration calls the base; by default its name on the hub if that is known, "
-    "or else its path.",
+    help="Name of the base model in adapter_config.json. Default: its Hub name if known, else its path.",
 )
 _base_options = combine_options(
     click.option(
@@ -58,9 +55,9 @@ _base_options = combine_options(
 )
 
 
-@click.group(cls=LazyGroup, short_help="LoRA adapters: merged, extracted, to MaxText, to PEFT.")
+@click.group(cls=LazyGroup, short_help="Merge, extract and convert LoRA adapters.")
 def adapter() -> None:
-    """LoRA adapters and the models that they are of.
+    """Merge, extract and convert LoRA adapters.
 
     \b
     Example:
@@ -68,7 +65,7 @@ def adapter() -> None:
     """
 
 
-@adapter.command("merge", short_help="A model with an adapter in its weights.")
+@adapter.command("merge", short_help="Merge an adapter into a model's weights.")
 @click.argument("source", metavar="BASE", type=MODEL)
 @click.argument("adapter", metavar="ADAPTER", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
@@ -77,7 +74,7 @@ def adapter() -> None:
 @click.option(
     "--dtype",
     type=DTYPE,
-    help="Cast BASE before anything is added, as ckpt cast does; of quantised weights it makes numbers.",
+    help="Cast BASE before the merge, like ckpt cast. Dequantizes quantized weights.",
 )
 @_like_option
 @family_option
@@ -86,10 +83,10 @@ def adapter() -> None:
 def merge(**options: Any) -> None:
     """Write a model with a LoRA adapter merged into its weights.
 
-    BASE is a Hugging Face model or a MaxText checkpoint; DST is the same with other weights. ADAPTER is a
-    directory that PEFT saved (LoRA, rsLoRA and DoRA, patterns of ranks, embeddings, fused experts, whole
-    modules), or a checkpoint of a MaxText adapter. Products are summed in float64, added in float32, and
-    rounded once. Of a quantised BASE, --dtype makes numbers on the way.
+    BASE is a Hugging Face model or a MaxText checkpoint; DST is the same kind with other weights. ADAPTER is
+    a directory that PEFT saved (LoRA, rsLoRA and DoRA, rank patterns, embeddings, fused experts, full
+    modules), or a MaxText adapter checkpoint. Products are summed in float64, added in float32, and rounded
+    once. Pass --dtype to merge into a quantized BASE.
 
     \b
     Example:
@@ -102,16 +99,17 @@ def merge(**options: Any) -> None:
     write(merge_adapter.plan, **options)
 
 
-@adapter.command("extract", short_help="What a fine-tuning changed, as an adapter.")
+@adapter.command("extract", short_help="Extract a LoRA adapter from a fine-tuned model.")
 @click.argument("source", metavar="TUNED", type=MODEL)
 @click.argument("base", metavar="BASE", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
-@count_option("--rank", "Rank of the factors; with --error at most.")
+@count_option("--rank", "Rank of the factors; with --error, the maximum rank.")
 @click.option(
     "--error",
     type=click.FloatRange(0, 1, max_open=True),
     metavar="X",
-    help="What may be left of the difference of each matrix, by Frobenius' norm: 0.1 is a tenth.",
+    help="Largest remaining error of each matrix, relative to the Frobenius norm of its difference: 0.1 is a "
+    "tenth.",
 )
 @click.option("--dtype", type=DTYPE, default="float32", show_default=True, help="Dtype of the factors.")
 @_base_name_option
@@ -120,11 +118,11 @@ def merge(**options: Any) -> None:
 @resource_options
 @output_options
 def extract(**options: Any) -> None:
-    """Write what a fine-tuning changed of a model as a LoRA adapter of PEFT.
+    """Write the changes of a fine-tuned model as a PEFT LoRA adapter.
 
-    TUNED and BASE are Hugging Face models or MaxText checkpoints. The difference of each matrix of a linear
-    layer is written in its strongest directions; what else differs is named and left out. The plan already
-    reads both models: it says what is left of the differences.
+    TUNED and BASE are Hugging Face models or MaxText checkpoints. The difference of each linear layer's
+    matrix is approximated by its largest singular vectors; other differences are listed and left out. The
+    plan reads both models to report the remaining error.
 
     \b
     Example:
@@ -136,39 +134,41 @@ def extract(**options: Any) -> None:
     write(extract_adapter.plan, **options)
 
 
-@adapter.command("to-maxtext", short_help="PEFT's adapter to MaxText's.")
+@adapter.command("to-maxtext", short_help="Convert a PEFT adapter to MaxText.")
 @click.argument("source", metavar="ADAPTER", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @_base_options
 @click.option(
     "--scan/--no-scan",
     default=None,
-    help="Stack the layers, as in the model that will use it; by default as in BASE, if it is MaxText's.",
+    help="Stack the layers, as in the model that will use the adapter. Default: as in a MaxText BASE.",
 )
 @click.option(
     "--scan-axis",
     type=click.IntRange(0, 1),
     metavar="N",
-    help="Axis on which layers are stacked; by default as in a MaxText BASE, else 1.",
+    help="Axis on which layers are stacked. Default: as in a MaxText BASE, else 1.",
 )
-@maxtext_option("Version of MaxText that is to load it.")
+@maxtext_option("MaxText version that will load it.")
 @click.option(
     "--layout",
     type=click.Choice(LORA_LAYOUTS),
     default="restore",
     show_default=True,
-    help="As MaxText's lora.lora_restore_path reads it, as checkpoints of its own fine-tuning have it, or as "
-    "its converter writes it.",
+    help="Write what MaxText's lora.lora_restore_path reads, the layout of its fine-tuning checkpoints, or "
+    "that "
+    "of its converter.",
 )
 @_scale_option
 @storage_options
 @resource_options
 @output_options
 def to_maxtext(**options: Any) -> None:
-    """Write a LoRA adapter of PEFT as MaxText restores it.
+    """Write a PEFT LoRA adapter in the layout that MaxText restores.
 
-    BASE is the Hugging Face model, or a MaxText checkpoint of it. DST gets 0/items; pass it to MaxText as
-    lora.lora_restore_path=DST/0/items, with what the plan says. What MaxText has no place for is refused.
+    BASE is the Hugging Face model, or its MaxText checkpoint. DST gets 0/items; pass
+    lora.lora_restore_path=DST/0/items and the settings that the plan prints to MaxText. Modules that MaxText
+    cannot adapt are refused.
 
     \b
     Example:
@@ -179,7 +179,7 @@ def to_maxtext(**options: Any) -> None:
     write(adapter_to_maxtext.plan, **options)
 
 
-@adapter.command("to-peft", short_help="MaxText's adapter to PEFT's.")
+@adapter.command("to-peft", short_help="Convert a MaxText adapter to PEFT.")
 @click.argument("source", metavar="ADAPTER", type=ANY_PATH)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @_base_options
@@ -191,10 +191,10 @@ def to_maxtext(**options: Any) -> None:
 @resource_options
 @output_options
 def to_peft(**options: Any) -> None:
-    """Write a MaxText LoRA adapter as PEFT, vLLM and others load it.
+    """Write a MaxText LoRA adapter in the layout that PEFT and vLLM load.
 
-    ADAPTER is a checkpoint with factors: of MaxText's own fine-tuning, of Tunix (STEP/model_params), of
-    MaxText's converter, or as its inference engine takes them; scanned or not, of any rank.
+    ADAPTER is a checkpoint with factors, scanned or not, of any rank: from MaxText's own fine-tuning, from
+    Tunix (STEP/model_params), from MaxText's converter, or in the layout of its inference engine.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`ckpt assemble`: one checkpoint of what several hosts kept."""
+"""`ckpt assemble`: combine the parts of a checkpoint that several hosts hold."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from ckpttools.core.text import format_age, plural, printable, sample_names
 from ckpttools.stores.location import Location
 
 
-@click.command(short_help="One checkpoint of the parts that hosts of a job kept.")
+@click.command(short_help="Combine the parts that hosts of a job saved.")
 @click.argument("locations", metavar="HOST_DIR… [DST]", nargs=-1, required=True, type=ANY_PATH)
 @click.option(
     "--list",
     "is_listing",
     is_flag=True,
-    help="Only say which steps are there, and what they lack; no DST. --dry-run compares bytes, too.",
+    help="Only list the steps and what they lack; takes no DST. Use --dry-run to compare bytes as well.",
 )
 @click.option(
     "--prefer",
     type=ANY_PATH,
     metavar="HOST_DIR",
     multiple=True,
-    help="Take from this host what others have with different bytes. May be repeated.",
+    help="Where hosts disagree about bytes, use this host's copy. May be repeated.",
 )
 @click.option(
     "--step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Step to put together; by default the newest complete one.",
+    help="Step to assemble. Default: the newest complete one.",
 )
 @target_options
 @max_header_option
@@ -53,12 +53,12 @@ from ckpttools.stores.location import Location
 @resource_options
 @output_options
 def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) -> None:
-    """Make one checkpoint of the parts that hosts keep: emergency, multi-tier or peer-to-peer checkpoints.
+    """Combine the parts that hosts keep: emergency, multi-tier or peer-to-peer checkpoints.
 
     HOST_DIR is the local directory of a host, with its steps in it, or a directory above those of several
-    hosts; also a copy in a bucket, or the persistent directory. DST gets STEP/items of the newest step of
-    which together they have every chunk. Steps are never mixed. What several hosts have is compared byte by
-    byte. Files are shared where they can be linked, else copied.
+    hosts; also a copy in a bucket, or the persistent directory. DST gets STEP/items of the newest step whose
+    every chunk some host has. Steps are never mixed. Chunks that several hosts have are compared byte by
+    byte. Files are hard-linked where possible, else copied.
 
     \b
     Example:
@@ -74,7 +74,7 @@ def assemble(locations: tuple[Location, ...], is_listing: bool, **options: Any) 
         return
     *hosts, destination = map(absolute, locations)
     if not hosts:
-        raise click.UsageError("DST is missing: name the directories of hosts, then DST; or --list")
+        raise click.UsageError("missing DST: pass the host directories, then DST; or --list")
 
     def call(source: Location, destination: Location, **declared: Any) -> Any:
         return put_together.plan(hosts, destination, **declared)
@@ -103,7 +103,7 @@ _MAX_LISTED = 8
 
 
 def format_lines(listing: HostsListing) -> Iterator[str]:
-    """The saves, what the incomplete ones lack, and what cannot be used."""
+    """Yield lines about the saves, what incomplete ones lack, and unusable files."""
     newest, now = listing.newest, time.time()
     yield from draw_table(_COLUMNS, [_row_cells(item, newest, now) for item in listing.saves], width())
     for save in listing.saves:

@@ -1,4 +1,4 @@
-"""`ckpt average`: the weighted mean of checkpoints."""
+"""`ckpt average`: average checkpoints with weights."""
 
 from __future__ import annotations
 
@@ -29,41 +29,45 @@ _choice_options = combine_options(
     click.option(
         "--steps",
         metavar="STEPS",
-        help="Of one run: numbers and ranges, separated by commas. 1000..5000/500 is every 500th, which must "
-        "all be there; 1000..5000 all finished steps within.",
+        help="Steps of one run: numbers and ranges, separated by commas. 1000..5000/500 is every 500th, "
+        "which "
+        "must all exist; 1000..5000 all finished steps in the range.",
     ),
-    count_option("--last", "Of one run: the latest N finished steps."),
+    count_option("--last", "Average the latest N finished steps of one run."),
     click.option(
         "--weights",
         metavar="W,W,…",
         callback=lambda context, option, value: _parse_numbers(value),
-        help="A number for each checkpoint, in their order; by default all count alike.",
+        help="One weight for each checkpoint, in order. Default: equal weights.",
     ),
     click.option(
-        "--ema", type=float, metavar="B", help="Weights of a moving average with this decay, such as 0.9."
+        "--ema",
+        type=float,
+        metavar="B",
+        help="Weight the checkpoints like a moving average with this decay, such as 0.9.",
     ),
     click.option(
         "--decay",
         type=click.Choice(tuple(DECAYS)),
-        help="Weights that amount to a learning rate which falls to zero in this way.",
+        help="Weight the checkpoints to emulate a learning rate that decays to zero this way.",
     ),
     click.option(
         "--normalize/--no-normalize",
         default=True,
         show_default=True,
-        help="Divide by the sum of the weights; without it the result is the sum.",
+        help="Divide by the sum of the weights, or return the weighted sum.",
     ),
     click.option(
         "--parameters",
         metavar="KEY",
-        help="What stands for the parameters of a training state: the key of an average in it, such as "
-        "opt_state/1/ema; ema for the only one there is.",
+        help="Average this subtree of a training state instead of its parameters: its key, such as "
+        "opt_state/1/ema, or ema for the only one.",
     ),
     click.option(
         "--force",
         is_flag=True,
-        help="Average models whose config.json files describe different computations, such as rotary scaling "
-        "or activation. The result has the config.json of the last model.",
+        help="Average models whose config.json files describe different computations, such as another RoPE "
+        "scaling or activation. The result has the config.json of the last model.",
     ),
 )
 
@@ -72,11 +76,11 @@ def _parse_numbers(value: str | None) -> list[float] | None:
     try:
         return None if value is None else [float(item) for item in value.split(",")]
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no list of numbers, such as 1,0.5,-0.5.") from error
+        raise click.BadParameter(f"{value!r} is not a list of numbers, such as 1,0.5,-0.5.") from error
 
 
 def _reject_blanks(weights: list[float] | None, locations: list[Location]) -> None:
-    """Refuses weights with blanks between, of which all but the first are taken for checkpoints."""
+    """Raise UsageError for weights with spaces, since click would parse the rest as checkpoints."""
     numbers = [
         str(location) for location in locations if _NUMBER.fullmatch(str(location)) and not location.exists()
     ]
@@ -88,7 +92,7 @@ def _reject_blanks(weights: list[float] | None, locations: list[Location]) -> No
         )
 
 
-@click.command(short_help="The weighted mean of checkpoints.")
+@click.command(short_help="Average several checkpoints or steps of a run.")
 @click.argument("source", metavar="SRC", type=ANY_PATH)
 @click.argument("others", metavar="[SRC]...", type=ANY_PATH, nargs=-1)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
@@ -103,12 +107,11 @@ def _reject_blanks(weights: list[float] | None, locations: list[Location]) -> No
 def average(others: tuple[Location, ...], **options: Any) -> None:
     """Write the mean of steps of a run, or of checkpoints of one model in any formats.
 
-    Sums are made in the order of the checkpoints, in float32 or wider, and rounded once: the bits are the
-    same for any --jobs and --memory. Training states count with their parameters alone. The step, whole
-    numbers and the files of a model are those of the last checkpoint. Names and shapes must be the same in
-    all.
+    Sums are accumulated in checkpoint order, in float32 or wider, and rounded once: the result is bitwise the
+    same for any --jobs and --memory. Only the parameters of training states are averaged. The step, integers
+    and model files come from the last checkpoint. Names and shapes must agree.
 
-    With --no-normalize and --weights it is any sum: A + 0.5 (B - C) is A B C with --weights 1,0.5,-0.5.
+    With --no-normalize, --weights computes any sum: A + 0.5 (B - C) is A B C with --weights 1,0.5,-0.5.
 
     \b
     Example:

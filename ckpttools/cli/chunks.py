@@ -1,4 +1,4 @@
-"""`ckpt inspect chunks`: data files, chunk grids, codecs, and what loading would read."""
+"""`ckpt inspect chunks`: show data files, chunk grids and codecs, and predict reads."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from ckpttools.sharding.load_prediction import ProcessLoading
 from ckpttools.stores.location import Location
 
 
-@click.command()
+@click.command(short_help="Show files, chunk grids and codecs; predict load I/O.")
 @click.argument("path", type=ANY_PATH)
 @json_option
 @filter_option("; files are always shown")
 @click.option(
     "--mesh",
     metavar="MESH",
-    help="Predict what devices would read: 8, 4x2 or data=4,fsdp=2.",
+    help="Predict the reads of these devices: 8, 4x2 or data=4,fsdp=2.",
 )
 @click.option(
     "--spec",
     metavar="SPEC",
-    help="How the devices share each array: axis0, layer, replicated, axis0=0,axis1=1 or P('fsdp', None).",
+    help="How devices share each array: axis0, layer, replicated, axis0=0,axis1=1 or P('fsdp', None).",
 )
 @click.option(
     "--rules",
     metavar="RULES",
-    help="The same for each array: maxtext, or a TOML or JSON file of rules. In place of --spec; where "
-    "neither is given and the axes of the mesh have names, maxtext.",
+    help="Sharding rules instead of --spec: maxtext, or a TOML or JSON file. Default: maxtext if the mesh "
+    "axes "
+    "have names.",
 )
 @click.option(
     "--processes",
     type=int,
     metavar="N",
-    help="Predict what N processes with these devices would read that load together.",
+    help="Predict the reads of N processes that load together with these devices.",
 )
 @read_options
 def chunks(
@@ -54,8 +55,8 @@ def chunks(
 ) -> None:
     """Show how a checkpoint is stored: its data files, chunk grids and codecs.
 
-    Only indexes and metadata are read. With --mesh it predicts how many reads a device makes, and how many
-    bytes it needs and fetches; with --processes what processes read that load together.
+    Reads only indexes and metadata. With --mesh, predicts how many reads each device makes and how many bytes
+    it needs and fetches; with --processes, the reads of processes that load together.
 
     \b
     Example:
@@ -76,7 +77,7 @@ def chunks(
 
 _MAX_FILES = 12
 _MAX_PATHS = 3
-# What stands before a path.
+# Indentation of a path.
 _INDENT = 8
 _KINDS = ("missing", "data", "unused", "index", "other")
 _DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs")
@@ -126,13 +127,13 @@ class _FileLine:
 
     @property
     def kind(self) -> str:
-        """That of all files; empty where they differ."""
+        """Return the kind of all files, or "" if they differ."""
         kinds = {file.kind for file in self.files}
         return kinds.pop() if len(kinds) == 1 else ""
 
     @property
     def remark(self) -> str:
-        """What is lost, or with how many names the files are shared."""
+        """Return how many bytes are unused, or how many names the files are shared with."""
         if lost := self.total("lost"):
             return f"{format_disk(lost)} lost"
         links = max(file.links for file in self.files)
@@ -168,7 +169,7 @@ def _file_cells(group: _FileLine) -> list[str]:
 
 
 def _group_files(files: Sequence[FileChunks]) -> Iterator[_FileLine]:
-    """Data files by themselves where they are few; others of one place and kind together."""
+    """Show a few data files one by one; group many by directory and kind."""
     few = sum(file.kind == "data" for file in files) <= _MAX_FILES
     groups: dict[tuple[str, str], list[FileChunks]] = defaultdict(list)
     for file in files:
@@ -179,7 +180,7 @@ def _group_files(files: Sequence[FileChunks]) -> Iterator[_FileLine]:
 
 
 def _file_location(file: FileChunks, few: bool) -> str:
-    """What a file is shown under together with its like."""
+    """Return the label under which a file is grouped with similar ones."""
     if file.kind == "other":
         return "metadata"
     last = file.name.rpartition("/")[2]
@@ -189,7 +190,7 @@ def _file_location(file: FileChunks, few: bool) -> str:
 
 
 def _directory(name: str) -> str:
-    """The database or the array that a file belongs to: the directory above `d`, or above the chunks."""
+    """Return the database or array of a file: the directory above `d`, or above the chunks."""
     first, slash, _ = name.partition("/")
     return f"{first}{slash}"
 
@@ -212,7 +213,7 @@ def _array_lines(arrays: Sequence[ArrayChunks]) -> Iterator[str]:
 
 
 def _group_arrays(arrays: Iterable[ArrayChunks]) -> list[list[ArrayChunks]]:
-    """Arrays that differ in the numbers in their names only, and are stored alike."""
+    """Group arrays that are stored alike and whose names differ only in numbers."""
     groups: dict[object, list[ArrayChunks]] = {}
     for array in arrays:
         cut = array.reads.cut if array.reads else None

@@ -1,4 +1,4 @@
-"""The command line as it was given, for who finds its work unfinished."""
+"""The command line as the user typed it, for messages that say how to resume."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import click
 
 COMPLETION_VARIABLE = "_CKPT_COMPLETE"
-"""The environment variable through which a shell asks for completions, as click derives it from `ckpt`."""
+"""The environment variable with which shells request completions; click derives it from `ckpt`."""
 
 _KEY = "ckpttools.command_line"
 _NEUTRAL = frozenset(("--resume", "--progress", "--no-progress"))
 
 
 def remember_command(context: click.Context, words: Sequence[str]) -> None:
-    """Takes note of the words after `ckpt`."""
+    """Record the words after `ckpt` in the context."""
     context.meta[_KEY] = shlex.join(["ckpt", *words])
 
 
@@ -25,6 +25,6 @@ def resumable_command() -> str:
 
 
 def command_line() -> str:
-    """What was typed, ready to be pasted into a shell; "" outside of a command."""
+    """Return the typed command, ready to paste into a shell; "" outside of a command."""
     context = click.get_current_context(silent=True)
     return "" if context is None else str(context.meta.get(_KEY, ""))

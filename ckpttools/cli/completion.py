@@ -1,4 +1,4 @@
-"""`ckpt completion`: scripts that complete commands, options and values in a shell."""
+"""`ckpt completion`: print shell completion scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshCompl
 @click.argument("shell", type=click.Choice(tuple(_SHELLS)))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    """Print a script that completes `ckpt` in a shell.
+    """Print a shell completion script.
 
     Add the line for bash to ~/.bashrc, or that for zsh to ~/.zshrc, after compinit.
 
@@ -25,5 +25,5 @@ def completion(ctx: click.Context, shell: str) -> None:
       eval "$(ckpt completion zsh)"
     """
     complete = _SHELLS[shell](ctx.find_root().command, {}, "ckpt", COMPLETION_VARIABLE)
-    # Not `source()`: that of bash starts bash to look at its version.
+    # Not `source()`: for bash it starts a bash process to check the version.
     click.echo(complete.source_template % complete.source_vars())

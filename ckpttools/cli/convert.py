@@ -1,4 +1,4 @@
-"""`ckpt convert`: from one form of checkpoint to another."""
+"""`ckpt convert`: convert between checkpoint formats and models."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from ckpttools.cli.lazy import Deferred, LazyGroup, lazy_command
 from ckpttools.cli.transform_options import common_options, model_source_and_destination, transform_options
 from ckpttools.cli.write import write
 
-# Commands in files of their own, imported when they are run.
+# Commands that are imported only when they run.
 _COMMANDS = {
-    "hf-to-maxtext": lazy_command("models", "hf_to_maxtext", "Hugging Face to MaxText's Orbax."),
-    "maxtext-to-hf": lazy_command("models", "maxtext_to_hf", "MaxText's Orbax to Hugging Face."),
+    "hf-to-maxtext": lazy_command(
+        "models", "hf_to_maxtext", "Convert Hugging Face safetensors to a MaxText checkpoint."
+    ),
+    "maxtext-to-hf": lazy_command(
+        "models", "maxtext_to_hf", "Convert a MaxText checkpoint to Hugging Face safetensors."
+    ),
 }
 
 
 def _to_formats() -> dict[str, Deferred]:
-    """A command for each format that can be written."""
+    """Return one command for each writable format."""
     from ckpttools.formats.registry import writable
 
-    return {f"to-{name}": Deferred(partial(to_format, name), f"Any format to {name}.") for name in writable()}
+    return {
+        f"to-{name}": Deferred(partial(to_format, name), f"Convert any format to {name}.")
+        for name in writable()
+    }
 
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, more=_to_formats)
 def convert() -> None:
-    """Write a checkpoint in another form.
+    """Convert a checkpoint to another format or framework.
 
     \b
     Example:
@@ -37,7 +44,7 @@ def convert() -> None:
 
 
 def to_format(name: str) -> click.Command:
-    """The command that writes a format."""
+    """Return the command that writes a format."""
     from ckpttools.api.convert import convert
     from ckpttools.formats.registry import writable
 

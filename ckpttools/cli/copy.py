@@ -1,4 +1,4 @@
-"""`ckpt copy`: a checkpoint to another place, byte for byte."""
+"""`ckpt copy`: copy a checkpoint byte for byte."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpttools.copying.report import CopiedPart, CopyReport
 
 
-@click.command(short_help="A checkpoint to another place or store, byte for byte.")
+@click.command(short_help="Copy a checkpoint or run between stores, byte for byte.")
 @source_and_destination
 @click.option(
     "--step",
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     metavar="N",
     multiple=True,
-    help="Of a run only this step; by default all finished ones. May be repeated.",
+    help="Copy only this step of a run. Default: all finished steps. May be repeated.",
 )
-@count_option("--latest", "Of a run only the latest N finished steps.")
+@count_option("--latest", "Copy only the latest N finished steps of a run.")
 @click.option(
     "--verify",
     is_flag=True,
-    help="Read back all that was written, data before it becomes visible, and compare every byte of what DST "
+    help="Read back everything that was written before it becomes visible, and compare every byte that DST "
     "already has.",
 )
 @limit_options
-@click.option("--dry-run", is_flag=True, help="Print what would be copied and write nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the plan without copying.")
 @click.option(
     "--overwrite",
     is_flag=True,
-    help="Replace steps or checkpoints in DST whose content differs; the old one is removed last.",
+    help="Replace steps or checkpoints in DST that differ; the old one is deleted last.",
 )
 @unprotected_option
 @public_option
@@ -59,9 +59,9 @@ def copy(
 ) -> None:
     """Copy a checkpoint from any store to any store: a run, a step, an item, a model.
 
-    Nothing in DST is taken for a checkpoint before it is complete; what says that it is one comes last. Of a
-    run the finished steps are copied, oldest first. Those that are in DST already are left as they are, so
-    the same command copies what is new, and goes on where it was stopped.
+    The files that mark DST as a checkpoint are written last, so an incomplete copy is never mistaken for one.
+    For a run, finished steps are copied, oldest first. Steps that DST already has are left as they are, so
+    the same command copies new steps and resumes an interrupted copy.
 
     \b
     Example:
@@ -86,7 +86,7 @@ def copy(
 
 
 def _note_lines(report: CopyReport) -> Iterator[str]:
-    """What the user should know, on stderr."""
+    """Print the notes of the plan on stderr."""
     for name, reason in report.left_out.items():
         yield from labelled_lines("left out", f"{name}: {reason}", 9, prose_width())
     for text in report.remarks:
@@ -94,7 +94,7 @@ def _note_lines(report: CopyReport) -> Iterator[str]:
 
 
 def _plan_lines(report: CopyReport) -> Iterator[str]:
-    """A line for each part, and what is left out where nothing was done yet."""
+    """Yield a line for each part, and in a dry run lines for skipped files."""
     for part in report.parts:
         name, files = part.name or report.destination, plural(part.files, "file")
         yield f"{name}: {part.outcome}, {files}, {format_disk(part.bytes)}{_more_text(part)}"
@@ -122,7 +122,7 @@ def _more_text(part: CopiedPart) -> str:
 
 
 def _closing_line(report: CopyReport) -> str:
-    """What a copy did, in one line, and where others find it."""
+    """Return a one-line summary of a copy, with its URL."""
     from ckpttools.cli.plan_text import published_text
 
     resumed = sum(part.bytes_resumed for part in report.parts)

@@ -1,4 +1,4 @@
-"""`ckpt demo`: the main job on an example it makes itself, every step shown."""
+"""`ckpt demo`: run the main job on a generated example and show every step."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ckpttools.cli.output import print_lines
 from ckpttools.core.errors import DestinationExistsError
 
 
-@click.command(short_help="Make, convert and load a small model, and back.")
+@click.command(short_help="Create, convert and load a small model, and back.")
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 def demo(directory: Path | None) -> None:
-    """Make a small model, convert it, show it, load it, and convert it back.
+    """Create a small model, convert it, inspect it, load it, and convert it back.
 
-    DIRECTORY is where to work and leave the results; by default a temporary one, which is deleted.
+    DIRECTORY keeps the results; without it, a temporary directory is used and deleted.
 
     \b
     Example:
@@ -53,17 +53,17 @@ def _demo_directory(directory: Path | None) -> Iterator[Path]:
 
 
 def _make_model(source: Path) -> None:
-    """A Llama of 48 million parameters out of noise, as Hugging Face stores it."""
+    """Write a random Llama of 48 million parameters in Hugging Face format."""
     from ckpttools.testing.models import LlamaSizes, write_llama
 
     sizes = LlamaSizes(layers=8, hidden=512, mlp=2048, heads=8, kv_heads=4, head_dim=64, vocab=32000)
     path = write_llama(source, sizes)
-    print_lines([f"A small Llama out of noise, as Hugging Face stores it: {source}"])
+    print_lines([f"A small random Llama in Hugging Face format: {source}"])
     print_lines([f"  config.json and model.safetensors, {path.stat().st_size / 1e6:.0f} MB in bfloat16"])
 
 
 def _run_command(*arguments: str | Path) -> None:
-    """Runs a command of `ckpt` and shows its line before its output."""
+    """Run a `ckpt` command and print its command line before its output."""
     from ckpttools.cli.main import main
 
     words = [str(argument) for argument in arguments]
@@ -73,7 +73,7 @@ def _run_command(*arguments: str | Path) -> None:
 
 
 def _load(source: Path, target: Path) -> None:
-    """Restores the result with Orbax itself and compares one layer with the source."""
+    """Restore the result with Orbax and compare one layer with the source."""
     print_lines(["", "Orbax restores it (orbax.checkpoint.StandardCheckpointer):"])
     import numpy as np
     import orbax.checkpoint as ocp

@@ -1,4 +1,4 @@
-"""`ckpt diff`: what is different between two checkpoints, how far, and why."""
+"""`ckpt diff`: compare two checkpoints and explain their differences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def _replace_nan(context: click.Context, option: click.Parameter, value: float) -> float:
-    """No difference is within NaN, and none is beyond it."""
+    """Reject a NaN tolerance: no difference is within it, and none exceeds it."""
     if isnan(value):
         raise click.BadParameter("NaN is no bound", context, option)
     return value
@@ -49,7 +49,7 @@ _comparing_options = combine_options(
         callback=_replace_nan,
         default=0.0,
         metavar="X",
-        help="Elements are equal if |a-b| <= atol + rtol * max(|a|,|b|).",
+        help="Treat elements as equal if |a-b| <= atol + rtol * max(|a|,|b|).",
     ),
     click.option(
         "--rtol",
@@ -57,20 +57,21 @@ _comparing_options = combine_options(
         callback=_replace_nan,
         default=0.0,
         metavar="X",
-        help="The relative part of that tolerance.",
+        help="Relative tolerance.",
     ),
     click.option(
         "--ulp",
         type=click.IntRange(min=0),
         default=0,
         metavar="N",
-        help="Or if they are at most N units in the last place apart, in the coarser dtype.",
+        help="Treat elements as equal if they are at most N units in the last place apart, in the coarser "
+        "dtype.",
     ),
-    click.option("--ignore-dtype", is_flag=True, help="Treat equal numbers in different dtypes as equal."),
+    click.option("--ignore-dtype", is_flag=True, help="Treat equal values in different dtypes as equal."),
     filter_option("; no other is read"),
-    click.option("--parameters", is_flag=True, help="Leave out optimizer state, step and random states."),
-    click.option("--all", "everything", is_flag=True, help="Also list the arrays that are equal."),
-    click.option("--explain/--no-explain", default=True, help="Find out why arrays differ."),
+    click.option("--parameters", is_flag=True, help="Ignore optimizer state, step and random states."),
+    click.option("--all", "everything", is_flag=True, help="Also list equal arrays."),
+    click.option("--explain/--no-explain", default=True, help="Look for the cause of each difference."),
 )
 
 
@@ -82,7 +83,7 @@ _alignment_options = combine_options(
 )
 
 
-@click.command(short_help="What differs between two checkpoints, how far, and why.")
+@click.command(short_help="Compare two checkpoints: what differs, how much, and why.")
 @click.argument("first", metavar="A", type=ANY_PATH)
 @click.argument("second", metavar="B", type=ANY_PATH)
 @_comparing_options
@@ -94,15 +95,15 @@ _alignment_options = combine_options(
 @max_index_option
 @prefer_rank_option
 def diff(first: Location, second: Location, as_json: bool, progress: bool, **options: Any) -> None:
-    """Compare two checkpoints number by number: what is equal, what differs and how far, and why.
+    """Compare two checkpoints value by value: what differs, how much, and why.
 
     A and B may have any format and layout: Hugging Face or MaxText, scanned or not. If only one has training
-    state, --parameters compares the rest. Layers are compared one by one, Hugging Face arrays against
-    MaxText's by the rows of their family. For a run, give the directory of a step. Without a tolerance, the
-    sign of a zero and the payload of a NaN count, as for ckpt verify.
+    state, --parameters compares the rest. Layers are compared one by one, and Hugging Face arrays are matched
+    to MaxText's by their family's mapping. For a run, pass the directory of a step. Without a tolerance, the
+    sign of zero and NaN payloads count, as for ckpt verify.
 
     For arrays that differ, the command looks for a cause: transposed, RoPE halves or interleaved, gate and up
-    swapped, a scale or a norm's 1 left out, layers shifted, vocabulary padded, cast, and others.
+    swapped, a missing scale or norm offset, shifted layers, padded vocabulary, cast, and others.
 
     Exit codes: 0 equal, 1 different; 3 (bad input) and 5 (input/output) mean that no comparison was possible.
 
@@ -125,7 +126,7 @@ def diff(first: Location, second: Location, as_json: bool, progress: bool, **opt
 
 
 def _to_plain(value: Any) -> Any:
-    """Dataclasses as objects; what is infinite, for which JSON has no number, as a string."""
+    """Convert dataclasses to dicts, and infinities, which JSON lacks, to strings."""
     if hasattr(value, "__dataclass_fields__"):
         return {field.name: _to_plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -136,9 +137,9 @@ def _to_plain(value: Any) -> Any:
 
 
 _MAX_PARAGRAPHS = 60
-# Where texts begin behind their labels.
+# Width of the label column.
 _MARGIN = 13
-# What outcomes are called after a number of arrays; also the order in which arrays are listed.
+# Texts of outcomes after an array count; arrays are listed in this order.
 _OUTCOMES: dict[Outcome, str] = {
     "differs": "with other values",
     "shape": "of another shape",
@@ -153,7 +154,7 @@ _OUTCOMES: dict[Outcome, str] = {
 
 
 def print_diff(report: DiffReport) -> None:
-    """Both sides, what was done to bring them together, what differs, and the sum of it."""
+    """Print both sides, how they were aligned, their differences, and a summary."""
     print_lines(_report_lines(report))
 
 
@@ -212,7 +213,7 @@ def _paragraphs(arrays: Sequence[ArrayDiff]) -> Iterator[list[str]]:
 
 
 def _outcome_text(name: str) -> str:
-    """A name without its numbers."""
+    """Return the text of a name without its numbers."""
     return "".join(character for character in name if not character.isdecimal())
 
 
@@ -234,7 +235,7 @@ def _fact_lines(first: ArrayDiff, group: Sequence[ArrayDiff]) -> Iterator[tuple[
 
 
 def _type_text(a: ArrayType | None, b: ArrayType | None) -> str:
-    # Leaves without arrays have a description in place of a dtype.
+    # Leaves without arrays have a description instead of a dtype.
     shown = [
         format_type(item.dtype, item.shape) if item.dtype in DTYPES else item.dtype
         for item in (a, b)
@@ -246,7 +247,7 @@ def _type_text(a: ArrayType | None, b: ArrayType | None) -> str:
 
 
 def _measure_text(group: Sequence[ArrayDiff]) -> Iterator[str]:
-    """How far the arrays are apart, all of them together."""
+    """Return the distance of all these arrays together."""
     parts = [item.deviation for item in group if item.deviation is not None]
     if not parts:
         return
@@ -274,10 +275,10 @@ def _measure_text(group: Sequence[ArrayDiff]) -> Iterator[str]:
 
 
 def _share_text(part: int, whole: int) -> str:
-    """`97.3 %`, or the number itself where that says more."""
+    """Return `97.3 %`, or the count itself where that is clearer."""
     if part == whole:
         return "all"
-    # What is rounded to all would not be all.
+    # A share that rounds to 100 % would look like all elements.
     share = min(part / whole, 0.999)
     return f"{share:.1%}".replace("%", " %") if part * 1000 >= whole else f"{part:,}"
 

@@ -1,4 +1,4 @@
-"""`ckpt doctor`: what is wrong with a checkpoint and what to do."""
+"""`ckpt doctor`: diagnose and repair checkpoints."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ckpttools.diagnosis.base import Finding
     from ckpttools.diagnosis.examine import Diagnosis
 
-# Where texts begin.
+# Width of the label column.
 _COLUMN = 8
 _COLORS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
@@ -30,7 +30,7 @@ def _complete_fix(ctx: click.Context, param: click.Parameter, incomplete: str) -
     return [name for name in sorted(fixes()) if name.startswith(incomplete)]
 
 
-@click.command(short_help="What is wrong with a checkpoint, and what to do.")
+@click.command(short_help="Diagnose a checkpoint and suggest fixes.")
 @click.argument("path", type=ANY_PATH, required=False)
 @json_option
 @click.option(
@@ -38,12 +38,12 @@ def _complete_fix(ctx: click.Context, param: click.Parameter, incomplete: str) -
     metavar="NAME",
     shell_complete=_complete_fix,
     multiple=True,
-    help="Apply this fix wherever it helps; no file is deleted or overwritten. May be repeated.",
+    help="Apply this fix wherever it helps. No file is deleted or overwritten. May be repeated.",
 )
 @click.option(
     "--checksums",
     is_flag=True,
-    help="Also read the data of files that have checksums of it, as torch.save writes them, and compare it.",
+    help="Also read data files that store checksums, as torch.save writes them, and verify them.",
 )
 @click.option("--list", "as_list", is_flag=True, help="List the checks and the fixes.")
 @max_index_option
@@ -61,13 +61,13 @@ def doctor(
     requests: int | None,
     progress: bool,
 ) -> None:
-    """Say what is wrong with a checkpoint and what to do.
+    """Diagnose a checkpoint and suggest fixes.
 
-    PATH is anything: a run, a step, an item, a directory or file of safetensors, a zarr v3 hierarchy,
-    complete or damaged. Indexes, headers and metadata are read. Arrays are read only with --checksums, except
-    scales of quantized weights and a tied output head. Exits with 1 if there is an error, with 0 if there are
-    only warnings and infos. A fix repairs what it can and reports where it was refused; the exit code is then
-    3, or 5 if the system did not allow it.
+    PATH may be a run, a step, an item, a directory or file of safetensors, or a zarr v3 hierarchy, complete
+    or damaged. Indexes, headers and metadata are read. Arrays are read only with --checksums, except scales
+    of quantized weights and a tied output head. Exits with 1 if there are errors, with 0 if there are only
+    warnings and infos. A fix repairs what it can and reports where it was refused; the exit code is then 3,
+    or 5 if the system did not allow it.
 
     \b
     Example:
@@ -146,7 +146,7 @@ def _verdict_line(diagnosis: Diagnosis, checksums: bool) -> str:
 
 
 def _unread_lines(diagnosis: Diagnosis, checksums: bool) -> str:
-    """What was not looked at, and what looks at it."""
+    """Yield lines about what was not checked, and which command checks it."""
     if diagnosis.compared:
         return "data has its checksums, where files have any"
     path = quote(printable(diagnosis.path))

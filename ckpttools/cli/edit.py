@@ -1,4 +1,4 @@
-"""`ckpt stack` and `ckpt unstack`: layers as MaxText's scan_layers=true or false expects them."""
+"""Commands that edit a checkpoint: strip-optimizer, stack, unstack, select, cast, remap."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ parameter_options = combine_options(
 """Adds how parameters are to be left over."""
 
 
-@click.command("strip-optimizer", short_help="Parameters of a training checkpoint.")
+@click.command("strip-optimizer", short_help="Drop the optimizer state; keep only the parameters.")
 @source_and_destination
 @parameter_options
 @patterns_option("--keep", "Keep what matches, such as 'ema_params', a key and everything below it.")
@@ -45,15 +45,20 @@ parameter_options = combine_options(
 @target_options
 @common_options
 def strip_optimizer(**options: Any) -> None:
-    """Write the parameters of a training checkpoint and nothing else.
+    """Write only the parameters of a training checkpoint.
 
-    SRC may be a run directory, a step or an item; it is only read. DST gets 0/items, or <step>/items with
+    SRC may be a run directory, a step or an item. DST gets 0/items, or <step>/items with
     --keep-step; pass that to MaxText as load_parameters_path.
 
-    MaxText's trainers store the flavour linen, which all of MaxText loads. Its own tool for this writes nnx
     for a run with pure_nnx; decoding loads that, training does not.
+    MaxText's trainers store the flavour linen, which training and decoding load. MaxText's own tool writes
+    nnx for a run with pure_nnx, which only decoding loads.
 
-    Optimizer state is recognised by its structure: it mirrors the parameters, with a step counter beside it
+    or below a name that optimizers use. What mirrors them otherwise, such as an average of them (EMA), may be
+    either: nothing is written until --keep or --drop decides. Everything that is learned stays.
+    Optimizer state is recognized by its structure: it mirrors the parameters, next to a step counter or below
+    a name that optimizers use. For any other mirror, such as an average of the parameters (EMA), pass --keep
+    or --drop; nothing is written until then. All learned values stay.
     or below a name that optimizers use. What mirrors them otherwise, such as an average of them (EMA), may be
     either: nothing is written until --keep or --drop decides. Everything that is learned stays.
 
@@ -68,7 +73,7 @@ def strip_optimizer(**options: Any) -> None:
     write(strip_optimizer.plan, **options)
 
 
-@click.command(short_help="Layers one by one to stacks for jax.lax.scan.")
+@click.command(short_help="Stack per-layer arrays for scan_layers=true.")
 @source_and_destination
 @click.option(
     "--scan-axis",
@@ -82,8 +87,9 @@ def strip_optimizer(**options: Any) -> None:
     "--cycle",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in gpt-oss; 1 for "
-    "all in one stack. By default as before ckpt unstack, else as in the model's family.",
+    help="Number of layers after which their kinds repeat: 6 in gemma3, 4 in olmo3 and llama4, 2 in "
+    "gpt-oss; 1 "
+    "for a single stack. Default: as before ckpt unstack, else from the model's family.",
 )
 @click.option(
     "--family",
@@ -109,14 +115,14 @@ def strip_optimizer(**options: Any) -> None:
 @target_options
 @common_options
 def stack(**options: Any) -> None:
-    """Stack separate layers (layers_0, layers_1, …), as MaxText's scan_layers=true expects them.
+    """Stack separate layers (layers_0, layers_1, …) for MaxText's scan_layers=true.
 
-    Parameters are stacked on --scan-axis, and so are the moments of the optimizer in a training checkpoint;
-    states of random number generators on axis 0. Layers that differ are reported, with what differs.
+    Parameters are stacked on --scan-axis, and so are the optimizer's moments in a training checkpoint; random
+    number generator states on axis 0. Layers that differ are reported.
 
-    Layers that ckpt unstack took apart are put together as they were, which it notes in the metadata.
-    Otherwise the model's family decides, by its config.json or by names; if several layouts fit, they are
-    listed, nothing is written and the exit code is 3.
+    Layers that ckpt unstack wrote are stacked as before, as recorded in their metadata. Otherwise the model's
+    family decides, by config.json or by names; if several layouts fit, they are listed, nothing is written
+    and the exit code is 3.
 
     If layers are already stacked, nothing is written and the exit code is 2.
 
@@ -130,7 +136,7 @@ def stack(**options: Any) -> None:
     write(stack.plan, **options)
 
 
-@click.command(short_help="Stacked layers to layers one by one.")
+@click.command(short_help="Split stacked layers into one array per layer.")
 @source_and_destination
 @click.option(
     "--scan-axis",
@@ -149,11 +155,11 @@ def stack(**options: Any) -> None:
 @target_options
 @common_options
 def unstack(**options: Any) -> None:
-    """Write stacked layers one by one (layers_0, layers_1, …), as MaxText's scan_layers=false expects them.
+    """Split stacked layers into one array per layer for MaxText's scan_layers=false.
 
-    Parameters and, in a training checkpoint, the moments of the optimizer are taken apart on --scan-axis,
-    states of random number generators on axis 0. Cycles, remainders and blocks get the numbers of the model's
-    layers. --keep-step and --flavour go with --force-unroll.
+    Parameters and, in a training checkpoint, the optimizer's moments are split on --scan-axis, random number
+    generator states on axis 0. Cycles, remainders and blocks get the model's layer numbers. --keep-step and
+    --flavour require --force-unroll.
 
     If layers are not stacked, nothing is written and the exit code is 2.
 
@@ -167,7 +173,7 @@ def unstack(**options: Any) -> None:
     write(unstack.plan, **options)
 
 
-@click.command(short_help="Some arrays of a checkpoint.")
+@click.command(short_help="Keep or drop arrays by name.")
 @source_and_destination
 @keep_option
 @drop_option
@@ -180,14 +186,13 @@ def unstack(**options: Any) -> None:
 @target_options
 @common_options
 def select(**options: Any) -> None:
-    """Write the arrays that --keep matches (by default all), without those that --drop matches.
+    """Write the arrays that match --keep (default: all), without those that match --drop.
 
-    With --prefix they are those of a model within another, under its own names; patterns are of the names
-    in SRC.
+    --prefix selects a model within another and removes the prefix; patterns refer to the names in SRC.
 
-    A pattern is a glob of a whole path, with "/" or "." between its keys, or of a key with everything below
-    it. "*" stands for any text, even across keys; "?" for one character; "[0-9]" for one of several. A
-    pattern that matches nothing is an error.
+    A pattern is a glob of a full path, with "/" or "." between its keys, or of a key with everything below
+    it. "*" matches any text, even across keys; "?" one character; "[0-9]" one of several. A pattern that
+    matches nothing is an error.
 
     \b
     Example:
@@ -200,7 +205,7 @@ def select(**options: Any) -> None:
     write(select.plan, **options)
 
 
-@click.command(short_help="The same arrays in other dtypes.")
+@click.command(short_help="Cast a checkpoint to other dtypes.")
 @source_and_destination
 @dtype_option
 @dtype_map_option
@@ -209,16 +214,16 @@ def select(**options: Any) -> None:
 @target_options
 @common_options
 def cast(**options: Any) -> None:
-    """Write a checkpoint in other dtypes: rounded to nearest even, NaN and infinity kept.
+    """Cast a checkpoint to other dtypes, rounding to nearest even.
 
-    Values that become infinite, or zero, are counted; so are those that become NaN where a dtype has no
-    infinity. The last line says how many there were, --json in which arrays.
+    NaN and infinity are kept. Values that overflow or underflow are counted, and so are those that become NaN
+    in a dtype without infinity. The last line reports the counts; --json lists the arrays.
 
-    With --dtype bfloat16, float16 or float32, quantised weights (FP8, MXFP4, NVFP4, int4) are multiplied by
-    their scales, and the config.json of a Hugging Face model no longer says that they are quantised.
+    With --dtype bfloat16, float16 or float32, quantized weights (FP8, MXFP4, NVFP4, int4) are dequantized,
+    and the quantization is removed from a Hugging Face config.json.
 
-    Casts between integers and floating-point numbers that can lose values are refused; --force rounds and
-    clips them.
+    Casts between integers and floating-point values that can lose information are refused; --force rounds and
+    clips.
 
     \b
     Example:
@@ -231,7 +236,7 @@ def cast(**options: Any) -> None:
     write(cast.plan, **options)
 
 
-@click.command(short_help="Arrays under other names, by rules or by a function.")
+@click.command(short_help="Rename, drop and rearrange arrays by rules or a function.")
 @source_and_destination
 @map_option
 @strict_option
@@ -250,9 +255,9 @@ def cast(**options: Any) -> None:
 @target_options
 @common_options
 def remap(**options: Any) -> None:
-    """Rename, drop and rearrange arrays, by a file of rules, a Python function, or a version of MaxText.
+    """Rename, drop and rearrange arrays by rules, a Python function, or a MaxText version.
 
-    A file has rules in TOML, or the same in JSON; the first match wins:
+    A file contains rules in TOML or JSON; the first match wins:
 
     \b
       [[rules]]
@@ -261,14 +266,14 @@ def remap(**options: Any) -> None:
       axes = "mlp embed"
       to-axes = "embed mlp"
 
-    Without axes only names change. An axis may move from the name into the array, and back. {...} stands for
-    any text. `drop = true` in place of `to` leaves arrays out. Arrays that no rule matches stay as they are.
+    Without axes only names change. An axis may move from the name into the array, and back. {...} matches any
+    text. `drop = true` instead of `to` drops arrays. Unmatched arrays are left unchanged.
 
-    A function is called with the path and the lazy array of each array. It returns the new path, None to drop
-    it, another lazy array, or (path, array).
+    A function gets the path and the lazy array of each array. It returns the new path, None to drop the
+    array, another lazy array, or (path, array).
 
-    With --maxtext a checkpoint that one version of MaxText wrote is laid out as another one loads it: how
-    layers are stacked, and where biases of routers lie. It stays stacked or not, and training state stays.
+    --maxtext converts a checkpoint to the layout of another MaxText version: how layers are stacked, and
+    where router biases are. Stacked layers stay stacked, and training state stays.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""The border at which whatever ends a command becomes words on stderr and an exit code."""
+"""Turn whatever ends a command into a message on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ckpttools.core.errors import (
 from ckpttools.core.text import printable_text
 
 _DEFECT, _PIPE_CLOSED = 70, 141
-# What the system's loader says, as an ImportError, when it has no room for a library.
+# Texts of ImportErrors that the system's loader raises when memory for a library is missing.
 _NO_SPACE_ERRORS = ("cannot allocate memory", "failed to map segment", "can't start new thread")
 
 
 def exit_code_of(end: BaseException, *, traceback: bool) -> int:
-    """Tells on stderr why a command has ended, and returns the process exit code for it.
+    """Print on stderr why a command ended, and return the exit code of the process.
 
     Args:
         end: what the command raised.
@@ -53,7 +53,7 @@ def exit_code_of(end: BaseException, *, traceback: bool) -> int:
 
 @contextmanager
 def translate_click_errors() -> Iterator[None]:
-    """Turns what click would end with code 1, which says that differences were found, into what it leaves."""
+    """Replace errors that click would end with exit code 1, which means differences, by their causes."""
     try:
         yield
     except KeyboardInterrupt:
@@ -63,7 +63,7 @@ def translate_click_errors() -> Iterator[None]:
 
 
 def reopen_closed_streams() -> None:
-    """Lets what is written to a closed stdin, stdout or stderr go nowhere, as cron and daemons leave them.
+    """Open a closed stdin, stdout or stderr on the null device, as cron and daemons leave them closed.
 
     The next file that is opened would get the number, and what is printed.
     """
@@ -77,7 +77,7 @@ def reopen_closed_streams() -> None:
 
 
 def retry_partial_writes() -> None:
-    """Puts a buffer before stdout where the interpreter was told to have none (PYTHONUNBUFFERED).
+    """Buffer stdout where the interpreter was told not to (PYTHONUNBUFFERED).
 
     Without one, what is left of a long text is lost, without an error, when its reader goes away.
     """
@@ -95,7 +95,7 @@ def _describe_error(end: BaseException, traceback: bool) -> list[str]:
 
 
 def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
-    """An error as it is shown: sentences in lines of so many columns, whatever is to be copied whole."""
+    """Format an error in lines of the given width, keeping text to copy unbroken."""
     first, *listed = printable_text(error.message).split("\n")
     lines = [*labelled_lines("Error:", first, 7, room, whole_words=True), *listed]
     for label, text in error.details():
@@ -107,12 +107,12 @@ def _error_lines(error: CheckpointError, room: int | None) -> list[str]:
     return lines
 
 
-# A command that stands in a sentence without backticks is to be copied, too.
+# Commands in a sentence are meant to be copied even without backticks.
 _COMMAND_PATTERN = re.compile(r"(?<!`)\b(ckpt [a-z]+ |hf download |mkdir |cp -|rm -|mv )")
 
 
 def _translate_click(end: BaseException) -> CheckpointError | None:
-    """The cause as an error of ours; None for what nobody expected."""
+    """Translate an expected exception to a `CheckpointError`; return None for any other."""
     if isinstance(end, CheckpointError):
         return end
     if _is_out_of_memory(end):
@@ -143,7 +143,7 @@ def _is_out_of_memory(end: BaseException) -> bool:
 
 
 def _describe_missing_package(error: ModuleNotFoundError) -> CheckpointError:
-    """Of a package that ckpttools needs, or a module of the user's."""
+    """Describe a missing package of ckpttools, or a missing module of the user."""
     return UsageError(
         f"the Python package {error.name} is not installed"
         if error.name
@@ -155,7 +155,7 @@ def _describe_missing_package(error: ModuleNotFoundError) -> CheckpointError:
 
 
 def _describe_os_error(error: OSError) -> CheckpointError:
-    """What the system reported outside of all readers and writers, such as of stdout."""
+    """Describe a system error outside of readers and writers, such as one on stdout."""
     text = f"{error.strerror} (errno {error.errno})" if error.strerror else str(error)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         if error.filename is None:
@@ -171,12 +171,12 @@ def _describe_os_error(error: OSError) -> CheckpointError:
 
 
 def _describe_internal_error(end: BaseException) -> CheckpointError:
-    """Of what no command should raise: a defect in the program, or in a plug-in."""
+    """Describe an exception that no command should raise: a bug here or in a plug-in."""
     from traceback import extract_tb
 
     frames = extract_tb(end.__traceback__)
     return CheckpointError(
-        "this should not have happened: a defect of ckpttools, or of a plug-in",
+        "internal error in ckpttools or a plug-in",
         location=f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None,
         got=f"{type(end).__name__}: {end}",
         hint="please report it with the command and what `ckpt --traceback …` prints",
@@ -184,7 +184,7 @@ def _describe_internal_error(end: BaseException) -> CheckpointError:
 
 
 def finish_output() -> None:
-    """Drops what could not be written to stdout, so that the interpreter does not try again and fail."""
+    """Discard unwritable output, so that the interpreter does not fail to flush it again."""
     try:
         sys.stdout.flush()
     except OSError:

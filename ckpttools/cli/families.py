@@ -1,4 +1,4 @@
-"""`ckpt families`: the model families that can be converted, and your own."""
+"""`ckpt families` and `ckpt formats`: list what is supported, and check custom families."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ckpttools.model_families.summary import FamilySummary
 
 
-# Where texts begin behind their labels.
+# Width of the label column.
 _COLUMN = 14
 # Columns that text is made to fit: what a narrow terminal has at least, and a pipe, which has none.
 _NARROWEST, _PIPE = 40, 110
@@ -31,11 +31,11 @@ _NARROWEST, _PIPE = 40, 110
 @json_option
 @click.pass_context
 def families(ctx: click.Context, as_json: bool) -> None:
-    """List the model families that can be converted, look into one, or check your own.
+    """List the supported model families, show one, or check your own.
 
-    `model_type` is the field of a model's config.json. Every family can be converted both ways, with layers
-    stacked or not. Packages add families under the entry point ckpttools.families; a file of your own works,
-    too: `ckpt convert … --family FILE`.
+    `model_type` is the field of a model's config.json. Every family converts both ways, with layers stacked
+    or not. Packages add families under the entry point ckpttools.families. You can also pass your own file:
+    `ckpt convert … --family FILE`.
 
     \b
     Example:
@@ -77,7 +77,7 @@ def _detail_lines(family: FamilySummary) -> Iterator[str]:
 
 
 def _to_entry(label: str, text: str, column: int = _COLUMN) -> Iterator[str]:
-    """A label and a text, which goes on below itself where the terminal ends."""
+    """Format a label and a text that wraps below itself at the terminal width."""
     yield from labelled_lines(f"  {label}", printable(text or "-"), column, _remaining_width())
 
 
@@ -85,15 +85,14 @@ def _remaining_width() -> int:
     return max(_NARROWEST, width() or _PIPE)
 
 
-@families.command("show", short_help="Everything that a family defines.")
+@families.command("show", short_help="Show everything that a family defines.")
 @click.argument("family", metavar="NAME|FILE", shell_complete=complete_family)
-@click.option("--toml", "as_toml", is_flag=True, help="Print it as a TOML file, as a start for your own.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print the family as a TOML file, to start your own.")
 @json_option
 def show_family(family: str, as_toml: bool, as_json: bool) -> None:
-    """Show a family: its models, its sizes, and every row.
+    """Show a family: its models, its sizes, and every mapping row.
 
-    Each row shows MaxText's name and axes, then Hugging Face's, then when the row applies and what it does to
-    values.
+    Each row shows MaxText's name and axes, Hugging Face's, when the row applies, and how it changes values.
 
     \b
     Example:
@@ -152,33 +151,33 @@ def _row_line(row: Row) -> Iterator[str]:
         yield printable(f"    {', '.join(conditions)}")
 
 
-@families.command("check", short_help="Prove that rows convert both ways and fit a model.")
+@families.command("check", short_help="Validate a family file, optionally against a model.")
 @click.argument("family", metavar="NAME|FILE", shell_complete=complete_family)
 @click.option(
     "--against",
     type=ANY_PATH,
     metavar="PATH",
-    help="A Hugging Face or MaxText checkpoint of such a model; no array is read.",
+    help="A Hugging Face or MaxText checkpoint of such a model; only its headers are read.",
 )
 @click.option(
     "--config",
     type=ANY_PATH,
     metavar="CONFIG",
-    help="The model's config.json, or its directory; by default the one that comes with --against.",
+    help="The model's config.json, or its directory. Default: the config.json of --against.",
 )
 @json_option
 @click.pass_context
 def check(
     ctx: click.Context, family: str, against: Location | None, config: Location | None, as_json: bool
 ) -> None:
-    """Check that a family's rows are consistent, convert both ways, and fit a model.
+    """Check that a family is consistent, converts both ways, and fits a model.
 
-    Every array must be produced exactly once on either side, every size must follow from the configuration, a
-    formula or shapes, and what is converted to MaxText must come back with the same name, shape and dtype,
-    whether layers are stacked or not. Without a model, this is tried on small made-up ones with every
-    combination of flags.
+    Every array must be produced exactly once on either side; every size must follow from the configuration, a
+    formula or shapes; and arrays converted to MaxText must convert back to the same name, shape and dtype,
+    whether layers are stacked or not. Without a model, small synthetic ones with every combination of flags
+    are checked.
 
-    Exits with 3 and lists everything that is wrong, if anything is.
+    Lists all errors and exits with 3 if there are any.
 
     \b
     Example:
@@ -213,7 +212,7 @@ def _verdict_lines(result: FamilyCheck) -> Iterator[str]:
 
 
 def _section_lines(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
-    """All findings of one kind; those that differ in numbers only are one line."""
+    """Format all findings of one kind, joining those that differ only in numbers."""
     from ckpttools.core.text import fold_lines
 
     yield ""
@@ -226,7 +225,7 @@ def _section_lines(kind: str, findings: list[FamilyFinding]) -> Iterator[str]:
 @click.command()
 @json_option
 def formats(as_json: bool) -> None:
-    """List the formats that can be read and written.
+    """List the supported checkpoint formats.
 
     Packages add formats under the entry point ckpttools.formats.
 

@@ -1,4 +1,4 @@
-"""Flags made of options that are declared as data, by a format's writer or a transform."""
+"""Flags generated from options that a format's writer or a transform declares as data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpttools.core.options import Option
 
 
 class _ParsedType(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """Text that the library makes a value of; here it is only tried."""
+    """A click type that validates text with the library's parser and passes it on unchanged."""
 
     def __init__(self, name: str, parse: Callable[[Any], object]) -> None:
         self.name, self._parse = name, parse
@@ -31,7 +31,7 @@ class _ParsedType(click.ParamType):  # type: ignore[type-arg]  # generic from cl
 
 
 def generated_options(options: Collection[Option]) -> Decorator:
-    """Adds options, of which the command gets those that the user gave, even where that is the default."""
+    """Add options; the command gets those that the user gave, even if equal to the default."""
     names = {option.name for option in options}
 
     def with_those_given(command: Command) -> Command:
@@ -68,7 +68,7 @@ def _click_type(option: Option) -> click.ParamType[Any]:
 
 
 def make_command(name: str, help: str, body: Callable[..., None], *decorators: Decorator) -> click.Command:
-    """A command of parts; its help is text whose examples, after "Example:", are left as they are.
+    """Create a command whose examples in the help text, after "Example:", are not wrapped.
 
     Raises:
         UsageError: two options have one flag.

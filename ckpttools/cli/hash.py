@@ -1,4 +1,4 @@
-"""`ckpt hash`: what a checkpoint holds, in a few digits."""
+"""`ckpt hash`: print digests of a checkpoint's arrays."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ selection_options = combine_options(
         show_default=True,
         help="Hash stacked layers one by one, or as they are stored.",
     ),
-    click.option("--parameters", is_flag=True, help="Leave out optimizer state, step and random states."),
+    click.option("--parameters", is_flag=True, help="Ignore optimizer state, step and random states."),
 )
 
 
-@click.command("hash", short_help="Digests that no format or layout changes.")
+@click.command("hash", short_help="Print layout-independent digests of every array.")
 @click.argument("path", type=ANY_PATH)
 @json_option
 @click.option(
@@ -49,7 +49,7 @@ selection_options = combine_options(
     type=click.Choice(("xxh3-128", "sha256")),
     default="xxh3-128",
     show_default=True,
-    help="xxh3-128 detects damage and mistakes, sha256 also deliberate changes.",
+    help="xxh3-128 detects damage and mistakes; sha256 also detects deliberate changes.",
 )
 @click.option(
     "--as",
@@ -57,8 +57,7 @@ selection_options = combine_options(
     type=click.Choice(("stored", "maxtext")),
     default="stored",
     show_default=True,
-    help="Which names to use: those that are stored, or those of the MaxText checkpoint that a Hugging Face "
-    "one converts to.",
+    help="Names to print: as stored, or those of the MaxText checkpoint that a Hugging Face one converts to.",
 )
 @conversion_side_options
 @selection_options
@@ -66,11 +65,11 @@ selection_options = combine_options(
 @progress_option
 @read_options
 def hash_command(path: Location, as_json: bool, progress: bool, **options: Any) -> None:
-    """Print a digest of every array, one of all parameters, and one of everything.
+    """Print a digest of every array, of all parameters, and of everything.
 
-    They depend only on values, shapes, dtypes and names, not on the format, chunks, compression or number of
-    files. Layers stacked for scanning get a digest each, and names leave out what Linen and NNX wrap around
-    them, so that scanned and unscanned checkpoints of one model agree.
+    Digests depend only on values, shapes, dtypes and names, not on the format, chunks, compression or number
+    of files. Stacked layers get one digest each, and names omit the wrappers of Linen and NNX, so scanned and
+    unscanned checkpoints of one model agree.
 
     \b
     Example:
@@ -90,6 +89,6 @@ def hash_command(path: Location, as_json: bool, progress: bool, **options: Any) 
 
 
 def _hash_lines(result: HashReport) -> list[str]:
-    """As sha256sum prints them; the same for checkpoints that hold the same."""
+    """Yield lines in the format of sha256sum; equal checkpoints yield equal lines."""
     lines = [f"{array.digest}  {printable(array.name)}" for array in result.arrays]
     return [*lines, f"{result.parameters}  (parameters)", f"{result.digest}  (everything)"]

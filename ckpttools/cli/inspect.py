@@ -1,4 +1,4 @@
-"""`ckpt inspect`: the group of commands that look into a checkpoint."""
+"""`ckpt inspect`: the group of commands that show a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import click
 
 from ckpttools.cli.lazy import LazyGroup, lazy_command
 
-# Commands in files of their own, imported when they are run.
+# Commands that are imported only when they run.
 _COMMANDS = {
-    "chunks": lazy_command("chunks", "chunks", "Data files, chunk grids, codecs, and what loading reads."),
-    "report": lazy_command("report", "report", "One HTML page: treemap, heat map, histograms, table."),
-    "stats": lazy_command("stats", "stats", "Extremes, mean, norm, zeros and NaN of every array."),
-    "tree": lazy_command("inspect_tree", "tree", "Names, shapes, dtypes, bytes, and what kind it is."),
+    "chunks": lazy_command("chunks", "chunks", "Show files, chunk grids and codecs; predict load I/O."),
+    "report": lazy_command("report", "report", "Write an HTML report: treemap, heat map, histograms, table."),
+    "stats": lazy_command("stats", "stats", "Show statistics of every array: min, max, mean, norm, NaN."),
+    "tree": lazy_command("inspect_tree", "tree", "Show names, shapes, dtypes, sizes and the kind."),
 }
 
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS)
 def inspect() -> None:
-    """Look into a checkpoint without loading it.
+    """Show a checkpoint's tree, statistics, chunks or report.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`ckpt inspect tree`: what is in a checkpoint."""
+"""`ckpt inspect tree`: show the arrays of a checkpoint."""
 
 from __future__ import annotations
 
@@ -52,29 +52,30 @@ _view_options = combine_options(
         help="Show at most N levels; totals include everything.",
     ),
     filter_option("; counts and bytes are of those"),
-    click.option("--flat", is_flag=True, help="One line for each array, nothing folded."),
+    click.option("--flat", is_flag=True, help="Print one line per array, without folding."),
     click.option(
         "--sort",
         type=click.Choice(("size", "name")),
-        help="Largest first, or by name. By default the tree is in the order of names, and --flat and "
-        "--json keep the checkpoint's order.",
+        help="Sort by size (largest first) or name. Default: the tree by name, --flat and --json in stored "
+        "order.",
     ),
     click.option(
         "--sharding",
         is_flag=True,
-        help="Show how arrays were laid out on devices when they were saved: bfloat16[4096@fsdp,14336].",
+        help="Show the device layout that was saved: bfloat16[4096@fsdp,14336].",
     ),
     click.option(
         "--against",
         type=NON_EMPTY_TEXT,
         metavar="WHAT",
-        help="Compare with a family (`ckpt families`), a config.json, or another checkpoint: report what is "
-        "missing, unexpected, or of another shape. Exits with 1 if anything is.",
+        help="Compare with a family (`ckpt families`), a config.json or another checkpoint, and report "
+        "missing, "
+        "unexpected or mismatched arrays. Exits with 1 if there are any.",
     ),
 )
 
 
-@click.command(short_help="Names, shapes, dtypes, bytes, and what kind it is.")
+@click.command(short_help="Show names, shapes, dtypes, sizes and the kind.")
 @click.argument("path", type=ANY_PATH)
 @_view_options
 @json_option
@@ -146,17 +147,17 @@ _ARRAY = {1: {"fg": "cyan"}, 2: {"fg": "magenta"}}
 
 
 def print_tree(report: TreeReport, branches: Sequence[Branch]) -> None:
-    """Facts, and the arrays folded into a tree."""
+    """Print the facts, then the arrays folded into a tree."""
     print_lines(_to_view(report, list(_tree_rows(branches, ()))))
 
 
 def print_flat(report: TreeReport) -> None:
-    """Facts, and one line for each array."""
+    """Print the facts, then one line for each array."""
     print_lines(_to_view(report, [_flat_row(array, report.nbytes) for array in report.arrays]))
 
 
 def print_comparison(report: TreeReport, comparison: Comparison, *, flat: bool) -> None:
-    """Facts, and where the checkpoint is not as it should be."""
+    """Print the facts, then the differences from the reference."""
     print_lines((*fact_lines(report, width()), "", *comparison_lines(comparison, width(), flat=flat)))
 
 
@@ -168,9 +169,9 @@ def _to_view(report: TreeReport, rows: list[TreeRow]) -> Iterator[str]:
 
 
 def _tree_rows(branches: Sequence[Branch], above: tuple[bool, ...], *, top: bool = True) -> Iterator[TreeRow]:
-    """One row for each branch, each below the one that it hangs on.
+    """Yield one row for each branch below its parent.
 
-    `above` says for each level on the way whether its branch is the last of its siblings.
+    `above` contains for each ancestor whether it is the last of its siblings.
     """
     for branch in branches:
         way = () if top else (*above, branch is branches[-1])
@@ -184,7 +185,7 @@ def _row(branch: Branch, way: tuple[bool, ...]) -> TreeRow:
     if branch.array is not None:
         times = f"× {branch.times:,}" if branch.times > 1 else ""
         return TreeRow((name, format_array_type(branch.array), times, *sums), way, _ARRAY)
-    # Where what is below is not shown, at least how much it is.
+    # Hidden children are at least summed up.
     hidden = "" if branch.children else plural(branch.count, "array")
     return TreeRow((name, hidden, "", *sums), way, _SUBTREE)
 
@@ -195,13 +196,13 @@ def _flat_row(array: ArrayReport, total: int) -> TreeRow:
 
 
 def format_amounts(num_elements: int, nbytes: int, share: float) -> tuple[str, str, str]:
-    """Elements, bytes, and two digits of the share; nothing for what is next to nothing."""
+    """Format element count, bytes and share in two digits; omit negligible shares."""
     percent = f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:.1f} %"
     return format_count(num_elements), format_disk(nbytes), percent if share >= 0.0005 else ""
 
 
 def format_array_type(array: ArrayReport) -> str:
-    """`bfloat16[4096@fsdp,14336] fp8 128x128`: as JAX writes it, with mesh axes and scheme where known."""
+    """Format `bfloat16[4096@fsdp,14336] fp8 128x128` like JAX, with known mesh axes and scheme."""
     spec = array.sharding.spec if array.sharding else ()
     axes = (*map(_truncate, spec), *repeat("", len(array.shape) - len(spec)))
     lengths = (f"{length}{axis}" for length, axis in zip(array.shape, axes, strict=True))
@@ -216,7 +217,7 @@ def _truncate(axes: tuple[str, ...]) -> str:
 
 
 def shorten(name: str) -> str:
-    """A folded name with few of its ranges: `layers_{0..4,6..10,12..16,…,60..61}`."""
+    """Shorten a folded name to few ranges: `layers_{0..4,6..10,12..16,…,60..61}`."""
     before, brace, rest = name.partition("{")
     inside, closed, after = rest.partition("}")
     parts = inside.split(",")
@@ -226,12 +227,12 @@ def shorten(name: str) -> str:
     return f"{before}{{{','.join(kept)}}}{shorten(after)}"
 
 
-# Beyond this many lines a list says only how many more there are.
+# Longer lists end with the number of remaining lines.
 _MAX_LINES = 100
 
 
 def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) -> Iterator[str]:
-    """The verdict, and every list that is not empty.
+    """Yield the verdict, then every list that is not empty.
 
     Args:
         comparison: what was found.
@@ -253,7 +254,7 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
     for what, entries in lists.items():
         if entries:
             yield ""
-            # A name of which no shape is known may stand for all layers.
+            # A name without a known shape may represent all layers.
             noun = "array" if all(text for _, text in entries) else "name"
             are = "is" if len(entries) == 1 else "are"
             yield styled(f"{plural(len(entries), noun)} {are} {what}", bold=True)
@@ -265,7 +266,7 @@ def comparison_lines(comparison: Comparison, room: int | None, *, flat: bool) ->
 
 
 def _list_items(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[str]:
-    """Names, each with what is to say of it: behind it, or where there is no room below it."""
+    """List names with remarks, next to them or, if the line is too short, below."""
     shown = lines[:_MAX_LINES]
     width = max(len(name) for name, _ in shown)
     if room is not None:
@@ -281,7 +282,7 @@ def _list_items(lines: Sequence[tuple[str, str]], room: int | None) -> Iterator[
 
 
 def _break_line(name: str, text: str, room: int) -> Iterator[str]:
-    """A name and below it what is to say of it, each in as many lines as it needs."""
+    """Format a name and its remark below it, each wrapped as needed."""
     first, *more = wrap(name, room - 6)
     yield f"  {first}"
     yield from (f"    {part}" for part in more)
@@ -293,7 +294,7 @@ def _comparison_text(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]
 
 
 def _fold_differences(entries: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Names of which the same is to say and that differ in numbers only as one."""
+    """Join names with the same remark that differ only in numbers."""
     from ckpttools.core.text import fold_lines
 
     names: dict[str, list[str]] = {}
@@ -309,5 +310,5 @@ def _difference_text(each: Different) -> str:
 
 
 def _type_text(spec: ArraySpec) -> str:
-    """`bfloat16[64,128]`, or `[64,128]` where any dtype will do."""
+    """Format `bfloat16[64,128]`, or `[64,128]` if any dtype is accepted."""
     return (spec.dtype or "") if spec.shape is None else format_type(spec.dtype or "", spec.shape)

@@ -1,4 +1,4 @@
-"""A command group that knows what its commands are for, but imports one only when it is run."""
+"""A command group that lists its commands without importing them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ckpttools.core.errors import near_names
 
 
 class Deferred(NamedTuple):
-    """A command that is not made yet: what makes it, and one line of help."""
+    """A command that is created on demand, and its one-line help."""
 
     load: Callable[[], click.Command]
     help: str
 
 
 def lazy_command(module: str, name: str, help: str) -> Deferred:
-    """A command of this package that is not imported yet: its module, and the name that it has there."""
+    """Return a command of this package that is imported when it runs."""
     return Deferred(lambda: getattr(import_module(f"ckpttools.cli.{module}"), name), help)
 
 
 _COMMAND_KEY, _DONE_KEY = "ckpttools.command", "ckpttools.done"
-# What commands call the checkpoint that they write, or the plan of which they do a part.
+# Parameter names of the checkpoint a command writes, or the plan it runs.
 _DESTINATION_PARAMETERS = {"destination", "plan"}
 
 
 def is_writer(ctx: click.Context) -> bool:
-    """Whether the command that was found below a context makes a checkpoint."""
+    """Return whether the command found below a context writes a checkpoint."""
     command = ctx.meta.get(_COMMAND_KEY)
     return isinstance(command, click.Command) and any(
         param.name in _DESTINATION_PARAMETERS for param in command.params
@@ -38,28 +38,28 @@ def is_writer(ctx: click.Context) -> bool:
 
 
 def mark_written() -> None:
-    """Says of the command at work that the checkpoint it makes is complete."""
+    """Record that the checkpoint of the running command is complete."""
     click.get_current_context().meta[_DONE_KEY] = True
 
 
 def has_written(ctx: click.Context) -> bool:
-    """Whether the command that was found below a context has made its checkpoint."""
+    """Return whether the command found below a context has written its checkpoint."""
     return _DONE_KEY in ctx.meta
 
 
 def is_path(word: str) -> bool:
-    """Whether a word that is no command can only be a path, or is one that is there."""
+    """Return whether a word that is not a command is a path by its form, or exists."""
     from ckpttools.stores.registry import parse
 
     return not word.startswith("-") and ("/" in word or parse(word).exists())
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported on demand, so that `--help` imports none of them.
+    """A group that imports its commands on demand, so that `--help` imports none of them.
 
     Attributes:
-        lazy: its own.
-        more: finds further ones, of plug-ins; called where a name is none of its own, or all are listed.
+        lazy: the built-in commands.
+        more: finds commands of plug-ins; called for unknown names and when all are listed.
     """
 
     lazy: Mapping[str, Deferred]
@@ -98,7 +98,7 @@ class LazyGroup(click.Group):
         return result
 
     def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
-        """What may have been meant: a name like it, here or one level below, or one of all."""
+        """Suggest a similar name, here or one level below, or list all commands."""
         for group in known:
             command = self.get_command(ctx, group)
             if isinstance(command, click.Group) and name in command.list_commands(ctx):
@@ -108,7 +108,7 @@ class LazyGroup(click.Group):
         there_are = f"There are: {', '.join(known)}."
         if is_path(name):
             path = f"'ckpt {quote(name)}'"
-            return f"It is a path: {path} says what is there, and what goes on from there. {there_are}"
+            return f"It is a path: {path} identifies it and suggests commands. {there_are}"
         return there_are
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,4 +1,4 @@
-"""`ckpt ls`: the steps of a run."""
+"""`ckpt ls`: list the steps of a run."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ckpttools.runs.listing import ItemListing, RunListing, StepListing
 from ckpttools.stores.location import Location
 
 
-@click.command(short_help="The steps of a run: kind, size, age, finished or not.")
+@click.command(short_help="List the steps in a training run.")
 @click.argument("path", metavar="RUN", type=ANY_PATH)
 @json_option
 @requests_option
 def ls(path: Location, as_json: bool, requests: int | None) -> None:
-    """List the steps of a run: what is in each, whether it is finished, and what it takes of the disk.
+    """List the steps in a training run: contents, state, age and disk space.
 
-    "own" is what deleting the step would free: files that have a name elsewhere, as in a checkpoint made
-    by reference, are not counted. The step that a run which is started again goes on with is marked. Only
-    indexes and metadata are read. Runs of trainers of PyTorch (verl, torchtitan, DeepSpeed, transformers) are
-    listed by the names of their directories.
+    "own" is the space that deleting the step would free: files that other steps share, as in a checkpoint
+    made by reference, are not counted. The step from which a restarted run resumes is marked. Reads only
+    indexes and metadata. Runs of PyTorch trainers (verl, torchtitan, DeepSpeed, transformers) are listed by
+    their directory names.
 
     \b
     Example:
@@ -55,7 +55,7 @@ _NO_ITEM = "in which MaxText finds no tree: it looks for items"
 
 
 def run_lines(listing: RunListing) -> Iterator[str]:
-    """The run, its steps, and what there is to say of them."""
+    """Yield lines about a run, its steps, and remarks."""
     yield styled(printable(listing.path), bold=True)
     now = time.time()
     rows = [_row_cells(step, listing, now) for step in listing.steps]
@@ -74,7 +74,7 @@ def run_lines(listing: RunListing) -> Iterator[str]:
 
 
 def _omitted_line(table: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Titles of columns that a narrow terminal has no room for."""
+    """Return the titles of columns that do not fit the terminal."""
     shown = click.unstyle(table[0]).split() if table else []
     filled = [column.head for k, column in enumerate(_COLUMNS) if any(row[k] for row in rows)]
     return [head for head in filled if head and head not in shown]
@@ -138,7 +138,7 @@ def _item_line(item: ItemListing) -> str:
 
 
 def item_lines(items: Sequence[ItemListing]) -> Iterator[str]:
-    """The items of one step."""
+    """Yield lines about the items of one step."""
     columns = (Column("item"), Column("kind"), Column("arrays", right=True), Column("size", right=True))
     rows = [
         [

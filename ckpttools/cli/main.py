@@ -1,4 +1,4 @@
-"""The entry point `ckpt`: its commands."""
+"""The entry point `ckpt` and its commands."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 
 def plugin_commands() -> Mapping[str, Deferred]:
-    """All of them, by name; none is loaded."""
+    """Return the commands of plug-ins by name, without loading them."""
     result: dict[str, Deferred] = {}
     for group, load in (
         ("ckpttools.transforms", _make_transform_command),
         ("ckpttools.commands", _load_command),
     ):
         for point in entry_points_of(group):
-            result[point.name] = Deferred(partial(load, point), f"Of the package {package_name(point)}.")
+            result[point.name] = Deferred(partial(load, point), f"From the package {package_name(point)}.")
     return result
 
 
@@ -55,7 +55,7 @@ def _load_command(point: EntryPoint) -> click.Command:
         what = f"the command {point.name} of {package_name(point)} cannot be loaded"
         raise UsageError(what, got=repr(error), hint="repair that package, or remove it") from error
     if not isinstance(result, click.Command):
-        what = f"{point.name} of {package_name(point)} is no command"
+        what = f"{point.name} of {package_name(point)} is not a command"
         raise UsageError(what, got=type(result).__name__, expected="a click.Command")
     return result
 
@@ -79,51 +79,68 @@ def _make_transform_command(point: EntryPoint) -> click.Command:
     return make_command(point.name, help_of(point.name), command, *options)
 
 
-_COMMANDS = {
-    "adapter": lazy_command("adapter", "adapter", "LoRA adapters: merged, extracted, to MaxText, to PEFT."),
-    "average": lazy_command("average", "average", "The weighted mean of checkpoints."),
-    "assemble": lazy_command("assemble", "assemble", "One checkpoint of the parts that hosts of a job kept."),
-    "cast": lazy_command("edit", "cast", "The same arrays in other dtypes."),
-    "completion": lazy_command(
-        "completion", "completion", "Print a script that completes `ckpt` in a shell."
-    ),
-    "convert": lazy_command("convert", "convert", "Write a checkpoint in another form."),
-    "copy": lazy_command("copy", "copy", "A checkpoint to another place or store, byte for byte."),
-    "demo": lazy_command("demo", "demo", "Make, convert and load a small model, and back."),
-    "diff": lazy_command("diff", "diff", "What differs between two checkpoints, how far, and why."),
-    "doctor": lazy_command("doctor", "doctor", "What is wrong with a checkpoint, and what to do."),
-    "families": lazy_command("families", "families", "List, show and check model families."),
-    "formats": lazy_command("families", "formats", "List the formats that can be read and written."),
-    "hash": lazy_command("hash", "hash_command", "Digests that no format or layout changes."),
-    "inspect": lazy_command("inspect", "inspect", "Look into a checkpoint without loading it."),
-    "ls": lazy_command("ls", "ls", "The steps of a run: kind, size, age, finished or not."),
-    "maxtext-config": lazy_command(
-        "maxtext_config", "maxtext_config", "What MaxText must be told to run a checkpoint."
-    ),
-    "plan": lazy_command("plan", "plan", "A conversion in a file, for many processes to carry out."),
-    "prune": lazy_command("prune", "prune", "Delete steps of a run by rules, or only their optimizer."),
-    "plan-training": lazy_command(
-        "plan_training", "plan_training", "What a training's checkpoints will take."
-    ),
-    "quantize": lazy_command("quantize", "quantize", "A model with quantised weights."),
-    "remap": lazy_command("edit", "remap", "Arrays under other names, by rules or by a function."),
-    "reshard": lazy_command("reshard", "reshard", "Chunks that suit a mesh."),
-    "resolve": lazy_command(
-        "resolve", "resolve", "What a run of MaxText would load, and what it would miss."
-    ),
-    "run": lazy_command("run", "run", "A part of a plan, how far it has come, or its last steps."),
-    "select": lazy_command("edit", "select", "Some arrays of a checkpoint."),
-    "shrink": lazy_command("shrink", "shrink", "A part of a model that is a model itself."),
-    "stack": lazy_command("edit", "stack", "Layers one by one to stacks for jax.lax.scan."),
-    "stitch": lazy_command("synth", "stitch", "The towers of one model, the decoder of another."),
-    "strip-optimizer": lazy_command("edit", "strip_optimizer", "Parameters of a training checkpoint."),
-    "synth": lazy_command("synth", "synth", "A model of noise, from its configuration."),
-    "unstack": lazy_command("edit", "unstack", "Stacked layers to layers one by one."),
-    "verify": lazy_command("verify", "verify", "Prove that a checkpoint holds what another one does."),
+_GROUPS = {
+    "Convert": {
+        "convert": lazy_command("convert", "convert", "Convert a checkpoint to another format or framework."),
+        "copy": lazy_command("copy", "copy", "Copy a checkpoint or run between stores, byte for byte."),
+        "quantize": lazy_command("quantize", "quantize", "Quantize a model to FP8 or MXFP4."),
+        "reshard": lazy_command("reshard", "reshard", "Rewrite a checkpoint's chunks for a device mesh."),
+    },
+    "Inspect": {
+        "inspect": lazy_command(
+            "inspect", "inspect", "Show a checkpoint's tree, statistics, chunks or report."
+        ),
+        "ls": lazy_command("ls", "ls", "List the steps in a training run."),
+        "diff": lazy_command("diff", "diff", "Compare two checkpoints: what differs, how much, and why."),
+        "verify": lazy_command(
+            "verify", "verify", "Verify bit for bit that two checkpoints hold the same arrays."
+        ),
+        "hash": lazy_command("hash", "hash_command", "Print layout-independent digests of every array."),
+        "doctor": lazy_command("doctor", "doctor", "Diagnose a checkpoint and suggest fixes."),
+    },
+    "Edit": {
+        "select": lazy_command("edit", "select", "Keep or drop arrays by name."),
+        "cast": lazy_command("edit", "cast", "Cast a checkpoint to other dtypes."),
+        "remap": lazy_command("edit", "remap", "Rename, drop and rearrange arrays by rules or a function."),
+        "stack": lazy_command("edit", "stack", "Stack per-layer arrays for scan_layers=true."),
+        "unstack": lazy_command("edit", "unstack", "Split stacked layers into one array per layer."),
+        "strip-optimizer": lazy_command(
+            "edit", "strip_optimizer", "Drop the optimizer state; keep only the parameters."
+        ),
+    },
+    "Build models": {
+        "adapter": lazy_command("adapter", "adapter", "Merge, extract and convert LoRA adapters."),
+        "average": lazy_command("average", "average", "Average several checkpoints or steps of a run."),
+        "shrink": lazy_command("shrink", "shrink", "Make a smaller model: fewer layers, experts or tokens."),
+        "stitch": lazy_command("synth", "stitch", "Combine one model's towers with another's decoder."),
+        "synth": lazy_command("synth", "synth", "Create a randomly initialized model from a config."),
+    },
+    "MaxText and runs": {
+        "maxtext-config": lazy_command(
+            "maxtext_config", "maxtext_config", "Print the MaxText settings for a checkpoint, or check yours."
+        ),
+        "resolve": lazy_command("resolve", "resolve", "Predict which checkpoint a MaxText run would load."),
+        "plan-training": lazy_command(
+            "plan_training", "plan_training", "Plan checkpoint sizes and save intervals of a training run."
+        ),
+        "prune": lazy_command("prune", "prune", "Delete old steps of a run, or only their optimizer state."),
+        "assemble": lazy_command("assemble", "assemble", "Combine the parts that hosts of a job saved."),
+    },
+    "Distributed": {
+        "plan": lazy_command("plan", "plan", "Save a conversion plan to run on many workers."),
+        "run": lazy_command("run", "run", "Run part of a plan, show its status, or publish it."),
+    },
+    "Reference": {
+        "families": lazy_command("families", "families", "List, show and check model families."),
+        "formats": lazy_command("families", "formats", "List the supported checkpoint formats."),
+        "demo": lazy_command("demo", "demo", "Create, convert and load a small model, and back."),
+        "completion": lazy_command("completion", "completion", "Print a shell completion script."),
+    },
 }
+_COMMANDS = {name: entry for group in _GROUPS.values() for name, entry in group.items()}
 
 
-_SUMMARY = lazy_command("summary", "summary", "What is at a path.")
+_SUMMARY = lazy_command("summary", "summary", "Identify a path.")
 
 
 class _Root(LazyGroup):
@@ -137,7 +154,7 @@ class _Root(LazyGroup):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Runs a command and ends the process; with `standalone_mode=False` errors are raised instead."""
+        """Run a command and end the process; with `standalone_mode=False`, raise errors instead."""
         code: int | None
         run = partial(super().main, args, prog_name, complete_var, False, **extra)
         if not standalone_mode:
@@ -182,9 +199,18 @@ class _Root(LazyGroup):
 
         begun = begun_at(parse(name))
         if begun is not None:
-            return f"Begun and not done: {next_step(begun)}."
+            return f"Interrupted conversion: {next_step(begun)}."
         meant = super()._instead(ctx, name, known)
-        return meant if meant.startswith("Did") else f"Nor is there a path of this name. {meant}"
+        return meant if meant.startswith("Did") else f"No path has this name either. {meant}"
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, Mapping[str, Deferred]] = {**_GROUPS}
+        if others := {name: entry for name, entry in self.more().items() if name not in _COMMANDS}:
+            groups["Plug-ins"] = dict(sorted(others.items()))
+        column = max(len(name) for group in groups.values() for name in group)
+        for title, group in groups.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{column}}", entry.help) for name, entry in group.items()])
 
     def invoke(self, ctx: click.Context) -> None:
         with warnings.catch_warnings():
@@ -199,7 +225,7 @@ class _Root(LazyGroup):
 
 
 def _complete_in_shell(complete: Callable[[], object]) -> NoReturn:
-    """Let click print completions, and end with its exit code.
+    """Let click print completions, then exit.
 
     Errors are not shown: they would appear in the line that is being typed.
     """
@@ -209,12 +235,12 @@ def _complete_in_shell(complete: Callable[[], object]) -> NoReturn:
 
 
 def _requires_arguments(command: click.Command) -> bool:
-    """Return whether a command does nothing without arguments, so that its name alone can only be a path."""
+    """Return whether a command needs arguments, so that its name alone can only be a path."""
     return isinstance(command, click.Group) or any(param.required for param in command.params)
 
 
 def _is_checkpoint(word: str) -> bool:
-    """Return whether there is a directory of this name that `ckpt PATH` identifies."""
+    """Return whether a directory of this name exists that `ckpt PATH` identifies."""
     from ckpttools.core.errors import CheckpointError
     from ckpttools.stores.registry import parse
 
@@ -231,7 +257,7 @@ def _is_checkpoint(word: str) -> bool:
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning of the library, such as a plug-in that cannot be loaded, without the place in the code."""
+    """Print a warning of the library without its source location."""
     print_stderr(f"Warning: {message}")
 
 
@@ -242,22 +268,20 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     more=plugin_commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-# The border looks for it itself: it also reports what is wrong with the words before a command begins.
-@click.option(
-    "--traceback", is_flag=True, expose_value=False, help="Show where in the program an error arose."
-)
+# `exit_code_of` looks for this flag itself, since it also reports usage errors that precede any command.
+@click.option("--traceback", is_flag=True, expose_value=False, help="Show the Python traceback of an error.")
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def main() -> None:
-    """Convert, inspect and prove checkpoints of large models.
+    """Convert, inspect, compare and repair LLM checkpoints.
 
-    Pass a path instead of a command to identify a checkpoint and see what you can do with it. Write ./run for
-    a directory that has the name of a command.
+    Pass a path instead of a command to identify a checkpoint and see what you can do with it. Write ./NAME
+    for a directory that has the name of a command.
 
     \b
     Exit codes: 0 done, 1 differences found, 2 usage, 3 bad input,
     4 does not fit into memory or disk, 5 input/output,
-    70 a defect of ckpttools, 129 stopped by SIGHUP,
-    130 stopped by SIGINT (Ctrl-C), 141 nobody reads the output any more,
+    70 internal error, 129 stopped by SIGHUP,
+    130 stopped by SIGINT (Ctrl-C), 141 broken pipe,
     143 stopped by SIGTERM.
 
     \b
@@ -269,14 +293,13 @@ def main() -> None:
 
 @contextmanager
 def report_traffic() -> Iterator[None]:
-    """Says on stderr how many requests were made and how many bytes came, unless an error ends the command
-    or nothing was asked."""
+    """Print on stderr how many requests were made and how many bytes were read, unless the command fails."""
     from ckpttools.stores.registry import counted
 
     with counted() as traffic:
         try:
             yield
-        except click.exceptions.Exit:  # such as that there are differences
+        except click.exceptions.Exit:  # for example because checkpoints differ
             _print_traffic(traffic())
             raise
         _print_traffic(traffic())

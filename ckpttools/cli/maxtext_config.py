@@ -1,4 +1,4 @@
-"""`ckpt maxtext-config`: what MaxText must be told to run a checkpoint."""
+"""`ckpt maxtext-config`: print or check the MaxText settings of a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,34 +38,32 @@ _PROGRAMS = {"train": "maxtext.trainers.pre_train.train", "decode": "maxtext.inf
 _PROGRAM_NAMES = {"train": ("run_name=NAME", "base_output_directory=DIR"), "decode": ("run_name=NAME",)}
 
 
-# So that a command of a run, `python3 -m …` and all, stands after --check as it is.
+# Lets users paste a complete `python3 -m …` command after --check.
 @click.command(
     "maxtext-config",
-    short_help="What MaxText must be told to run a checkpoint.",
+    short_help="Print the MaxText settings for a checkpoint, or check yours.",
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("path", type=MODEL, metavar="PATH")
 @click.argument("words", metavar="[COMMAND] [CONFIG.yml] [NAME=VALUE]...", nargs=-1, type=click.UNPROCESSED)
-@click.option(
-    "--check", is_flag=True, help="Report which of the settings that follow contradict the checkpoint."
-)
+@click.option("--check", is_flag=True, help="Report which of the given settings contradict the checkpoint.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(("args", "yaml")),
     default="args",
     show_default=True,
-    help="NAME=VALUE, one on a line, or a configuration file.",
+    help="Print NAME=VALUE lines, or a configuration file.",
 )
-@click.option("--command", type=click.Choice(tuple(_PROGRAMS)), help="Print a whole command instead.")
+@click.option("--command", type=click.Choice(tuple(_PROGRAMS)), help="Print a complete command instead.")
 @click.option(
     "--scan/--no-scan",
     default=None,
-    help="How a Hugging Face model will be converted; a checkpoint says how it was.",
+    help="Print settings for this layout of a Hugging Face model; a MaxText checkpoint has its own.",
 )
-@like_option("The model that the checkpoint came from; by default what hf-to-maxtext carried along.")
+@like_option("The original model. Default: the one stored in the checkpoint.")
 @family_option
-@maxtext_option("Version of MaxText: a release, or a commit of its main.")
+@maxtext_option("MaxText version: a release, or a commit of its main branch.")
 @step_option
 @requests_option
 @json_option
@@ -78,15 +76,14 @@ def maxtext_config(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Tell which settings of MaxText run a checkpoint as the model that it is.
+    """Print the MaxText settings that reproduce a checkpoint's model, or check yours.
 
-    PATH is a Hugging Face model, its config.json, or a MaxText checkpoint that `ckpt convert` made. If
-    one of MaxText's own models agrees in everything that decides what is computed, it is named; otherwise
-    every size and switch is printed. Settings go to stdout; what MaxText computes differently, whatever its
-    settings, goes to stderr.
+    PATH is a Hugging Face model, its config.json, or a MaxText checkpoint that `ckpt convert` wrote. If one
+    of MaxText's own model names computes the same model, it is printed; otherwise every size and switch.
+    Settings go to stdout; computations in which MaxText differs regardless of settings go to stderr.
 
-    After --check, write what a run is given: a configuration file and settings, or the whole command as you
-    type it, quoted as one word or not.
+    After --check, pass the settings of a run: a configuration file and settings, or the complete command,
+    quoted or not.
 
     Exit codes: 0 done; 1 a setting contradicts the checkpoint, or MaxText refuses it (--check).
 

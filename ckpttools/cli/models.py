@@ -1,4 +1,4 @@
-"""`ckpt convert hf-to-maxtext` and `maxtext-to-hf`: between the two layouts of one model."""
+"""`ckpt convert hf-to-maxtext` and `maxtext-to-hf`, and options about the model."""
 
 from __future__ import annotations
 
@@ -34,33 +34,35 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
 rope_layout_option = click.option(
     "--rope-layout",
     type=click.Choice(("halves", "interleaved")),
-    help="Order of rotary pairs in MaxText's query and key; by default as the model's rope type implies.",
+    help="RoPE layout of MaxText's query and key weights. Default: inferred from the model's RoPE type.",
 )
 family_option = click.option(
     "--family",
     type=NON_EMPTY_TEXT,
     shell_complete=complete_family,
     metavar="NAME|FILE",
-    help="Use this family's rows: a name of `ckpt families`, or your own file. A name is refused "
-    "where the family of model_type takes the same arrays and would make other values of them.",
+    help="Use this model family's mapping: a name of `ckpt families`, or a file. A name is refused if "
+    "config.json's own family also fits but gives different values.",
 )
 _tied_option = click.option(
     "--tied",
     type=click.Choice(("keep", "drop", "materialize")),
-    help="What to do with the output head: keep the arrays as they are, leave it out, or make it from the "
-    "embedding if none is stored. By default config.json decides, and arrays that contradict it are refused.",
+    help="Output head: keep the arrays as stored, drop it, or copy it from the embedding if none is stored. "
+    "Default: follow config.json, and refuse arrays that contradict it.",
 )
 model_options = combine_options(rope_layout_option, family_option, _tied_option)
-"""Adds what a user may say of the model, whatever its configuration says."""
+"""Add options that override the model's configuration."""
 
 
-_maxtext_option = maxtext_option("Version of MaxText that is to load it: a release, or a commit of its main.")
+_maxtext_option = maxtext_option(
+    "MaxText version that will load it: a release, or a commit of its main branch."
+)
 _mapping_options = combine_options(
     click.option(
         "--scan/--no-scan",
         default=True,
         show_default=True,
-        help="Stack the layers, as MaxText's scan_layers=true expects them, or keep one array per layer.",
+        help="Stack layers for MaxText's scan_layers=true, or keep one array per layer.",
     ),
     click.option(
         "--scan-axis",
@@ -76,24 +78,25 @@ _mapping_options = combine_options(
     click.option(
         "--exact",
         is_flag=True,
-        help="Store in float32 the arrays whose values would otherwise not come back bit for bit.",
+        help="Store arrays in float32 if their values would otherwise not round-trip bit for bit.",
     ),
     click.option(
         "--pad-vocab",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Pad the vocabulary to N rows with zeros; the conversion back cuts them off.",
+        help="Pad the vocabulary to N rows with zeros; the reverse conversion drops them.",
     ),
     click.option(
         "--text-only",
         is_flag=True,
-        help="Leave out the towers of a multimodal model (vision, audio), which are converted by default.",
+        help="Leave out the vision and audio towers of a multimodal model, which are converted by default.",
     ),
     click.option(
         "--carry",
         is_flag=True,
-        help="Keep what is not converted (prediction layers, towers that are left out) beside the arrays, "
-        "for the conversion back. By default it is left out and listed.",
+        help="Store unconverted arrays (MTP layers, omitted towers) alongside, for the reverse conversion. "
+        "By "
+        "default they are left out and listed.",
     ),
     model_options,
     click.option(
@@ -101,8 +104,8 @@ _mapping_options = combine_options(
         type=click.Choice(("dequantize", "keep")),
         default="dequantize",
         show_default=True,
-        help="What to do with quantised weights: turn them into numbers of --dtype, bfloat16 by default, or "
-        "keep FP8, with its scales beside it; `ckpt maxtext-config DST` says what MaxText makes of that.",
+        help="Dequantize weights to --dtype (default: bfloat16), or keep FP8 with its scales; `ckpt "
+        "maxtext-config DST` reports how MaxText uses them.",
     ),
     patterns_option(
         "--drop",
@@ -113,21 +116,21 @@ _mapping_options = combine_options(
 )
 
 
-@click.command("hf-to-maxtext", short_help="Hugging Face safetensors to MaxText's Orbax.")
+@click.command("hf-to-maxtext", short_help="Convert Hugging Face safetensors to a MaxText checkpoint.")
 @model_source_and_destination
 @_mapping_options
 @storage_options
 @resource_options
 @output_options
 def hf_to_maxtext(**options: Any) -> None:
-    """Convert a Hugging Face checkpoint into one that MaxText trains and decodes from.
+    """Convert a Hugging Face checkpoint to one that MaxText trains and decodes.
 
     SRC is a directory with config.json and the weights, as safetensors or as PyTorch and its trainers save
-    them, or a model of the hub. DST gets 0/items, laid out as by MaxText's own converter; pass it to MaxText
+    them, or a model on the Hub. DST gets 0/items in the layout of MaxText's own converter; pass it to MaxText
     as load_parameters_path=DST/0/items.
 
-    DST appears only once everything is written; until then the data is in DST.partial. Running the same
-    command again resumes an interrupted conversion.
+    DST appears only when everything is written; until then the data is in DST.partial. Run the same command
+    again to resume an interrupted conversion.
 
     \b
     Example:
@@ -141,7 +144,7 @@ def hf_to_maxtext(**options: Any) -> None:
 def _conversion_arguments(
     _context: click.Context, _option: click.Parameter, declared: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """The words of all that was said, each of which may hold several."""
+    """Split settings that contain several words into single words."""
     return tuple(word for item in declared for word in split(item))
 
 
@@ -151,12 +154,10 @@ _reverse_options = combine_options(
         multiple=True,
         callback=_conversion_arguments,
         metavar="WORDS",
-        help="Where no config.json was carried along: make it of the settings of the run, CONFIG.yml first, "
-        "then NAME=VALUE, as one text or one by one. Sizes are compared with the arrays.",
+        help="Without a stored config.json, create one from the run's settings: CONFIG.yml first, then "
+        "NAME=VALUE, as one text or repeated. Sizes are checked against the arrays.",
     ),
-    like_option(
-        "Directory of the model it came from, or a config.json; by default what hf-to-maxtext carried along."
-    ),
+    like_option("Original Hugging Face model or config.json. Default: the one stored in the checkpoint."),
     dtype_option,
     click.option(
         "--prefix",
@@ -166,31 +167,31 @@ _reverse_options = combine_options(
     click.option(
         "--names",
         type=click.Choice(("hub", "transformers", "text")),
-        help="How tensors are named, where the hub and transformers differ; by default as in the model it "
-        "came from. 'text' writes the text model of a multimodal one, with its own config.json.",
+        help="Tensor names where the Hub and transformers differ. Default: as in the original model. 'text' "
+        "writes the text model of a multimodal one, with its own config.json.",
     ),
     click.option(
         "--scan-axis",
         type=click.IntRange(0, 1),
         metavar="N",
-        help="Axis on which layers are stacked, 0 or 1, where the arrays leave that open.",
+        help="Axis on which layers are stacked, 0 or 1, if the arrays do not show it.",
     ),
     click.option(
         "--carry",
         is_flag=True,
-        help="Take what is not there (towers, prediction layers) from --like.",
+        help="Take missing arrays (towers, MTP layers) from --like.",
     ),
     click.option(
         "--padding-rows",
         type=click.Choice(("keep", "drop")),
-        help="What to do with rows beyond the vocabulary, whatever they hold: write them, with a matching "
-        "vocab_size, or leave them out. By default rows of zeros are left out and any others are refused.",
+        help="Rows beyond the vocabulary: keep them, with a matching vocab_size, or drop them. Default: drop "
+        "zero rows, refuse others.",
     ),
     click.option(
         "--quantized",
         type=click.Choice(("dequantize", "keep")),
-        help="What to do with FP8 weights: turn them into numbers, or write them with their scales. By "
-        "default they are kept, unless --dtype is given.",
+        help="Dequantize FP8 weights, or write them with their scales. Default: keep them, unless --dtype is "
+        "given.",
     ),
     model_options,
     step_option,
@@ -198,18 +199,18 @@ _reverse_options = combine_options(
 )
 
 
-@click.command("maxtext-to-hf", short_help="MaxText's Orbax to Hugging Face safetensors.")
+@click.command("maxtext-to-hf", short_help="Convert a MaxText checkpoint to Hugging Face safetensors.")
 @model_source_and_destination
 @_reverse_options
 @generated_options([MAX_SHARD])
 @resource_options
 @output_options
 def maxtext_to_hf(**options: Any) -> None:
-    """Convert a MaxText checkpoint into one that transformers, vLLM and others load.
+    """Convert a MaxText checkpoint to one that transformers and vLLM load.
 
-    SRC is a run directory, a step or an item: parameters alone or a training checkpoint, whose optimizer
-    state is not read; of Linen or NNX; with stacked layers or not. DST is a directory; it gets the weights,
-    config.json and whatever else hf-to-maxtext carried along or --like has.
+    SRC is a run directory, a step or an item, with parameters only or training state (the optimizer is not
+    read), in Linen or NNX, with stacked layers or not. DST gets the weights, config.json and the other files
+    that hf-to-maxtext stored or --like has.
 
     \b
     Example:
@@ -223,8 +224,8 @@ def maxtext_to_hf(**options: Any) -> None:
 padding_rows_option = click.option(
     "--padding-rows",
     type=click.Choice(("keep", "drop")),
-    help="Whether to compare the rows that MaxText has beyond Hugging Face's vocabulary. By default they "
-    "are compared unless all are zeros.",
+    help="Whether to compare MaxText's rows beyond Hugging Face's vocabulary. Default: compare them unless "
+    "all are zeros.",
 )
 
 

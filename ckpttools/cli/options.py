@@ -1,4 +1,4 @@
-"""Options that several commands share. They have the names of the arguments of the calls of `ckpttools`."""
+"""Options that several commands share, named like the arguments of `ckpttools` functions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ByteSize(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 
 class DTypeName(click.ParamType):  # type: ignore[type-arg]
-    """The name of an element type, as `ckpttools.core.dtypes.parse_dtype` takes it."""
+    """The name of an element type, parsed by `ckpttools.core.dtypes.parse_dtype`."""
 
     name = "dtype"
 
@@ -65,7 +65,7 @@ class DTypeName(click.ParamType):  # type: ignore[type-arg]
 
 
 class LocationType(click.Path):
-    """Where something is, there or not; not an empty one, as an unset variable of the shell leaves."""
+    """A path or URL that may not exist; empty text, as from an unset shell variable, is refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
         if value == "":
@@ -82,20 +82,20 @@ class NonEmptyText(click.ParamType):  # type: ignore[type-arg]
         return value or self.fail(_EMPTY_MESSAGE, param, ctx)
 
 
-# Parameters that name what is written, so that a refusal does not advise fetching it.
+# Parameters that name outputs; errors about them do not suggest a download.
 _DESTINATION_PARAMETERS = ("destination", "manifest", "output")
 _EMPTY_MESSAGE = "nothing is named: the text is empty"
 SIZE = ByteSize()
 
 
 class ModelLocationType(LocationType):
-    """A place that may be named as models of the hub are, org/name, where no such directory is."""
+    """A path, URL or Hub model: org/name is a Hub model unless such a directory exists."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
         location = super().convert(value, param, ctx)
         result = model_at(value)
         if result.store is not location.store:
-            print_stderr(f"{value} is no directory here: it is taken for {result}")
+            print_stderr(f"{value} is not a local directory; using {result}")
         return result
 
 
@@ -106,7 +106,7 @@ MODEL = ModelLocationType()
 
 
 def complete_family(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of model families that begin with what was typed."""
+    """Return the names of model families that start with the typed text."""
     from ckpttools.model_families.registry import families
 
     return [name for name in sorted(families()) if name.startswith(incomplete)]
@@ -116,7 +116,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the re
 
 
 def combine_options(*decorators: Decorator) -> Decorator:
-    """One decorator of several, in the order of the help."""
+    """Combine decorators into one, in the order of the help."""
 
     def decorate(command: Command) -> Command:
         return functools.reduce(lambda built, decorator: decorator(built), reversed(decorators), command)
@@ -125,17 +125,17 @@ def combine_options(*decorators: Decorator) -> Decorator:
 
 
 def patterns_option(flag: str, help: str) -> Decorator:
-    """Adds a flag that takes a pattern of names, any number of times."""
+    """Add a flag that takes a glob and may be repeated."""
     return click.option(flag, metavar="PATTERN", multiple=True, help=f"{help} May be repeated.")
 
 
 def count_option(flag: str, help: str) -> Decorator:
-    """Adds a flag that takes a number, 1 or more."""
+    """Add a flag that takes an integer from 1."""
     return click.option(flag, type=click.IntRange(min=1), metavar="N", help=help)
 
 
 def filter_option(more: str = "") -> Decorator:
-    """Adds which arrays are meant, as `filter`; `more` ends the sentence of its help."""
+    """Add `--filter`; `more` completes the sentence of its help."""
     what = f"Only arrays whose whole name matches, such as '*/mlp/*'{more}."
     return click.option("--filter", metavar="GLOB", default="*", help=what)
 
@@ -145,44 +145,42 @@ max_header_option = click.option(
     type=SIZE,
     default="100MB",
     show_default=True,
-    help="Longest safetensors header that is accepted.",
+    help="Reject safetensors headers larger than this.",
 )
 max_index_option = click.option(
     "--max-index-bytes",
     type=SIZE,
     default="256MiB",
     show_default=True,
-    help="Memory that an OCDBT index may take where its size on disk does not account for it.",
+    help="Memory limit for OCDBT index nodes that decode to more than their file size.",
 )
 step_option = click.option(
     "--step",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Training step to open; by default the latest finished one.",
+    help="Training step to open. Default: the latest finished one.",
 )
 with_optimizer_option = click.option(
     "--with-optimizer",
     is_flag=True,
-    help="Also read the moments that DeepSpeed keeps; in other formats, moments are ordinary arrays.",
+    help="Also read DeepSpeed's optimizer state; other formats always include it.",
 )
 prefer_rank_option = click.option(
     "--prefer-rank",
     type=click.IntRange(min=0),
     metavar="N",
     multiple=True,
-    help="Where files of several processes (verl, SkyRL) have different numbers of a tensor, take those of "
-    "process N. May be repeated.",
+    help="If ranks disagree about a tensor (verl, SkyRL), use the copy of rank N. May be repeated.",
 )
 read_options = combine_options(
     step_option, max_header_option, max_index_option, with_optimizer_option, prefer_rank_option
 )
-"""Adds how a path is opened."""
+"""Add options of how a path is opened."""
 
 
 requests_option = count_option(
     "--requests",
-    "Requests under way at once to buckets, the hub and web servers; by default 4 to 32 reads, as many as "
-    "are found to bring more.",
+    "Concurrent network requests. Default: adjusted between 4 and 32.",
 )
 
 
@@ -208,7 +206,7 @@ def _limit_process_memory(command: Command) -> Command:
     @functools.wraps(command)
     def limited(*, memory: int, **options: Any) -> Any:
         _require_address_space()
-        # What is opened meanwhile counts from the first byte on.
+        # Counts everything that is opened inside, from the first byte.
         click.get_current_context().with_resource(limit_memory(memory))
         return command(memory=memory, **options)
 
@@ -221,26 +219,26 @@ _limit_parameters = combine_options(
         type=SIZE,
         default="1GiB",
         show_default=True,
-        help="Most memory that may be resident, whatever the model's size: 512MiB, 2GB, …",
+        help="Peak memory limit: 512MiB, 2GB, …",
     ),
     count_option(
         "--jobs",
-        "Parallel workers; by default one per core, two per core where something is written, at most 16.",
+        "Parallel workers. Default: one per core, two per core when writing, at most 16.",
     ),
     requests_option,
 )
 limit_options = combine_options(_limit_parameters, _limit_process_memory)
-"""Adds what any call may take; the command runs within this memory."""
+"""Add memory and concurrency limits; the command runs within this memory."""
 resource_options = combine_options(
     _limit_parameters,
     click.option(
         "--download",
         is_flag=True,
-        help="Copy what is read from hf:// into the cache of huggingface_hub, check it, and read it there.",
+        help="Download hf:// inputs to the Hugging Face cache first, and verify them.",
     ),
     _limit_process_memory,
 )
-"""The same of a call that opens a checkpoint, and may copy it first."""
+"""Add the limits of commands that open a checkpoint, and `--download`."""
 
 
 def _allow_unprotected(context: click.Context, option: click.Parameter, is_allowed: bool) -> None:
@@ -264,7 +262,7 @@ public_option = combine_options(
     click.option(
         "--allow-outside-links",
         is_flag=True,
-        help="With --public, also publish files outside of SRC that symbolic links in SRC lead to.",
+        help="With --public, also publish files outside of SRC that symbolic links in SRC point to.",
     ),
 )
 output_options = combine_options(
@@ -272,13 +270,12 @@ output_options = combine_options(
     click.option(
         "--overwrite",
         is_flag=True,
-        help="Replace DST if it exists; the old one is removed last, once everything is written. Missing "
-        "parent directories are created in any case.",
+        help="Replace DST if it exists; the old one is deleted only after the new one is complete.",
     ),
     click.option(
         "--resume",
         is_flag=True,
-        help="Insist on resuming an interrupted conversion. The same command resumes it anyway.",
+        help="Fail unless there is an interrupted conversion to resume.",
     ),
     click.option("--progress/--no-progress", default=True, help="Report progress on stderr."),
     click.option(
@@ -290,34 +287,32 @@ output_options = combine_options(
     click.option(
         "--distributed",
         is_flag=True,
-        help="Share the work among the processes of a job of jax.distributed; each runs this command.",
+        help="Share the work among the processes of a jax.distributed job; each runs this command.",
     ),
     click.option(
         "--coordinator",
         metavar="HOST:PORT",
-        help="Where process 0 of that job listens; by default as GKE, TPU, SLURM or MPI say.",
+        help="Coordinator address of the job. Default: detected on GKE, TPU, SLURM and MPI.",
     ),
     click.option(
         "--process",
         metavar="I/N",
-        help="This is process I of N of that job, counted from 0; by default as they say.",
+        help="Process index, from 0, and process count. Default: detected as above.",
     ),
     unprotected_option,
     public_option,
-    click.option(
-        "--model-card", is_flag=True, help="Also write a stub of a README.md to DST, a repository of the hub."
-    ),
+    click.option("--model-card", is_flag=True, help="Also write a stub README.md to DST on the Hub."),
     json_option,
 )
-"""Adds how a command that writes should go about it, and what it should print."""
+"""Add options of how a command writes, and what it prints."""
 
 
 def like_option(help: str) -> Decorator:
-    """Adds the model that a checkpoint came from, as `like`."""
+    """Add `--like`, the model that a checkpoint came from."""
     return click.option("--like", type=MODEL, metavar="HF_DIR|CONFIG", help=help)
 
 
 def maxtext_option(help: str) -> Decorator:
-    """Adds a version of MaxText, by default the newest, as `maxtext`."""
+    """Add `--maxtext`, a MaxText version (default: the newest)."""
     kind = click.Choice(list(VERSIONS))
     return click.option("--maxtext", type=kind, default=NEWEST, show_default=True, help=help)

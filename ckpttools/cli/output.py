@@ -1,4 +1,4 @@
-"""Where results go: stdout, as text or as one JSON value."""
+"""Output of results: text or one JSON value on stdout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def print_json(value: object) -> None:
-    """One JSON value on stdout; frozen dataclasses become objects of the same fields, and NaN null."""
+    """Print one JSON value on stdout: dataclasses become objects, and NaN null."""
     import json
 
     try:
@@ -33,7 +33,7 @@ def print_json(value: object) -> None:
 
 
 def print_report(report: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """A report as the user wants it: as data, or as these lines."""
+    """Print a report as JSON or as these lines."""
     if as_json:
         print_json(report)
     else:
@@ -41,13 +41,13 @@ def print_report(report: object, lines: Iterable[str], *, as_json: bool) -> None
 
 
 def exit_with_differences() -> None:
-    """Ends the command with exit code 1: what was looked at is not what it should be."""
+    """End the command with exit code 1: a comparison or check found differences."""
     click.get_current_context().exit(1)
 
 
 def report_fields(value: DataclassInstance) -> dict[str, Any]:
-    """The fields of a dataclass by name."""
-    # Not `asdict`, which copies deeply: ten thousand arrays take it a third of a second.
+    """Return the fields of a dataclass by name."""
+    # Not `asdict`, which copies deeply: for 10,000 arrays that takes 0.3 s.
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
@@ -89,31 +89,31 @@ def click_error(error: click.ClickException) -> None:
 
 
 def width() -> int | None:
-    """Columns of the terminal, or those that the user sets; None for a pipe, which has no width."""
+    """Return the columns of the terminal or of COLUMNS; None for a pipe, which has no width."""
     if sys.stdout.isatty() or "COLUMNS" in os.environ:
         return shutil.get_terminal_size().columns
     return None
 
 
-# Sentences in a pipe or a file; rows of tables and names have no limit there.
+# Width of prose in a pipe or a file, where table rows and names are not wrapped.
 _PROSE_WIDTH = 80
 
 
 def prose_width() -> int:
-    """Columns for sentences: those of the terminal, or of most, where there is none."""
+    """Return the width for sentences: the terminal's, or 80 without a terminal."""
     return width() or _PROSE_WIDTH
 
 
 def error_width() -> int | None:
-    """Columns for sentences on stderr; None where it is no terminal: whatever reads it wants whole lines."""
+    """Return the width for sentences on stderr; None without a terminal, so that lines stay complete."""
     return shutil.get_terminal_size().columns if sys.stderr.isatty() else None
 
 
 def wrap(text: str, room: int | None, *, whole_words: bool = False) -> list[str]:
-    """The text in lines that fit into so many columns, broken between words; in a path behind a `/` or `.`.
+    """Wrap a text between words, and paths after `/` or `.`.
 
-    A part of a path that is longer than that stays whole, and so does a command in backticks; with
-    `whole_words` any path does.
+    A longer component of a path stays unbroken, and so does a command in backticks; with `whole_words`, paths
+    stay unbroken too.
     """
     if room is None or len(text) <= room:
         return [text]
@@ -146,7 +146,7 @@ def labelled_lines(
     whole_words: bool = False,
     **style: Any,
 ) -> list[str]:
-    """A label and a text from a column on, which goes on below itself; a command has lines of its own.
+    """Format a label and a text that wraps at a column; a command gets its own lines.
 
     Args:
         label: padded to `column`.
@@ -171,6 +171,6 @@ def labelled_lines(
 
 
 def _wrap_prose(text: str, room: int) -> list[str]:
-    """What stands before or behind a command."""
+    """Wrap the text before or after a command."""
     stripped = text.strip().lstrip(";,").strip()
     return wrap(stripped, room) if stripped else []

@@ -1,4 +1,4 @@
-"""A command line that is only planned: what writes hands over what it has decided."""
+"""`ckpt plan`: capture what a command would do in a plan file."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _CAPTURED: ContextVar[list[Prepared] | None] = ContextVar("planned commands", de
 
 
 DISTRIBUTED = "distributed"
-"""The option of all commands whose work can be dealt out."""
+"""The option of all commands whose work can be distributed."""
 
 
 def is_capturing_plan() -> bool:
-    """Whether somebody has only asked for the plan."""
+    """Return whether only the plan of this command is wanted."""
     return _CAPTURED.get() is not None
 
 
 def captures_plan(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
-    """Whether somebody else takes over from here, who has only asked for the plan."""
+    """Hand the prepared work to a pending `prepare_command`, and return whether there is one."""
     result = _CAPTURED.get()
     if result is None:
         return False
@@ -45,7 +45,7 @@ def captures_plan(prepared: Prepared, *, dry_run: bool, resume: bool) -> bool:
 
 
 def prepare_command(words: Sequence[str]) -> Prepared:
-    """What a command line decides.
+    """Plan a command line without running it.
 
     Args:
         words: after `ckpt`.
@@ -58,7 +58,7 @@ def prepare_command(words: Sequence[str]) -> Prepared:
     from ckpttools.cli.main import main
 
     with _capture() as result, main.make_context("ckpt", list(words)) as context:
-        # Any other command would be carried out.
+        # Any other command would run instead of being captured.
         _require_writer(main, context, words)
         LazyGroup.invoke(main, context)
     return result[0]
@@ -67,7 +67,7 @@ def prepare_command(words: Sequence[str]) -> Prepared:
 def _find_command(
     group: click.Group, context: click.Context, words: Sequence[str]
 ) -> tuple[click.Command | None, list[str]]:
-    """The command of a command line, None where there is none; and the names that lead to it."""
+    """Find the command of a command line (None if there is none) and the group names before it."""
     command: click.Command | None = group
     names = [word for word in words if not word.startswith("-")]
     depth = 0
@@ -78,9 +78,9 @@ def _find_command(
 
 
 def _require_writer(group: click.Group, context: click.Context, words: Sequence[str]) -> None:
-    """Raises UsageError for a command that does not hand over what it has decided."""
+    """Raise UsageError for a command that does not write by tasks."""
     command, names = _find_command(group, context, words)
-    # What is no command, click refuses in its own words.
+    # click reports unknown commands itself.
     if isinstance(command, click.Group) or command is None:
         return
     if not any(param.name == DISTRIBUTED for param in command.params):
@@ -103,21 +103,21 @@ def _capture() -> Iterator[list[Prepared]]:
 
 @click.command(
     "plan",
-    short_help="A conversion in a file, for many processes to carry out.",
+    short_help="Save a conversion plan to run on many workers.",
     context_settings={"ignore_unknown_options": True},
     options_metavar="-o PLAN",
     no_args_is_help=True,
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="COMMAND [ARGS]...")
-@click.option("-o", "--output", type=ANY_PATH, metavar="PLAN", required=True, help="File that gets the plan.")
+@click.option("-o", "--output", type=ANY_PATH, metavar="PLAN", required=True, help="File for the plan.")
 @json_option
 def plan(words: tuple[str, ...], output: Location, as_json: bool) -> None:
-    """Write a conversion down, for many processes to carry out, each a part.
+    """Save the plan of a conversion, so that many processes can each run a part.
 
-    COMMAND is the whole command line of any command that writes a checkpoint, without `ckpt`. Nothing is
-    written but PLAN: it names the sources as they are now, and says what every task does. The parts are done
-    by `ckpt run PLAN --part 0/8` and so on, in any order, on any machines that see the source and the
-    destination; `ckpt run PLAN --publish` then gives the checkpoint its name.
+    COMMAND is the complete command line of any command that writes a checkpoint, without `ckpt`. Only PLAN is
+    written: it records the sources as they are now and every task. Run the parts with `ckpt run PLAN --part
+    0/8` and so on, in any order, on any machines that can access source and destination; then publish the
+    checkpoint with `ckpt run PLAN --publish`.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Parts of a plan, and how far they have come, for people."""
+"""Text about the parts of a plan and their progress."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ckpttools.run.parts import PartReceipt
 _STATES = {
     "not begun": "not begun",
     "at work": "at work",
-    "stopped": "stopped: nobody is at work, and tasks are missing",
+    "stopped": "stopped: no process is running, and tasks are missing",
     "done": "all parts are done; next: ckpt run {plan} --publish",
     "published": "published; ckpt run {plan} --publish removes what is left beside it",
     "complete": "published; nothing is left to do",
     "taken": "no unfinished output of this plan exists",
 }
 _MAX_GROUPS = 10
-# More of them have no line each.
+# More processes are not listed one by one.
 _MAX_DONE = 16
 _ORDER = ("done", "at work", "gone", "failed")
 
 
 def part_line(receipt: PartReceipt) -> str:
-    """What a process did of a plan, in one line."""
+    """Return a one-line summary of what a process did."""
     if receipt.is_published:
         return f"part {receipt.part}: nothing to do, {receipt.destination} is complete and has its name"
     if not receipt.tasks:
@@ -43,7 +43,7 @@ def part_line(receipt: PartReceipt) -> str:
 
 
 def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
-    """All that is known of a plan, a line for each process."""
+    """Yield all facts about a plan, with a line for each process."""
     yield f"{result.destination}: {_STATES[result.state].format(plan=quote(plan))}"
     if result.state == "taken":
         complete = "something complete: what this plan makes, if it was published before"
@@ -66,10 +66,10 @@ def status_lines(result: PlanStatus, plan: str) -> Iterator[str]:
 
 
 def _part_lines(result: PlanStatus, count: int) -> str:
-    """How many parts are in each state: `of 16: 9 done, 3 at work, 4 not begun (12/16 to 15/16)`."""
+    """Count the parts in each state: `of 16: 9 done, 3 at work, 4 not begun (12/16 to 15/16)`."""
     own = {part.part: part.state for part in result.parts if part.part.endswith(f"/{count}")}
     states = Counter(state if state in _ORDER else "failed" for state in own.values())
-    # What is neither begun nor left has been done by others.
+    # Parts that have not begun and have no tasks left were done by others.
     states["done"] += count - len(own) - len(result.not_begun)
     declared = [f"{states[state]} {state}" for state in _ORDER if states[state]]
     if result.not_begun:
@@ -104,7 +104,7 @@ def _part_text(each: PartStatus) -> str:
 
 
 def waiting_line(result: PlanStatus) -> str:
-    """Who is waited for, in one line."""
+    """Return one line about the processes still at work."""
     missing = result.tasks - result.tasks_done
     working = sorted((part for part in result.parts if part.state == "at work"), key=_remaining_text)
     if not missing and working:

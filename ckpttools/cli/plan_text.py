@@ -1,4 +1,4 @@
-"""A plan, its notes and the closing line, for people."""
+"""Text of a plan, its notes and the closing lines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOST_TEXTS = {
 
 
 def print_plan(report: PlanReport) -> None:
-    """The plan as text on stdout."""
+    """Print the plan as text on stdout."""
     arrays = f"{plural(report.arrays, 'array')}, {format_count(report.parameters)} parameters"
     peak = f"{format_memory(report.projected_peak)} at most, of {format_memory(report.memory)} allowed"
     pairs = [
@@ -55,7 +55,7 @@ def print_plan(report: PlanReport) -> None:
 
 
 def gain_lines(gain: MeshGain) -> Iterator[str]:
-    """What devices of a mesh read before and after."""
+    """Yield lines about what devices of a mesh read before and after."""
     mesh = ",".join(f"{name}={length}" for name, length in gain.before.mesh.items())
     of = f"a device of {mesh}, {gain.before.spec}, needs {format_disk(gain.after.needed)} and fetches "
     yield from _plan_lines("before", of + _fetched_text(gain.before))
@@ -74,7 +74,7 @@ def gain_lines(gain: MeshGain) -> Iterator[str]:
 
 
 def print_gain(receipt: Receipt) -> None:
-    """The same of what is done, on stderr; nothing where that is about no mesh."""
+    """Print on stderr what devices of a mesh read before and after, if there is a mesh."""
     from ckpttools.api.reshard import Resharded
 
     if isinstance(receipt, Resharded) and receipt.gain:
@@ -94,7 +94,7 @@ def _plan_lines(label: str, text: str) -> list[str]:
 
 
 def _shared_line(report: PlanReport) -> Iterator[tuple[str, str]]:
-    """Labelled lines about what is not written."""
+    """Yield labeled lines about data that is not written."""
     if report.bytes_referenced:
         dead = f", which hold {format_disk(report.bytes_dead)} more" if report.bytes_dead else ""
         where = f"linked from {plural(len(report.links), 'file')}{dead}" if report.links else "in the index"
@@ -102,7 +102,7 @@ def _shared_line(report: PlanReport) -> Iterator[tuple[str, str]]:
 
 
 def print_notes(notes: Notes, remarks: Sequence[str] = ()) -> None:
-    """What the user should know before the work begins, on stderr."""
+    """Print the plan's notes on stderr before the work begins."""
     for text in remarks:
         print_stderr(*_plan_lines("note", text))
     for label, text in _warning_lines(notes.inexact, notes.dropped):
@@ -110,9 +110,9 @@ def print_notes(notes: Notes, remarks: Sequence[str] = ()) -> None:
 
 
 def closing_line(receipt: Receipt) -> str:
-    """What a finished run did, in one line."""
+    """Return a one-line summary of a finished run."""
     rate = (receipt.bytes_out - receipt.bytes_resumed) / max(receipt.seconds, 1e-9)
-    # Of links a rate says nothing.
+    # A rate is meaningless for links.
     speed = f" ({format_disk(rate)}/s)" if rate and not receipt.bytes_referenced else ""
     parts = [
         plural(receipt.arrays, "array"),
@@ -136,7 +136,7 @@ def closing_line(receipt: Receipt) -> str:
 
 
 def published_text(published: Published | None) -> str:
-    """A line of its own: where others find what was written, who reads it, and by which commit."""
+    """Return a line with the URL, visibility and commit of what was published."""
     if published is None:
         return ""
     readers = "private" if published.is_private else "public"
@@ -144,7 +144,7 @@ def published_text(published: Published | None) -> str:
 
 
 def _lost_lines(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    """`3 values overflowed in 1 array`, for each kind of `Receipt.counts`."""
+    """Yield `3 values overflowed in 1 array` for each kind of `Receipt.counts`."""
     for kind, text in _LOST_TEXTS.items():
         numbers = [item[kind] for item in counts.values() if kind in item]
         if numbers:
@@ -152,7 +152,7 @@ def _lost_lines(counts: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
 
 
 def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
-    """The notes in lines, those that say the same in one."""
+    """Format notes, joining those with the same text."""
     alike: dict[str, list[Note]] = {}
     for note in notes:
         alike.setdefault(note.text, []).append(note)
@@ -160,7 +160,7 @@ def _note_lines(notes: Sequence[Note]) -> Iterator[str]:
 
 
 def _subject_text(declared: Sequence[Note]) -> str:
-    """What a line is about: rows by the first of them, numbers of arrays by their sum."""
+    """Return the subject of a line: the first of the rows, or the sum of array counts."""
     numbers = [note.arrays for note in declared if note.arrays is not None]
     rows = [note.subject for note in declared if note.arrays is None]
     first = [first_names(rows)] if rows else []
@@ -168,7 +168,7 @@ def _subject_text(declared: Sequence[Note]) -> str:
 
 
 def _warning_lines(inexact: Sequence[Note], dropped: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Labelled lines: what will not come back to the bit, and how many arrays are left out."""
+    """Yield labeled lines about inexact values and the number of dropped arrays."""
     for text in _note_lines(inexact):
         yield "INEXACT", text
     if dropped:
@@ -180,7 +180,7 @@ _COLUMN = 9
 
 
 def print_next(destination: Location) -> None:
-    """One line of what loads it, one of what may surprise; nothing for what is no model."""
+    """Print commands that load a model checkpoint, and what may surprise; nothing for other checkpoints."""
     from ckpttools.api.next_steps import next_steps
 
     result = next_steps(destination)

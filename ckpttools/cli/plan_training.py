@@ -1,4 +1,4 @@
-"""`ckpt plan-training`: what the checkpoints of a training take, and how to save them."""
+"""`ckpt plan-training`: plan the checkpoints of a training run."""
 
 from __future__ import annotations
 
@@ -41,68 +41,67 @@ def _time_option(flag: str, help: str) -> Any:
 
 
 _number_options = combine_options(
-    click.option("--hosts", type=click.IntRange(min=1), required=True, metavar="N", help="Hosts of a slice."),
+    click.option("--hosts", type=click.IntRange(min=1), required=True, metavar="N", help="Hosts per slice."),
     click.option(
         "--slices",
         type=click.IntRange(min=1),
         default=1,
         show_default=True,
         metavar="N",
-        help="Slices of the job.",
+        help="Number of slices.",
     ),
     click.option(
         "--mesh",
         type=NON_EMPTY_TEXT,
         metavar="AXIS=N,…",
-        help="Lengths of axes; by default as in SRC.",
+        help="Sizes of the mesh axes. Default: as in SRC.",
     ),
     click.option(
         "--mode",
         type=click.Choice(MODES),
-        help="Where to save; by default multi-tier with several slices, else persistent.",
+        help="Checkpointing mode. Default: multi-tier with several slices, else persistent.",
     ),
     click.option(
         "--local-bandwidth",
         type=SIZE,
         default="2GB",
         show_default=True,
-        help="Bytes that a host writes to its ramdisk in a second.",
+        help="Bytes per second that a host writes to its ramdisk.",
     ),
     click.option(
         "--persistent-bandwidth",
         type=SIZE,
         default="500MB",
         show_default=True,
-        help="Bytes that a host writes to storage in a second.",
+        help="Bytes per second that a host writes to storage.",
     ),
-    _time_option("--step-time", "How long a step of the training takes, such as 4s."),
-    _time_option("--mtbf", "Time between failures of the job, such as 6h."),
+    _time_option("--step-time", "Duration of a training step, such as 4s."),
+    _time_option("--mtbf", "Mean time between failures of the job, such as 6h."),
+    _time_option("--mtbf-all", "Time between failures that no ramdisk survives. Default: ten times --mtbf."),
+    _time_option("--local-save", "How long a local save blocks training. Default: as long as it writes."),
     _time_option(
-        "--mtbf-all", "Time between failures that no ramdisk survives; by default ten times --mtbf."
+        "--persistent-save", "How long a save to storage blocks training. Default: as long as it writes."
     ),
-    _time_option("--local-save", "How long a local save holds training up; by default as long as it writes."),
-    _time_option(
-        "--persistent-save", "How long a save to storage holds training up; by default as long as it writes."
-    ),
-    count_option("--total-steps", "Steps of the run, for the room that its checkpoints take."),
-    count_option("--keep", "How many persistent checkpoints are kept; by default all."),
+    count_option("--total-steps", "Steps of the run, to compute the space of its checkpoints."),
+    count_option("--keep", "Number of persistent checkpoints to keep. Default: all."),
 )
 
 
-@click.command("plan-training", short_help="What a training's checkpoints will take.")
+@click.command("plan-training", short_help="Plan checkpoint sizes and save intervals of a training run.")
 @click.argument("source", metavar="SRC", type=MODEL)
 @click.argument("settings", metavar="[NAME=VALUE]...", nargs=-1)
 @_number_options
-@click.option("--plot", type=ANY_PATH, metavar="FILE.svg|png", help="Draw lost time against the interval.")
+@click.option(
+    "--plot", type=ANY_PATH, metavar="FILE.svg|png", help="Plot lost time against the save interval."
+)
 @read_options
 @json_option
 def plan_training(as_json: bool, **options: Any) -> None:
-    """Plan the checkpoints of a training: bytes of each host, ramdisk, intervals, room, settings, commands.
+    """Plan the checkpoints of a training run: bytes per host, ramdisk, save intervals, settings, commands.
 
-    SRC is a checkpoint, a config.json or a configuration file of MaxText's. A stored training state is
-    counted as it is; of all else each parameter takes 12 bytes. Settings of MaxText's are checked with those
-    of the plan, as MaxText does. Intervals are worked out where --mtbf is given. A TIME is 90 (seconds), 4s,
-    30min, 6h or 7d.
+    SRC is a checkpoint, a config.json or a MaxText configuration file. A stored training state is measured;
+    otherwise each parameter is assumed to take 12 bytes. MaxText settings are validated together with those
+    of the plan. --mtbf adds optimal intervals. A TIME is 90 (seconds), 4s, 30min, 6h or 7d.
 
     \b
     Example:

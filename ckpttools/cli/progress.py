@@ -1,4 +1,4 @@
-"""Progress of what runs or reads: a bar where stderr is a terminal, a line now and then where it is not."""
+"""Progress reports: a bar on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ckpttools.api.sources import Observe
 
 LINE_INTERVAL_SECONDS = 5.0
-# Before that, one small task decides what the rate seems to be.
+# Earlier, a single small task would distort the rate.
 _RATE_DELAY_SECONDS = 0.5
 
 
@@ -32,14 +32,14 @@ progress_option = click.option("--progress/--no-progress", default=True, help="R
 
 @contextmanager
 def progress_observer(expected: bool) -> Iterator[Observer]:
-    """What listens to a run, and shows it where stderr goes; silent unless `expected`."""
+    """Show the progress of a run on stderr; silent unless `expected`."""
     with _display(expected) as display:
         yield Listener(display) if display else lambda event: None
 
 
 @contextmanager
 def progress_events(expected: bool) -> Iterator[Observe | None]:
-    """What to give to a function of `ckpttools.api` that only reads as `observe`; None unless `expected`."""
+    """Yield the `observe` argument of a reading function of `ckpttools`; None unless `expected`."""
     with _display(expected) as display:
         yield display.watch if display else None
 
@@ -55,7 +55,7 @@ def _display(expected: bool) -> Iterator[Lines | Bar | None]:
 
 @dataclass
 class Listener:
-    """Adds up the events of a run."""
+    """A counter of the events of a run."""
 
     display: Lines | Bar
     done: int = 0
@@ -76,7 +76,7 @@ class Listener:
 
 @dataclass
 class Tally:
-    """What is done; the rate counts this run only."""
+    """Finished work; the rate counts this run only."""
 
     total: int = 0
     done: int = 0
@@ -84,7 +84,7 @@ class Tally:
     started: float = 0.0
 
     def text(self, now: float) -> str:
-        """`42 %  1.04 of 2.47 GB  1.31 GB/s  0:00:01 left  0.21 GiB resident`."""
+        """Format `42 %  1.04 of 2.47 GB  1.31 GB/s  0:00:01 left  0.21 GiB resident`."""
         elapsed = now - self.started
         parts = [f"{100 * self.done // max(self.total, 1)} %", _format_part(self.done, self.total)]
         if elapsed >= _RATE_DELAY_SECONDS and self.done > self.before:
@@ -97,7 +97,7 @@ class Tally:
 
 
 def _format_part(done: int, total: int) -> str:
-    """`1.04 of 2.47 GB`, or with both units where they differ."""
+    """Format `1.04 of 2.47 GB`, or both units where they differ."""
     first, second = format_disk(done), format_disk(total)
     same = first.split()[1] == second.split()[1]
     return f"{first.split()[0] if same else first} of {second}"
@@ -105,7 +105,7 @@ def _format_part(done: int, total: int) -> str:
 
 @dataclass
 class Lines:
-    """Plain lines on stderr, at most one in five seconds; what is shorter than that says nothing."""
+    """Plain lines on stderr, at most one in five seconds; shorter runs print none."""
 
     clock: Callable[[], float] = time.monotonic
     tally: Tally = field(default_factory=Tally)
@@ -133,7 +133,7 @@ class Lines:
 
 @dataclass
 class Bar:
-    """A progress bar of rich's, from the first byte to the last."""
+    """A rich progress bar, from the first byte to the last."""
 
     until: ExitStack
     tally: Tally = field(default_factory=Tally)
@@ -171,7 +171,7 @@ class Bar:
 
 
 def progress_bar() -> Progress:
-    """rich's bar with our own text, which says the same as the plain lines; gone when it is done."""
+    """Create a rich bar with the text of the plain lines, removed at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 

@@ -1,4 +1,4 @@
-"""`ckpt prune`: which steps of a run stay, which lose their optimizer, which go."""
+"""`ckpt prune`: delete old steps or their optimizer state."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 _COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, spare=1), Column("why"))
 
 
-@click.command(short_help="Delete steps of a run by rules, or only their optimizer.")
+@click.command(short_help="Delete old steps of a run, or only their optimizer state.")
 @click.argument("path", metavar="RUN", type=ANY_PATH)
 @count_option("--keep-last", "Keep the last N finished steps.")
-@count_option("--keep-every", "Keep steps whose number is a multiple of N.")
+@count_option("--keep-every", "Keep steps that are a multiple of N.")
 @click.option(
     "--keep-best",
     metavar="METRIC:K",
@@ -33,21 +33,25 @@ _COLUMNS = (Column("step", right=True), Column(""), Column("size", right=True, s
 @click.option(
     "--strip-older",
     is_flag=True,
-    help="Of kept steps before the last N, keep only the parameters, in the same data files if possible.",
+    help="Drop the optimizer state of kept steps before the last N, keeping the data files if possible.",
 )
+@click.option("--copy", is_flag=True, help="Rewrite these parameters, so that no optimizer data remains.")
+@click.option("--yes", is_flag=True, help="Delete; without this, only the plan is printed.")
+@click.option("--dry-run", is_flag=True, help="Only print the plan, as without --yes.")
+@click.option("--finish", is_flag=True, help="Complete an interrupted prune. Needs --yes.")
 @click.option(
-    "--copy", is_flag=True, help="Write these parameters anew, so that no byte of the optimizer stays."
+    "--undo",
+    is_flag=True,
+    help="Restore the steps of an interrupted prune that are still complete. Needs --yes.",
 )
-@click.option("--yes", is_flag=True, help="Do it; without this, only what would be done is printed.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be done, as without --yes.")
-@click.option("--finish", is_flag=True, help="Carry out a prune that was interrupted. Needs --yes.")
-@click.option("--undo", is_flag=True, help="Put back what is still whole of it. Needs --yes.")
 @json_option
 @requests_option
 def prune(path: Location, yes: bool, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Delete the steps of a run that no rule keeps, as Orbax's preservation policies would.
 
-    Never deleted: the last finished step, steps into which symbolic links lead, and whatever is not a
+    finished save whose every file is accounted for. Without --yes nothing is touched.
+    The last finished step, targets of symbolic links, and directories that are not finished saves with only
+    known files are never deleted. Without --yes nothing is deleted.
     finished save whose every file is accounted for. Without --yes nothing is touched.
 
     \b
@@ -89,7 +93,7 @@ def _report_lines(report: PruneReport) -> Iterator[str]:
             yield "Stripped steps keep their data files, with all that is in them: --copy frees more."
     if not report.is_done:
         is_idle = report.steps and all(step.fate not in ("deleted", "stripped") for step in report.steps)
-        yield "There is nothing to do." if is_idle else "Dry run: nothing was touched. --yes does it."
+        yield "There is nothing to do." if is_idle else "Dry run: nothing was deleted. Pass --yes to delete."
 
 
 def _fate_text(fate: str, is_done: bool) -> str:

@@ -1,4 +1,4 @@
-"""`ckpt quantize`: a model with quantised weights."""
+"""`ckpt quantize`: quantize the weights of a model."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ from ckpttools.cli.write import write
 from ckpttools.formats.safetensors.format import MAX_SHARD
 
 
-@click.command(short_help="A model with quantised weights.")
+@click.command(short_help="Quantize a model to FP8 or MXFP4.")
 @model_source_and_destination
 @click.option(
     "--scheme",
     type=click.Choice(("fp8-block128", "mxfp4")),
     default="fp8-block128",
     show_default=True,
-    help="FP8 in blocks of 128 x 128 with float32 scales, as of DeepSeek V3 and Qwen; or MXFP4 for experts "
-    "in gpt-oss's layout.",
+    help="FP8 in blocks of 128 x 128 with float32 scales, as in DeepSeek V3 and Qwen; or MXFP4 for experts "
+    "in "
+    "gpt-oss's layout.",
 )
 @patterns_option(
-    "--exclude", "Leave these arrays as they are, besides embeddings, norms, heads, routers and towers."
+    "--exclude", "Don't quantize matching arrays (embeddings, norms, heads, routers and towers never are)."
 )
 @click.option(
     "--dtype",
     type=DTYPE,
-    help="Cast the floating-point arrays that are not quantised; by default they stay as they are.",
+    help="Cast floating-point arrays that are not quantized. Default: keep their dtypes.",
 )
-@like_option("Of a MaxText checkpoint the model it came from, as of maxtext-to-hf.")
+@like_option("The original model of a MaxText checkpoint, as for maxtext-to-hf.")
 @click.option(
     "--carry",
     is_flag=True,
-    help="Of a MaxText checkpoint: take what is not there (towers, prediction layers) from --like.",
+    help="For a MaxText checkpoint: take missing arrays (towers, MTP layers) from --like.",
 )
 @generated_options([MAX_SHARD])
 @step_option
@@ -55,11 +56,11 @@ from ckpttools.formats.safetensors.format import MAX_SHARD
 @resource_options
 @output_options
 def quantize(**options: Any) -> None:
-    """Write a model as FP8 or MXFP4, for transformers, vLLM and others.
+    """Quantize a model to FP8 or MXFP4 for transformers and vLLM.
 
-    SRC is a Hugging Face model or a MaxText checkpoint. The matrices of linear layers are quantised;
-    config.json says how, and which are not. The error of each array is in --json, the largest are listed.
-    Arrays with NaN or infinity are refused.
+    SRC is a Hugging Face model or a MaxText checkpoint. The matrices of linear layers are quantized;
+    config.json records how, and which are not. The largest errors are listed; --json has the error of every
+    array. Arrays with NaN or infinity are refused.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`ckpt inspect report`: a checkpoint as one HTML page."""
+"""`ckpt inspect report`: write an HTML report about a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
 
-@click.command()
+@click.command(short_help="Write an HTML report: treemap, heat map, histograms, table.")
 @click.argument("path", type=ANY_PATH)
 @click.option(
     "--output",
@@ -26,19 +26,19 @@ from ckpttools.stores.registry import parse
     default="report.html",
     show_default=True,
     metavar="FILE",
-    help="The page to write; - for stdout.",
+    help="Page to write; - for stdout.",
 )
-@click.option("--no-stats", is_flag=True, help="Leave out statistics: no array is read.")
+@click.option("--no-stats", is_flag=True, help="Omit statistics; no array is read.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @progress_option
 @json_option
 @resource_options
 @read_options
 def report(path: Location, name: str, no_stats: bool, progress: bool, as_json: bool, **options: Any) -> None:
-    """Write a report on a checkpoint: one HTML page that needs no network.
+    """Write an HTML report about a checkpoint: one page that needs no network.
 
-    It shows where the bytes are, how norms run over the layers, how elements are distributed, and a table
-    of all arrays to search and sort. It suits light and dark screens, and paper.
+    It shows where the bytes are, norms by layer, value distributions, and a searchable, sortable table of all
+    arrays. It supports light and dark screens, and print.
 
     \b
     Example:
@@ -55,7 +55,7 @@ def report(path: Location, name: str, no_stats: bool, progress: bool, as_json: b
         page = built(path, output, stats=not no_stats, observe=observe, **options)
     text = f"{plural(page.num_arrays, 'array')}, a page of {format_disk(page.nbytes)}"
     if output is None:
-        # Not as text: what it is written in may lack characters.
+        # As bytes: the encoding of stdout may lack characters.
         sys.stdout.buffer.write(page.html.encode())
         sys.stdout.buffer.flush()
         print_stderr(text)

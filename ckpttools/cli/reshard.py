@@ -1,4 +1,4 @@
-"""`ckpt reshard`: chunks that suit a mesh."""
+"""`ckpt reshard`: rewrite a checkpoint's chunks for a device mesh."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ckpttools.formats.orbax.options import OPTIONS
 _UNSUPPORTED_OPTIONS = ("chunks", "reference")
 
 
-@click.command(short_help="Chunks that suit a mesh.")
+@click.command(short_help="Rewrite a checkpoint's chunks for a device mesh.")
 @source_and_destination
 @click.option(
     "--mesh",
     required=True,
     type=NON_EMPTY_TEXT,
     metavar="MESH",
-    help="Axes of the devices and how many there are along each: fsdp=16,tensor=2.",
+    help="Axes of the devices and their sizes: fsdp=16,tensor=2.",
 )
 @click.option(
     "--rules",
@@ -30,21 +30,21 @@ _UNSUPPORTED_OPTIONS = ("chunks", "reference")
     default="maxtext",
     show_default=True,
     metavar="RULES",
-    help="How arrays are cut over them: maxtext (its logical_axis_rules), or a TOML or JSON file of rules.",
+    help="Sharding rules: maxtext (its logical_axis_rules), or a TOML or JSON file.",
 )
 @click.option(
     "--subchunks",
     type=SIZE,
     metavar="SIZE",
-    help="Largest chunk, such as 8MiB; smaller ones also suit meshes of more devices. By default 64 MiB.",
+    help="Largest chunk, such as 8MiB; smaller chunks also suit larger meshes. Default: 64 MiB.",
 )
 @generated_options([option for option in OPTIONS if option.name not in _UNSUPPORTED_OPTIONS])
 @common_options
 def reshard(**options: Any) -> None:
-    """Write a checkpoint as Orbax, in chunks that devices of a mesh load whole.
+    """Write an Orbax checkpoint in which each device of a mesh reads full chunks.
 
-    DST also says how arrays lie on that mesh: Orbax restores them so, unless a target says otherwise.
-    SRC may be of any format and is read once; no device is needed.
+    DST also stores the sharding on that mesh: Orbax restores arrays with it, unless a target overrides it.
+    SRC may have any format and is read once; no device is needed.
 
     \b
     Example:

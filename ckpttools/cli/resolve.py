@@ -1,4 +1,4 @@
-"""`ckpt resolve`: what a run of MaxText would load."""
+"""`ckpt resolve`: predict which checkpoint a MaxText run will load."""
 
 from __future__ import annotations
 
@@ -20,24 +20,25 @@ _COLORS = {"loads": "green", "fails": "red", "scratch": "yellow", "unknown": "ye
 
 
 @click.command(
-    short_help="What a run of MaxText would load, and what it would miss.",
-    # Of a whole command those of Python, such as -m, are none of ours.
+    short_help="Predict which checkpoint a MaxText run would load.",
+    # In a complete command, Python's own options, such as -m, are ignored.
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("words", metavar="[--] [CONFIG.yml] [NAME=VALUE]...", nargs=-1)
-@maxtext_option("Version of MaxText whose rules are followed: a release, or a commit of its main.")
+@maxtext_option("MaxText version whose rules apply: a release, or a commit of its main branch.")
 @requests_option
 @json_option
 def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json: bool) -> None:
-    """Tell which checkpoint a run of MaxText would load, by which rule, and what it would not find.
+    """Predict which checkpoint a MaxText run would load, by which rule, and what would be missing.
 
-    Write what you would write after `python3 -m maxtext.trainers.pre_train.train`, or all of it: a
-    configuration file, then settings. MaxText's own rules are followed, in its order: the latest step of the
-    run itself; load_parameters_path or load_full_state_path; else random parameters. Then the checkpoint is
-    looked into: its kind, layers and sizes are compared with the settings. Variables of the environment such
-    as M_RUN_NAME count as they do for MaxText. No array is read.
+    Pass the arguments of `python3 -m maxtext.trainers.pre_train.train`, or the complete command: a
+    configuration file, then settings. MaxText's rules apply in its order: the latest step of the run itself;
+    load_parameters_path or load_full_state_path; else random parameters. Then the kind, layers and sizes of
+    the checkpoint are compared with the settings. Environment variables such as M_RUN_NAME count as for
+    MaxText. No array is read.
 
-    Exit codes: 0 what is named will be loaded; 1 it will not, or training would start with random parameters.
+    Exit codes: 0 the named checkpoint will be loaded; 1 it will not, or training would start with random
+    parameters.
 
     \b
     Example:
@@ -48,7 +49,9 @@ def resolve(words: tuple[str, ...], maxtext: str, requests: int | None, as_json:
     from ckpttools.api.resolve import resolve as find
 
     if not words:
-        raise click.UsageError("No run is described: name a configuration or settings, as in the example.")
+        raise click.UsageError(
+            "No run is described: pass a configuration file or settings, as in the example."
+        )
     result = find(*words, maxtext=maxtext, requests=requests)
     print_report(result, _report_lines(result), as_json=as_json)
     if not result.loads:

@@ -1,4 +1,4 @@
-"""`ckpt run`: a part of a plan, how far it has come, or its last steps."""
+"""`ckpt run`: run a part of a plan, show its status, or publish it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ if TYPE_CHECKING:
     from ckpttools.stores.relocation import Relocation
 
 
-@click.command(
-    "run", short_help="A part of a plan, how far it has come, or its last steps.", no_args_is_help=True
-)
+@click.command("run", short_help="Run part of a plan, show its status, or publish it.", no_args_is_help=True)
 @click.argument("plan", type=ANY_PATH, metavar="PLAN")
 @click.option(
     "--part",
     metavar="I/N",
-    help="Do part I of N, counted from 0. Without it the environment says which: JOB_COMPLETION_INDEX, "
-    "SLURM_ARRAY_TASK_ID, SLURM_PROCID, CLOUD_RUN_TASK_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.",
+    help="Run part I of N, counted from 0. Default: from JOB_COMPLETION_INDEX, SLURM_ARRAY_TASK_ID, "
+    "SLURM_PROCID, CLOUD_RUN_TASK_INDEX or AWS_BATCH_JOB_ARRAY_INDEX.",
 )
-@count_option("--parts", "How many parts there are, where the environment says only which one this is.")
+@count_option("--parts", "Number of parts, if the environment only gives the index.")
 @click.option(
     "--publish",
     is_flag=True,
-    help="Give the checkpoint its name; refused while tasks are missing. With --part or --parts: after the "
-    "part, if it was the last.",
+    help="Publish the checkpoint; refused while tasks are missing. With --part or --parts: after the part, "
+    "if it"
+    " was the last.",
 )
 @click.option("--wait", is_flag=True, help="With --publish: wait until all parts are done.")
-@click.option("--status", is_flag=True, help="Show how far all parts have come, and change nothing.")
+@click.option("--status", is_flag=True, help="Show the progress of all parts, and change nothing.")
 @click.option(
     "--root",
     "roots",
@@ -55,9 +54,7 @@ if TYPE_CHECKING:
     help="Confirm the function that PLAN names in --map. Code that only a plan names never runs.",
 )
 @click.option("--family", metavar="FILE.py", help="Confirm the Python file that PLAN names in --family.")
-@click.option(
-    "--memory", type=SIZE, help="Most memory that may be resident; by default what the plan was made for."
-)
+@click.option("--memory", type=SIZE, help="Peak memory limit. Default: the plan's.")
 @count_option("--jobs", "Parallel workers.")
 @unprotected_option
 @progress_option
@@ -77,11 +74,11 @@ def run(
     progress: bool,
     as_json: bool,
 ) -> None:
-    """Carry out a part of PLAN, which `ckpt plan` wrote; show how far all have come; or publish.
+    """Run a part of PLAN, which `ckpt plan` wrote; show its status; or publish it.
 
-    Parts may be done in any order, on any machines, at once, again, and after they were killed: what is done
-    is not done again, whatever N it was done with. Nobody takes the destination for a checkpoint before it is
-    published.
+    Parts may run in any order, on any machines, at the same time, repeatedly, and after being killed:
+    finished tasks are not repeated, even with another N. The destination does not become a checkpoint before
+    it is published.
 
     \b
     Example:
@@ -133,7 +130,7 @@ def _run_part(
 
 
 def _is_last_part(file: PlanFile, root: Relocation) -> bool:
-    """Whether all parts are done; says what is missing otherwise."""
+    """Return whether all parts are done; print what is missing otherwise."""
     from ckpttools.api.plan_status import plan_status
     from ckpttools.cli.plan_status_text import waiting_line
 
@@ -177,7 +174,7 @@ def _publish_plan(
 
 @dataclass
 class _WaitingLine:
-    """Says who is waited for, as often as that changes."""
+    """A printer of which processes are still at work, whenever that changes."""
 
     expected: bool
     declared: str = ""

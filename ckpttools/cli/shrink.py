@@ -1,4 +1,4 @@
-"""`ckpt shrink`: a part of a model that is a model itself."""
+"""`ckpt shrink`: make a smaller model of a model's parts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
             return value and int(value)  # type: ignore[return-value]
         return [int(item) for item in value.split(",") if item]
     except ValueError as error:
-        raise click.BadParameter(f"{value!r} is no number, and no list such as 0,1,5.") from error
+        raise click.BadParameter(f"{value!r} is neither a number nor a list such as 0,1,5.") from error
 
 
-@click.command(short_help="A part of a model that is a model itself.")
+@click.command(short_help="Make a smaller model: fewer layers, experts or tokens.")
 @model_source_and_destination
 @click.option(
     "--layers",
@@ -35,7 +35,7 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
 )
 @count_option("--experts", "Keep the first N experts of each layer.")
 @count_option("--vocab", "Keep the first N tokens; the tokenizer stays as it is.")
-@like_option("The model that a MaxText checkpoint came from, if it carries no config.json.")
+@like_option("The original model of a MaxText checkpoint without a stored config.json.")
 @click.option(
     "--family",
     type=NON_EMPTY_TEXT,
@@ -46,12 +46,12 @@ def _layers(context: click.Context, option: click.Parameter, value: str | None) 
 @target_options
 @common_options
 def shrink(**options: Any) -> None:
-    """Write some layers, experts or tokens of a model: a small one that runs, for bring-up and tests.
+    """Write a smaller model, with some layers, experts or tokens, for bring-up and tests.
 
-    SRC is a Hugging Face model or a MaxText checkpoint of any kind; moments of an optimizer are cut with the
-    weights. config.json is made to describe the small model, also where a MaxText checkpoint carries it.
-    Weights stay what they are. Whole chunks are shared with files of which at least half is kept, so that
-    copies of DST do not carry what was cut; --reference shares them with others, too.
+    SRC is a Hugging Face model or any MaxText checkpoint; optimizer moments are cut with the weights.
+    config.json is rewritten to describe the small model, also one stored in a MaxText checkpoint. Values do
+    not change. Full chunks are shared with files of which at least half is kept, so that copies of DST do not
+    contain the rest; --reference shares them with other files too.
 
     \b
     Example:

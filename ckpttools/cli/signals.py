@@ -1,10 +1,10 @@
-"""What a signal that asks to stop does: Ctrl-C, SIGTERM, and SIGHUP of a terminal that was closed.
+"""Handling of Ctrl-C, SIGTERM, and SIGHUP of a closed terminal.
 
-While modules are imported there is nothing to end in order, and an exception of a handler can be lost there,
-in a callback of the import system: the process ends within the handler. While a command runs, the handler
-raises `Stopped` in the main thread, so that workers end between two tasks, what they did is entered in the
-journal, and the terminal gets its cursor back. A second signal then ends the process at once: whatever is
-half done is gone on with by the same command, as after `kill -9`.
+During imports the handler ends the process itself: there is nothing to clean up, and an exception could be
+lost in a callback of the import system. While a command runs, the handler raises `Stopped` in the main
+thread, so that workers stop between two tasks, finished work is recorded in the journal, and the terminal's
+cursor is restored. A second signal ends the process at once; as after `kill -9`, the same command resumes
+unfinished work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from contextlib import contextmanager, suppress
 from functools import partial
 
-# Not that of typing: the fewer imports, the sooner a process can be stopped in order.
+# Not typing.TYPE_CHECKING: fewer imports let the process handle signals sooner.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     Handler: TypeAlias = Callable[[int, FrameType | None], object] | signal.Handlers
 
 MESSAGE = "Stopped."
-RESUMES = "What was being written goes on from there when the same command is run again."
-IS_DONE = "What was being written is complete."
+RESUMES = "Run the same command again to resume."
+IS_DONE = "The output is complete."
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# What a terminal needs that shows a progress bar, which hides it.
+# Restores the cursor, which a progress bar hides.
 _SHOW_CURSOR = b"\x1b[?25h"
-# Until a callback has ended in which an exception was lost.
+# Time for a callback that lost the exception to end.
 _REPEAT_SECONDS = 0.01
 
 
 class Stopped(BaseException):
-    """A signal asked the process to end; nothing may take it for an error and go on.
+    """A signal asked the process to end; not an Exception, so that no handler of errors continues.
 
     Attributes:
         number: of the signal.
@@ -58,18 +58,18 @@ class Stopped(BaseException):
 
 
 def install_early_handlers() -> None:
-    """From now on a signal ends the process."""
+    """Let signals end the process from now on."""
     _handle(_end_process)
 
 
 def ignore() -> None:
-    """From now on no signal changes how the process ends."""
+    """Ignore signals from now on."""
     _handle(signal.SIG_IGN)
 
 
 @contextmanager
 def raise_on_signal() -> Iterator[None]:
-    """Within it a signal raises `Stopped` in the main thread, once. Does nothing in other threads."""
+    """Raise `Stopped` in the main thread on the first signal. Does nothing in other threads."""
     hook = sys.unraisablehook
     try:
         before = _handle(_raise_stopped)
@@ -86,7 +86,7 @@ def raise_on_signal() -> Iterator[None]:
 
 
 def _handle(handler: Handler) -> dict[signal.Signals, Handler]:
-    """Sets the handler of all signals but those that whoever started the process ignores, as nohup does."""
+    """Set the handler of all signals except those that the parent process ignores, as nohup does."""
     before = {}
     for number in _SIGNALS:
         handles = signal.getsignal(number)
@@ -108,7 +108,7 @@ def _end_process(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_main_thread_idle(before: Callable[[UnraisableHookArgs], object], lost: UnraisableHookArgs) -> None:
-    """Raises once more what was raised where nothing can be, such as in a finalizer."""
+    """Raise again an exception that was lost, for example in a finalizer."""
     if not isinstance(lost.exc_value, Stopped):
         before(lost)
         return

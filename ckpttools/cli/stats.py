@@ -1,4 +1,4 @@
-"""`ckpt inspect stats`: statistics of the numbers in a checkpoint."""
+"""`ckpt inspect stats`: show statistics of a checkpoint's values."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from ckpttools.stores.location import Location
 _SORT_KEYS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "subnormals", "nan", "inf")
 
 
-@click.command()
+@click.command(short_help="Show statistics of every array: min, max, mean, norm, NaN.")
 @click.argument("path", type=ANY_PATH)
 @json_option
 @filter_option("; no other is read")
 @click.option(
-    "--sort", type=click.Choice(_SORT_KEYS), help="Largest first; by default in the checkpoint's order."
+    "--sort",
+    type=click.Choice(_SORT_KEYS),
+    help="Sort by this value, largest first. Default: the checkpoint's order.",
 )
-@click.option("--per-layer", is_flag=True, help="Also a line for each layer of stacked arrays.")
-@click.option("--histogram", is_flag=True, help="Also how each array is spread over powers of two.")
+@click.option("--per-layer", is_flag=True, help="Also print a line for each layer of stacked arrays.")
+@click.option("--histogram", is_flag=True, help="Also print a histogram of each array over powers of two.")
 @click.option(
     "--nan",
     "find_nan",
@@ -39,10 +41,10 @@ _SORT_KEYS = ("size", "min", "max", "mean", "std", "norm", "max-abs", "zeros", "
 @resource_options
 @read_options
 def stats(path: Location, as_json: bool, find_nan: bool, progress: bool, **options: Any) -> None:
-    """Show statistics of the numbers in a checkpoint: extremes, mean, norm, zeros, NaN.
+    """Show statistics of every array: extremes, mean, norm, zeros, NaN.
 
-    Every element is read once, on several threads, within the memory allowed. Min, max, mean, std and norm
-    are of finite elements; of complex numbers the magnitude counts.
+    Every element is read once, on several threads, within the memory limit. Min, max, mean, std and norm
+    cover finite elements; for complex values, their magnitudes.
 
     \b
     Example:
@@ -77,7 +79,7 @@ _COLUMNS = (
     Column("NaN", right=True),
     Column("Inf", right=True),
 )
-# Magnitudes below which lies a smaller share than this are one line of a histogram.
+# The histogram joins the smallest magnitudes up to this share of elements.
 _TAIL_SHARE = 0.001
 # A bar's length at most, and what stands before it.
 _BAR, _MARGIN = 50, 36
@@ -93,7 +95,7 @@ _SHOWN_QUANTILES = {
 
 
 def print_stats(report: StatsReport) -> None:
-    """One line for each array, and one for each of its layers where the report has them."""
+    """Print one line for each array, and for each of its layers in per-layer reports."""
     rows = [row for array in report.arrays for row in _rows(array)]
     print_lines(
         [
@@ -107,7 +109,7 @@ def print_stats(report: StatsReport) -> None:
 
 
 def print_bad(report: StatsReport) -> None:
-    """The arrays that hold NaN or infinity, and the first place of each."""
+    """Print the arrays with NaN or infinity, and the first position in each."""
     bad = [array for array in report.arrays if array.first_bad is not None]
     if not bad:
         print_lines(
@@ -160,14 +162,14 @@ def _row_cells(name: str, dtype: str, result: Statistics) -> tuple[str, ...]:
 
 
 def format_number(value: float | None) -> str:
-    """Four digits, as short as they can be written; integers up to six digits in full."""
+    """Format four significant digits; integers up to six digits in full."""
     if value is None:
         return "–"
     return f"{value}" if isinstance(value, int) and abs(value) < 1_000_000 else f"{value:.4g}"
 
 
 def _histogram_lines(array: ArrayStats) -> Iterator[str]:
-    """Bars for magnitudes, largest first, and quantiles."""
+    """Yield bars for magnitudes, largest first, and quantiles."""
     if array.distribution is None:
         return
     spread, zeros = array.distribution, array.statistics.zeros
@@ -184,7 +186,7 @@ def _histogram_lines(array: ArrayStats) -> Iterator[str]:
 
 
 def _wrap_row(words: list[str], room: int | None) -> Iterator[str]:
-    """The words after another, in lines that fit."""
+    """Wrap words into lines of the given width."""
     line = ""
     for word in words:
         if line and room is not None and len(line) + len(word) + 2 > room:
@@ -195,7 +197,7 @@ def _wrap_row(words: list[str], room: int | None) -> Iterator[str]:
 
 
 def _magnitude_rows(spread: Distribution, zeros: int) -> Iterator[tuple[str, float]]:
-    """Label and share of the elements: power by power down to where few are left, those, and zeros."""
+    """Yield label and share of elements by power of two, then the small rest, then zeros."""
     total = spread.zeros + sum(item.negative + item.positive for item in spread.bins)
     left = total - zeros
     for item in reversed(spread.bins):

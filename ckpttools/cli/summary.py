@@ -1,4 +1,4 @@
-"""`ckpt PATH`: what is there, and which commands go on from there."""
+"""`ckpt PATH`: identify a path and suggest commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @json_option
 @requests_option
 def summary(path: Location, as_json: bool, requests: int | None) -> None:
-    """Say what is at PATH, whatever it is, and which commands go on from there."""
+    """Identify PATH and suggest commands."""
     from ckpttools.api.summary import summary as look
 
     result = look(path, requests=requests)
@@ -35,7 +35,7 @@ def _summary_lines(result: Summary) -> Iterator[str]:
 
     yield f"{styled(printable(result.path), bold=True)}: {printable(result.what)}"
     if result.run is not None:
-        # Its own path where that is one level below.
+        # The run's path is printed only if it is one level below.
         yield from islice(run_lines(result.run), int(result.run.path == result.path), None)
     if result.items:
         yield from item_lines(result.items)

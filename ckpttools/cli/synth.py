@@ -1,4 +1,4 @@
-"""`ckpt synth` and `ckpt stitch`: models of noise, and of two others."""
+"""`ckpt synth` and `ckpt stitch`: create models from random values or from two models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from ckpttools.cli.transform_options import common_options, new_target_options, 
 from ckpttools.cli.write import write
 
 
-@click.command(short_help="A model of noise, from its configuration.")
+@click.command(short_help="Create a randomly initialized model from a config.")
 @click.argument("source", metavar="CONFIG", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @click.option(
-    "--seed", type=int, metavar="N", default=0, show_default=True, help="The same seed gives the same bits."
+    "--seed",
+    type=int,
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Random seed; the same seed gives the same bits.",
 )
 @click.option(
     "--as",
@@ -23,19 +28,19 @@ from ckpttools.cli.write import write
     type=click.Choice(("huggingface", "maxtext")),
     default="huggingface",
     show_default=True,
-    help="Whose names and layout.",
+    help="Framework whose names and layout to write.",
 )
 @click.option("--scan/--no-scan", default=True, show_default=True, help="For MaxText: stack the layers.")
-@click.option("--dtype", type=DTYPE, help="Of the weights; by default bfloat16.")
+@click.option("--dtype", type=DTYPE, help="Dtype of the weights. Default: bfloat16.")
 @new_target_options
 @resource_options
 @output_options
 def synth(**options: Any) -> None:
-    """Write a model of any family as before training: noise of a seed, norms that do nothing.
+    """Create a randomly initialized model of any family.
 
-    CONFIG is a config.json, or the directory that has it; no weights are needed. The noise has the standard
-    deviation that the configuration calls initializer_range, and is the same for any --jobs. Without --to,
-    DST has safetensors for Hugging Face and Orbax for MaxText.
+    CONFIG is a config.json, or its directory; no weights are needed. Norms are the identity; other weights
+    have the standard deviation initializer_range of the configuration and are the same for any --jobs.
+    Without --to, DST has safetensors for Hugging Face and Orbax for MaxText.
 
     \b
     Example:
@@ -47,17 +52,17 @@ def synth(**options: Any) -> None:
     write(synth.plan, **options)
 
 
-@click.command(short_help="The towers of one model, the decoder of another.")
+@click.command(short_help="Combine one model's towers with another's decoder.")
 @click.argument("source", metavar="SRC", type=MODEL)
 @click.argument("decoder", metavar="DECODER", type=MODEL)
 @click.argument("destination", metavar="DST", type=ANY_PATH)
 @target_options
 @common_options
 def stitch(**options: Any) -> None:
-    """Write the towers of SRC with the text model of DECODER: embedding, layers, final norm and head.
+    """Combine the towers of SRC with the text model of DECODER: embedding, layers, final norm and head.
 
-    Both are Hugging Face models or both MaxText's; the text models must have the same shapes. DECODER may be
-    a model of text alone. config.json and the tokenizer are those of SRC.
+    Both are Hugging Face models, or both MaxText's; the text models must have the same shapes. DECODER may be
+    a text-only model. config.json and the tokenizer come from SRC.
 
     \b
     Example:

@@ -1,7 +1,7 @@
-"""Rows in columns that fit the terminal: drawn here, since importing rich takes longer than most commands.
+"""Tables that fit the terminal, drawn here because importing rich takes longer than most commands.
 
-Where there is too little room, columns go that can be spared; then the first one gets narrower, and a longer
-name has a line to itself.
+If there is too little room, optional columns are dropped; then the first one gets narrower, and a longer name
+gets its own line.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from ckpttools.cli.output import styled, wrap
 from ckpttools.core.dataclass import dataclass
 
 _COLUMN_GAP = 2
-# The first column of a table keeps so many characters.
+# Minimum width of the first column of a table.
 _MIN_WIDTH = 4
-# Narrower than that no part of a name in a tree is put on a line of its own.
+# Minimum width at which names in a tree are split.
 _MIN_TEXT_WIDTH = 20
-# What may go as columns may: nothing, and the width of the guides.
+# Widths that can be dropped like columns: nothing, and the guides.
 _NONE, _GUIDES = -1, -2
 
 Styles = Mapping[int, Mapping[str, Any]]
-"""How cells look: arguments of `click.style` by the number of the column."""
+"""Styles of cells: arguments of `click.style` by column index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TreeRow:
 
 @dataclass(frozen=True, slots=True)
 class _Guides:
-    """The lines that lead to names: past a level, past a finished one, to a branch, to the last one."""
+    """The guide lines before names: past a level, past a finished level, to a branch, to the last branch."""
 
     past: str
     done: str
@@ -66,11 +66,11 @@ class _Guides:
     last: str
 
     def along(self, way: tuple[bool, ...]) -> str:
-        """What stands before a name."""
+        """Return the guides before a name."""
         return self.past_all(way[:-1]) + (self.last if way[-1] else self.branch) if way else ""
 
     def past_all(self, way: tuple[bool, ...]) -> str:
-        """What stands below a name, where its line goes on."""
+        """Return the guides below a name whose line continues."""
         return "".join(self.done if last else self.past for last in way)
 
 
@@ -78,7 +78,7 @@ _WIDE, _NARROW = _Guides("│   ", "    ", "├── ", "└── "), _Guides(
 
 
 def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: int | None) -> Iterator[str]:
-    """A line of titles and one or two for each row. Columns without any cell are left out.
+    """Draw a header line and one or two lines for each row, without empty columns.
 
     Args:
         columns: the first is the name of a row.
@@ -88,7 +88,7 @@ def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: i
     if not rows:
         return
     widths, limit = _widths(columns, rows), sys.maxsize if room is None else room
-    # An array by itself has no name.
+    # A single array has no name.
     name = min(widths)
     least = max(_MIN_WIDTH, len(columns[name].head))
     for k in (_NONE, *_shrink_columns(columns)):
@@ -108,7 +108,7 @@ def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], room: i
 
 
 def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | None) -> Iterator[str]:
-    """The same for a tree: what is too long pushes along what follows, as far as there is room.
+    """Draw a tree; long cells push later ones to the right as far as there is room.
 
     The guides are drawn narrower before the last column goes.
 
@@ -136,13 +136,13 @@ def draw_tree(columns: Sequence[Column], rows: Sequence[TreeRow], room: int | No
 
 
 def _widths(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> dict[int, int]:
-    """How wide each column is that has any cell, by its number."""
+    """Return the width of each column that has a cell, by index."""
     widest = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     return {k: max(item, len(columns[k].head)) for k, item in enumerate(widest) if item}
 
 
 def _shrink_columns(columns: Sequence[Column]) -> list[int]:
-    """The columns that can be spared, in the order in which they go."""
+    """Return the optional columns in the order in which they are dropped."""
     return sorted((k for k, item in enumerate(columns) if item.spare), key=lambda k: -columns[k].spare)
 
 
@@ -152,7 +152,7 @@ def _total_width(widths: Mapping[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Stop:
-    """A column, and where texts in it begin; or end, where they are set to the right."""
+    """A column and where its texts begin, or end if right-aligned."""
 
     column: int
     at: int
@@ -171,7 +171,7 @@ def _titles(columns: Sequence[Column], stops: Sequence[_Stop]) -> str:
 
 
 def _branch_lines(row: TreeRow, guides: _Guides, stops: Sequence[_Stop], room: int) -> Iterator[str]:
-    """One line where it fits, or the name and what is to say of it."""
+    """Return one line if it fits, else the name and the cells below it."""
     guide, below = guides.along(row.way), guides.past_all(row.way) + " " * _COLUMN_GAP
     whole = _place_text(row.cells, stops, len(guide))
     if _visible_length(whole, guide) <= room:
@@ -197,7 +197,7 @@ PlacedText = Sequence[tuple[str, int, str]]
 
 
 def _place_text(cells: Sequence[str], stops: Iterable[_Stop], end: int = 0) -> PlacedText:
-    """The cells of a line that begins after `end` characters."""
+    """Place the cells of a line that begins after `end` characters."""
     result: list[tuple[str, int, str]] = []
     for stop in stops:
         text = cells[stop.column]

@@ -1,4 +1,4 @@
-"""What commands share that open a checkpoint, change its tree and write it.
+"""Options of commands that open a checkpoint, change its tree and write it.
 
     @click.command("select", short_help="…")
     @places
@@ -10,7 +10,7 @@
 
         write(select.plan, **options)
 
-Commands that convert anyway take all transforms at once: `transform_options`.
+Commands that convert take all transforms at once: `transform_options`.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ if TYPE_CHECKING:
 
 
 storage_options = generated_options(STORAGE)
-"""Adds what may be said of it: arguments of `ckpttools.api.arguments.Storing`."""
+"""Add the options of `ckpttools.api.arguments.Storing`."""
 new_storage_options = generated_options([item for item in STORAGE if item.name != "reference"])
-"""The same where there is nothing that bytes could be shared with."""
+"""Add the same options without sharing of bytes, for commands without a source."""
 
 
 source_and_destination = combine_options(
     click.argument("source", metavar="SRC", type=ANY_PATH),
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )
-"""Adds SRC and DST; comes first on a command."""
+"""Add SRC and DST; the first decorator of a command."""
 model_source_and_destination = combine_options(
     click.argument("source", metavar="SRC", type=MODEL),
     click.argument("destination", metavar="DST", type=ANY_PATH),
 )
-"""The same, where SRC may be the name of a model on the hub."""
+"""Add SRC and DST, where SRC may be a model on the Hub."""
 common_options = combine_options(read_options, resource_options, output_options)
-"""Adds how to read and how to go about writing; comes last."""
+"""Add reading, resource and output options; the last decorator of a command."""
 
 
 class _FormatName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
-    """A format that can be written; plug-ins are looked for when one is named, or all are listed."""
+    """A writable format; plug-ins are loaded only when one is named, or all are listed."""
 
     name = "format"
 
@@ -87,20 +87,20 @@ class _FormatName(click.ParamType):  # type: ignore[type-arg]  # generic from cl
 
 
 def format_option(help: str) -> Decorator:
-    """`--to FORMAT`."""
+    """Add `--to FORMAT`."""
     return click.option("--to", "format", type=_FormatName(), help=help)
 
 
 target_options = combine_options(
-    format_option("Format of DST; by default that of SRC. Orbax gets <step>/<item>, both named as in SRC."),
+    format_option("Format of DST. Default: that of SRC. Orbax gets <step>/<item>, both named as in SRC."),
     storage_options,
 )
-"""Adds the format of DST, and how Orbax stores it."""
+"""Add the format of DST, and how Orbax stores it."""
 new_target_options = combine_options(
-    format_option("Format of DST; by default that of the framework whose names it has."),
+    format_option("Format of DST. Default: that of the framework whose names it has."),
     new_storage_options,
 )
-"""The same for commands that read no checkpoint."""
+"""Add the same options for commands that read no checkpoint."""
 
 
 class DTypeOfPattern(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on
@@ -115,7 +115,7 @@ class DTypeOfPattern(click.ParamType):  # type: ignore[type-arg]  # generic from
             return value
         pattern, equals, dtype = value.rpartition("=")
         if not (pattern and equals):
-            self.fail(f"{value!r} is no PATTERN=DTYPE, such as '*/mlp/*=bfloat16'.", param, ctx)
+            self.fail(f"{value!r} is not PATTERN=DTYPE, such as '*/mlp/*=bfloat16'.", param, ctx)
         return pattern, DTYPE.convert(dtype, param, ctx)
 
 
@@ -124,7 +124,7 @@ keep_option = patterns_option(
 )
 drop_option = patterns_option("--drop", "Leave out what matches, even where --keep matches.")
 dtype_option = click.option(
-    "--dtype", type=DTYPE, help="Cast floating-point arrays; by default they stay as they are."
+    "--dtype", type=DTYPE, help="Cast floating-point arrays. Default: keep their dtypes."
 )
 dtype_map_option = click.option(
     "--dtype-map",
@@ -159,7 +159,7 @@ strict_option = click.option("--strict", is_flag=True, help="Refuse arrays that 
 
 
 transform_options = combine_options(
-    click.option("--strip-optimizer", is_flag=True, help="Leave out optimizer state, before anything else."),
+    click.option("--strip-optimizer", is_flag=True, help="Drop the optimizer state, before anything else."),
     keep_option,
     drop_option,
     click.option(
@@ -174,4 +174,4 @@ transform_options = combine_options(
     dtype_map_option,
     force_option,
 )
-"""Adds all transforms, as `ckpttools.convert` takes them: strip, select, name, rename, cast."""
+"""Add all transforms of `ckpttools.convert`: strip, select, rename, cast."""

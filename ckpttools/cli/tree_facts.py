@@ -1,4 +1,4 @@
-"""What a tree report says in words: labelled facts, one to a line."""
+"""The facts of a tree report as labeled lines."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ckpttools.inspection.tree import ItemReport, Total, TreeReport
 from ckpttools.maxtext.layers import LayerGroup
 from ckpttools.maxtext.recognition import FamilyGuess
 
-# Where texts begin behind their labels.
+# Width of the label column.
 _COLUMN = 14
-# Metadata may hold anything; --json shows all of it.
+# Metadata can be long; --json shows all of it.
 _LONGEST_METADATA = 400
 
 
 def fact_lines(report: TreeReport, room: int | None) -> Iterator[str]:
-    """The path, and below it what is known, the most important first.
+    """Yield the path, then known facts, the most important first.
 
     Args:
         report: of a checkpoint.
@@ -108,14 +108,14 @@ def _join(*facts: str | None) -> str:
 
 
 def _layers_text(group: LayerGroup) -> str:
-    """`32 in decoder/layers, in cycles of 6, 2 left over`"""
+    """Format `32 in decoder/layers, in cycles of 6, 2 left over`."""
     cycle = f"in cycles of {group.cycle}" if group.layout in ("cycle", "blocks") else None
     rest = f"{group.remainder} left over" if group.remainder else None
     return _join(f"{group.length:,} in {printable(group.path)}", cycle, rest)
 
 
 def _families_text(guesses: Sequence[FamilyGuess]) -> str:
-    """`llama or mistral, all 11 names`: equally good guesses differ in nothing but the name."""
+    """Format `llama or mistral, all 11 names`: equally good guesses differ only in their names."""
     best = guesses[0]
     names = " or ".join(guess.name for guess in guesses) + (" (config.json)" if best.named else "")
     if not (best.missing or best.others):
@@ -141,7 +141,7 @@ def _parameters_text(report: TreeReport) -> str:
 
 
 def _quantization_lines(result: Quantization, *, is_maxtext: bool) -> str:
-    """`gptq, 4 bits in groups of 128; 224 weights`"""
+    """Yield `gptq, 4 bits in groups of 128; 224 weights`."""
     scheme = printable(result.scheme)
     if not result.weights and is_maxtext:
         return f"no more; the model that it came from was: {scheme}"
@@ -161,7 +161,7 @@ def _other_arrays_text(report: TreeReport) -> Iterator[tuple[str, str]]:
 
 
 def _mesh_lines(report: TreeReport) -> str:
-    """`data 1 × fsdp 4`, as many as there are."""
+    """Yield `data 1 × fsdp 4` for each mesh."""
     meshes = {array.sharding.mesh for array in report.arrays if array.sharding and array.sharding.mesh}
     named = (" × ".join(f"{printable(axis)} {length}" for axis, length in mesh) for mesh in sorted(meshes))
     return ", and ".join(named)

@@ -1,4 +1,4 @@
-"""`ckpt verify`: proves that a checkpoint holds what it should."""
+"""`ckpt verify`: verify that two checkpoints hold the same arrays."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ckpttools.digest.differences import Difference, Reason
 
 _MAX_LINES = 20
-# What `Difference.reason` is called after a number of arrays; also the order in which they are listed.
+# Texts of `Difference.reason` after an array count; reasons are listed in this order.
 _REASONS: dict[Reason, str] = {
     "values": "with other values",
     "dtype": "of another dtype",
@@ -37,15 +37,11 @@ _REASONS: dict[Reason, str] = {
 }
 
 
-@click.command(short_help="Prove that a checkpoint holds what another one does.")
+@click.command(short_help="Verify bit for bit that two checkpoints hold the same arrays.")
 @click.argument("path", metavar="DST", type=ANY_PATH)
-@click.option("--against", type=ANY_PATH, metavar="SRC", help="The checkpoint that DST should be equal to.")
-@click.option(
-    "--manifest", type=ANY_PATH, metavar="FILE", help="Digests, as ckpt hash --manifest writes them."
-)
-@click.option(
-    "--cast", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype would cast it."
-)
+@click.option("--against", type=ANY_PATH, metavar="SRC", help="Checkpoint to compare DST with.")
+@click.option("--manifest", type=ANY_PATH, metavar="FILE", help="Digests that ckpt hash --manifest wrote.")
+@click.option("--cast", is_flag=True, help="Compare with SRC cast to the dtypes of DST, as --dtype would.")
 @padding_rows_option
 @conversion_side_options
 @json_option
@@ -54,15 +50,15 @@ _REASONS: dict[Reason, str] = {
 @progress_option
 @read_options
 def verify(path: Location, as_json: bool, progress: bool, **options: Any) -> None:
-    """Prove that DST holds the same arrays as SRC, bit by bit, or those that a manifest lists.
+    """Verify bit for bit that DST holds the same arrays as SRC, or as a manifest.
 
-    A model of the hub alone (hf://org/name) is compared with the digests that the hub lists of its files, all
-    of which are read.
+    A Hub model alone (hf://org/name) is verified against the Hub's digests of its files, all of which are
+    read.
 
-    Both may be in any format and layout; arrays are named as ckpt hash names them. If one is a Hugging Face
-    checkpoint and the other MaxText's, SRC is compared as a conversion to DST would write it; --parameters
-    leaves out training state, which counts otherwise. Everything that differs is counted, with the position
-    of the first difference in each array. --step applies to DST; SRC may be the directory of a step.
+    Both may have any format and layout; arrays are named as by ckpt hash. If one is a Hugging Face checkpoint
+    and the other MaxText's, SRC is compared as its conversion to DST would be written; --parameters ignores
+    training state. All differences are counted, with the position of the first one in each array. --step
+    applies to DST; SRC may be the directory of a step.
 
     Exit codes: 0 equal, 1 different; 3 (bad input) and 5 (input/output) mean that no comparison was possible.
 
@@ -86,7 +82,7 @@ def verify(path: Location, as_json: bool, progress: bool, **options: Any) -> Non
         exit_with_differences()
 
 
-# What is said of arrays means nothing to who compares files.
+# Options about arrays do not apply to files.
 _FILE_MESSAGES = ("memory", "jobs", "requests")
 _TOTAL_MESSAGES = ("path", "as_json", "progress", *_FILE_MESSAGES)
 
@@ -144,7 +140,7 @@ def _report_lines(result: Verification) -> Iterator[str]:
 
 
 def _lines_of_reason(result: Verification, reason: Reason) -> list[str]:
-    """A line for each array of other values; of the others those that differ in numbers only are one line."""
+    """Yield a line for each array with different values; fold other arrays by name."""
     listed = [difference for difference in result.differences if difference.reason == reason]
     if reason == "values":
         return [f"{item.name}: {_location_text(item, result.path)}" for item in listed]
@@ -155,7 +151,7 @@ def _lines_of_reason(result: Verification, reason: Reason) -> list[str]:
 
 
 def _location_text(each: Difference, root: str) -> str:
-    """Which elements differ, as far as it is known."""
+    """Return the known positions of different elements."""
     first, last = (f"[{', '.join(map(str, index or ()))}]" for index in (each.first, each.last))
     if each.elements is None:
         return f"other values, the first between {first} and {last}"

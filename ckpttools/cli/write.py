@@ -1,4 +1,4 @@
-"""What every command does that writes: plan, then print the plan or carry it out."""
+"""The common work of commands that write: plan, then print or run the plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def write(
     process: str | None = None,
     **options: Any,
 ) -> None:
-    """Plans, then prints the plan or carries it out, as the user asked for.
+    """Plan, then print the plan or run it.
 
     Args:
         call: plans what the command does, such as `ckpttools.select.plan`.
@@ -73,14 +73,12 @@ def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
         print_json(report)
     else:
         print_plan(report)
-    # What would stop the conversion is an error of its plan, too; the plan is worth seeing all the same.
+    # An obstacle to the conversion fails the dry run too, after the plan is printed.
     prepared.check()
     begun = begun_at(parse(prepared.destination))
     if begun is not None:
         what = "begins anew" if prepared.overwrite else "is refused"
-        print_stderr(
-            f"{begun.location} is there: the command that began it goes on from there; any other {what}"
-        )
+        print_stderr(f"{begun.location} exists: the command that began it resumes it; any other {what}")
 
 
 def _run(prepared: Prepared, progress: bool, as_json: bool) -> None:
@@ -88,7 +86,7 @@ def _run(prepared: Prepared, progress: bool, as_json: bool) -> None:
     from ckpttools.cli.plan_text import closing_line, gain_lines, print_next, print_notes
     from ckpttools.cli.progress import progress_observer
 
-    # A refusal stands alone: what would be done matters to nobody then.
+    # Print only the error: the plan of a refused conversion is irrelevant.
     prepared.check()
     print_notes(prepared.plan.notes, (*prepared.plan.remarks, *made_above(prepared.destination)))
     if prepared.gain:
@@ -112,7 +110,7 @@ _COLUMNS = (
 
 
 def error_lines(errors: Mapping[str, QuantizationError]) -> Iterator[str]:
-    """The worst arrays, and all together.
+    """Yield the arrays with the largest errors, then all together.
 
     Args:
         errors: by the names of arrays, the worst first.
@@ -140,7 +138,7 @@ def run_distributed(
     progress: bool,
     as_json: bool,
 ) -> None:
-    """Does what this process has to do of it, and tells of it.
+    """Run this process's share of the work and report it.
 
     Args:
         plan: decides the conversion.

@@ -23,10 +23,10 @@ EXIT_CODES: Mapping[int, str] = {
     3: "bad input",
     4: "does not fit into memory or disk",
     5: "input/output",
-    70: "a defect of ckpttools",
+    70: "internal error",
     129: "stopped by SIGHUP",
     130: "stopped by SIGINT (Ctrl-C)",
-    141: "nobody reads the output any more",
+    141: "broken pipe",
     143: "stopped by SIGTERM",
 }
 

@@ -80,7 +80,7 @@ class TestCommands:
     @pytest.mark.parametrize("words", [("inspect", HF), ("convert", HF, "out")])
     def test_a_path_in_location_of_a_command_of_a_group(self, words):
         result = ckpt(*words)
-        assert result.exit_code == 2 and f"It is a path: 'ckpt {HF}' says what is there" in result.stderr
+        assert result.exit_code == 2 and f"It is a path: 'ckpt {HF}' identifies it" in result.stderr
 
     def test_a_misspelled_command_of_a_group(self):
         result = ckpt("convert", "hf-to-maxtex", "a", "b")
@@ -243,10 +243,7 @@ class TestConvert:
         monkeypatch.setattr("ckpttools.api.conversion.Conversion.run", interrupted)
         result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new")
         assert result.exit_code == 130
-        assert (
-            result.stderr
-            == "Stopped. What was being written goes on from there when the same command is run again.\n"
-        )
+        assert result.stderr == "Stopped. Run the same command again to resume.\n"
 
     def test_a_real_interrupt(self, tmp_path: Path):
         sizes = LlamaSizes(layers=8, hidden=512, mlp=8192, heads=4, kv_heads=2, head_dim=64, vocab=256)

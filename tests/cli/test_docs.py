@@ -335,7 +335,7 @@ def test_a_transform_can_be_added_as_the_page_says(tmp_path):
         path=tmp_path,
     )
     assert "every-layer" in listed["output"]
-    assert "Of the package every_layer." in listed["output"]
+    assert "From the package every_layer." in listed["output"]
     assert "Every n-th layer of a stack on axis 1." in help["output"]
     assert re.search(r"--every N +Keep every N-th layer", help["output"])
     assert "--compression" in help["output"]
@@ -365,7 +365,7 @@ def test_a_command_can_be_added_as_the_page_says(tmp_path):
         ["largest", tmp_path / "nothing"],
         path=tmp_path,
     )
-    assert "Of the package largest_command." in listed["output"]
+    assert "From the package largest_command." in listed["output"]
     assert json.loads(result["output"]) == [{"path": "b", "nbytes": 40}]
     assert [line.split()[-1] for line in text["output"].splitlines()] == ["b", "a"]
     assert missing["code"] == 5

@@ -234,7 +234,7 @@ class TestNames:
     def test_a_model_is_named_as_on_its_page(self, server, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         done = ended("convert", "hf-to-maxtext", "org/llama", "out", "--json", code=0)
-        assert "org/llama is no directory here: it is taken for hf://org/llama" in done.stderr
+        assert "org/llama is not a local directory; using hf://org/llama" in done.stderr
         assert json.loads(done.stdout)["source"] == AT_COMMIT
 
     def test_what_is_there_comes_first(self, server, tmp_path, monkeypatch):

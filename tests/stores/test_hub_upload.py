@@ -276,7 +276,7 @@ class TestCommands:
         assert ckpttools.maxtext_to_hf(ITEM, "back", like="org/llama").arrays
         assert ckpttools.convert("org/llama", "any", format="zarr3").source == f"hf://org/llama@{COMMIT}"
         declared = run("convert", "maxtext-to-hf", ITEM, "again", "--like", "org/llama")
-        assert "org/llama is no directory here: it is taken for hf://org/llama" in declared
+        assert "org/llama is not a local directory; using hf://org/llama" in declared
         with pytest.raises(StorageError, match="org/llama is not there"):
             ckpttools.convert(Path("org/llama"), "no", format="zarr3")
 
