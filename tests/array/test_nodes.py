@@ -271,7 +271,7 @@ def test_costs_and_locations_are_told_for_every_region(known, data):
 @given(st.data())
 def test_chunks_cost_what_all_that_are_met_cost(data):
     shape = data.draw(shapes(min_rank=0, max_rank=3))
-    array = chunked(noise(shape, BF16), BF16, data.draw(chunk_shapes(shape, out_of_range_factors=2)))
+    array = chunked(noise(shape, BF16), BF16, data.draw(chunk_shapes(shape, beyond=2)))
     region = data.draw(regions(shape))
     met = [
         (array.part(index), grid_cell(shape, array.chunk, index).intersect(region), index)

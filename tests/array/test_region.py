@@ -138,7 +138,7 @@ def test_split_makes_as_few_parts_as_slabs_allow(limit, count):
 @given(st.data())
 def test_grid_cells_tile_the_array(data):
     shape = data.draw(shapes(limit=300))
-    chunk = data.draw(chunk_shapes(shape, out_of_range_factors=2))
+    chunk = data.draw(chunk_shapes(shape, beyond=2))
     seen = np.zeros(shape, int)
     indices = list(grid_indices(shape, chunk))
     for index in indices:

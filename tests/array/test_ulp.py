@@ -120,15 +120,15 @@ def test_so_are_numbers_that_the_coarser_dtype_has_no_room_for(name: str, number
     """A number rounded to infinity is not one step from the largest, but farther than any other."""
     dtypes = DTYPES["float32"], DTYPES[name]
     b = np.array([limit], dtypes[1].numpy).view(dtypes[1].carrier)
-    for item, out_of_range_factors in (
+    for item, beyond in (
         (number, 1),
         (float(np.nextafter(np.float32(number), np.float32(0))), 0),
     ):
         a = np.array([item], np.float32).view(np.uint32)
         result = deviation_in_float32((a, b), dtypes, Tolerances(ulp=1), Scratch(1 << 16))
-        assert (result is None) == bool(out_of_range_factors)
+        assert (result is None) == bool(beyond)
         wide = _of_part(a, b, dtypes, Tolerances(ulp=1))
-        assert (wide.out_of_range_factors, wide.max_ulp) == (out_of_range_factors, out_of_range_factors << 16)
+        assert (wide.beyond, wide.max_ulp) == (beyond, beyond << 16)
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])

@@ -35,11 +35,11 @@ def test_a_row_that_is_not_zero_is_found_wherever_it_is(data, axis, name):
     kept = data.draw(st.integers(0, shape[axis] - 1))
     dtype = DTYPES[name]
     truth = np.ones(shape, dtype.numpy)
-    out_of_range_factors = truth[kept:] if axis == 0 else truth[:, kept:]
-    out_of_range_factors[...] = data.draw(st.sampled_from([0.0, -0.0]))
+    beyond = truth[kept:] if axis == 0 else truth[:, kept:]
+    beyond[...] = data.draw(st.sampled_from([0.0, -0.0]))
     for _ in range(data.draw(st.integers(0, 2))):
-        at = tuple(data.draw(st.integers(0, n - 1)) for n in out_of_range_factors.shape)
-        out_of_range_factors[at] = data.draw(st.sampled_from([0.125, -1.0, np.nan, -0.0]))
+        at = tuple(data.draw(st.integers(0, n - 1)) for n in beyond.shape)
+        beyond[at] = data.draw(st.sampled_from([0.125, -1.0, np.nan, -0.0]))
     chunk = data.draw(st.none() | chunk_shapes(shape))
     carried = truth.view(dtype.carrier)
     array = chunked(carried, dtype, chunk) if chunk else stored(carried, dtype)
@@ -47,10 +47,7 @@ def test_a_row_that_is_not_zero_is_found_wherever_it_is(data, axis, name):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vocabulary, "_ELEMENTS", data.draw(st.sampled_from([1, 3, 1 << 18])))
         row = extra.first_learned(memory=PLENTY)
-    learned = (
-        np.flatnonzero((np.moveaxis(out_of_range_factors, axis, 0).astype(np.float32) != 0).any(axis=1))
-        + kept
-    )
+    learned = np.flatnonzero((np.moveaxis(beyond, axis, 0).astype(np.float32) != 0).any(axis=1)) + kept
     assert (row is None) == (learned.size == 0)
     assert row is None or row in learned
     assert (extra.count, extra.there) == (shape[axis] - kept, shape[axis])

@@ -132,9 +132,9 @@ def logits(
         positions = np.load(shown["positions"]) if shown else jnp.arange(len(tokens))[None]
         towers = {"encoder_images": "pixels", "encoder_audios": "sound"}
         inputs = {name: jnp.asarray(np.load(shown[file])) for name, file in towers.items() if file in shown}
-        is_computed = forward(model, ids, jnp.asarray(positions, jnp.int32), inputs)
-        is_computed = is_computed[0] if isinstance(is_computed, tuple) else is_computed
-        np.save(target, np.asarray(is_computed[0], np.float32))
+        computed = forward(model, ids, jnp.asarray(positions, jnp.int32), inputs)
+        computed = computed[0] if isinstance(computed, tuple) else computed
+        np.save(target, np.asarray(computed[0], np.float32))
         return digest(weights(model))
 
 

@@ -113,11 +113,11 @@ def _smooth() -> Iterator[None]:
 def _exact(plain: Callable[..., Any]) -> Callable[..., Any]:
     exact = partial(jax.nn.gelu, approximate=False)
 
-    def is_computed(module: Any, *args: Any, **options: Any) -> Any:
+    def computed(module: Any, *args: Any, **options: Any) -> Any:
         with mock.patch.object(jax.nn, "gelu", exact):
             return plain(module, *args, **options)
 
-    return is_computed
+    return computed
 
 
 def _yarn_where_full() -> contextlib.AbstractContextManager[Any]:

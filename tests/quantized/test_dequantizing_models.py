@@ -189,7 +189,7 @@ def test_blocks_whose_scales_are_zero_are_looked_at_many_at_a_time(tmp_path, mon
         json.dumps({"model_type": "llama", "quantization_config": declared})
     )
     reads = []
-    unscaled = scale_checks.unscaled
+    unscaled = scale_checks.unscaled_array
 
     def counted(weight, arrays):
         codes = unscaled(weight, arrays)

@@ -196,10 +196,10 @@ def test_reads_that_would_overlap_do_so_where_nothing_is_computed():
     """The rule that keeps counts right is not needed, and costs reads, where elements are only moved."""
     dtype = DTYPES["float32"]
     plain = relayout(stored(noise((24, 6), dtype), dtype), [(4, 6), (6,)], (1, 0, 2), (1, 1, 1))
-    is_computed = elementwise(plain, Convert(DTYPES["bfloat16"]))
+    computed = elementwise(plain, Convert(DTYPES["bfloat16"]))
     assert not plain.is_computed
-    assert is_computed.is_computed
-    assert isinstance(is_computed.source, Elementwise)
+    assert computed.is_computed
+    assert isinstance(computed.source, Elementwise)
 
 
 def named(metadata=None, **arrays):
