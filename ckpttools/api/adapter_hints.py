@@ -1,4 +1,4 @@
-"""What an adapter that was written, or is there, is used with."""
+"""Commands and settings that use an adapter checkpoint."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ckpttools.stores.registry import parse
 if TYPE_CHECKING:
     from ckpttools.adapters.summary import AdapterReport
 
-# What MaxText has a place for beside factors of linear layers.
+# Adapter features that MaxText supports besides factors of linear layers.
 _KNOWN_TO_MAXTEXT = {"rslora"}
 
 
 def is_peft_adapter(tree: Tree, location: Location) -> bool:
-    """Whether a directory is one that PEFT saves."""
+    """Return whether PEFT saved this directory."""
     return tree.metadata.format != "orbax" and (location / ADAPTER).is_file()
 
 
 def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
-    """What loads an adapter, as it is typed, each on a line; nothing for what is no adapter."""
+    """Return command lines that load an adapter; empty for anything else."""
     if is_peft_adapter(tree, location):
         merging = f"in the weights: `ckpt adapter merge BASE {quote(str(location))} DST`"
         if location.store.scheme not in ("file", "hf"):
@@ -49,7 +49,7 @@ def loading_steps(tree: Tree, location: Location) -> tuple[str, ...]:
 
 
 def compared_once_merged(*trees: Tree) -> str | None:
-    """What makes a model of the first adapter among checkpoints, to compare it; None without one."""
+    """Return the command that merges the first adapter among checkpoints, to compare it; None without one."""
     from ckpttools.adapters.report import is_maxtext_adapter
 
     for tree in trees:
@@ -62,14 +62,14 @@ def compared_once_merged(*trees: Tree) -> str | None:
 
 
 def elsewhere(location: Location) -> str | None:
-    """What brings a checkpoint to where MaxText reads; None where it lies there."""
+    """Return the command that moves a checkpoint where MaxText reads it; None if it is there."""
     if location.store.scheme in ("file", "gs"):
         return None
     return f"MaxText reads disks and gs:// alone: `ckpt copy {quote(str(location))} DIR`"
 
 
 def _is_read(tree: Tree) -> bool:
-    """Whether MaxText restores factors that are called so: not those of its converter, and of its engine."""
+    """Return whether MaxText restores factors with these names, unlike its converter's and engine's."""
     last = {str(path[-1]) for path in view_of(tree).of_role("parameter")}
     return (
         last <= {VALUE} if _is_restored(tree) else all(key.endswith(("_lora_a", "_lora_b")) for key in last)
@@ -77,7 +77,7 @@ def _is_read(tree: Tree) -> bool:
 
 
 def _is_restored(tree: Tree) -> bool:
-    """Checkpoints of MaxText's own fine-tuning are gone on with, not restored."""
+    """Return whether MaxText restores the adapter; it resumes its own fine-tuning checkpoints instead."""
     return all(path[0] != PARAMS for path in tree.arrays)
 
 
@@ -136,7 +136,7 @@ def _decimal(number: float) -> str:
 
 
 def commands(path: str, result: AdapterReport | None, *, is_peft: bool) -> Iterator[str]:
-    """Commands that go on from an adapter at a path, which is quoted: those that take such a one."""
+    """Return commands that accept the adapter at a quoted path."""
     yield f"ckpt inspect tree {path}"
     if result is not None and result.problem:
         return

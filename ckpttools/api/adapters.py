@@ -1,4 +1,4 @@
-"""Adapters and the models that they are of: merged, as MaxText restores them, as PEFT loads them."""
+"""Merge, convert and extract LoRA adapters."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def merge_adapter(
     family: LocationLike | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes a model with a LoRA adapter merged into its weights: same format, names, shapes and dtypes.
+    """Merge a LoRA adapter into a model's weights: same format, names, shapes and dtypes.
 
     Products of factors are summed in float64 and rounded to float32, added in float32, and the sum is rounded
     once to the dtype of the base. Arrays that the adapter does not change stay as they are, to the bit.
@@ -84,7 +84,7 @@ def merge_adapter(
 
 @dataclass(frozen=True)
 class _Merge:
-    """A transform: a model to the same with an adapter merged; attributes as of `merge_adapter`."""
+    """A transform that merges an adapter into a model; attributes as in `merge_adapter`."""
 
     adapter: LocationLike
     scale: float
@@ -99,7 +99,7 @@ class _Merge:
 
 
 class _AdapterToMaxText(Storing, Writing, total=False):
-    """What `adapter_to_maxtext` hands on."""
+    """Options that `adapter_to_maxtext` passes on."""
 
 
 @command(_AdapterToMaxText)
@@ -118,7 +118,7 @@ def adapter_to_maxtext(
     rope_layout: Literal["halves", "interleaved"] | None = None,
     **common: Unpack[_AdapterToMaxText],
 ) -> Prepared:
-    """Writes a LoRA adapter of PEFT as MaxText restores it, by the rows of the base's family.
+    """Convert a PEFT LoRA adapter to the layout that MaxText restores.
 
     Args:
         source: directory that PEFT saved, or its file of weights.
@@ -171,7 +171,7 @@ def adapter_to_peft(
     max_index_bytes: Size = "256MiB",
     **writing: Unpack[Writing],
 ) -> Prepared:
-    """Writes a MaxText LoRA adapter as PEFT, vLLM and others load it.
+    """Convert a MaxText LoRA adapter to the layout that PEFT and vLLM load.
 
     Args:
         source: a checkpoint of an adapter, or its tree, in any of MaxText's layouts: of its own fine-tuning,
@@ -218,7 +218,7 @@ def extract_adapter(
     family: LocationLike | None = None,
     **writing: Unpack[Writing],
 ) -> Prepared:
-    """Writes what a fine-tuning changed of a model as a LoRA adapter of PEFT: the SVD of each difference.
+    """Extract the changes of a fine-tuned model as a PEFT LoRA adapter, by the SVD of each difference.
 
     The matrices of linear layers are taken; other arrays that differ are named and left out. The plan already
     reads both models: it says what is left of each difference.
@@ -255,7 +255,7 @@ def extract_adapter(
 
 
 def _bases(model: ModelOptions, like: LocationLike | None, *trees: Tree) -> list[Base]:
-    """As `open_base`, of some models.
+    """Return `base_of` for several models.
 
     Raises:
         FormatError: one is an adapter.
@@ -293,13 +293,13 @@ def _refuse_adapter(tree: Tree) -> None:
 
 
 def _writer(files: PeftFiles) -> WithSidecars:
-    """What writes the files that PEFT loads."""
+    """Return the writer of the files that PEFT loads."""
     writer = SafetensorsWriter(None, stem=WEIGHTS_STEM)
     return WithSidecars(writer, Sidecars(), built={ADAPTER: files.config})
 
 
 def opened_adapter(where: LocationLike, base: Base, alpha: float | None = None) -> Adapter:
-    """The adapter at a place, of whichever kind, in names of the base's Hugging Face model.
+    """Open an adapter of either kind, with names of the base's Hugging Face model.
 
     Raises:
         FormatError: there is none.

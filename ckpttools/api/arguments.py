@@ -1,4 +1,4 @@
-"""Arguments as users write them, and what the library makes of them."""
+"""Normalize arguments as users write them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ckpttools.formats.zarr.given_chunks import GivenChunks
 from ckpttools.stores.registry import LocationLike
 
 Size = int | str
-"""Bytes: a number, or text such as "512MiB" and "2GB"."""
+"""Bytes: an integer, or text such as "512MiB" and "2GB"."""
 Patterns = str | Sequence[str]
 """A glob of paths, or several; see `ckpttools.array.patterns`."""
 
 
 class Storing(TypedDict, total=False):
-    """How Orbax stores what is written: `ckpttools.formats.orbax.options.STORAGE`, for type checkers.
+    """Options of how Orbax stores output: `ckpttools.formats.orbax.options.STORAGE`, for type checkers.
 
     Attributes:
         ocdbt: few data files under an index (the default), or a file for each chunk.
@@ -43,7 +43,7 @@ class Storing(TypedDict, total=False):
 
 
 def dtype_of(dtype: DType | str | None) -> DType | None:
-    """An element type or its name.
+    """Return an element type, given itself or its name.
 
     Raises:
         UnknownNameError: no dtype has this name.
@@ -52,7 +52,7 @@ def dtype_of(dtype: DType | str | None) -> DType | None:
 
 
 def float_dtype_of(dtype: DType | str | None) -> DType | None:
-    """The same of what floating-point arrays are to become: whole ones would be 0, exponents lose signs.
+    """Return a floating-point type; integer types would round weights to 0.
 
     Raises:
         UsageError: it is of other than floating-point numbers, or of scales (float8_e8m0fnu).
@@ -69,10 +69,10 @@ def float_dtype_of(dtype: DType | str | None) -> DType | None:
 
 
 def patterns_of(patterns: Patterns) -> tuple[str, ...]:
-    """One pattern or several, as a tuple."""
+    """Return one pattern or several as a tuple."""
     return (patterns,) if isinstance(patterns, str) else tuple(patterns)
 
 
 def text_of(path: LocationLike | None) -> str | None:
-    """A name or a file, as text."""
+    """Return a name or a path as text."""
     return None if path is None else str(path)

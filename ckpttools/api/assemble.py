@@ -1,4 +1,4 @@
-"""One checkpoint of what several hosts kept: emergency, multi-tier and peer-to-peer checkpoints."""
+"""Assemble a checkpoint from the parts of several hosts: emergency, multi-tier and peer-to-peer."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class SaveListing:
-    """One save of one step, as far as it is there.
+    """The parts that hosts hold of one save of a step.
 
     Attributes:
         step: its number.
@@ -71,13 +71,13 @@ class SaveListing:
 
     @property
     def is_complete(self) -> bool:
-        """Whether a checkpoint can be made of it."""
+        """Return whether a checkpoint can be assembled from it."""
         return not self.missing
 
 
 @dataclass(frozen=True, repr=False)
 class HostsListing:
-    """What directories of hosts hold.
+    """The saves in the directories of hosts.
 
     Attributes:
         saves: the newest first.
@@ -95,12 +95,12 @@ class HostsListing:
 
     @property
     def newest(self) -> SaveListing | None:
-        """The newest that is complete."""
+        """Return the newest complete save."""
         return next((save for save in self.saves if save.is_complete), None)
 
 
 def host_text(host: Location, processes: Sequence[int]) -> str:
-    """The directory of a host, and whose chunks it has."""
+    """Return a host's directory and the processes whose chunks it has."""
     if not processes:
         return str(host)
     return f"{host} ({'process' if len(processes) == 1 else 'processes'} {', '.join(map(str, processes))})"
@@ -113,7 +113,7 @@ def list_saves(
     requests: int | None = None,
     max_index_bytes: int = MAX_INDEX_BYTES,
 ) -> HostsListing:
-    """Which steps hosts have kept, which of them are complete, and what others lack. Reads indexes alone.
+    """List the steps that hosts hold, which are complete, and what others lack. Reads only indexes.
 
     Args:
         hosts: directories of hosts, or of steps in them, or directories above several.
@@ -148,7 +148,7 @@ def _listed(save: Save) -> SaveListing:
 
 
 def _by_name(save: Save) -> list[HostShare]:
-    """Its shares in the order of their hosts' names."""
+    """Return the shares of a save, ordered by the names of their hosts."""
     return sorted(save.shares, key=lambda share: natural_key(str(share.host)))
 
 
@@ -161,7 +161,7 @@ def assemble(
     comparing: Callable[[int], None] = lambda nbytes: None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Makes one checkpoint of what several hosts kept for themselves: of the newest step that is complete.
+    """Assemble one checkpoint of the newest complete step that several hosts hold.
 
     Whatever several hosts have is compared, byte by byte, when it is planned. Chunks are shared with the
     hosts' files where these can be linked.
@@ -207,7 +207,7 @@ def _locations(where: LocationLike | Sequence[LocationLike]) -> list[Location]:
 
 
 def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
-    """Those of all hosts, each once, whatever links lead to it, with what tells whether it can be used."""
+    """Return the shares of all hosts without duplicates, and whether each is usable."""
     if not hosts:
         raise UsageError("no directory of a host is named")
     result = {share.item.resolve(): share for host in hosts for share in shares_of(host, max_index_bytes)}
@@ -223,7 +223,7 @@ def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
 
 
 def _chosen(shares: Sequence[HostShare], step: int | None) -> Save:
-    """The newest complete save.
+    """Return the newest complete save.
 
     Raises:
         UsageError: there is no such step.
@@ -268,7 +268,7 @@ def _lacking(save: Save) -> str:
 
 
 def _checked(save: Save, preferred: Sequence[Location], observe: Callable[[int], None]) -> TwinComparison:
-    """What came of comparing what several hosts have.
+    """Return the result of comparing chunks that several hosts have.
 
     Raises:
         FormatError: they differ, and no preferred host decides.
@@ -310,7 +310,7 @@ def _notes(save: Save, twins: TwinComparison, *, has_iterators: bool) -> Notes:
 
 
 def _of_kinship(save: Save) -> Iterator[str]:
-    """What to say where little shows that hosts are of one run, such as of two that began together."""
+    """Return a remark if there is little evidence that the hosts belong to one run."""
     began = [share.began for share in save.shares if share.began is not None]
     if began and max(began) - min(began) > TOGETHER_SECONDS:
         apart = f"{max(began) - min(began):.0f} s"
@@ -320,7 +320,7 @@ def _of_kinship(save: Save) -> Iterator[str]:
 
 
 def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:
-    """What is taken of hosts that are wrong elsewhere, since nobody else has it."""
+    """Return a remark about data taken from hosts that are wrong elsewhere, since no other has it."""
     for number in sorted(
         {number for disagreement in twins.disagreements for number in losers(save, disagreement)}
     ):
@@ -330,7 +330,7 @@ def _of_losers(save: Save, twins: TwinComparison) -> Iterator[str]:
 
 
 def _tree(save: Save, location: Location, notes: Notes) -> Tree:
-    """The tree, with what MaxText wants to be told of layers: such managers store nothing of it."""
+    """Return the tree with the layer metadata that MaxText needs and such managers do not store."""
     tree = joined_tree(save, location)
     tree = tree.with_metadata(notes=notes + Notes(remarks=tuple(_of_counter(save, tree))))
     view = view_of(tree)
@@ -340,7 +340,7 @@ def _tree(save: Save, location: Location, notes: Notes) -> Tree:
 
 
 def _of_counter(save: Save, tree: Tree) -> Iterator[str]:
-    """What to say where the state counts other steps than its directory: it was renamed, or made of another.
+    """Return a remark if the state's step counter contradicts its directory name.
 
     MaxText names a step by the last one that is done, and its state counts the next.
     """

@@ -1,4 +1,4 @@
-"""Means of checkpoints: steps of a run, or checkpoints of any formats."""
+"""Average steps of a run, or checkpoints of any formats."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def average(
     force: bool = False,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes the weighted mean of steps of a run, or of several checkpoints of any formats.
+    """Write the weighted mean of steps of a run, or of checkpoints of any formats.
 
     Sums are made in the order of the checkpoints and rounded once, so that the bits do not depend on `jobs`
     or `memory`: in float32 where all numbers have 16 bits, else in float64. Of training states the parameters
@@ -96,7 +96,7 @@ def average(
 
 
 def _alone(source: Source, number: int | None) -> str | None:
-    """Which step of a run is named alone; None where none is."""
+    """Return the step if only one step of a run is given; else None."""
     if number is None or isinstance(source, Tree):
         return None
     return f"step {number} of {first_and_last(finished_steps(source))}"
@@ -105,7 +105,7 @@ def _alone(source: Source, number: int | None) -> str | None:
 def _numbers(
     source: Source, others: Sequence[Source], steps: str | Sequence[int] | None, last: int | None
 ) -> Sequence[int | None]:
-    """The steps of the source that are opened; [None] for the latest alone."""
+    """Return the steps to open; [None] for the latest one."""
     if steps is None and last is None:
         return [None]
     if others or isinstance(source, Tree):
@@ -138,7 +138,7 @@ _MOST = 8
 
 
 def steps_of(run: LocationLike, declared: str | Sequence[int]) -> tuple[int, ...]:
-    """The steps that are named, in order.
+    """Return the selected steps, in order.
 
     Args:
         run: a run directory.
@@ -170,7 +170,7 @@ def steps_of(run: LocationLike, declared: str | Sequence[int]) -> tuple[int, ...
 
 
 def finished_steps(run: LocationLike) -> tuple[int, ...]:
-    """The finished steps of a run, in order.
+    """Return the finished steps of a run, in order.
 
     Raises:
         StorageError: nothing is there.
@@ -181,7 +181,7 @@ def finished_steps(run: LocationLike) -> tuple[int, ...]:
 
 
 def _run_at(where: LocationLike) -> OrbaxRun:
-    """The run at a place; errors as of `finished_steps`."""
+    """Open the run at a location; raises as `finished_steps`."""
     location = parse(where)
     if not location.exists():
         raise absent(location)
@@ -201,7 +201,7 @@ def _finished(run: OrbaxRun) -> tuple[int, ...]:
 
 
 def _part(run: OrbaxRun, declared: str) -> Sequence[int]:
-    """The steps of one number or range."""
+    """Return the steps of one number or range."""
     result = _STEPS.fullmatch(declared)
     if result is None:
         raise UsageError(f"{declared!r} names no steps", expected=_EXPECTED)

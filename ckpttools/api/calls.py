@@ -1,4 +1,4 @@
-"""Calls that another process makes again: the name of the function, and its arguments as JSON has them."""
+"""Recorded calls, which another process repeats: the function's name and its JSON arguments."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Call:
 
     @classmethod
     def of(cls, name: str, arguments: Mapping[str, object]) -> Call:
-        """A call of `ckpttools.name(**arguments)`."""
+        """Record the call `ckpttools.name(**arguments)`."""
         declared: dict[str, object] = {}
         is_relative = False
         for item, value in arguments.items():
@@ -59,7 +59,7 @@ class Call:
     def made_again(
         self, jobs: int, there: Callable[[str], str] = str, code: Mapping[str, str] | None = None
     ) -> Prepared:
-        """What it decides now.
+        """Repeat the call and return its plan.
 
         Args:
             jobs: workers at a time: their number decides how large tasks are.
@@ -131,7 +131,7 @@ def _absolute_code(value: str) -> str:
 
 
 def absolute(location: Location) -> Location:
-    """A place as it is called from everywhere on this machine."""
+    """Return an absolute location, valid in any process on this machine."""
     if location.store.scheme != "file" or ".." not in location.parts:
         return location.absolute()
     # What is above a link is not what `..` leads to; and the directory that is left may not be there later.
@@ -140,7 +140,7 @@ def absolute(location: Location) -> Location:
 
 
 def _is_placed(name: str, value: object) -> bool:
-    """Whether the text that an argument gets is a place; a family is one or has a name."""
+    """Return whether the text of an argument is a location; a family may also be a name."""
     from ckpttools.model_families.file import names_a_file
 
     is_file = name == "family" and isinstance(value, str) and names_a_file(value)
@@ -148,7 +148,7 @@ def _is_placed(name: str, value: object) -> bool:
 
 
 def _placed(value: object) -> object:
-    """Places of texts, one or several."""
+    """Return the locations of one or several texts."""
     if isinstance(value, list | tuple):
         return [_placed(item) for item in value]
     return parse(value) if isinstance(value, str) else value
@@ -159,7 +159,7 @@ def _as_typed(value: object) -> object:
 
 
 def _said(value: object) -> object:
-    """Raises TypeError for what JSON has no word for."""
+    """Raise TypeError for a value that JSON cannot represent."""
     match value:
         case None | bool() | int() | float() | str():
             return value
@@ -187,7 +187,7 @@ def _text(key: object) -> str:
 
 
 def _moved(value: Any, there: Callable[[str], str]) -> Any:
-    """The same with places as they are here."""
+    """Replace locations by those on this machine."""
     if isinstance(value, str):
         return there(value)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""How a checkpoint lies in its files: one call, one report."""
+"""Report how a checkpoint is stored in its files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chunks(
     processes: int | None = None,
     **reading: Unpack[Opening],
 ) -> ChunksReport:
-    """Data files, chunk grids and codecs, and what loading would read; only indexes and metadata are.
+    """Report data files, chunk grids and codecs, and predict reads. Reads only indexes and metadata.
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
@@ -67,7 +67,7 @@ def chunks(
 
 
 def _check_no_mesh(*others: object) -> None:
-    """Raises UsageError for what is about a mesh, where there is none."""
+    """Raise UsageError for mesh options without a mesh."""
     if any(other is not None for other in others):
         raise UsageError(
             f"{option('spec')}, {option('rules')} and {option('processes')} go together with a mesh",
@@ -94,7 +94,7 @@ def _by_path(applied: AppliedRules) -> PathSpecs:
 def _of_processes(
     tree: Tree, report: ChunksReport, cuts: Specs, mesh: MeshShape, processes: int
 ) -> ProcessLoading:
-    """What processes read of the arrays of a report."""
+    """Predict the reads of processes that load the arrays of a report."""
     expected = {item.path for item in report.arrays}
     arrays = {keystr(path): array for path, array in tree.arrays.items() if keystr(path) in expected}
     specs = {

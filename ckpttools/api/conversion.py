@@ -1,4 +1,4 @@
-"""What all conversions share: opening, resources, and executing a plan."""
+"""The common steps of conversions: open, budget resources, and run a plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEFAULT_MEMORY = 1 << 30
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a conversion may use.
+    """The resources that a conversion may use.
 
     Attributes:
         memory: bytes resident at most.
@@ -49,13 +49,13 @@ class Resources:
 
     @property
     def workers(self) -> int:
-        """Workers for writing: two per core."""
+        """Return the number of workers for writing: two per core."""
         # A worker that writes past the page cache waits for the disk: two cores, 2.47 GB, two workers
         # 1.65 to 2.1 s, four 1.4 to 1.8 s.
         return self.jobs or min(16, 2 * cores())
 
     def plan(self, tree: Tree, writer: Writer, notes: Notes | None = None) -> Conversion:
-        """Plans writing `tree` with `writer`.
+        """Plan writing `tree` with `writer`.
 
         Raises:
             FormatError: as `check_output`.
@@ -108,7 +108,7 @@ def _hashing_bytes(tree: Tree) -> int:
 
 @validate_arguments
 def open(path: LocationLike, step: int | None = None, **reading: Unpack[PathReading]) -> Tree:
-    """The checkpoint at `path`, whatever its format. Reads headers and indexes, no array.
+    """Open the checkpoint at `path` in any format. Reads headers and indexes, but no array.
 
     Args:
         path: a file, an item, a step or a run directory.
@@ -123,7 +123,7 @@ def open(path: LocationLike, step: int | None = None, **reading: Unpack[PathRead
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Conversion:
-    """A plan and its writer, with what it was planned for.
+    """A plan, its writer, and the resources it was planned for.
 
     Attributes:
         plan: what is done.
@@ -159,7 +159,7 @@ class Conversion:
         check_replaced: Callable[[], None] = lambda: None,
         conclude: Callable[[], None] = lambda: None,
     ) -> Receipt:
-        """Executes the plan.
+        """Run the plan.
 
         Args:
             destination, overwrite, observe, command, planned: see `ckpttools.run.executor.execute`.
@@ -202,7 +202,7 @@ class Conversion:
             return run_hashing(self.plan, run, parse(manifest), overwrite=overwrite)
 
     def check(self, destination: LocationLike, *, overwrite: bool = False, planned: str = "") -> None:
-        """Raises what would stop `run` before it writes anything; `planned` is its fingerprint, if known."""
+        """Raise the error that would stop `run` before it writes; `planned` is its fingerprint, if known."""
         from ckpttools.run.executor import check
 
         location = parse(destination, is_written=True)

@@ -1,4 +1,4 @@
-"""Hugging Face weights to MaxText's while it loads them: its `checkpoint_conversion_fn`, from a family."""
+"""Hooks that convert Hugging Face weights while MaxText loads them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MODEL = "CKPTTOOLS_MODEL"
 
 @dataclass(frozen=True)
 class FamilySpelling:
-    """A Hugging Face tree in MaxText's spelling, by the rows of its family.
+    """A transform of a Hugging Face tree to MaxText's names, by its family's mapping.
 
     Attributes:
         config: the model's `config.json`.
@@ -46,7 +46,7 @@ class FamilySpelling:
 def family_conversion_fn(
     config: Mapping[str, Any] | LocationLike, options: ToMaxText | None = None
 ) -> Callable[[Any], Any]:
-    """A function from a dictionary of Hugging Face arrays to MaxText's nested parameters.
+    """Return a function from a dict of Hugging Face arrays to MaxText's nested parameters.
 
     Name it in MaxText's configuration as `checkpoint_conversion_fn`, with
     `source_checkpoint_layout=safetensors`: MaxText then trains from Hugging Face files directly.
@@ -63,7 +63,7 @@ def family_conversion_fn(
 
 
 def conversion_fn(weights: Any) -> Any:
-    """The same, ready made: `checkpoint_conversion_fn=ckpttools.conversion_fn` in MaxText's configuration.
+    """Convert Hugging Face weights of the model in CKPTTOOLS_MODEL to MaxText's parameters.
 
     Which model it is, says the environment: CKPTTOOLS_MODEL is its `config.json`, or the directory with it.
 
@@ -96,9 +96,10 @@ _NAME = "load_safetensors_dynamic_state"
 
 
 def use_in_maxtext() -> None:
-    """Makes MaxText load `source_checkpoint_layout=safetensors_dynamic` with `ckpttools.load`.
+    """Make MaxText load `source_checkpoint_layout=safetensors_dynamic` with `ckpttools.load`.
 
-    From then on in this process `load_parameters_path` may be what `ckpttools.load` opens: a directory, gs://,
+    From then on in this process `load_parameters_path` may be what `ckpttools.load` opens: a directory,
+    gs://,
     s3://, az://, https:// or hf://. Each weight goes from the file to the devices of the run's own mesh, in
     the run's layout and dtype, without the copies that MaxText makes of all of them on the way.
 
@@ -120,7 +121,7 @@ def use_in_maxtext() -> None:
 
 
 def load_safetensors_dynamic_state(path: str, abstract_params: Any, maxtext_config: Any) -> tuple[None, Any]:
-    """What MaxText 0.2.5's function of this name does, by `ckpttools.load`.
+    """Replace MaxText 0.2.5's function of this name by `ckpttools.load`.
 
     Args:
         path: of a Hugging Face model, as `ckpttools.load` takes it.

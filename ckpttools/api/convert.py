@@ -1,4 +1,4 @@
-"""From any format to any: the same tree, or a transformed one, in other files."""
+"""Convert any format to any other, optionally with transforms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ckpttools.transforms.select import Select
 
 
 class Changing(Opening, Storing, Writing, total=False):
-    """Options of calls that change a tree and write it, besides those of the format that is written.
+    """Options of functions that transform and write a tree, besides those of the format.
 
     Attributes:
         format: of the destination, one that `ckpt formats` lists as written; None for that of the source.
@@ -45,7 +45,7 @@ def write_changed(
     make: Callable[[Mapping[str, Any]], Tree] | None = None,
     least_share: float = 0.0,
 ) -> Prepared:
-    """Prepares writing a transformed source.
+    """Prepare to write a transformed source.
 
     Args:
         transforms: what to make of the tree, first to last.
@@ -89,7 +89,7 @@ def convert(
     force: bool = False,
     **options: Any,
 ) -> Prepared:
-    """Writes any checkpoint in another format, or in another layout of its own, without knowing the model.
+    """Write any checkpoint in another format or layout, without knowledge of the model.
 
     The changes apply in this order: strip, select, name, rename, cast.
 
@@ -128,7 +128,7 @@ def _selected(keep: Sequence[str], drop: Sequence[str]) -> list[Transform]:
 
 
 def _named(names: str | None, format: str | None, *, is_mapped: bool) -> list[Transform]:
-    """What gives the names of the hub, or says how to have them where these are what loads the result."""
+    """Return the transform that gives Hub names, or advise how to get them."""
     if names is not None:
         return [ToHubNames()]
     return [with_name_remarks] if format == "safetensors" and not is_mapped else []

@@ -1,4 +1,4 @@
-"""Copying checkpoints from any store to any store. The command line does nothing but call this."""
+"""Copy checkpoints between any stores."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def copy(
     observe: Observe | None = None,
     command: str = "",
 ) -> PreparedCopy:
-    """Copies a checkpoint byte for byte, from any store to any store.
+    """Copy a checkpoint byte for byte between any stores.
 
     Of a run the finished steps are copied, oldest first, each visible when it is complete; those that are
     there already are left as they are, so that the same call later copies the new ones.

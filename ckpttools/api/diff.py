@@ -1,4 +1,4 @@
-"""What is different between two checkpoints, how far, and why: one call, one report."""
+"""Compare two checkpoints: what differs, how much, and why."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SideReport:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DiffReport:
-    """What was found.
+    """The result of a comparison.
 
     Attributes:
         a, b: the checkpoints, with the number of arrays that took part.
@@ -114,7 +114,7 @@ def diff(
     padding_rows: str | None = None,
     **common: Unpack[Scanning],
 ) -> DiffReport:
-    """Compares two checkpoints of any format and layout number by number.
+    """Compare two checkpoints of any format and layout value by value.
 
     Layers are compared one by one, Hugging Face arrays against MaxText's by the rows of their family. Without
     a tolerance, the sign of a zero and the payload of a NaN count, as for `verify`.
@@ -200,7 +200,7 @@ def _training_state_hints(both: Pairing[LazyArray]) -> Iterator[str]:
 
 
 def _of_names(trees: Sequence[Tree], both: Pairing[LazyArray]) -> Iterator[str]:
-    """What brings both sides to the same names, where they have none in common."""
+    """Rename both sides to common names if they share none."""
     if not both.a or not both.b or both.a.keys() & both.b.keys():
         return
     from ckpttools.api.adapter_hints import compared_once_merged
@@ -216,7 +216,7 @@ def _dequantized(a: NumericTree, b: NumericTree) -> Iterator[Remark]:
 
 
 def _chosen(both: Pairing[LazyArray], pattern: str) -> Pairing[LazyArray]:
-    """The arrays whose names match.
+    """Return the arrays whose names match.
 
     Raises:
         UsageError: none does.
@@ -248,7 +248,7 @@ def _compared(
 
 
 def _may_be_rounded(chosen: Pairing[LazyArray], result: Sequence[ArrayDiff]) -> bool:
-    """Whether only the values of a Hugging Face and a MaxText checkpoint differ."""
+    """Return whether only values of a Hugging Face and a MaxText checkpoint differ."""
     differing = [item for item in result if not item.is_equal]
     if chosen.maxtext is None or chosen.uncompared or chosen.leaves:
         return False
@@ -260,7 +260,7 @@ def _may_be_rounded(chosen: Pairing[LazyArray], result: Sequence[ArrayDiff]) -> 
 def _as_huggingface(
     a: Tree, b: Tree, chosen: Pairing[LazyArray], options: AlignOptions, memory: int
 ) -> Pairing[LazyArray] | None:
-    """Return both as the conversion from MaxText writes them; None if it refuses them."""
+    """Return both sides as a conversion from MaxText writes them; None if it refuses."""
     from ckpttools.compare.conversion import ConversionOptions, as_huggingface
 
     hub, maxtext = (b, a) if chosen.maxtext == "A" else (a, b)
@@ -275,7 +275,7 @@ def _as_huggingface(
 def _equal_in_numbers(
     result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], a: Tree, b: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
-    """What to say where all that differs are codes and scales that stand for the same numbers."""
+    """Return a hint if all differing codes and scales represent the same values."""
     differing = [item for item in result if not item.is_equal]
     if not differing or any(item.outcome != "differs" for item in differing):
         return ()
@@ -284,7 +284,7 @@ def _equal_in_numbers(
 
 
 def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray]) -> Iterator[str]:
-    """What to say of values that may differ as they were quantised, on one of the sides."""
+    """Return a hint if values may differ because one side was quantized."""
     every = sum(item.outcome == "differs" for item in result)
     differing = [item.name for item in result if item.outcome == "differs" and item.cause is None]
     of_a, of_b = ([is_dequantized(own[name]) for name in differing] for own in (chosen.a, chosen.b))
@@ -301,7 +301,7 @@ def _quantized_in_one(result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray])
 def _explained(
     result: tuple[ArrayDiff, ...], chosen: Pairing[LazyArray], both: Pairing[LazyArray], scan: ScanSettings
 ) -> tuple[tuple[ArrayDiff, ...], tuple[Remark, ...]]:
-    """The same with causes, and what to say where none could be looked for."""
+    """Add causes, and a hint if none could be determined."""
     from ckpttools.compare.explain import explain
 
     # Causes may lie in arrays that are not asked for: what was renamed is elsewhere.

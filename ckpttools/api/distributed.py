@@ -1,4 +1,4 @@
-"""One conversion by the processes of a job of `jax.distributed`.
+"""Run one conversion in the processes of a `jax.distributed` job.
 
 Process 0 plans, and tells the others; each does a part, as `ckpt run` does; process 0 waits for them and
 publishes. Nothing passes through devices, and none is looked for.
@@ -41,7 +41,7 @@ _END = "end"
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Who is told of what happens.
+    """Callbacks for the events of a distributed conversion.
 
     Attributes:
         observe: called with every event.
@@ -55,7 +55,7 @@ class Callbacks:
 
 
 def convert_together(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Receipt | None:
-    """Does this process's part, and in process 0 all that comes before and after.
+    """Run this process's part; process 0 also plans and publishes.
 
     Args:
         job: the processes.
@@ -105,12 +105,12 @@ def _own_code(prepared: Prepared) -> Mapping[str, str]:
 
 
 def _end_of(job: Service) -> str:
-    """What process 0 says at the end, once it does: nothing, or what has ended the job."""
+    """Return the final message of process 0, once sent: "" or the reason of the failure."""
     return job.get(f"{_END}/0")
 
 
 def _check_ended(job: Service) -> None:
-    """Raises OtherProcessError if process 0 has ended the job because of something."""
+    """Raise OtherProcessError if process 0 has ended the job with an error."""
     for why in filter(None, job.statuses(_END).values()):
         raise OtherProcessError(why)
 
@@ -154,13 +154,13 @@ def _first(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> Recei
 
 
 def _check_failed(job: Service) -> None:
-    """Raises OtherProcessError if a process has given up."""
+    """Raise OtherProcessError if a process has failed."""
     for number, why in job.statuses(_FAILED).items():
         raise OtherProcessError(f"process {number} of {job.count} could not do its part", got=why)
 
 
 def _heeding(check: Callable[[], None], observe: Observer) -> Observer:
-    """`observe`, which ends the work when another process has ended the job: nothing would come of it."""
+    """Wrap `observe` to stop working when another process has ended the job."""
     looked = time.monotonic()
 
     def heed(event: Event) -> None:
@@ -176,7 +176,7 @@ def _heeding(check: Callable[[], None], observe: Observer) -> Observer:
 def _wait(
     job: Service, file: PlanFile, waiting: Callable[[PlanStatus], None], earlier: Collection[str]
 ) -> None:
-    """Waits until all parts are done; `earlier` are processes, by token, of jobs before this one.
+    """Wait until all parts are done; `earlier` are process tokens of earlier jobs.
 
     Raises:
         OtherProcessError: a process has given up, or is not there any more; says which.
@@ -205,7 +205,7 @@ def _wait(
 def _are_done(
     job: Service, parts: Iterable[PartStatus], here: Mapping[int, str], earlier: Collection[str]
 ) -> bool:
-    """Whether all other processes have done their parts, as they say or as the destination shows.
+    """Return whether all other processes have done their parts, by their reports or the destination.
 
     Args:
         job, earlier: as of `_wait`.

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint and what to do: one call, one report."""
+"""Diagnose a checkpoint and suggest fixes."""
 
 from __future__ import annotations
 

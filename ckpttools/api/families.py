@@ -1,4 +1,4 @@
-"""The model families that can be converted, and proving one: one call each."""
+"""List the supported model families, and check one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 
 def families() -> tuple[FamilySummary, ...]:
-    """All families, by name: their models, their layers, and which values do not come back to the bit."""
+    """Return all families by name, with their models, layers and inexact values."""
     return tuple(summary(family) for family in known_families().values())
 
 
@@ -20,7 +20,7 @@ def families() -> tuple[FamilySummary, ...]:
 def check_family(
     family: LocationLike | Family, *, against: LocationLike | None = None, config: LocationLike | None = None
 ) -> FamilyCheck:
-    """Whether a family's rows are consistent, convert both ways, and fit a model; reads no array.
+    """Check that a family is consistent, converts both ways, and fits a model. Reads no array.
 
     Args:
         family: its name, a file that describes one, or the family itself.

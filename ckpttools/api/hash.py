@@ -1,4 +1,4 @@
-"""Digests of a checkpoint: one call, one report."""
+"""Compute digests of a checkpoint's arrays."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ckpttools.transforms.dequantize import dequantize_with_notes
 
 @dataclass(frozen=True, slots=True)
 class ArrayDigest:
-    """One array; `digest` is of its dtype, shape and values, as hexadecimal digits."""
+    """One array and the hexadecimal digest of its dtype, shape and values."""
 
     name: str
     dtype: str
@@ -87,7 +87,7 @@ def hash(
     parameters: bool = False,
     **common: Unpack[Scanning],
 ) -> HashReport:
-    """Digests of every array, of all parameters, and of everything, independent of format and layout.
+    """Compute digests of every array, of all parameters, and of everything, independent of layout.
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.

@@ -1,4 +1,4 @@
-"""From Hugging Face to MaxText: open, map, plan, write. The command line does nothing but call this."""
+"""Convert Hugging Face checkpoints to MaxText: open, map, plan, write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ckpttools.transforms.dequantize import Like
 
 
 class _Common(Storing, Writing, total=False):
-    """What `hf_to_maxtext` hands on."""
+    """Options that `hf_to_maxtext` passes on."""
 
 
 @command(_Common)
@@ -57,7 +57,7 @@ def hf_to_maxtext(
     prefer_rank: int | Sequence[int] = (),
     **common: Unpack[_Common],
 ) -> Prepared:
-    """Writes a Hugging Face checkpoint as one that MaxText trains and decodes from.
+    """Convert a Hugging Face checkpoint to one that MaxText trains and decodes.
 
     Args:
         source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.
@@ -120,7 +120,7 @@ def plan_to_maxtext(
     resources: Resources | None = None,
     writer: Writer | None = None,
 ) -> Conversion:
-    """Plans a conversion without reading any array or writing anything.
+    """Plan a conversion without reading arrays or writing.
 
     Args:
         source: directory with safetensors and `config.json`, one of its safetensors files, or its tree.

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, without its numbers: one call, one report."""
+"""Report the arrays of a checkpoint without reading them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def inspect(
     requests: int | None = None,
     **reading: Unpack[Opening],
 ) -> TreeReport:
-    """Names, shapes, dtypes and bytes of all arrays, and what kind of checkpoint it is; reads none of them.
+    """Report names, shapes, dtypes and sizes of all arrays, and the kind of checkpoint. Reads no array.
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
@@ -77,7 +77,7 @@ def inspect(
 def compared(
     tree: Tree, what: LocationLike | Tree, pattern: str = "*", read: ReadOptions | None = None
 ) -> Comparison:
-    """The arrays that match a pattern, compared with what they should be.
+    """Compare the arrays that match a pattern with a reference.
 
     Args:
         tree: any checkpoint.
@@ -125,13 +125,13 @@ def compared(
 
 
 def _alike(tree: Tree, other: Tree) -> tuple[Tree, Tree]:
-    """Both, quantised weights as numbers where they do not store them alike."""
+    """Dequantize both trees if they store quantized weights differently."""
     mine, theirs = make_comparable(tree, other)
     return mine.tree, theirs.tree
 
 
 def _config_at(path: Location) -> Location | None:
-    """The configuration at a path; None for a checkpoint."""
+    """Return the configuration at a path; None for a checkpoint."""
     if path.suffix == ".json":
         return path
     inside = path / CONFIG

@@ -1,4 +1,4 @@
-"""Loading a checkpoint into arrays of JAX, on the devices where they are expected."""
+"""Load checkpoints into JAX arrays on their devices."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ObserveJob = Callable[[JobProgress], None]
 
 
 class Loading(Opening, total=False):
-    """How a call loads.
+    """Resources and callbacks of a load.
 
     Attributes:
         memory: bytes of host memory beside the arrays themselves, such as "512MiB"; by default 1 GiB.
@@ -60,7 +60,7 @@ class Loading(Opening, total=False):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PreparedLoad:
-    """A load decided in every detail: nothing was read but headers and indexes.
+    """A planned load; only headers and indexes have been read.
 
     Attributes:
         plan: what it takes.
@@ -77,7 +77,7 @@ class PreparedLoad:
     observe_job: ObserveJob | None = None
 
     def run(self) -> Any:
-        """Carries it out.
+        """Run the load.
 
         Returns:
             As `ckpttools.load`.
@@ -132,7 +132,7 @@ def load(
     text_only: bool = False,
     **loading: Unpack[Loading],
 ) -> PreparedLoad:
-    """A checkpoint as a pytree of `jax.Array`s, each byte read once and put where it is expected.
+    """Load a checkpoint as a pytree of `jax.Array`s, reading each byte once.
 
     Args:
         source: a file, an item, a step or a run directory of any format in any store, or a tree.
@@ -206,7 +206,7 @@ def load(
 
 
 def _numbers(tree: Tree, dtype: DType | None) -> Tree:
-    """The numbers of a tree, in a dtype for those of quantised weights."""
+    """Return a dequantized tree, in a dtype for quantized weights."""
     if declares_quantization(tree):
         stored = f"without {option('dtype')} codes and scales are loaded as they are stored"
         refuse_few_bits(dtype, tree.metadata.location, stored)
@@ -261,7 +261,7 @@ def _where(
 
 
 def _mesh(mesh: Any) -> Any:
-    """A mesh of all devices, of its text."""
+    """Create a mesh of all devices from its text."""
     import jax
 
     if not isinstance(mesh, str):
@@ -282,7 +282,7 @@ def _mesh(mesh: Any) -> Any:
 
 
 def _tree_of(shardings: Any) -> Any:
-    """Shardings that are a tree of arrays' own; None for one that is for all."""
+    """Return shardings that form a tree; None for a single sharding of all arrays."""
     import jax
 
     return None if isinstance(shardings, jax.sharding.Sharding) else shardings

@@ -42,7 +42,7 @@ Side = Literal["maxtext", "hf"]
 
 @dataclass(frozen=True, slots=True)
 class Converting:
-    """What a caller of `ckpttools.load` says of a conversion; None where nothing is said.
+    """Conversion options of `ckpttools.load`; None where unset.
 
     Attributes:
         scan, scan_axis, pad_vocab, family, model, rope_layout, tied, padding_rows, text_only: as of
@@ -60,7 +60,7 @@ class Converting:
     text_only: bool | None = None
 
     def check(self, to: str | None) -> None:
-        """Refuses what would do nothing.
+        """Refuse options without effect.
 
         Raises:
             UsageError: an option that is about a conversion, or about the other one.
@@ -95,7 +95,7 @@ _ABOUT: Mapping[str, tuple[Side, ...]] = {
 def converted(
     tree: Tree, to: str | None, template: TreeTemplate | None, declared: Converting, memory: int
 ) -> tuple[Tree, Notes]:
-    """A tree as it is to be loaded, and what the user should know of that.
+    """Return the converted tree and notes about it.
 
     Args:
         tree: as it was opened.
@@ -115,7 +115,7 @@ def converted(
 
 
 def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
-    """What to do where a template wants what a checkpoint has not: say `to`, or look at the names.
+    """Suggest `to` or a look at the names if a template's arrays are missing.
 
     Args:
         tree: as it was opened, before it was converted.
@@ -140,7 +140,7 @@ def next_step(tree: Tree, to: str | None, template: TreeTemplate) -> str:
 def _as_maxtext(
     tree: Tree, template: TreeTemplate | None, declared: Converting, memory: int
 ) -> tuple[Tree, Notes]:
-    """The parameters of a Hugging Face model as MaxText's Linen trees nest them."""
+    """Return a Hugging Face model's parameters, nested like MaxText's Linen trees."""
     with _worded("maxtext"):
         refuse_maxtext(tree)
     if declared.model is not None:
@@ -164,7 +164,7 @@ def _as_maxtext(
 
 
 def _as_hugging_face(tree: Tree, declared: Converting, memory: int) -> tuple[Tree, Notes]:
-    """The arrays of a MaxText checkpoint under Hugging Face's names; what would be lost is refused."""
+    """Return a MaxText checkpoint's arrays under Hugging Face names; refuse to lose any."""
     with _worded("hf"):
         refuse_hugging_face(tree)
     way = ToHuggingFace(
@@ -216,13 +216,13 @@ def _of_the_same_model(tree: Tree, files: ModelFiles, family: str | None) -> Ite
 
 
 def _is_scanned(template: TreeTemplate | None) -> bool:
-    """Whether layers of a template are stacked: none has a number of its own right below the decoder."""
+    """Return whether a template's layers are stacked: no key below the decoder has a layer index."""
     names = [leaf.name for leaf in template.leaves] if template else []
     return not any(re.search(r"(^|/)decoder/(\w+_)?layers_\d+/", name) for name in names)
 
 
 def _more_rows(tree: Tree, template: TreeTemplate | None) -> int | None:
-    """Rows of the embedding that a template wants, where they are more than the vocabulary has; warns."""
+    """Return the template's embedding rows if they exceed the vocabulary, and warn."""
     config = tree.metadata.config or {}
     vocab = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     expected = [leaf.shape for leaf in template.leaves if leaf.path[-2:] == EMBEDDING] if template else []

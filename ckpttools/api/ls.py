@@ -1,4 +1,4 @@
-"""What a run holds: one call, one report."""
+"""List the steps of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 @validate_arguments
 def ls(run: LocationLike, *, requests: int | None = None) -> RunListing:
-    """The steps of a run: kinds, sizes, whether they are finished, metrics, and what resuming would take.
+    """List the steps of a run: kind, size, state, metrics, and where a restarted run resumes.
 
     Args:
         run: directory with steps, of Orbax or of a trainer of PyTorch such as verl, in any store; of a step

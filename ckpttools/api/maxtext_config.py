@@ -1,4 +1,4 @@
-"""What MaxText must be told to run a checkpoint: one call, one report."""
+"""Infer the MaxText settings of a checkpoint."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _seen(source: Source, like: str | None, family: str | None, read: ReadOption
 
 
 def _stored(model: ObservedModel, scan: bool | None) -> Iterator[ModelSetting]:
-    """How the checkpoint is, or will be, stored.
+    """Return how the checkpoint is, or will be, stored.
 
     Raises:
         UsageError: it is there, and is to be otherwise; or MaxText cannot scan it.

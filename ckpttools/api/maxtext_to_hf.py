@@ -1,4 +1,4 @@
-"""From MaxText back to Hugging Face: open, map, plan, write. The command line does nothing but call this."""
+"""Convert MaxText checkpoints to Hugging Face: open, map, plan, write."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ckpttools.maxtext.vocabulary import refuse_learned_rows
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.base import Transform
 
-# Files that only a model with towers has.
+# Files that only models with towers have.
 _OF_TOWERS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
@@ -55,7 +55,7 @@ def maxtext_to_hf(
     max_index_bytes: Size = "256MiB",
     **writing: Unpack[Writing],
 ) -> Prepared:
-    """Writes a MaxText checkpoint as one that transformers, vLLM and others load.
+    """Convert a MaxText checkpoint to one that transformers and vLLM load.
 
     Args:
         source: a run directory, a step or an item, of any kind and flavour, or its tree.
@@ -116,7 +116,7 @@ def plan_to_huggingface(
     *,
     change: Transform | None = None,
 ) -> Conversion:
-    """Plans a conversion without writing anything, or reading any array but the rows that are cut off.
+    """Plan a conversion without writing; only dropped rows are read.
 
     Args:
         source: a run directory, a step or an item, of any kind and flavour, or its tree.
@@ -160,7 +160,7 @@ def plan_to_huggingface(
 def _changed(
     model: HuggingFaceModel, change: Transform, original: Mapping[str, Any] | None
 ) -> HuggingFaceModel:
-    """A model after a transform, with the configuration that it has then; at first it was `original`."""
+    """Return a transformed model and its updated configuration."""
     known = model.config
     tree = model.tree if known is None else model.tree.with_metadata(config=known.config)
     built = change(tree)

@@ -1,4 +1,4 @@
-"""What the devices of a mesh read of a checkpoint, before and after it is written in chunks for them."""
+"""Compare the reads of a mesh's devices before and after resharding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOTICED = 1.01
 
 @dataclass(frozen=True, slots=True)
 class MeshGain:
-    """What devices read that load all of a checkpoint, each for itself, predicted from chunks.
+    """Predicted reads of devices that each load their part of a checkpoint.
 
     Attributes:
         before: of the source.
@@ -32,7 +32,7 @@ class MeshGain:
 
     @property
     def is_loss(self) -> bool:
-        """Whether devices will fetch more than before, by a hundredth or more."""
+        """Return whether devices will fetch at least 1 % more than before."""
         before, after = self.before, self.after
         return (
             after.fetched > _NOTICED * before.fetched or after.total_fetched > _NOTICED * before.total_fetched
@@ -40,7 +40,7 @@ class MeshGain:
 
     @property
     def is_any(self) -> bool:
-        """Whether devices will fetch less, or ask less often."""
+        """Return whether devices will fetch less or make fewer reads."""
         before, after = self.before, self.after
         return (
             after.fetched < before.fetched
@@ -50,7 +50,7 @@ class MeshGain:
 
 
 def mesh_gain(asked: AppliedRules, reading: ReadOptions, built: Tree, layout: Layout) -> MeshGain:
-    """The same arrays as they lie in two checkpoints. Reads indexes of the source alone.
+    """Predict the reads of the same arrays in two layouts. Reads only indexes of the source.
 
     Args:
         asked: the source, mesh and rules.
@@ -66,7 +66,7 @@ def mesh_gain(asked: AppliedRules, reading: ReadOptions, built: Tree, layout: La
 
 
 def rule_specs(asked: AppliedRules) -> PathSpecs:
-    """The partition spec that rules give each array of a tree."""
+    """Return the partition spec of each array according to rules."""
     specs = {keystr(path): spec for path, spec in asked.specs()}
     return PathSpecs(f"rules {asked.rules.name}", specs)
 

@@ -1,4 +1,4 @@
-"""What a checkpoint that was just written is loaded with: one call, one small report."""
+"""Suggest how to load a checkpoint that was just written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COMPUTED = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class NextSteps:
-    """What to do with a checkpoint.
+    """Commands that load a checkpoint, and caveats.
 
     Attributes:
         uses: what loads it, as it is typed.
@@ -57,7 +57,7 @@ class NextSteps:
 
 
 def next_steps(where: LocationLike) -> NextSteps | None:
-    """What loads a checkpoint, and what may surprise then; reads no array.
+    """Return commands that load a checkpoint, and caveats. Reads no array.
 
     Args:
         where: what was written: a run, a directory of a model.
@@ -84,7 +84,7 @@ def next_steps(where: LocationLike) -> NextSteps | None:
 
 
 def _is_whole(tree: Tree) -> bool:
-    """Whether all names of a model are there, in dtypes in which one computes, or with scales beside them."""
+    """Return whether all arrays of a model exist, in compute dtypes or with scales."""
     is_computed = _main_dtype(view_of(tree).parameters.values()) in _COMPUTED
     # Codes and scales may have names of their own, of which families know nothing.
     named, of = dequantize_where_possible(tree).tree, _family_said(tree)
@@ -105,7 +105,7 @@ def _family_said(tree: Tree) -> Family | None:
 
 
 def _main_dtype(arrays: Iterable[LazyArray]) -> str:
-    """The dtype of most elements."""
+    """Return the dtype of most elements."""
     count: Counter[str] = Counter()
     for array in arrays:
         count[array.dtype.name] += array.size
@@ -145,7 +145,7 @@ def _config_of(tree: Tree) -> tuple[MaxTextConfig | None, str]:
 
 
 def _stored(tree: Tree) -> Iterator[str]:
-    """Where it lies and how, as settings of MaxText."""
+    """Return the checkpoint's location and layout as MaxText settings."""
     view = view_of(tree)
     setting = LOAD_PARAMETERS if view.optimizer is None else _LOAD_STATE
     yield f"{setting}={parse(tree.metadata.location).absolute()}"
@@ -155,7 +155,7 @@ def _stored(tree: Tree) -> Iterator[str]:
 
 
 def _resumed(tree: Tree) -> Iterator[str]:
-    """How a run goes on from its full state, where it lies as MaxText lays runs out."""
+    """Return the settings that resume a run from its full state, if MaxText's layout allows it."""
     run = parse(tree.metadata.location).absolute().parent.parent
     if view_of(tree).optimizer is not None and run.name == _CHECKPOINTS:
         out = run.parent.parent
@@ -175,7 +175,7 @@ def _surprises(tree: Tree) -> Iterator[str]:
 
 
 def _of_model(tree: Tree, config: MaxTextConfig | None) -> Iterator[str]:
-    """What MaxText computes otherwise, and what of the model is not there."""
+    """Yield what MaxText computes differently, and missing parts of the model."""
     if config is None:
         return
     yield from map(str, config.deviations)
@@ -213,13 +213,13 @@ def _quoted(text: str) -> str:
 
 
 def _unfinished(location: Location) -> Iterator[str]:
-    """What a server wants beside weights and is not there."""
+    """Return the files that a server needs besides weights and that are missing."""
     if location.is_dir() and not any(entry.name in _TOKENIZERS for entry in location.entries()):
         yield "no tokenizer is beside it: vllm takes the original's, --tokenizer HF_DIR"
 
 
 def _name_for_transformers(location: Location) -> tuple[str, str] | None:
-    """What transformers and vLLM call a place, and its revision; None where they do not read."""
+    """Return the name and revision for transformers and vLLM; None if they cannot read the location."""
     if location.store.scheme == "file":
         return str(location), ""
     if location.store.scheme != "hf":

@@ -1,4 +1,4 @@
-"""A single file written beside checkpoints, such as a manifest or a page, never as a part of one."""
+"""Validate paths of single output files, such as manifests and reports."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 
 def check_output_file(path: Location, source: LocationLike, destination: Location | None = None) -> None:
-    """Refuses a bad name for such a file, before anything is read or written.
+    """Refuse an invalid output path before anything is read or written.
 
     Args:
         path: of the file.
@@ -37,7 +37,7 @@ def check_output_file(path: Location, source: LocationLike, destination: Locatio
 
 
 def check_manifest(path: Location, source: LocationLike, destination: Location, *, overwrite: bool) -> None:
-    """The same of a manifest of what is written; arguments as of `check_output_file`.
+    """Refuse an invalid manifest path; other arguments as in `check_output_file`.
 
     Args:
         overwrite: whether another manifest may be replaced. Where a conversion to the destination was

@@ -31,7 +31,7 @@ _SHOWN = 5
 
 
 def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None:
-    """Refuses to replace a destination that holds something which would be lost.
+    """Refuse to replace a destination that holds data which would be lost.
 
     Args:
         destination: a directory with something in it.

@@ -1,4 +1,4 @@
-"""Arguments of calls are of the kinds that their annotations say: others are refused before anything is done.
+"""Validate the arguments of public functions against their annotations.
 
     @checked
     def inspect(source: Source, *, sharding: bool = False, **reading: Unpack[Opening]) -> TreeReport: ...
@@ -40,16 +40,16 @@ _NUMBER_TYPES: Mapping[Any, tuple[type, ...]] = {bool: (bool,), int: (int,), flo
 
 
 _POSITIONAL = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.VAR_POSITIONAL)
-# Options that count what works at once; 0 would be taken for nothing said.
+# Counts of parallel work; 0 would be mistaken for an unset option.
 _POSITIVE_COUNTS = ("jobs", "requests")
 
 
 class _WrongTypeError(Exception):
-    """A value is of another kind."""
+    """A value of the wrong type."""
 
 
 class Named(Protocol):
-    """What a keyword argument is called."""
+    """Anything with the name of a keyword argument."""
 
     @property
     def name(self) -> str: ...
@@ -58,7 +58,7 @@ class Named(Protocol):
 def validate_arguments(
     call: Callable[P, R], *groups: type, more: Callable[[], Iterable[Named]] = tuple
 ) -> Callable[P, R]:
-    """The same call, whose arguments are of the kinds that its annotations say.
+    """Return a function that validates its arguments against their annotations.
 
     It raises UsageError where one is not, and TypeError, with a near name, for a name that it does not have.
 
@@ -89,14 +89,14 @@ def validate_arguments(
 
 
 def validate_fields(built: type[T]) -> type[T]:
-    """The same class of options, whose fields are checked as arguments of calls are."""
+    """Validate the fields of an options class when it is created."""
     built.__init__ = validate_arguments(built.__init__)  # type: ignore[method-assign]
     return built
 
 
 @cache
 def argument_types(call: Callable[..., Any]) -> Mapping[str, Any]:
-    """Name -> annotation of each argument of a call, also of those that it hands on as a `TypedDict`."""
+    """Return the annotation of each argument by name, including those of a `TypedDict`."""
     kinds: dict[str, Any] = {}
     names: dict[str, Any] = getattr(unwrap(call), "__globals__", {})
     for parameter in signature(call).parameters.values():

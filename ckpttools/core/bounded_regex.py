@@ -1,4 +1,4 @@
-"""Regular expressions that somebody else wrote: a few can take longer than anybody waits."""
+"""Match regular expressions of other people within a time limit."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _REPETITION = frozenset("*+?{")
 
 
 class PatternError(ValueError):
-    """A text is no pattern, or takes too long to match; says which."""
+    """An invalid pattern, or one that takes too long to match."""
 
 
 class _TimeoutError(Exception):
-    """Time is up."""
+    """The time limit has passed."""
 
 
 def is_match(pattern: str, text: str, *, below: bool = False) -> bool:
-    """Whether a regular expression is of all of a text.
+    """Return whether a regular expression matches a complete text.
 
     Within a few seconds, where this is the main thread: in others no signal can end it.
 
@@ -75,7 +75,7 @@ def _limited_match(
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raises _TooLongError where what is within takes longer; a timer that is set goes on behind it."""
+    """Raise _TimeoutError if the block takes longer; restore an existing timer afterwards."""
     try:
         handler = signal.signal(signal.SIGALRM, _raise_timeout)
     except ValueError:  # only the main thread may say what a signal does

@@ -1,8 +1,8 @@
-"""The memory that a command may take, as far as it is known before a checkpoint is opened.
+"""Memory limits that apply before a checkpoint is opened.
 
-What a plan needs is counted when it is made (`ckpttools.plan`), but the names of a hundred thousand arrays
-can take more than was allowed before there is anything to plan. Formats ask here as soon as they know how
-many arrays there are, before they read what describes them.
+`ckpttools.plan` counts the memory of a plan, but the names of 100,000 arrays can exceed the limit before
+there is a plan. Formats therefore call `check_memory` as soon as they know the number of arrays, before
+they read the metadata.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ckpttools.core.errors import MemoryBudgetError, UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.process_memory import current_bytes
 
-# What the interpreter, numpy and this package take: 40 MiB are resident after planning (Linux, CPython 3.11,
-# numpy 2.4). The rest is for what the command line and a format's decoders import, and for the allocator.
+# Memory of the interpreter, numpy and this package: 40 MiB are resident after planning (Linux, CPython 3.11,
+# numpy 2.4). The rest is for imports of the command line and decoders, and for the allocator.
 BASELINE_BYTES = 96 << 20
-# What opening, naming and planning take for each array in any command, and in the one that takes most.
+# Memory per array for opening, naming and planning: the minimum and maximum of all commands.
 # Measured with 2,000 and with 12,000 arrays; docs/concepts.md has the figures.
 _MIN_PER_ARRAY = 1 << 10
 _MAX_PER_ARRAY = 3584
-# What a worker needs beside that in the hint: buffers that serve any common chunk.
+# Additional memory of a worker in the hint: buffers for any common chunk.
 _WORKER_BYTES = 16 << 20
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -32,7 +32,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 @dataclass
 class _MemoryLimit:
-    """What a command may take, what it has opened so far takes at least, and the most arrays at once."""
+    """The limit of a command, the minimum need of what it has opened, and the most arrays opened at once."""
 
     memory: int
     needed: int = 0
@@ -44,13 +44,13 @@ _EXTRA_BYTES: ContextVar[int] = ContextVar("beside", default=0)
 
 
 def baseline_bytes() -> int:
-    """What is resident before anything is opened."""
+    """Return the bytes that are resident before anything is opened."""
     return BASELINE_BYTES + _EXTRA_BYTES.get()
 
 
 @contextmanager
 def extra_resident(nbytes: int) -> Iterator[None]:
-    """Inside the `with` so much more is resident than other commands take, as of what only some import."""
+    """Add to the baseline inside the `with`, for imports that only some commands need."""
     token = _EXTRA_BYTES.set(_EXTRA_BYTES.get() + nbytes)
     try:
         yield
@@ -60,9 +60,9 @@ def extra_resident(nbytes: int) -> Iterator[None]:
 
 @contextmanager
 def limit_memory(memory: int) -> Iterator[None]:
-    """Checkpoints that are opened inside the `with` must fit into so many bytes, all of them together.
+    """Limit the memory of all checkpoints that are opened inside the `with`, together.
 
-    Inside another `with` of this kind that one counts, as it is of the whole command.
+    A surrounding limit takes precedence, since it belongs to the whole command.
     """
     if _BUDGET.get() is not None:
         yield
@@ -75,7 +75,7 @@ def limit_memory(memory: int) -> Iterator[None]:
 
 
 def check_memory(arrays: int, nbytes: int, location: object) -> None:
-    """To be called before a checkpoint's description is read.
+    """Check that a checkpoint's metadata fits, before it is read.
 
     Args:
         arrays: how many it has, about.
@@ -93,7 +93,7 @@ def check_memory(arrays: int, nbytes: int, location: object) -> None:
     at_ease = allowed.arrays * (_MAX_PER_ARRAY - _MIN_PER_ARRAY)
     if baseline_bytes() + allowed.needed > allowed.memory and allowed.needed > _WORKER_BYTES:
         raise memory_error(
-            f"the names and places of {arrays:,} arrays do not fit into the memory allowed",
+            f"the names and locations of {arrays:,} arrays do not fit into the memory limit",
             allowed.memory,
             baseline_bytes() + allowed.needed + at_ease + _WORKER_BYTES,
             location,
@@ -101,7 +101,7 @@ def check_memory(arrays: int, nbytes: int, location: object) -> None:
 
 
 def check_resident(location: object) -> None:
-    """To be called while a description is read whose values may take far more than its bytes.
+    """Check resident memory while reading metadata that can decode to far more than its file size.
 
     Raises:
         MemoryBudgetError: more is resident than the command may take.
@@ -110,12 +110,12 @@ def check_resident(location: object) -> None:
     resident = None if allowed is None else current_bytes()
     if allowed is not None and resident is not None and resident > allowed.memory:
         raise memory_error(
-            "what the file says does not fit into the memory allowed", allowed.memory, 2 * resident, location
+            "the file's metadata does not fit into the memory limit", allowed.memory, 2 * resident, location
         )
 
 
 def memory_error(message: str, memory: int, needed: int, location: object = None) -> MemoryBudgetError:
-    """The refusal of a budget; with `needed` bytes the same command is not refused."""
+    """Return the error of a limit that is too small; the command succeeds with `needed` bytes."""
     least = f"{-(-needed >> 20)}MiB"
     # A number without its unit; 1000000 is one with it, 1MB.
     is_bare = memory << 20 >= needed and memory < 1 << 16
@@ -130,7 +130,7 @@ def memory_error(message: str, memory: int, needed: int, location: object = None
 
 
 def parse_size(size: int | str) -> int:
-    """A number of bytes, as a number or as text: 512MiB, 2GB, 1.5GiB, 1073741824.
+    """Parse a number of bytes: an integer or text such as 512MiB, 2GB, 1.5GiB, 1073741824.
 
     Raises:
         UsageError: it is not a size, or less than one byte.
@@ -139,7 +139,7 @@ def parse_size(size: int | str) -> int:
     if not isinstance(nbytes, int) or isinstance(nbytes, bool):
         raise _invalid_size(size)
     if nbytes < 1:
-        raise UsageError("must be more than nothing.")
+        raise UsageError("must be at least one byte.")
     return nbytes
 
 
@@ -157,12 +157,12 @@ def _invalid_size(declared: object) -> UsageError:
 
 
 def format_size(nbytes: int) -> str:
-    """1 << 30 -> "1024MiB", as `parse_size` takes it; what is less than that in KiB, or in bytes."""
+    """Format 1 << 30 as "1024MiB", which `parse_size` accepts; smaller sizes in KiB or bytes."""
     if nbytes >> 10:
         return f"{nbytes >> 20}MiB" if nbytes >> 20 else f"{nbytes >> 10}KiB"
     return f"{nbytes} byte{'s' * (nbytes != 1)}"
 
 
 def estimate_names_bytes(names: Iterable[str]) -> int:
-    """What several copies of names take, as in lines and sorted keys; they can be long."""
+    """Estimate the memory of several copies of names, as in lines and sorted keys."""
     return 4 * sum(map(len, names))

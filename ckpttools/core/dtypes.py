@@ -1,4 +1,4 @@
-"""Element types: how each format writes them, and what numbers they hold. One table, for all.
+"""Element types: their spelling in each format, and the values they represent.
 
 numpy and ml_dtypes are imported only when an array is really made, so that looking at a checkpoint's
 structure needs neither.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Float(NamedTuple):
-    """What a floating-point type is made of.
+    """The layout of a floating-point type.
 
     Attributes:
         mantissa: bits behind the exponent.
@@ -74,7 +74,7 @@ class DType:
         return np.dtype({1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "<c16"}[self.itemsize])
 
     def __repr__(self) -> str:
-        """As one finds it: plans of 100,000 arrays are told from each other by what they show."""
+        """Return an expression for the dtype; plans are fingerprinted by their repr."""
         return f"DTYPES[{self.name!r}]"
 
     @cached_property
@@ -84,7 +84,7 @@ class DType:
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of a number: of an element, or of each part of a complex one."""
+        """Return the bytes of an element, or of each part of a complex one."""
         return self.itemsize // 2 if self.kind == "complex" else self.itemsize
 
     @property
@@ -111,28 +111,28 @@ class DType:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its numbers are whole: integers and booleans."""
+        """Return whether its values are integers or booleans."""
         return self.kind in ("int", "uint", "bool")
 
     @property
     def limits(self) -> tuple[int, int]:
-        """The smallest and the largest number of a whole-number type."""
+        """Return the smallest and the largest value of an integer type."""
         bits = self.value_bits or self.bits
         return (-(1 << bits - 1), (1 << bits - 1) - 1) if self.kind == "int" else (0, (1 << bits) - 1)
 
     @property
     def digits(self) -> int:
-        """Binary digits of a number of a floating-point type, the first included; 0 for others."""
+        """Return the significant binary digits of a floating-point type; 0 for others."""
         return self.layout.mantissa + 1 if self.layout else 0
 
     @property
     def epsilon(self) -> float:
-        """The distance from 1 to the next number; 1 for whole numbers."""
+        """Return the distance from 1 to the next value; 1 for integers."""
         return 2.0**-self.layout.mantissa if self.layout else 1.0
 
     @property
     def is_of_weights(self) -> bool:
-        """Whether it has numbers of both signs and zero, as weights need; exponents alone have neither."""
+        """Return whether it has zero and both signs, as weights need."""
         return self.is_float and self.layout is not None and self.layout.zero and self.layout.sign
 
     @property
@@ -149,7 +149,7 @@ class DType:
 
     @property
     def not_finite_from(self) -> int | None:
-        """The pattern, without sign, from which on elements are infinite or NaN; None where it is not so."""
+        """Return the first bit pattern, without sign, of infinity or NaN; None if they are not last."""
         layout = self.layout
         if not (self.is_float and layout and layout.in_order and layout.sign and layout.nan):
             return None
@@ -158,12 +158,12 @@ class DType:
 
     @property
     def normal_from(self) -> int:
-        """The pattern of the smallest normal number."""
+        """Return the bit pattern of the smallest normal value."""
         return 1 << self.layout.mantissa if self.layout else 0
 
     @cached_property
     def smallest_normal(self) -> float:
-        """Magnitudes below it are subnormal; 0 for types without such numbers."""
+        """Return the smallest normal magnitude; 0 for types without subnormal values."""
         if not self.layout:
             return 0.0
         from ml_dtypes import finfo
@@ -172,7 +172,7 @@ class DType:
 
     @cached_property
     def beyond_range(self) -> float:
-        """The least magnitude that is rounded to no finite number of a floating-point type."""
+        """Return the smallest magnitude that does not round to a finite value."""
         from ml_dtypes import finfo
 
         limit = float(finfo(self.numpy).max)  # type: ignore[no-untyped-call]
@@ -232,7 +232,7 @@ _SHORT = {
 
 
 def parse_dtype(text: str | DType) -> DType:
-    """The dtype a user or a config means: our names, `torch.` in front of them, `bf16`, `fp32`, …
+    """Parse a dtype name: ours, with a `torch.` prefix, or short such as `bf16` and `fp32`.
 
     One that is a dtype already is itself.
 
@@ -259,7 +259,7 @@ def parse_dtype(text: str | DType) -> DType:
 
 
 def dtype_like(value: object) -> DType | None:
-    """What a dtype or a scalar type of numpy, ml_dtypes, JAX or torch is here; None for anything else."""
+    """Return the `DType` of a NumPy, ml_dtypes, JAX or torch dtype or scalar type; None otherwise."""
     if type(value).__module__ == "torch":
         return DTYPES.get(str(value).removeprefix("torch."))
     import numpy as np
@@ -275,15 +275,15 @@ def dtype_like(value: object) -> DType | None:
 
 
 def from_safetensors(code: str) -> DType | None:
-    """The dtype of a safetensors header code such as `BF16`, or None if the format has no such code."""
+    """Return the dtype of a safetensors header code such as `BF16`, or None."""
     return _BY_SAFETENSORS.get(code)
 
 
 def from_zarr3(name: str) -> DType | None:
-    """The dtype of a zarr.json `data_type`, or None if it is not one that tensorstore writes."""
+    """Return the dtype of a zarr.json `data_type` that tensorstore writes, or None."""
     return _BY_ZARR3.get(name)
 
 
 def from_zarr2(name: str) -> DType | None:
-    """The dtype of a `.zarray` as numpy writes it (`<f4`, `>f4`, `|b1`) or in tensorstore's, or None."""
+    """Return the dtype of a `.zarray` in NumPy's (`<f4`) or tensorstore's spelling, or None."""
     return _BY_ZARR2.get(name[1:]) if name[:1] in ("<", ">", "|") else DTYPES.get(name)

@@ -15,7 +15,7 @@ from typing import ClassVar, Self
 
 from ckpttools.core.text import fold_lines, printable, printable_text
 
-# How the command line ends, and what that says; docs/errors.md explains them.
+# Process exit codes; docs/errors.md explains them.
 EXIT_CODES: Mapping[int, str] = {
     0: "done",
     1: "differences found",
@@ -113,7 +113,7 @@ class SourceChangedError(FormatError):
 
 
 class DamagedScalesError(FormatError):
-    """Of scales of quantised weights no finite numbers can be made."""
+    """Scales of quantized weights that give no finite values."""
 
 
 class ConfigError(CheckpointError):
@@ -121,15 +121,15 @@ class ConfigError(CheckpointError):
 
 
 class UnknownNameError(UsageError):
-    """A family, dtype or algorithm was named that nothing here answers to."""
+    """An unknown family, dtype or algorithm."""
 
 
 class NoSuchPathError(UnknownNameError, KeyError):
-    """A tree has nothing at a path; also a KeyError, as trees are mappings."""
+    """A path that does not exist in a tree; also a KeyError, since trees are mappings."""
 
 
 class MappingError(CheckpointError):
-    """A mapping row or table that is wrong in itself, whatever the checkpoint."""
+    """A mapping row or table that is invalid for any checkpoint."""
 
 
 class ShapeError(CheckpointError):
@@ -137,23 +137,23 @@ class ShapeError(CheckpointError):
 
 
 class CoverageError(CheckpointError):
-    """Arrays that are missing, left over or of another shape; lists all of them."""
+    """Missing arrays, unexpected arrays or arrays of another shape; lists all of them."""
 
 
 class MemoryBudgetError(CheckpointError):
-    """The work cannot be cut small enough for the memory that was allowed."""
+    """The work cannot be divided finely enough for the memory limit."""
 
     exit_code = 4
 
 
 class OtherProcessError(CheckpointError):
-    """Another process of the job could not do its part."""
+    """Another process of the job failed."""
 
     exit_code = 5
 
 
 class NoSpaceError(CheckpointError):
-    """The destination has too little room."""
+    """The destination has too little free space."""
 
     exit_code = 4
 
@@ -165,51 +165,51 @@ class StorageError(CheckpointError):
 
 
 class LostValuesWarning(Warning):
-    """Values became others in a dtype that cannot hold them."""
+    """Values that changed because the dtype cannot represent them."""
 
 
 class UncutArraysWarning(Warning):
-    """No rule says how arrays are cut over a mesh: every device gets all of them."""
+    """Arrays that match no sharding rule and are replicated."""
 
 
 class PaddedVocabularyWarning(Warning):
-    """The caller wants more rows of a vocabulary than a model has: the others are zeros."""
+    """A vocabulary that is padded with zeros to the requested size."""
 
 
 class StepWarning(Warning):
-    """Another step was opened than one might expect."""
+    """Another step was opened than expected."""
 
 
 class LaterStepWarning(StepWarning):
-    """An earlier step was opened than the latest, which has no finished tree."""
+    """An earlier step was opened, because the latest is not finished."""
 
 
 class ChosenItemWarning(StepWarning):
-    """Of several items of a step the one was opened that alone holds parameters, by its name."""
+    """One of several items of a step was opened, because only its name indicates parameters."""
 
 
 class UnlistedStepWarning(StepWarning):
-    """Orbax does not list a step where it lies, by that name, or does not restore it as those beside it."""
+    """A step that Orbax does not list here under this name, or restores differently from its neighbors."""
 
 
 def near_names(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Known names that look like `name`, best first; empty when none does."""
+    """Return known names that resemble `name`, best first."""
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like `name`, as a question; None when none does."""
+    """Return a question that suggests the most similar known name; None without one."""
     near = near_names(name, known, 1)
     return f"did you mean {near[0]}?" if near else None
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line; its kind where it says nothing."""
+    """Return the first line of an error's message, or its type if the message is empty."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 def listing(items: Sequence[str], limit: int = 20, *, folds: bool = True) -> str:
-    """`items` one to a line and indented; those that differ in numbers only are one line if `folds`."""
+    """List `items` on indented lines, joining those that differ only in numbers if `folds`."""
     declared = fold_lines(map(printable, items)) if folds else [*map(printable, items)]
     lines = [f"\n    {item}" for item in declared[:limit]]
     if len(declared) > limit:
@@ -218,7 +218,7 @@ def listing(items: Sequence[str], limit: int = 20, *, folds: bool = True) -> str
 
 
 def counted_listing(what: str, items: Sequence[str]) -> str:
-    """A listing below a line that says what the items are, and how many; "" for none."""
+    """List items below a line with their description and count; "" for none."""
     return f"\n  {what} ({len(items)}):{listing(items)}" if items else ""
 
 
@@ -227,7 +227,7 @@ _SUPPRESSED: ContextVar[tuple[type[StepWarning], ...]] = ContextVar("unwanted", 
 
 @contextmanager
 def suppress_step_warnings(kind: type[StepWarning] = StepWarning) -> Iterator[None]:
-    """Within it, and in this thread alone, warnings of a kind are not given.
+    """Suppress warnings of a kind inside the `with`, in this thread only.
 
     `warnings.catch_warnings` is about all threads: where two leave it in another order than they came, what
     they ignored is ignored from then on.
@@ -240,6 +240,6 @@ def suppress_step_warnings(kind: type[StepWarning] = StepWarning) -> Iterator[No
 
 
 def warn_step(text: str, kind: type[StepWarning]) -> None:
-    """Warns of what is opened, in the name of whoever called the caller."""
+    """Warn about the opened step, attributing the warning to the caller's caller."""
     if not issubclass(kind, _SUPPRESSED.get()):
         warnings.warn(text, kind, stacklevel=3)

@@ -1,4 +1,4 @@
-"""How messages call what a user can say: as an argument in Python, as a flag once the command line speaks.
+"""Names of options in messages: keyword arguments in Python, flags on the command line.
 
     hint=f"allow its replacement with {option('overwrite', True)}"      overwrite=True      --overwrite
     hint=f"{step('ckpttools.plan_status(plan)', 'ckpt run PLAN --status')} tells of it"
@@ -22,13 +22,13 @@ _FLAGS: Mapping[tuple[str, object], str] = {
     ("names", "text"): "--names text",
     ("names", "hub"): "--names hub",
 }
-# Arguments whose flags have names that Python keeps for itself.
+# Arguments whose flags have names that are reserved in Python.
 _FLAG_NAMES = {"names": "as", "everything": "all", "format": "to", "steps": "step"}
 _LOCATIONS = {"source": "SRC", "destination": "DST", "checkpoint": "DST", "against": "SRC"} | {
     "base": "BASE",
     "adapter": "ADAPTER",
 }
-# What stands for any number.
+# Placeholders for numbers.
 _NUMBER_PLACEHOLDERS = ("N", "X")
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z_]*)\}")
 _as_flags = False
@@ -40,7 +40,7 @@ _plan_path: ContextVar[str] = ContextVar("path of the plan", default="PLAN")
 
 @contextmanager
 def as_flags() -> Iterator[None]:
-    """Within it, in all threads, messages name options as the command line takes them."""
+    """Format options as command-line flags inside the `with`, in all threads."""
     global _as_flags
     before, _as_flags = _as_flags, True
     try:
@@ -77,7 +77,7 @@ def plan_step(call: str, options: str, plan: str = "") -> str:
 
 
 def option(name: str, value: object = None) -> str:
-    """An option as the user writes it.
+    """Format an option as the user writes it.
 
     Args:
         name: of the argument, such as "scan_axis".
@@ -94,18 +94,18 @@ def option(name: str, value: object = None) -> str:
 
 
 def location(name: str) -> str:
-    """Where something is read or written, by the name of the argument: `destination`, or DST."""
+    """Format the name of a location argument: `destination`, or DST."""
     return _LOCATIONS[name] if _as_flags else f"`{name}`"
 
 
 def quoted_option(name: str, value: str) -> str:
-    """The same for a value that a shell would take for a pattern: keep="*.bias", or --keep '*.bias'."""
+    """Format an option whose value a shell would expand: keep="*.bias", or --keep '*.bias'."""
     # As `shlex.quote`, and with quotes also where a shell needs none: names of tensors are anybody's.
     return option(name, "'" + value.replace("'", "'\"'\"'") + "'" if _as_flags else value)
 
 
 def repeated_option(name: str, values: Sequence[str]) -> str:
-    """An option with each of some values: drop=["a", "b"], or --drop 'a' --drop 'b'."""
+    """Format an option with several values: drop=["a", "b"], or --drop 'a' --drop 'b'."""
     if _as_flags or len(values) == 1:
         return " ".join(quoted_option(name, item) for item in values)
     listed = ", ".join(f'"{item}"' for item in values)
@@ -113,17 +113,17 @@ def repeated_option(name: str, values: Sequence[str]) -> str:
 
 
 def step(call: str, command: str) -> str:
-    """What to do next: a call as Python takes it, or a command as the shell does."""
+    """Format the next step: a Python call, or a shell command."""
     return f"`{command}`" if _as_flags else f"`{call}`"
 
 
 def retry_term() -> str:
-    """To do once more what was refused or has failed: a command, or a call."""
+    """Format the advice to retry: run the same command, or make the same call."""
     return "run the same command again" if _as_flags else "make the same call again"
 
 
 def with_options(text: str) -> str:
-    """A text that data brings along, with each `{name}` in it as the option `name`."""
+    """Replace each `{name}` in a text by the option `name`."""
     return _PLACEHOLDER.sub(lambda result: option(result[1]), text)
 
 
@@ -138,7 +138,7 @@ def _keyword(name: str, value: object) -> str:
 
 
 def flag(name: str, value: object = None) -> str:
-    """An option as the command line takes it, whoever asks."""
+    """Format an option as a command-line flag."""
     plain = f"--{_FLAG_NAMES.get(name, name).replace('_', '-')}"
     if (name, value) in _FLAGS:
         return _FLAGS[name, value]

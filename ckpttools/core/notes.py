@@ -1,4 +1,4 @@
-"""What the user should know of a conversion before it happens: said by the plan and by the receipt."""
+"""Notes about a conversion for the user, in its plan and its receipt."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ckpttools.core.text import plural
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something the user should know before it happens.
+    """A fact that the user should know before the conversion.
 
     Attributes:
         subject: what it is about, such as a row.
@@ -22,13 +22,13 @@ class Note:
 
     @classmethod
     def of_arrays(cls, count: int, text: str) -> Note:
-        """One about so many arrays, whichever they are."""
+        """Return a note about a number of arrays."""
         return cls(plural(count, "array"), text, count)
 
 
 @dataclass(frozen=True)
 class Notes:
-    """What a conversion does beside moving bytes. Adds up.
+    """The effects of a conversion besides moving bytes; can be added.
 
     Attributes:
         inexact: values that will not come back bit by bit, with the reason.

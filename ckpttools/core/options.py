@@ -1,4 +1,4 @@
-"""Options as data: what a writer or a transform lets a user say, in Python and on the command line."""
+"""Options of writers and transforms as data, for Python and the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpttools.core.message_terms import option as option_text
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One thing that may be said: an argument `max_shard_size`, a flag `--max-shard-size`.
+    """One option: an argument `max_shard_size`, a flag `--max-shard-size`.
 
     Attributes:
         name: of the argument.
@@ -35,7 +35,7 @@ class Option:
     least: int = 0
 
     def parsed(self, value: Any) -> Any:
-        """The value that is meant.
+        """Parse and validate a value.
 
         Raises:
             UsageError: this cannot be meant.
@@ -58,17 +58,17 @@ class Option:
         return value if is_meant else refuse(self.name, value, expected)
 
     def asks_for_nothing(self, value: object) -> bool:
-        """Whether a value is what it is anyway, so that it may be said where nobody has the option."""
+        """Return whether a value is the default, so that formats without the option can ignore it."""
         return not value if self.default is None else value == self.default
 
 
 def refuse(name: str, value: object, expected: str) -> NoReturn:
-    """Raises UsageError: an option cannot be this."""
+    """Raise UsageError for an invalid value of an option."""
     raise UsageError(f"{option_text(name)} cannot be this", got=reprlib.repr(value), expected=expected)
 
 
 def parse_size_option(name: str, size: int | str) -> int:
-    """The bytes that an option says, as `ckpttools.core.budget.parse_size`.
+    """Parse the bytes of an option, like `ckpttools.core.budget.parse_size`.
 
     Raises:
         UsageError: it is no size; names the option.
@@ -80,7 +80,7 @@ def parse_size_option(name: str, size: int | str) -> int:
 
 
 def to_python_number(value: Any) -> Any:
-    """A single number of numpy or JAX as one of Python; anything else as it is."""
+    """Convert a NumPy or JAX scalar to a Python number; return anything else unchanged."""
     is_one = getattr(value, "shape", None) == () and hasattr(value, "item")
     return value.item() if is_one else value
 
@@ -88,7 +88,7 @@ def to_python_number(value: Any) -> Any:
 def parse_options(
     options: Iterable[Option], declared: Mapping[str, Any], others: Callable[[], Iterable[Option]], what: str
 ) -> dict[str, Any]:
-    """The values of all options, by name: what is said, else their defaults.
+    """Return the values of all options by name, with defaults for missing ones.
 
     Args:
         options: those that there are.

@@ -1,4 +1,4 @@
-"""The end of a process whose memory is left to the system."""
+"""Exit of a process without freeing its memory."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 import sys
 from contextlib import suppress
 
-# Not that of typing: the fewer imports, the sooner a process can be stopped in order.
+# Not typing.TYPE_CHECKING: fewer imports let the process handle signals sooner.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
 
 def end_process(code: int) -> NoReturn:
-    """Ends the process at once, with all that was printed: an interpreter takes its objects apart first."""
+    """Flush stdout and stderr, then end the process without freeing objects."""
     for stream in (sys.stdout, sys.stderr):
-        # Either may be closed, or at a pipe that nobody reads.
+        # Either stream may be closed, or a broken pipe.
         with suppress(OSError, ValueError, AttributeError):
             stream.flush()
     os._exit(code)

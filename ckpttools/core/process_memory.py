@@ -14,12 +14,12 @@ def current_bytes() -> int | None:
 
 
 def private_bytes() -> int | None:
-    """What of it no other process has, such as the one that forked this."""
+    """Return the bytes that this process does not share with others, such as its parent."""
     return _read_bytes(_SHARES, "Private_Dirty:")
 
 
 def peak_bytes(forked: int = 0) -> int | None:
-    """Highest resident size since the process began (`VmHWM`).
+    """Return the highest resident size since the process started (`VmHWM`).
 
     Not `ru_maxrss`: that is inherited from the process that started this one.
 
@@ -31,24 +31,24 @@ def peak_bytes(forked: int = 0) -> int | None:
 
 
 def available_bytes() -> int | None:
-    """What the system would give to processes (`MemAvailable`)."""
+    """Return the memory available to processes (`MemAvailable`)."""
     return _read_bytes(_SYSTEM, "MemAvailable:")
 
 
 def thread_count() -> int | None:
-    """How many threads this process has, those of libraries included."""
+    """Return the number of threads, including those of libraries."""
     result = _read_field(_STATUS, "Threads:")
     return None if result is None else int(result[0])
 
 
 def _read_bytes(file: Path, name: str) -> int | None:
-    """Bytes that a line of a file in /proc gives in kB."""
+    """Read a kB line of a file in /proc as bytes."""
     result = _read_field(file, name)
     return None if result is None else int(result[0]) * 1024
 
 
 def _read_field(file: Path, name: str) -> list[str] | None:
-    """The words behind a name in a file of /proc."""
+    """Read the words after a name in a file of /proc."""
     try:
         lines = file.read_text().splitlines()
     except OSError:

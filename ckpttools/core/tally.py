@@ -1,15 +1,15 @@
-"""Numbers that are gathered from parts of work, in any order: sums, and largest values."""
+"""Counters merged from parts of work in any order: sums and maxima."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 
-# What names of numbers begin with of which the largest counts, not the sum.
+# Prefix of counters that are merged by maximum instead of sum.
 LARGEST = "largest_"
 
 
 def add_counts(tally: MutableMapping[str, float], told: Mapping[str, float]) -> None:
-    """Adds what a part tells to a tally, in place."""
+    """Add the counters of a part to a tally, in place."""
     for name, number in told.items():
         if name not in tally:
             tally[name] = number

@@ -1,4 +1,4 @@
-"""Names for people: many as few lines, in an order that numbers follow, and none that steers a terminal."""
+"""Human-readable text: folded and ordered names, counts, and escaping for terminals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import groupby
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Whole numbers as ascending ranges: 0, 1, 2, 5 give "0..2,5"."""
+    """Format integers as ascending ranges: 0, 1, 2, 5 give "0..2,5"."""
     ordered = sorted(set(numbers))
     runs = groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])
     parts = ([number for _, number in run] for _, run in runs)
@@ -18,7 +18,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def fold_lines(lines: Iterable[str]) -> list[str]:
-    """The lines with those that differ only in their first number joined, then in their second, and so on.
+    """Join lines that differ only in their first number, then in their second, and so on.
 
     Order is that of each group's first line. Numbers are runs of digits without a leading zero.
     """
@@ -30,7 +30,7 @@ def fold_lines(lines: Iterable[str]) -> list[str]:
 
 
 def array_count(names: Collection[object]) -> str:
-    """How many arrays these are: "1 array", "12 arrays"."""
+    """Format the number of arrays: "1 array", "12 arrays"."""
     return plural(len(names), "array")
 
 
@@ -38,58 +38,58 @@ _AGE_UNITS = ((86400, "days"), (3600, "hours"), (60, "minutes"))
 
 
 def format_age(seconds: float) -> str:
-    """A time in words, in the largest unit of which there are two: 7300 s -> "2 hours"."""
+    """Format seconds in the largest unit with at least two: 7300 s -> "2 hours"."""
     whole = max(0, int(seconds))
     count, unit = next(((whole // n, unit) for n, unit in _AGE_UNITS if whole >= 2 * n), (whole, "seconds"))
     return "1 second" if count == 1 else f"{count} {unit}"
 
 
 def plural(number: int, noun: str) -> str:
-    """1 and "array" give "1 array", 12 "12 arrays"."""
+    """Format 1 and "array" as "1 array", 12 as "12 arrays"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def plural_with_verb(number: int, noun: str) -> str:
-    """As `plural`, with the verb before it: "is 1 array", "are 12 arrays"."""
+    """Format a count with its verb: "is 1 array", "are 12 arrays"."""
     return f"{'is' if number == 1 else 'are'} {plural(number, noun)}"
 
 
 def sample_names(names: Iterable[str], limit: int = 3) -> str:
-    """The first of the names, those that differ in numbers only as one: "layers_{0..31}, norm, …"."""
+    """Return the first names, folded by their numbers: "layers_{0..31}, norm, …"."""
     folds = fold_lines(names)
     return ", ".join([*folds[:limit], *["…"] * (len(folds) > limit)])
 
 
 def first_names(names: Sequence[str], limit: int = 1) -> str:
-    """The first of the names as they are, and how many more there are: "a, b and 3 more"; "" for none."""
+    """Return the first names unfolded, and the number of others: "a, b and 3 more"; "" for none."""
     more = f" and {len(names) - limit:,} more" if len(names) > limit else ""
     return f"{', '.join(names[:limit])}{more}"
 
 
 def first_and_last(numbers: Sequence[int], limit: int = 8) -> str:
-    """Numbers, of many the first and the last: "1, 2, 3, 4, …, 97, 98, 99, 100"."""
+    """Format numbers, abbreviating long lists: "1, 2, 3, 4, …, 97, 98, 99, 100"."""
     half = limit // 2
     few = [*numbers[:half], "…", *numbers[-half:]] if len(numbers) > limit else numbers
     return ", ".join(map(str, few))
 
 
 def format_type(dtype: object, shape: Iterable[object]) -> str:
-    """An array without its values: `bfloat16[4096,14336]`, as JAX writes it."""
+    """Format dtype and shape as JAX does: `bfloat16[4096,14336]`."""
     return f"{dtype}[{','.join(map(str, shape))}]"
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:
-    """Whether a name as a whole matches one of some globs; upper and lower case differ."""
+    """Return whether the complete name matches one of some globs, case-sensitively."""
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def sort_naturally(names: Iterable[str]) -> list[str]:
-    """The names sorted with numbers as numbers: `layers.2` before `layers.10`."""
+    """Sort names with numbers by value: `layers.2` before `layers.10`."""
     return sorted(names, key=natural_key)
 
 
 def printable(text: str) -> str:
-    """Names out of a file as they can be shown: what would steer the terminal is escaped.
+    """Escape characters of a name that would control the terminal.
 
     Bytes that are not UTF-8, which Python has as halves of surrogate pairs, are written `\\xff`, so different
     names stay different.
@@ -137,7 +137,7 @@ def _escape(character: str) -> str:
 
 
 def natural_key(name: str) -> bytes:
-    """Sorts as the name's runs of text and of digits do, one after the other, text before numbers.
+    """Return a sort key that orders runs of text and digits, text before numbers.
 
     One object for each name: a checkpoint may have a hundred thousand.
     """
@@ -146,7 +146,7 @@ def natural_key(name: str) -> bytes:
 
 
 def _sort_bytes(run: str, is_number: bool) -> bytes:
-    """A number ends the text before it, so it begins with the least byte; then come its length and digits.
+    """Encode a run so that bytes sort as the runs do; a number ends the text before it.
 
     Of equal numbers the one goes first whose text does: "01" before "1", and "0" before "00".
     """
@@ -159,7 +159,7 @@ def _sort_bytes(run: str, is_number: bool) -> bytes:
 
 
 def _split_numbers(line: str) -> tuple[str, ...]:
-    """The line as text, number, text, number, …, text; the texts may be empty."""
+    """Split a line into text, number, text, number, …, text; texts may be empty."""
     pieces = [""]
     for is_number, characters in groupby(line, key=str.isdigit):
         part = "".join(characters)

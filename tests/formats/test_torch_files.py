@@ -538,7 +538,7 @@ def test_values_that_do_not_fit_into_the_memory(tmp_path, monkeypatch):
 
     monkeypatch.setattr(unpickling, "_AT_ONCE", 1 << 10)
     path = archived(tmp_path / "a.pt", b"\x80\x02]" + b"}a" * 4000 + b".", {})
-    assert "does not fit into the memory allowed" in run("hash", path, "--memory", "1MiB", code=4)
+    assert "does not fit into the memory limit" in run("hash", path, "--memory", "1MiB", code=4)
 
 
 def test_an_index_that_leaves_a_file_of_its_series_out(tmp_path):
