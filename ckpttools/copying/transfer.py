@@ -312,7 +312,7 @@ def check_files(part: FileGroup, sizes: Mapping[str, int], location: Location) -
     """
     for name, result in part.files.items():
         if sizes.get(name) != result.size:
-            got = f"{sizes[name]} bytes" if name in sizes else "nothing of this name"
+            got = f"{sizes[name]} bytes" if name in sizes else "it does not exist"
             raise WrittenWrongError(
                 f"{location}/{name} is not what was written", got=got, expected=f"{result.size} bytes"
             )

@@ -124,8 +124,8 @@ def unfinished(
         f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",
         location=location,
         got=got,
-        expected="all parts done",
-        hint=f"{ask} says who does what; {rest} does all that is left",
+        expected="all parts finished",
+        hint=f"{ask} lists the active processes; {rest} does the remaining tasks",
     )
 
 

@@ -176,10 +176,10 @@ def _checked(plan: Plan, writer: Writer, destination: Location, staging: Staging
         check_apart(source, destination)
     if destination.store.streams and plan.streams is None:
         raise UsageError(
-            "the plan was made for a place where files are written at any offset",
+            "the plan was made for a store with writes at any offset",
             location=destination,
-            expected="a plan for this place",
-            hint="also give the destination when the plan is made",
+            expected="a plan for this destination",
+            hint="pass the destination when you create the plan",
         )
     check_unread(plan.sources, staging.taken)
     staging.check(own, plan.layout.nbytes)

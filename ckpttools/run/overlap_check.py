@@ -34,7 +34,7 @@ def check_apart(source: LocationLike, destination: LocationLike, name: str | Non
     elif read.is_below(to):
         how = f"contains {name}"
     elif to.is_below(read):
-        how = f"lies in {name}"
+        how = f"is in {name}"
     else:
         return
     raise _refused(written, how, f"{name} {source}")
@@ -58,7 +58,7 @@ def check_unread(sources: Iterable[ByteSource], taken: Sequence[Location]) -> No
             if home not in directories:
                 real = _path_aliases(home)
                 if any(real.is_at(item) or real.is_below(item) for item in kept):
-                    raise _refused(taken[0], "holds what is read", source.path)
+                    raise _refused(taken[0], "contains a source file", source.path)
             directories.add(home)
 
 
@@ -95,6 +95,6 @@ def _refused(destination: Location, how: str, source: str) -> UsageError:
     return UsageError(
         f"{called('destination')} {how}: {destination}",
         got=source,
-        expected="a destination apart from the source, which stays as it is",
-        hint="choose another destination, such as a directory beside the source",
+        expected="a destination that does not overlap the source",
+        hint="choose another destination, such as a directory next to the source",
     )

@@ -62,7 +62,7 @@ class PartReceipt:
     def __repr__(self) -> str:
         before = f", {self.tasks_resumed} of them done before" if self.tasks_resumed else ""
         done = f"{plural(self.tasks, 'task')}, {self.bytes_out:,} bytes in {self.seconds:.2f} s{before}"
-        what = "published before" if self.is_published else done
+        what = "already published" if self.is_published else done
         return f"<PartReceipt {self.part} of {self.destination}: {what}>"
 
 

@@ -237,8 +237,8 @@ def repeat_if_touched(
     raise SourceChangedError(
         f"{touched} was changed while it was read",
         got="another status time (ctime), with the same size and modification time",
-        expected="a file that nothing changes",
-        hint=f"find out what writes to it or sets its attributes; then {retry_term()}",
+        expected="an unchanged file",
+        hint=f"find the process that writes to it or sets its attributes; then {retry_term()}",
     )
 
 

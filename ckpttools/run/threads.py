@@ -98,9 +98,9 @@ def start_some(make: Callable[[], WorkerThread], limit: int, started: list[Worke
                 raise
             if not started:
                 raise MemoryBudgetError(
-                    "the system gives no memory to work in",
+                    "the system has no memory for a worker thread",
                     got=error,
-                    hint="raise the limit of the process (ulimit -v, a container's memory), or ask for less "
+                    hint="raise the limit of the process (ulimit -v, a container's memory), or use less "
                     f"with {option('memory')} and {option('jobs', 1)}",
                 ) from error
             return

@@ -193,10 +193,10 @@ class InProcess:
         self._process.join()
         code = self._process.exitcode
         return OtherProcessError(
-            "a worker process was ended from outside",
+            "a worker process was killed",
             got=_described(code),
-            hint="the system does that where memory runs out, and its log says so (dmesg); "
-            f"what is done is kept: {retry_term()}",
+            hint="the system kills processes when memory runs out (see dmesg); "
+            f"finished work is kept: {retry_term()}",
         )
 
     def dismiss(self) -> None:
@@ -224,7 +224,7 @@ class InProcess:
 def _described(code: int | None) -> str:
     """Describe how a process ended; None if its exit code was lost."""
     if code is None:
-        return "no exit code is known"
+        return "unknown exit code"
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 

@@ -238,7 +238,7 @@ class Store(ABC):
         if result is None or result.kind is FileKind.DIRECTORY:
             raise StorageError(
                 f"cannot read {location}",
-                got="nothing of this name" if result is None else "a directory",
+                got="it does not exist" if result is None else "a directory",
                 hint="check the spelling of the path",
             )
         if result.kind is FileKind.OTHER:
@@ -293,7 +293,7 @@ def too_large(location: object, size: int, limit: int) -> FormatError:
     """Return the error for a file that is too large to be read completely."""
     expected = f"at most {limit} bytes"
     return FormatError(
-        "too large for what it should be", location=location, got=f"{size} bytes", expected=expected
+        "is too large for such a file", location=location, got=f"{size} bytes", expected=expected
     )
 
 

@@ -49,7 +49,7 @@ def unknown_authority() -> Distrust:
 
 # Names of the reasons in rustls (obstore) and OpenSSL (Python), in this order.
 _REASONS = (
-    (r"CaUsedAsEndEntity", Distrust("a certificate of a CA as that of the server", _OWN)),
+    (r"CaUsedAsEndEntity", Distrust("a certificate of a CA in place of a server certificate", _OWN)),
     (
         r"Expired|NotValidYet|has expired|not yet valid",
         Distrust("a certificate that is not valid now", _CLOCK),

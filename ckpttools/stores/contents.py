@@ -122,7 +122,9 @@ def differing(
     costs = root.store.costs
     room = memory - baseline_bytes() - costs.memory
     if room < _BLOCK:
-        raise memory_error("no block of a file fits into the memory", memory, memory - room + _BLOCK, root)
+        raise memory_error(
+            "not even one block of a file fits into the memory", memory, memory - room + _BLOCK, root
+        )
     requests = min(costs.requests or os.cpu_count() or 1, room // _BLOCK)
     at_once = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))
     with ThreadPoolExecutor(requests) as reading, ThreadPoolExecutor(at_once) as hashing:

@@ -32,9 +32,9 @@ def check_fetched(sources: Iterable[object]) -> None:
     if not _by_store(sources):
         raise UsageError(
             f"{option('download', True)} applies only to models on the hub",
-            got="nothing that is read from there",
+            got="no source on the hub",
             expected="hf://org/name",
-            hint=f"leave out {option('download', True)}: what lies elsewhere is read from where it is",
+            hint=f"leave out {option('download', True)}: other sources are read in place",
         )
 
 

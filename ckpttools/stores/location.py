@@ -151,7 +151,7 @@ class Location:
         result = self.status()
         if result is None:
             got, hint = "No such file or directory", "check the spelling of the path"
-            raise StorageError(f"cannot look at {self}", got=got, hint=hint)
+            raise StorageError(f"cannot inspect {self}", got=got, hint=hint)
         return result
 
     def exists(self) -> bool:
@@ -318,9 +318,9 @@ class Location:
 
     def _takes_nothing(self) -> UsageError:
         return UsageError(
-            f"nothing can be written to {self.store.scheme}://",
+            f"{self.store.scheme}:// is read-only",
             location=self,
-            expected="a place that can be written, such as a local directory",
+            expected="a writable location, such as a local directory",
             hint=self.store.instead_of_writing(self.key),
         )
 

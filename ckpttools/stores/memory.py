@@ -125,7 +125,7 @@ class MemoryStore(Store):
         with self.lock:
             names = [name.partition("/") for name in self._below(key)]
         if not names:
-            got = "a file" if key in self._files else "nothing of this name"
+            got = "a file" if key in self._files else "it does not exist"
             raise StorageError(f"cannot list {self.uri(key)}", got=got)
         kinds = {name: FileKind.DIRECTORY if rest else FileKind.FILE for name, _, rest in names}
         return [DirEntry(name, kind) for name, kind in kinds.items()]
@@ -159,7 +159,7 @@ class MemoryStore(Store):
     def write_at(self, key: str, offset: int, content: bytes | memoryview) -> None:
         with self.lock:
             if key not in self._files:
-                raise StorageError(f"cannot write {self.uri(key)}", got="nothing of this name")
+                raise StorageError(f"cannot write {self.uri(key)}", got="it does not exist")
             data = self._files[key].data
             if not isinstance(data, bytearray) or offset + len(content) > len(data):
                 data = bytearray(data).ljust(offset + len(content), b"\0")
@@ -232,7 +232,7 @@ def _fill(path: str, data: bytes | bytearray, offset: int, out: Buffer) -> None:
 
 
 def _absent(path: str) -> FormatError:
-    return FormatError(f"cannot look at {path}", got="nothing of this name")
+    return FormatError(f"cannot inspect {path}", got="it does not exist")
 
 
 def _joined(key: str, name: str) -> str:
@@ -301,7 +301,7 @@ class MemoryStaging:
             if begun is None or begun.purpose.plan != purpose.plan:
                 if begun is not None and not self.overwrite:
                     raise UsageError(
-                        f"{self.taken[1]} holds the beginning of another conversion",
+                        f"{self.taken[1]} contains the beginning of another conversion",
                         got=begun.purpose.source,
                         hint=f"discard it with {option('overwrite', True)}",
                     )

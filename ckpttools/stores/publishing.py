@@ -420,7 +420,7 @@ class Unfinished:
     @property
     def wait(self) -> str:
         """Suggest what to do about the active process."""
-        release = f"; if it is gone, release its lock: {self.release}" if self.release else ""
+        release = f"; if it has ended, release its lock: {self.release}" if self.release else ""
         return f"wait until it is done{release}"
 
     @property
@@ -461,9 +461,9 @@ def staging_of(
     if isinstance(destination.store, Publishes):
         return destination.store.staging(destination.key, overwrite, check_replaced)
     raise UsageError(
-        f"no checkpoint can be written to {destination.store.scheme}://",
+        f"checkpoints cannot be written to {destination.store.scheme}://",
         location=destination,
-        expected="a destination that can be written, such as a local directory",
+        expected="a writable destination, such as a local directory",
         hint=destination.store.instead_of_writing(destination.key),
     )
 
@@ -483,6 +483,6 @@ def check_name(destination: Location) -> None:
     if not destination.name or destination.name == "..":
         raise UsageError(
             f"{str(destination)!r} cannot be a destination",
-            expected="the name of a directory to be made, such as out or /data/out",
-            hint="give it a name of its own",
+            expected="the name of a new directory, such as out or /data/out",
+            hint="choose another name",
         )

@@ -102,21 +102,21 @@ def _refuse_joined(text: str) -> None:
     match = _JOINED.fullmatch(text)
     if match and match[1] in _BUILT_IN and not os.path.lexists(f"{match[1]}:"):
         raise UsageError(
-            f"{text} is a path, and looks like {match[1]}://{match[2]}, which pathlib makes such a path of",
-            expected="two slashes, in text",
-            hint=f"write {match[1]}://{match[2]}; or ./{text}, if a directory of that name is meant",
+            f"{text} is a path, and looks like {match[1]}://{match[2]}, which pathlib turns into such a path",
+            expected="a string with two slashes",
+            hint=f"write {match[1]}://{match[2]}; or ./{text}, if you mean a directory with that name",
         )
 
 
 def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
-    written, read = "write to a local directory, then copy that there", "copy it to a local directory"
+    written, read = "write to a local directory, then copy it there", "copy it to a local directory"
     hint = written if is_written else read
     own = _ELSEWHERE.get(scheme.lower())
     return UsageError(
         f"no store for {scheme}:// is installed",
         location=text,
-        expected="a local path, or a package that brings such a store (entry point `ckpttools.stores`)",
-        hint=f"here that is {own}://" if own else hint,
+        expected="a local path, or a package with such a store (entry point `ckpttools.stores`)",
+        hint=f"use {own}://" if own else hint,
     )
 
 

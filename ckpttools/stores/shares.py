@@ -168,7 +168,7 @@ def shared_staging(staging: object, destination: Location) -> SharedStaging:
     if isinstance(staging, SharedStaging):
         return staging
     raise UsageError(
-        f"what is written to {destination.store.scheme}:// is written by one process",
+        f"only one process can write to {destination.store.scheme}://",
         location=destination,
         expected="a local directory that all processes see, gs://, s3:// or az://",
         hint="convert to one of these, then copy the checkpoint with ckpt copy",
@@ -180,7 +180,7 @@ def check_free(share: Share, members: Iterable[Member], location: object) -> Non
     for member in members:
         if member.is_alive and member.share.meets(share):
             raise claimed_error(
-                f"another process is at work on tasks of part {share.name}", [member], location, "wait for it"
+                f"another process is doing tasks of part {share.name}", [member], location, "wait for it"
             )
 
 
@@ -193,7 +193,7 @@ def claimed_error(what: str, members: Sequence[Member], location: object, wait: 
         location: the destination.
         wait: the hint while they are active.
     """
-    release = f"; if it is gone, release its claim: {members[0].release}" if members[0].release else ""
+    release = f"; if it has ended, release its claim: {members[0].release}" if members[0].release else ""
     return LockedError(what, location=location, got=first_names([*map(str, members)]), hint=wait + release)
 
 
@@ -204,9 +204,9 @@ class PublishedError(DestinationExistsError):
 def published(destination: object) -> PublishedError:
     """Return the error of a part that starts after the checkpoint was published."""
     return PublishedError(
-        f"{destination} is complete: all parts are done, and it has its name",
-        expected="nothing more to do",
-        hint=f"{plan_step('ckpttools.publish_plan', '--publish')} removes the files that are left next to it",
+        f"{destination} is complete: all parts are finished, and it is published",
+        expected="no more parts",
+        hint=f"{plan_step('ckpttools.publish_plan', '--publish')} removes the remaining files next to it",
     )
 
 

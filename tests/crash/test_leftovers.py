@@ -81,7 +81,7 @@ def test_the_beginning_of_another_plan(left, moment):
     how, words = unchanged(what.partial, lambda: what.run(OTHER))
     root = what.case.runner.root
     begun = " ".join(_NEW.args(root, MODEL)).replace(" --no-progress", "")
-    assert how == _REFUSED and "holds the beginning of another conversion" in words
+    assert how == _REFUSED and "contains the beginning of another conversion" in words
     assert f"the conversion of {root}/src/hf-a, by `ckpt {begun}`" in words
     assert f"to resume it, run in {TESTS}: ckpt {begun}; otherwise delete {what.partial}" in words
     assert what.run(MODEL)[0] == _MADE
@@ -101,7 +101,7 @@ def test_the_same_command_after_its_source_has_changed(left):
     os.utime(source, ns=(time, time + 1))
     how, words = unchanged(what.partial, lambda: what.run(MODEL))
     os.utime(source, ns=(time, time))
-    assert how == _REFUSED and "the same command, begun when its source was not what it is now" in words
+    assert how == _REFUSED and "the same command, started before its source changed" in words
     assert what.run(MODEL)[0] == _MADE
 
 
@@ -204,7 +204,7 @@ def test_what_was_changed_by_hand_is_not_called_done(left, scenario, change):
     CHANGES[change](what.destination / "0" / "items" / "hf" / "config.json")
     if not scenario.replaces:
         how, words = unchanged(what.destination.parent, lambda: what.run(MODEL))
-        assert how == _REFUSED and "was changed since a conversion put it there" in words
+        assert how == _REFUSED and "was changed after a conversion published it" in words
         assert str(what.destination / "0" / "items" / "hf" / "config.json") in words
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 
@@ -216,7 +216,7 @@ def test_a_journal_that_lost_its_inventory_calls_nothing_done(left):
     assert data.count(b'["file",') > 1
     journal.write_bytes(data.replace(b'["file",', b'["fine",', 1))
     how, words = unchanged(what.destination.parent, lambda: what.run(MODEL))
-    assert how == _REFUSED and "nothing tells whether" in words
+    assert how == _REFUSED and "it is unknown whether" in words
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 
 

@@ -222,9 +222,9 @@ class TestLocations:
 
         monkeypatch.setattr(os, "stat", denied)
         assert (
-            FORMAT.why_not(parse(location)) == f"cannot look at {location / '_METADATA'}: Permission denied"
+            FORMAT.why_not(parse(location)) == f"cannot inspect {location / '_METADATA'}: Permission denied"
         )
-        with pytest.raises(StorageError, match="cannot look at") as caught:
+        with pytest.raises(StorageError, match="cannot inspect") as caught:
             FORMAT.open(parse(location), ReadOptions())
         assert caught.value.got == "Permission denied (errno 13)"
 

@@ -642,7 +642,7 @@ def test_what_is_recognised(tmp_path):
     asked: Format = FORMAT
     assert asked.name == "safetensors"
     assert asked.why_not(parse(tmp_path)) == "no .safetensors file in the directory"
-    assert "cannot look at" in asked.why_not(parse(tmp_path / "absent.safetensors"))
+    assert "cannot inspect" in asked.why_not(parse(tmp_path / "absent.safetensors"))
     assert "name ends neither" in asked.why_not(parse(file_at(tmp_path, b"", "model.bin")))
     index = write_index(tmp_path, shards(tmp_path))
     assert asked.why_not(parse(index)) is None

@@ -257,7 +257,7 @@ class TestTogether:
         monkeypatch.setattr(shared_staging, "_LOOK_SECONDS", 0.2)
         with self.joined(plan, destination, 0, 2):
             output = refused(plan, "--part", "0/1")
-            assert "another process is at work on tasks of part 0/1" in output
+            assert "another process is doing tasks of part 0/1" in output
             check_claim_is_named(output, destination)
         run("run", plan, "--part", "0/1")
         assert "13 tasks" in run("run", plan, "--part", "0/1")
@@ -271,10 +271,10 @@ class TestTogether:
         words = ("convert", "hf-to-maxtext", SHARDED, destination, "--no-scan")
         other = planned(tmp_path / "other", *words)
         run("run", plan, "--part", "0/2")
-        assert "holds the beginning of another conversion" in refused(other, "--part", "0/2")
+        assert "contains the beginning of another conversion" in refused(other, "--part", "0/2")
         taking = planned(tmp_path / "taking", *words, "--overwrite")
         run("run", taking, "--part", "0/1")
-        assert "holds the beginning of another conversion" in refused(plan, "--part", "1/2")
+        assert "contains the beginning of another conversion" in refused(plan, "--part", "1/2")
         assert "nothing of this plan" in refused(plan, "--publish")
         run("run", taking, "--publish")
         assert "exists" in refused(plan, "--part", "1/2")
@@ -578,7 +578,7 @@ class TestSources:
         for item in moved.rglob("*.safetensors"):
             os.utime(item)  # a copy need not have the time of change
         root = ("--root", f"{tmp_path / 'disk'}={moved}")
-        assert "cannot look at" in refused(plan, "--part", "0/2", code=3)
+        assert "cannot inspect" in refused(plan, "--part", "0/2", code=3)
         for number in range(2):
             run("run", plan, "--part", f"{number}/2", *root)
         run("run", plan, "--publish", *root)

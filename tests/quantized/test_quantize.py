@@ -232,7 +232,7 @@ def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
     words = "quantize", tmp_path / "hf", tmp_path / "by-command"
     run(*words, code=3)
     told = " ".join(run(*words, "--exclude", "*.up_proj.weight", code=2).split())
-    assert "another conversion: the same command, begun with other options" in told
+    assert "another conversion: the same command, started with other options" in told
     assert told.index("--overwrite; to resume it") < told.index(
         f"ckpt quantize {tmp_path}/hf", told.index("hint")
     )

@@ -316,7 +316,7 @@ def test_resume_after_source_changed_names_the_cause(
         assert ckpt(*words).exit_code != 0
     assert (tmp_path / "out.partial").is_dir()
     (small / "tokenizer.json").write_text("{}")
-    assert "begun when its source was not what it is now" in run(*words, *option, code=2)
+    assert "started before its source changed" in run(*words, *option, code=2)
 
 
 def test_resume_with_other_options_names_them(
@@ -327,7 +327,7 @@ def test_resume_with_other_options_names_them(
         patch.setattr(SafetensorsWriter, "finish", interrupt)
         assert ckpt(*words, "bfloat16").exit_code != 0
     refused = " ".join(run(*words, "float16", "--memory", "2GiB", code=2).split())
-    assert "begun with other options (with --dtype bfloat16, now --dtype float16)" in refused
+    assert "started with other options (with --dtype bfloat16, now --dtype float16)" in refused
 
 
 def test_part_after_single_run_names_the_single_run(small: Path, tmp_path: Path) -> None:

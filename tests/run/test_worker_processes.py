@@ -153,7 +153,7 @@ def test_a_worker_that_is_killed_loses_nothing(models: Models, receipt: object, 
     words = ("average", *models[:2], tmp_path / "out", "--jobs", 2)
     done = run(*words, happens="os.kill(worker._process.pid, signal.SIGKILL)")
     assert done.returncode == 5
-    assert "a worker process was ended from outside" in done.stderr and "SIGKILL" in done.stderr
+    assert "a worker process was killed" in done.stderr and "SIGKILL" in done.stderr
     assert are_gone(forked(done)) and not (tmp_path / "out").exists()
     again = run(*words, "--json")
     assert json.loads(again.stdout)["tasks_resumed"] >= 1

@@ -79,7 +79,7 @@ def test_a_process_that_is_killed_leaves_nothing_that_is_taken_for_a_checkpoint(
     assert interrupted[1]["killed"] == -9, (location / "said").read_text()
     assert {path.name for path in location.iterdir()} == {"out.partial", "said"}
     tree = {"w": np.ones((4, 4), np.float32)}
-    with pytest.raises(UsageError, match="holds the beginning of another conversion"):
+    with pytest.raises(UsageError, match="contains the beginning of another conversion"):
         ckpttools.save(tree, location / "out")
     assert ckpttools.save(tree, location / "out", overwrite=True).tasks_resumed == 0
     assert ckpttools.open(location / "out").arrays.keys() == {("w",)}

@@ -165,7 +165,7 @@ class TestNotTrusted:
             ("gs", "another name", "for another host name", "host name"),
             ("https", "another name", "for another host name", "host name"),
             # OpenSSL trusts a certificate that the settings name, whatever it is for.
-            ("gs", "CA", "a certificate of a CA as that of the server", "CA:FALSE"),
+            ("gs", "CA", "a certificate of a CA in place of a server certificate", "CA:FALSE"),
         ],
     )
     def test_other_tls_errors_are_not_reported_as_unknown_authority(
@@ -182,7 +182,7 @@ class TestNotTrusted:
         name_hub(monkeypatch, f"https://{web.address}")
         with environment(**clouds(gcs_server.url.removeprefix("http://"))):
             error = refused(scheme, {**fronts, "web": web.address})
-        assert error.got.startswith("an answer without TLS") and "http://" in error.hint, error
+        assert error.got.startswith("a response without TLS") and "http://" in error.hint, error
 
     @pytest.mark.parametrize("scheme", ["gs", "https"])
     @pytest.mark.parametrize("variable", VARIABLES)

@@ -144,7 +144,7 @@ class TestApartFromTheSource:
         for file in (location / "hf").iterdir():
             (location / "snapshot" / file.name).symlink_to(f"../hf/{file.name}")
         arguments = ("convert", "to-safetensors", location / "snapshot", location / "hf", "--overwrite")
-        refused(location, *arguments, words="DST holds what is read")
+        refused(location, *arguments, words="DST contains a source file")
 
     def test_the_model_it_is_like_is_not_replaced(self, location):
         arguments = ("convert", "maxtext-to-hf", location / "mt", location / "hf", "--like", location / "hf")

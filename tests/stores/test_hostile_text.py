@@ -329,5 +329,5 @@ def test_keys_that_are_no_text(tmp_path):
 def test_a_configuration_that_is_larger_than_any_is_not_read(tmp_path):
     (tmp_path / "config.json").touch()
     os.truncate(tmp_path / "config.json", 8 << 30)
-    with pytest.raises(FormatError, match="too large for what it should be"):
+    with pytest.raises(FormatError, match="is too large for such a file"):
         read_json(parse(tmp_path / "config.json"))

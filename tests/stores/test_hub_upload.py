@@ -284,7 +284,7 @@ class TestCommands:
         run("convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB")
         before = dict(server.files)
         done = ended("convert", "to-safetensors", HF, NEW, "--dtype", "float32", code=2)
-        assert "has files already" in done.output and "--overwrite" in done.output
+        assert "already has files" in done.output and "--overwrite" in done.output
         assert server.files == before
         server.files["hub/me/new/README.md"] = b"mine"
         run("convert", "to-safetensors", HF, NEW, "--dtype", "float32", "--overwrite")
@@ -363,7 +363,7 @@ class TestStopped:
 
         server.fault("POST .*/commit/", write_first, 1)
         done = ended("convert", "to-safetensors", HF, NEW, code=5)
-        assert "was changed while it was written: nothing was committed" in done.output
+        assert "was changed during the upload: nothing was committed" in done.output
         assert names(server) == {".gitattributes"}
 
     def test_a_refused_commit_is_told_though_the_last_one_cannot_be_looked_at(self, server):
@@ -373,7 +373,7 @@ class TestStopped:
 
         server.fault("POST .*/commit/", write_first, 1)
         done = ended("convert", "to-safetensors", HF, NEW, code=5)
-        assert "was changed while it was written: nothing was committed" in done.output
+        assert "was changed during the upload: nothing was committed" in done.output
 
     def test_a_manifest_has_what_was_not_sent_again_too(self, server, tmp_path):
         words = "convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB", "--manifest"
@@ -451,9 +451,9 @@ class TestRefusals:
     def test_who_reads_it_is_not_changed(self, server):
         server.hub.private |= {"me/new": False, "me/private": True}
         done = ended("convert", "to-safetensors", HF, NEW, code=2)
-        assert "is public already" in done.output and "--public" in done.output
+        assert "is already public" in done.output and "--public" in done.output
         done = ended("convert", "to-safetensors", HF, "hf://me/private", "--public", code=2)
-        assert "is private already" in done.output and "settings" in done.output
+        assert "is already private" in done.output and "settings" in done.output
         run("convert", "to-safetensors", HF, NEW, "--public")
 
     def test_a_gated_one_is_read_only_by_who_may(self, server):
@@ -476,7 +476,7 @@ class TestRefusals:
             assert "DST is SRC itself" in done.output
 
     def test_names_that_are_none(self, server, tmp_path):
-        assert "names no model" in ended("convert", "to-safetensors", HF, "hf://new", code=2).output
+        assert "does not name a model" in ended("convert", "to-safetensors", HF, "hf://new", code=2).output
         for option in ("--public", "--model-card"):
             done = ended("convert", "to-safetensors", HF, tmp_path / "out", option, code=2)
             assert f"{option} applies only to repositories on the hub" in done.output

@@ -629,7 +629,7 @@ def test_convert_detects_replaced_object_on_resume(large_model, cloud, monkeypat
     top = parse(f"{location}.partial/content") if is_replacing else location
     name, status = max(top.walk(), key=lambda item: item[1].size)
     (top / name).put(b"x" * status.size)
-    with pytest.raises(CheckpointError, match="was written by somebody else meanwhile"):
+    with pytest.raises(CheckpointError, match="was written by another process in the meantime"):
         ckpttools.convert(model, location, **options)
     top.store.remove((top / name).key)
     receipt = ckpttools.convert(model, location, **options)

@@ -149,5 +149,5 @@ class TestLeftovers:
         assert not findings(location, "leftovers")
         before = dict(gcs.server.buckets[gcs.bucket])
         refused = run("convert", "hf-to-maxtext", HF, f"gs://{gcs.bucket}/runs/out", code=2)
-        assert f"{location} holds objects, but no journal of ckpttools" in refused
+        assert f"{location} contains objects, but no journal of ckpttools" in refused
         assert gcs.server.buckets[gcs.bucket] == before

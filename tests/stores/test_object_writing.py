@@ -252,7 +252,7 @@ class TestTwoWriters:
             monkeypatch.setattr(locking, "_now", lambda: now() + 61)
             with staging.opened(JobInfo("plan")) as second:
                 second.enter([[0, [], {}]])
-                with pytest.raises(StorageError, match="no longer belongs to this process"):
+                with pytest.raises(StorageError, match="is no longer locked by this process"):
                     first.enter([[1, [], {}]])
                 with pytest.raises(StorageError):
                     first.publish()

@@ -158,11 +158,11 @@ class TestWhatIsSomebodyElses:
             (tmp_path / "mine").mkdir(exist_ok=True)
             (tmp_path / "mine" / "f").write_text("data")
             shutil.copytree(tmp_path / "mine", removed)
-            self.refused(models, out, "removed is not what a conversion left there")
+            self.refused(models, out, "removed was not written by a conversion")
             assert content(removed) == {"f": b"data"}
             shutil.rmtree(removed)
             removed.symlink_to(tmp_path / "mine")
-            self.refused(models, out, "removed is not what a conversion left there")
+            self.refused(models, out, "removed was not written by a conversion")
             assert removed.is_symlink() and content(tmp_path / "mine") == {"f": b"data"}
             removed.unlink()
             # Ours to the last moment, in which nothing but the mark is left.
@@ -187,7 +187,7 @@ class TestWhatIsSomebodyElses:
         before = content(other)
         shutil.rmtree(growing)
         growing.symlink_to(other)
-        self.refused(models, out, "content is not what a conversion left there")
+        self.refused(models, out, "content was not written by a conversion")
         assert content(other) == before and growing.is_symlink()
         (tmp_path / "link").symlink_to(other)
         remove_tree(tmp_path / "link")
@@ -391,7 +391,7 @@ class TestReplacing:
             (growing / PLAN_MARK).unlink()
             before = content(growing)
             for overwrite in (False, True):
-                with pytest.raises(UsageError, match="is not what a conversion left there"):
+                with pytest.raises(UsageError, match="was not written by a conversion"):
                     plan_to_maxtext(models / "a").run(tmp_path / "next", overwrite=overwrite)
             assert content(growing) == before
             shutil.rmtree(growing)

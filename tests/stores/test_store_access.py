@@ -217,11 +217,11 @@ class TestOtherServers:
         assert f"gcloud storage rm gs://{clouds.bucket}/out.partial/lock-" in done.output, done.output
 
     def test_missing_bucket_differs_from_empty_directory(self, clouds):
-        assert "there is no bucket" in refused(parse("gs://no-such-bucket/d")).message
-        assert "nothing of this name" in refused(parse(f"gs://{clouds.bucket}/d")).got
+        assert "does not exist" in refused(parse("gs://no-such-bucket/d")).message
+        assert "it does not exist" in refused(parse(f"gs://{clouds.bucket}/d")).got
         body = error_body("NoSuchKey", "The specified key does not exist.")
         clouds.server.faults.append(Fault("list-type", count=9, status=404, body=body))
-        assert "nothing of this name" in refused(parse(f"gs://{clouds.bucket}/e")).got
+        assert "it does not exist" in refused(parse(f"gs://{clouds.bucket}/e")).got
         run("convert", "hf-to-maxtext", HF, f"gs://{clouds.bucket}/out")
 
     @pytest.mark.parametrize("scheme", ["gs", "s3"])

@@ -72,7 +72,7 @@ def test_a_scheme_without_a_store_is_refused_by_name(text):
 def test_what_other_tools_call_a_store_is_known(scheme, own):
     with pytest.raises(UsageError) as caught:
         parse(f"{scheme}://b/x")
-    assert caught.value.hint == f"here that is {own}://"
+    assert caught.value.hint == f"use {own}://"
 
 
 def test_what_is_to_be_written_is_copied_to_where_nothing_can_be():
@@ -84,7 +84,7 @@ def test_what_is_to_be_written_is_copied_to_where_nothing_can_be():
 def test_what_is_to_be_written_is_copied_to_where_no_store_is():
     with pytest.raises(UsageError) as caught:
         parse("ftp://b/out", is_written=True)
-    assert caught.value.hint == "write to a local directory, then copy that there"
+    assert caught.value.hint == "write to a local directory, then copy it there"
 
 
 def test_an_address_that_pathlib_has_taken_for_a_path_is_refused():
@@ -166,5 +166,5 @@ def test_what_may_not_be_looked_at_is_an_error(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(os, "stat", refused)
-    with pytest.raises(StorageError, match="cannot look at"):
+    with pytest.raises(StorageError, match="cannot inspect"):
         parse(tmp_path).is_dir()

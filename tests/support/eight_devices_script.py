@@ -496,7 +496,7 @@ def what_failed_goes_on_with_the_same_arrays(work: Path) -> None:
     same(ocp.StandardCheckpointer().restore(work / "out" / "0" / "items"), tree)
     others = {**tree, "w3": tree["w3"] + 1}
     fail_after(tree, work / "new", 4)
-    refused(UsageError, "holds the beginning of another conversion")(
+    refused(UsageError, "contains the beginning of another conversion")(
         lambda: ckpttools.save(others, work / "new")
     )
     assert ckpttools.save(others, work / "new", overwrite=True).tasks_resumed == 0

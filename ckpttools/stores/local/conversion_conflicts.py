@@ -24,22 +24,22 @@ def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) ->
     discard = f"delete {directory}, or discard it with {option('overwrite', True)}"
     if begun is None:
         return UsageError(
-            f"the journal in {directory} is damaged, and does not show what was done",
-            expected="the file as an interrupted conversion left it",
+            f"the journal in {directory} is damaged, so the finished work is unknown",
+            expected="an unmodified file of an interrupted conversion",
             hint=discard,
         )
     if begun.is_same_command(purpose):
-        what = "another conversion: the same command, begun when its source was not what it is now"
+        what = "another conversion: the same command, started before its source changed"
         go_on = "it cannot be resumed"
     else:
         what = "another conversion"
         go_on = f"to resume it, {_again(begun)}"
     hint = f"{go_on}; otherwise {discard}"
     if _is_alike(begun, purpose):
-        what = f"another conversion: the same command, begun with other options{_changes(begun, purpose)}"
+        what = f"another conversion: the same command, started with other options{_changes(begun, purpose)}"
         hint = f"to start over with the new options, {discard}; {go_on}"
     return UsageError(
-        f"{directory} holds the beginning of {what}",
+        f"{directory} contains the beginning of {what}",
         got=conversion_words(begun),
         expected=conversion_words(purpose),
         hint=hint,
@@ -79,5 +79,5 @@ def conversion_words(purpose: JobInfo) -> str:
 def _again(purpose: JobInfo) -> str:
     """Return a hint how to resume a conversion."""
     if not purpose.command:
-        return "run the command that began it"
+        return "run the command that started it"
     return f"run in {purpose.directory}: {purpose.command}"

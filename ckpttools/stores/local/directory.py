@@ -60,9 +60,9 @@ def check_directory(destination: Path) -> None:
     elif not destination.is_dir():
         what = "is a file"
     elif mount == destination.resolve():
-        what = "is where a file system is mounted, and a mount point cannot be replaced"
+        what = "is a mount point, which cannot be replaced"
     elif mount is not None:
-        what = f"holds what is mounted at {mount}, and would be deleted with what is replaced"
+        what = f"contains the mount point {mount}, which would be deleted"
         hint = f"{hint}, or umount {mount}"
     if what:
         raise DestinationExistsError(
@@ -122,7 +122,8 @@ def check_inventory(directory: Path, lines: Iterable[str], hint: str) -> None:
             now = None
         if now != line:
             raise DestinationExistsError(
-                f"{directory} was changed since a conversion put it there that was stopped before it could "
+                f"{directory} was changed after a conversion published it that was interrupted before "
+                "it could "
                 "say so",
                 location=directory / name,
                 got=_described(now),
@@ -218,9 +219,9 @@ class StagingDirectory:
             self._empty_removed()
         elif os.path.lexists(location):
             raise UsageError(
-                f"{location} is not what a conversion left there",
-                got="a directory without a mark of ours" if is_directory else "no directory",
-                expected="nothing, or what a conversion was deleting when it was interrupted",
+                f"{location} was not written by a conversion",
+                got="a directory without the mark of ckpttools" if is_directory else "no directory",
+                expected="no directory, or one that an interrupted conversion was deleting",
                 hint=f"move it away, or delete it; then {retry_term()}",
             )
 
@@ -229,8 +230,8 @@ class StagingDirectory:
         is_marked = not self.content.is_symlink() and mark_of(self.content) is not None
         if not is_marked and not is_free(self.content):
             raise UsageError(
-                f"{self.content} is not what a conversion left there: it has no {PLAN_MARK}",
-                expected="a checkpoint that grows, which is marked from the beginning",
+                f"{self.content} was not written by a conversion: it has no {PLAN_MARK}",
+                expected="an unpublished checkpoint, which has the mark from the start",
                 hint=f"move it away, or delete it; then {retry_term()}",
             )
 
@@ -247,8 +248,8 @@ class StagingDirectory:
             self.sync_names()
         else:
             raise UsageError(
-                f"{old} holds what {self.destination} was before it was to be replaced, and nothing tells "
-                "whether what has the name now is its successor",
+                f"{old} is the checkpoint that a conversion wanted to replace, and it is unknown whether "
+                f"{self.destination} is its successor",
                 hint=f"delete {old}, or move it to where you want it; then {retry_term()}",
             )
 

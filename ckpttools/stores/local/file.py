@@ -186,7 +186,7 @@ class LocalFile(File):
         try:
             status = Path(path).stat()
         except OSError as error:
-            raise _reading_error("cannot look at", path, error) from error
+            raise _reading_error("cannot inspect", path, error) from error
         identity = status.st_dev, status.st_ino
         return cls(str(path), status.st_size, str(status.st_mtime_ns), identity)
 
@@ -212,8 +212,8 @@ class LocalFile(File):
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=got,
-            expected=f"the file as it was when it was opened first: {_summary(self)}",
-            hint=f"wait until nothing writes to it, then {retry_term()}",
+            expected=f"the file as it was first opened: {_summary(self)}",
+            hint=f"wait until no process writes to it, then {retry_term()}",
         )
 
     def _checksum(self, nbytes: int) -> int:
@@ -318,7 +318,7 @@ class _Opener:
             f"{self._path} {what}",
             got="another file has the name" if now[:2] != first[:2] else _described(now),
             expected=f"the file as it was before: {_described(first)}",
-            hint=f"wait until nothing writes to it, then {retry_term()}",
+            hint=f"wait until no process writes to it, then {retry_term()}",
         )
 
 
@@ -353,7 +353,7 @@ def _reading_error(doing: str, path: str | Path, error: OSError) -> CheckpointEr
     return FormatError(
         f"{doing} {path}",
         got=f"{error.strerror} (errno {error.errno})",
-        hint="it was deleted, moved or not copied: `ckpt doctor` says what else the checkpoint lacks",
+        hint="it was deleted, moved or not copied: `ckpt doctor` lists everything that the checkpoint lacks",
     )
 
 

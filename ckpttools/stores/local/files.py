@@ -41,7 +41,7 @@ def write_error(path: Path | str, error: OSError) -> CheckpointError:
             "the disk is full",
             location=path,
             got=error.strerror,
-            hint=f"free some space and {retry_term()}: it goes on where it stopped",
+            hint=f"free some space and {retry_term()}: it resumes",
         )
     return storage_error("cannot write", path, error)
 
@@ -319,7 +319,7 @@ def moved_error(directory: Path) -> StorageError:
     return StorageError(
         f"{directory} was removed, moved or replaced while it was written",
         expected="the directory that this command created, under the same path until the command ends",
-        hint=f"find out what moved it or changed a link in its path; then {retry_term()}",
+        hint=f"find the process that moved it or changed a link in its path; then {retry_term()}",
     )
 
 
@@ -370,9 +370,9 @@ def check_no_mount(path: Path) -> None:
     mount = first_mount(path)
     if mount is not None:
         raise StorageError(
-            f"{path} is not removed: something is mounted at or in it",
+            f"{path} was not removed: it contains a mount point",
             location=mount,
-            expected="nothing but what this file system holds there: what is mounted would be deleted, too",
+            expected="a directory of one file system: mounted files would be deleted, too",
             hint=f"umount {mount}, then {retry_term()}",
         )
 

@@ -159,7 +159,7 @@ class Journal:
             elif kind == _TASK and isinstance(content, list):
                 self.records.append(content)
         if not is_ours:
-            raise _anothers(self._path, f"{size} bytes without a line that has a checksum of ours")
+            raise _anothers(self._path, f"{size} bytes without a valid line")
         if self.purpose is None:
             self.records, self.publishing, self.inventory = [], False, None
         elif whole < size and self._access == "alone":
@@ -277,7 +277,7 @@ def _anothers(path: Path, got: str) -> UsageError:
     return UsageError(
         f"{path} is not a journal of ckpttools",
         got=got,
-        expected="that name free, or the file as an interrupted conversion left it",
+        expected="no such file, or an unmodified file of an interrupted conversion",
         hint="move it away, or choose another destination",
     )
 
@@ -304,7 +304,7 @@ def locked_error(what: str, location: object, descriptor: int) -> LockedError:
     since = format_age(max(0.0, time.time() - os.fstat(descriptor).st_mtime))
     pid = _holder(descriptor)
     if pid is None:
-        got = f"a process of another machine or container; {location} was last written {since} ago"
+        got = f"a process on another machine or in another container; {location} was last written {since} ago"
         hint = "wait until it is done, or end that process, which releases its lock"
     else:
         began = format_age(_seconds_running(pid))

@@ -179,7 +179,7 @@ class LocalStaging(StagingDirectory):
         # Some file systems report no size.
         if nbytes > free and disk.total:
             raise NoSpaceError(
-                "the destination has too little room",
+                "the destination has too little space",
                 location=location,
                 got=f"{free:,} bytes free",
                 expected=f"{nbytes:,} bytes",
@@ -228,7 +228,7 @@ class LocalStaging(StagingDirectory):
             if not result:
                 raise
             raise claimed_error(
-                "other processes are writing this checkpoint, each a part of it",
+                "other processes are writing parts of this checkpoint",
                 result,
                 self.directory,
                 f"wait until they are done: {who_does_what(begun.purpose if begun else None)} lists them",
@@ -251,16 +251,16 @@ class LocalStaging(StagingDirectory):
             return
         if self.directory.is_symlink() or (names and JOURNAL not in names):
             raise UsageError(
-                f"{self.directory} is there and has no journal of ckpttools in it",
-                expected="that name free: a conversion grows there until it is complete",
+                f"{self.directory} exists and has no journal of ckpttools",
+                expected="no such directory, where the conversion is staged",
                 hint="move it away, or choose another destination",
             )
         mount = first_mount(self.directory)
         if mount is not None:
             raise UsageError(
-                f"something is mounted at or in {self.directory}",
+                f"{self.directory} contains a mount point",
                 location=mount,
-                expected="a directory of one file system: all of it gets another name, or is deleted",
+                expected="a directory of one file system, which can be renamed and deleted",
                 hint=f"umount {mount}, then {retry_term()}",
             )
 
@@ -288,15 +288,15 @@ class LocalStaging(StagingDirectory):
             DestinationExistsError: it was changed and may not be replaced.
         """
         old = self.old(journal)
-        rest = "" if old is None else f" ({old} is what {self.destination} was before)"
+        rest = "" if old is None else f" ({old} is the replaced {self.destination})"
         mark = self.destination / PLAN_MARK
-        keep = f"to keep it as it is, delete {mark} and {self.directory}{rest}"
-        hint = f"{keep}; to make it again, use {option('overwrite', True)}"
+        keep = f"to keep it, delete {mark} and {self.directory}{rest}"
+        hint = f"{keep}; to rewrite it, use {option('overwrite', True)}"
         try:
             if journal.inventory is None:
                 raise DestinationExistsError(
-                    f"the journal in {self.directory} is damaged, so nothing tells whether "
-                    f"{self.destination} is still what a stopped conversion put there",
+                    f"the journal in {self.directory} is damaged, so it is unknown whether "
+                    f"{self.destination} was changed after an interrupted conversion published it",
                     hint=hint,
                 )
             check_inventory(self.destination, journal.inventory, hint)
@@ -386,7 +386,7 @@ class LocalStaging(StagingDirectory):
                 self.remove(old)
             except OSError as error:
                 raise StorageError(
-                    f"{self.destination} is complete, but what it replaced could not be removed",
+                    f"{self.destination} is complete, but the replaced checkpoint could not be removed",
                     location=error.filename or self.directory,
                     got=error.strerror,
                     hint=f"delete {self.directory}",

@@ -34,7 +34,7 @@ def mark_of(location: Path) -> str | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise storage_error("cannot look at", mark, error) from error
+        raise storage_error("cannot inspect", mark, error) from error
     is_ours = stat.S_ISREG(status.st_mode) and status.st_size <= _LONGEST_MARK
     return read_whole(mark).decode(errors="replace") if is_ours else ""
 

@@ -37,7 +37,7 @@ def _stat_result(key: str) -> os.stat_result | None:
     except OSError as error:
         if error.errno in _NOTHING:
             return None
-        raise storage_error("cannot look at", key or ".", error) from error
+        raise storage_error("cannot inspect", key or ".", error) from error
 
 
 class LocalStore(Store):
@@ -160,7 +160,7 @@ class LocalStore(Store):
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise locked_error("another process has it", key, descriptor) from None
+                    raise locked_error("another process holds its lock", key, descriptor) from None
             yield
         finally:
             os.close(descriptor)

@@ -152,7 +152,7 @@ class WrittenFiles:
             f"{self._directory / name} was removed, replaced or cut while it was written",
             got=got,
             expected=expected,
-            hint=f"find out what changes files there; then {retry_term()} to rewrite the lost data",
+            hint=f"find the process that changes files there; then {retry_term()} to rewrite the lost data",
         )
 
 

@@ -59,7 +59,7 @@ class AzureStore(ObjectStore):
         is_emulated = bool(os.environ.get("AZURE_STORAGE_USE_EMULATOR"))
         if account is None and not is_emulated:
             raise StorageError(
-                "no storage account is named",
+                "no storage account is configured",
                 location=f"az://{bucket}",
                 expected=f"the name of the account in {_ACCOUNT}",
                 hint=f"export {_ACCOUNT}=NAME",
@@ -74,16 +74,16 @@ class AzureStore(ObjectStore):
 def _credentials() -> tuple[dict[str, Any], str]:
     """Return the client configuration, and the identity for messages."""
     if os.environ.get("AZURE_SKIP_SIGNATURE"):
-        return {"skip_signature": True}, "nobody (AZURE_SKIP_SIGNATURE is set)"
+        return {"skip_signature": True}, "anonymous (AZURE_SKIP_SIGNATURE is set)"
     explicit = next((name for name in _EXPLICIT if os.environ.get(name)), None)
     if explicit:
-        return {}, f"who {explicit} says"
+        return {}, f"the identity in {explicit}"
     if shutil.which("az"):
-        return {"use_azure_cli": True}, "who is logged in with `az login`"
+        return {"use_azure_cli": True}, "the account of `az login`"
     if metadata_headers("/metadata/instance?api-version=2021-02-01", {"Metadata": "true"}) is not None:
         return {}, "the managed identity of this machine"
     return {"skip_signature": True}, (
-        "nobody: no credentials were found (environment, `az login`, metadata server)"
+        "anonymous: no credentials were found (environment, `az login`, metadata server)"
     )
 
 

@@ -138,7 +138,7 @@ class Bucket:
         # obstore panics at other endpoints.
         if access.endpoint and not _ENDPOINT.fullmatch(access.endpoint):
             raise StorageError(
-                "the endpoint that the environment names is no address",
+                "the endpoint in the environment is not a URL",
                 location=location,
                 got=self._endpoint,
                 expected="http://HOST:PORT or https://HOST",
@@ -164,7 +164,7 @@ class Bucket:
         import obstore
 
         try:
-            result = self.ask("cannot look at", key, lambda client: obstore.head(client, key))
+            result = self.ask("cannot inspect", key, lambda client: obstore.head(client, key))
         except FileNotFoundError:
             return None
         return _status(result)
@@ -400,7 +400,7 @@ def require_obstore(scheme: str) -> None:
     """Raise UsageError if obstore is not installed."""
     if find_spec("obstore") is None:
         raise UsageError(
-            f"{scheme}:// is read by the package obstore, which is not installed",
+            f"{scheme}:// needs the package obstore, which is not installed",
             expected="this package with its extra `cloud`",
             hint="pip install 'ckpttools[cloud]'",
         )

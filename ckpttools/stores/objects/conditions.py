@@ -45,7 +45,7 @@ def _probe(bucket: Bucket, scratch: str) -> Conditions:
     except BaseException as error:
         if _try_delete(bucket, scratch) or not isinstance(error, StorageError):
             raise
-        left = f"{bucket.uri(scratch)} may be left: {bucket.removal(scratch)}"
+        left = f"{bucket.uri(scratch)} may remain: {bucket.removal(scratch)}"
         raise error.at(hint=f"{error.hint}; {left}" if error.hint else left) from error
     _try_delete(bucket, scratch)  # `conclude` deletes the object if this fails.
     return conditions

@@ -27,7 +27,7 @@ class ObjectDataFiles:
         sizes: size of each file in bytes.
         heads: first bytes of some files.
         plan: fingerprint of the plan, which marks the objects.
-        check: raises an error if the destination no longer belongs to this process.
+        check: raises an error if the destination is no longer locked by this process.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ def elsewhere(words: MessageTerms, endpoint: str) -> str:
     """Return the hint for authentication with a custom endpoint; "" without one."""
     if not endpoint:
         return ""
-    return f"{words.log_in}, as that server knows you; unset {words.endpoint} to ask {words.cloud} itself"
+    return f"{words.log_in} for that server; or unset {words.endpoint} to use {words.cloud} itself"
 
 
 def is_no_object(error: Exception) -> bool:
@@ -184,14 +184,14 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
     if is_not_the_api(error):
         return not_the_api(asked, _answer(text))
     if _is_of_region(text):
-        hint = "set AWS_REGION to the region that the bucket is in"
+        hint = "set AWS_REGION to the bucket's region"
         return _error(asked, _answer(text), "a request to the bucket's own region", hint)
     if code == 429 or code >= 500:
         hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: {retry_term()} later"
-        return _error(asked, f"{_answer(text)}{_tries(text)}", "an answer", hint)
+        return _error(asked, f"{_answer(text)}{_tries(text)}", "a response", hint)
     if not code and is_broken_off(error) and "TimedOut" not in text:
         hint = f"check the network and the proxy (HTTPS_PROXY), then {retry_term()}"
-        return _error(asked, f"an answer that ends too early{_tries(text)}", "the whole answer", hint)
+        return _error(asked, f"a truncated response{_tries(text)}", "the complete response", hint)
     if not code and (certificate := _CERTIFICATE.search(text)):
         why = distrust(certificate[1])
         what = f"the certificate of {asked.endpoint or asked.words.cloud} is not trusted"
@@ -214,11 +214,11 @@ def _error(asked: BucketRequest, got: str, expected: str | None, hint: str | Non
 def _no_bucket(asked: BucketRequest) -> StorageError:
     words = asked.words
     return StorageError(
-        f"there is no {words.bucket} {asked.bucket!r}",
+        f"{words.bucket} {asked.bucket!r} does not exist",
         location=asked.location,
-        got=f"the answer of {asked.endpoint or words.cloud}",
+        got=f"the response of {asked.endpoint or words.cloud}",
         expected=f"a {words.bucket} that exists",
-        hint=f"check the spelling, and {words.endpoint}, which names that server"
+        hint=f"check the spelling, and the server in {words.endpoint}"
         if asked.endpoint
         else f"check the spelling; `{words.list_buckets}` lists yours",
     )
@@ -236,7 +236,7 @@ def unusable_credentials(error: Exception, asked: BucketRequest) -> StorageError
         f"the credentials or settings for {asked.words.cloud} cannot be used",
         location=asked.location,
         got=f"{got}; from {asked.identity}",
-        expected="credentials in the format that the cloud gave them",
+        expected="credentials in the cloud's original format",
         hint=asked.words.log_in,
     )
 
@@ -250,7 +250,7 @@ def _not_authenticated(asked: BucketRequest, answer: str, code: str) -> StorageE
     return StorageError(
         f"{asked.doing} {asked.location}: authentication failed",
         got=f"{answer}; asked as {asked.identity}",
-        expected="credentials that the server accepts: it has not checked any permission",
+        expected="credentials that the server accepts (permissions were not checked)",
         hint=hint,
     )
 
@@ -287,8 +287,8 @@ def not_the_api(asked: BucketRequest, answer: str) -> StorageError:
         f"{server} does not offer {words.api}",
         location=asked.location,
         got=answer,
-        expected="a server that offers it",
-        hint=f"use another server or emulator, and name it in {words.endpoint}"
+        expected="a server with this API",
+        hint=f"use another server or emulator, and set {words.endpoint} to its URL"
         if asked.endpoint
         else "check the proxy (HTTPS_PROXY)",
     )
@@ -296,17 +296,17 @@ def not_the_api(asked: BucketRequest, answer: str) -> StorageError:
 
 def _no_connection(asked: BucketRequest, text: str) -> StorageError:
     causes = [item for result in _CAUSE.findall(text) for item in result if item]
-    got = "no answer in time" if "TimedOut" in text else causes[-1] if causes else _answer(text)
+    got = "no response in time" if "TimedOut" in text else causes[-1] if causes else _answer(text)
     if _NOT_TLS.search(text):
-        got = "an answer without TLS"
-        what = f"{asked.endpoint or asked.words.cloud} does not speak TLS"
+        got = "a response without TLS"
+        what = f"{asked.endpoint or asked.words.cloud} does not support TLS"
         hint = f"check the endpoint and the proxy: for a server without TLS, {asked.words.endpoint}=http://…"
         return StorageError(what, location=asked.location, got=got, expected="an https:// server", hint=hint)
     return StorageError(
         f"no connection to {asked.endpoint or asked.words.cloud}",
         location=asked.location,
         got=f"{got}{_tries(text)}",
-        expected="an answer",
+        expected="a response",
         hint="check the network, the proxy (HTTPS_PROXY) and the endpoint",
     )
 

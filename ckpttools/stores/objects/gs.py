@@ -94,10 +94,10 @@ def _emulated(address: str, variable: str) -> Access:
     nobody = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
     key = json.dumps({"gcs_base_url": url, "disable_oauth": True, **nobody})
     log_in = (
-        f"requests to {url} go without credentials; to ask Google Cloud Storage itself unset {variable}, "
+        f"requests to {url} have no credentials; to use Google Cloud Storage itself, unset {variable}, "
         f"then {GoogleStore.words.log_in}"
     )
-    return Access("GCSStore", {"service_account_key": key}, f"nobody ({variable} is set)", url, log_in)
+    return Access("GCSStore", {"service_account_key": key}, f"anonymous ({variable} is set)", url, log_in)
 
 
 def _credentials() -> tuple[dict[str, Any], str]:
@@ -107,16 +107,16 @@ def _credentials() -> tuple[dict[str, Any], str]:
         StorageError: a credentials file does not exist or is unusable.
     """
     if os.environ.get("GOOGLE_SKIP_SIGNATURE"):
-        return _NOBODY, "nobody (GOOGLE_SKIP_SIGNATURE is set)"
+        return _NOBODY, "anonymous (GOOGLE_SKIP_SIGNATURE is set)"
     explicit = next((name for name in _EXPLICIT if os.environ.get(name)), None)
     if explicit:
-        return {}, f"who {explicit} says"
+        return {}, f"the identity in {explicit}"
     named, usual = os.environ.get(_FILE), _usual_file()
     if named or usual.is_file():
         return _of_file(Path(named) if named else usual)
     if _is_on_google():
         return {}, "the service account of this machine"
-    return _NOBODY, f"nobody: no credentials were found ({_FILE}, {usual}, metadata server)"
+    return _NOBODY, f"anonymous: no credentials were found ({_FILE}, {usual}, metadata server)"
 
 
 def _usual_file() -> Path:
@@ -131,7 +131,10 @@ def _of_file(path: Path) -> tuple[dict[str, Any], str]:
         kind = content["type"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise StorageError(
-            "these credentials cannot be read", location=path, got=repr(error), hint=GoogleStore.words.log_in
+            "the credentials file cannot be read",
+            location=path,
+            got=repr(error),
+            hint=GoogleStore.words.log_in,
         ) from error
     if kind not in _KNOWN_KINDS:
         return {"credential_provider": _by_google_auth(path, kind)}, f"{kind} of {path}"
@@ -163,7 +166,7 @@ _HOST = "https://storage.googleapis.com"
 _SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
 _TOKEN = "http://169.254.169.254/computeMetadata/v1/instance/service-accounts/default/token"
 _SECONDS = 30.0
-_WHAT = "unfinished uploads cannot be looked for"
+_WHAT = "cannot list incomplete uploads"
 
 
 def _list_uploads(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iterator[PendingUpload]:
@@ -187,7 +190,7 @@ def _list_uploads(endpoint: str, bucket: str, prefix: str, meter: Meter) -> Iter
             page = ElementTree.fromstring(answer)
             yield from [_parse_upload(bucket, item) for item in page.iterfind("{*}Upload")]
         except (ElementTree.ParseError, ValueError) as error:
-            raise _listing_error(bucket, f"an answer that cannot be read: {error}") from error
+            raise _listing_error(bucket, f"an unreadable response: {error}") from error
         if _child_text(page, "IsTruncated") != "true":
             return
         after = {"key-marker": "NextKeyMarker", "upload-id-marker": "NextUploadIdMarker"}
@@ -267,7 +270,7 @@ def _machine_token() -> str:
         raise StorageError(
             _WHAT,
             got="no token for Google's XML API",
-            expected="the package google-auth, or a machine of Google's",
+            expected="the package google-auth, or a Google Cloud machine",
             hint="pip install google-auth requests",
         ) from None
 

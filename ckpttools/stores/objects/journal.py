@@ -141,7 +141,7 @@ class ObjectJournal:
         """Remove all entries but the last, in an order that keeps the remaining work recognizable.
 
         Args:
-            check: raises an error if the destination no longer belongs to this process; called before each
+            check: raises an error if the destination is no longer locked by this process; called before each
                 deletion.
 
         Raises:

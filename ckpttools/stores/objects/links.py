@@ -111,5 +111,5 @@ class CopyTrials:
         if source.key.partition("/")[0] != self.bucket:
             return f"it is in another {self.store.words.bucket}"
         if source.size > self.store.largest_copy:
-            return f"objects of more than {self.store.largest_copy >> 30} GiB are not copied in one request"
+            return f"objects of more than {self.store.largest_copy >> 30} GiB cannot be copied in one request"
         return None

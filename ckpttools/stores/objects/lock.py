@@ -119,10 +119,10 @@ class Lock:
         if self._is_lost or _now() - self._renewed > EXPIRED_SECONDS * _BELIEVED:
             seconds = EXPIRED_SECONDS * _BELIEVED
             raise StorageError(
-                f"{self._location} no longer belongs to this process",
-                got=f"another process took over, or nothing could be written for {seconds:.0f} s",
+                f"{self._location} is no longer locked by this process",
+                got=f"another process took over, or no write succeeded for {seconds:.0f} s",
                 expected="one writer",
-                hint=f"{retry_term()}: it goes on from what is done",
+                hint=f"{retry_term()}: it resumes the finished work",
             )
 
     def renew(self) -> None:

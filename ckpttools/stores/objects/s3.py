@@ -35,7 +35,7 @@ class AmazonStore(ObjectStore):
         cloud="Amazon S3",
         bucket="bucket",
         list_permission="s3:ListBucket",
-        read_permission="s3:GetObject (and s3:ListBucket: without it S3 says so of what is not there, too)",
+        read_permission="s3:GetObject (and s3:ListBucket: without it, S3 also denies access to missing keys)",
         write_permission="s3:PutObject, s3:DeleteObject and s3:AbortMultipartUpload",
         list_buckets="aws s3 ls",
         remove="aws s3 rm --recursive s3://{bucket}/{key}/",
@@ -84,7 +84,7 @@ def _credentials() -> tuple[dict[str, Any], str]:
         StorageError: a profile does not exist or is unusable.
     """
     if os.environ.get("AWS_SKIP_SIGNATURE"):
-        return {"skip_signature": True}, "nobody (AWS_SKIP_SIGNATURE is set)"
+        return {"skip_signature": True}, "anonymous (AWS_SKIP_SIGNATURE is set)"
     # boto3 takes 0.3 s to import, and obstore also finds these credentials.
     key = os.environ.get("AWS_ACCESS_KEY_ID")
     if key and os.environ.get("AWS_SECRET_ACCESS_KEY") and not os.environ.get("AWS_PROFILE"):
@@ -93,12 +93,12 @@ def _credentials() -> tuple[dict[str, Any], str]:
         import boto3
         from botocore.exceptions import BotoCoreError
     except ImportError:
-        return {}, "whom obstore found: profiles are read with boto3, which is not installed"
+        return {}, "the identity that obstore found (reading profiles needs boto3, which is not installed)"
     try:
         return _by_boto3(boto3.Session())
     except BotoCoreError as error:
         raise StorageError(
-            "the credentials of AWS cannot be read", got=error, hint=AmazonStore.words.log_in
+            "the AWS credentials cannot be read", got=error, hint=AmazonStore.words.log_in
         ) from error
 
 
@@ -107,7 +107,7 @@ def _by_boto3(session: Any) -> tuple[dict[str, Any], str]:
     config = {"region": session.region_name} if session.region_name else {}
     if result is None:
         return {**config, "skip_signature": True}, (
-            "nobody: no credentials were found (environment, profiles, web identity, container, instance)"
+            "anonymous: no credentials were found (environment, profiles, web identity, container, instance)"
         )
     from obstore.auth.boto3 import Boto3CredentialProvider
 
@@ -151,7 +151,7 @@ def _abort_upload(access: Any, upload: PendingUpload) -> None:
 
 @contextmanager
 def _upload_client(access: Any, bucket: str) -> Iterator[Any]:
-    what, location = "unfinished uploads cannot be looked for", f"s3://{bucket}"
+    what, location = "cannot list incomplete uploads", f"s3://{bucket}"
     try:
         import boto3
         from botocore import UNSIGNED

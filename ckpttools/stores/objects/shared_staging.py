@@ -73,9 +73,9 @@ class SharedObjectStaging(ObjectStaging):
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
         if journal.plan != plan or journal.published is not None:
             raise LockedError(
-                "another process has just begun, or finished, to write this checkpoint",
+                "another process has just started or finished this checkpoint",
                 location=self.location,
-                hint=f"{retry_term()}: it names that process, or finds the checkpoint complete",
+                hint=f"{retry_term()}: it reports that process or finds the checkpoint complete",
             )
         others = (member for member in self._members(journal, now) if member.token != claim.token)
         check_free(share, others, self.location)

@@ -76,15 +76,15 @@ class ObjectStaging:
         check_name(self.taken[0])
         if not self.rest:
             raise UsageError(
-                f"{self.location} is a whole {self.store.words.bucket}",
-                expected="a name in it, which a checkpoint can be given",
+                f"{self.location} is a complete {self.store.words.bucket}",
+                expected="a name in it",
                 hint=f"choose one: {self.location}/NAME",
             )
         if not is_usable(self.rest):
             raise UsageError(
                 f"{self.location!r} cannot be a destination",
                 expected="names without control characters, none of them `.` or `..`",
-                hint="give it a name of its own",
+                hint="choose another name",
             )
         journal = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
         is_begun = journal.plan == plan
@@ -108,7 +108,7 @@ class ObjectStaging:
         if not self.overwrite:
             raise DestinationExistsError(
                 f"{self.location} exists",
-                expected="a new name, below which there is nothing",
+                expected="a new name without objects below it",
                 hint=f"choose another destination, or allow its replacement with {option('overwrite', True)}",
             )
 
@@ -164,11 +164,11 @@ class ObjectStaging:
         if result:
             begun = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             raise claimed_error(
-                "other processes are writing this checkpoint, each a part of it",
+                "other processes are writing parts of this checkpoint",
                 result,
                 self.location,
                 f"wait until they are done: {who_does_what(begun.purpose)} lists them; a claim expires "
-                f"{EXPIRED_SECONDS:.0f} s after its process is gone",
+                f"{EXPIRED_SECONDS:.0f} s after its process has ended",
             )
 
     def now(self, name: str = LOCK) -> float:
@@ -202,9 +202,9 @@ class ObjectStaging:
         foreign = [name for name in names if name != LOCK and not name.startswith(ours)]
         if foreign:
             raise UsageError(
-                f"{self.location}{SUFFIX} holds objects, but no journal of ckpttools",
+                f"{self.location}{SUFFIX} contains objects, but no journal of ckpttools",
                 got=f"{len(foreign):,} objects, such as {min(foreign)}",
-                expected="no objects there: a conversion grows there until it is complete",
+                expected="no objects there, where the conversion is staged",
                 hint="move them away, or choose another destination",
             )
 
@@ -219,8 +219,8 @@ class ObjectStaging:
 
     def _changed(self) -> DestinationExistsError:
         return DestinationExistsError(
-            f"{self.location} was changed since a stopped conversion put it there",
-            hint=f"to keep it as it is, delete {self.location}{SUFFIX}; to make it again, use "
+            f"{self.location} was changed after an interrupted conversion published it",
+            hint=f"to keep it, delete {self.location}{SUFFIX}; to rewrite it, use "
             f"{option('overwrite', True)}",
         )
 
@@ -242,17 +242,17 @@ class ObjectStaging:
             what = "another conversion" if begun else "a conversion, and its journal cannot be read"
             same = begun and begun.is_same_command(purpose)
             raise UsageError(
-                f"{partial} holds the beginning of {what}",
+                f"{partial} contains the beginning of {what}",
                 got=f"{begun.source}, plan {begun.plan[:12]}" if begun else None,
                 expected=f"{purpose.source}, plan {purpose.plan[:12]}",
                 hint=(
-                    "its source is not what it was then; "
+                    "its source has changed since; "
                     if same
-                    else f"to go on with it, run: {begun.command}; "
+                    else f"to resume it, run: {begun.command}; "
                     if begun and begun.command
                     else ""
                 )
-                + f"to give it up, discard it with {option('overwrite', True)}",
+                + f"to discard it, use {option('overwrite', True)}",
             )
         if journal.is_replacing:
             raise self._about_to_replace(journal)
@@ -263,9 +263,9 @@ class ObjectStaging:
         partial, begun = self.location + SUFFIX, journal.purpose
         go_on = f"run: {begun.command}; if that is refused, " if begun and begun.command else ""
         return UsageError(
-            f"{partial} holds a complete checkpoint that was about to take the place of {self.location}",
+            f"{partial} contains a complete checkpoint that was about to replace {self.location}",
             got=begun.source if begun else None,
-            expected="that conversion brought to its end first",
+            expected="the end of that conversion first",
             hint=f"{go_on}copy {partial}/{CONTENT} elsewhere (what was at {self.location} may be gone), "
             f"then delete {partial}",
         )
@@ -291,7 +291,8 @@ class ObjectStaging:
         largest, limit = max(sizes.values(), default=0), self.store.largest_copy
         if journal.is_beside and largest > limit:
             raise UsageError(
-                f"what replaces {self.location} has a file too large for the cloud to copy to its place",
+                f"the replacement of {self.location} has a file that is too large to be copied inside "
+                "the cloud",
                 got=f"{largest} bytes",
                 expected=f"at most {limit} bytes in a file",
                 hint="choose another destination, or smaller files",

@@ -128,8 +128,8 @@ class ObjectStore(Store):
     def open(self, key: str, result: Status | None = None) -> ObjectFile:
         result = result or self.stat(key)
         if result is None or result.kind is not FileKind.FILE:
-            got = "nothing of this name" if result is None else "a directory"
-            raise FormatError(f"cannot look at {self.uri(key)}", got=got)
+            got = "it does not exist" if result is None else "a directory"
+            raise FormatError(f"cannot inspect {self.uri(key)}", got=got)
         return ObjectFile(self, key, result)
 
     def put(self, key: str, content: bytes) -> None:
@@ -139,7 +139,7 @@ class ObjectStore(Store):
         if not rest or bucket.names_below(rest):
             raise StorageError(f"cannot write {self.uri(key)}", got="a directory")
         if above is not None and above.kind is FileKind.FILE:
-            raise StorageError(f"cannot write {self.uri(key)}", got="what it would be in is a file")
+            raise StorageError(f"cannot write {self.uri(key)}", got="its parent is a file")
         replace(bucket, rest, content)
         self.forget(key)
 
@@ -326,8 +326,8 @@ class ObjectStore(Store):
         if result is not None:
             raise StorageError(
                 f"the value of {result} cannot be sent",
-                got="a line break or another control character in it",
-                expected="the value alone, on one line",
+                got="a line break or another control character",
+                expected="a value on one line",
                 hint=f"""export {result}="$(printenv {result} | tr -d '[:cntrl:]')\"""",
             )
 
@@ -340,6 +340,6 @@ class ObjectStore(Store):
         )
 
     def _no_directory(self, key: str) -> StorageError:
-        got = "nothing of this name" if self.stat(key) is None else "a file"
+        got = "it does not exist" if self.stat(key) is None else "a file"
         hint = "check the spelling of the path"
         return StorageError(f"cannot list {self.uri(key)}", got=got, hint=hint)

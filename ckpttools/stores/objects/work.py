@@ -147,7 +147,7 @@ class ObjectWork:
                 if name in there
                 else "no such object",
                 expected="the object that was written",
-                hint=f"find out what changes objects there; then {retry_term()} to rewrite the lost data",
+                hint=f"find the process that changes objects there; then {retry_term()} to rewrite the lost data",
             )
 
     def _checked_inventory(self) -> Inventory:
@@ -163,7 +163,7 @@ class ObjectWork:
         ]
         if lost:
             raise StorageError(
-                f"{self.staging.location} is not what was copied there",
+                f"{self.staging.location} differs from the checkpoint that was copied there",
                 got=f"{len(lost)} of {len(new)} objects changed or missing, such as {min(lost)}",
                 hint=f"{self.staging.location}{SUFFIX} is complete: {retry_term()}",
             )
@@ -187,7 +187,7 @@ class ObjectWork:
         sizes = {name: size for name, (size, _) in new.items()}
         if lost := sorted(name for name in {*new, *last} if there.get(name, -1) != sizes.get(name)):
             raise UsageError(
-                f"{self.staging.location}{SUFFIX} is not what it was when it was complete",
+                f"{self.staging.location}{SUFFIX} has changed since it was complete",
                 got=f"{len(lost)} of {len(there)} objects changed or missing, such as {lost[0]}",
                 hint=f"delete {self.staging.location}{SUFFIX} and {retry_term()}",
             )

@@ -150,7 +150,7 @@ def mark(bucket: Bucket, key: str, *, is_brief: bool = False) -> str | None:
 
     try:
         attributes = bucket.ask(
-            "cannot look at",
+            "cannot inspect",
             key,
             lambda client: obstore.get(client, key, options={"head": True}).attributes,
             is_brief=is_brief,
@@ -307,8 +307,8 @@ class Upload:
         except (FileNotFoundError, ObjectChangedError) as error:
             raise StorageError(
                 f"{_DOING} {self._bucket.uri(self._key)}",
-                got="its upload was ended elsewhere",
-                hint=f"{retry_term()}: it goes on from what is done",
+                got="its upload was ended by another process",
+                hint=f"{retry_term()}: it resumes the finished work",
             ) from error
 
     def __enter__(self) -> Self:
@@ -335,8 +335,8 @@ class Upload:
 def taken_error(bucket: Bucket, key: str) -> DestinationExistsError:
     """Return the error of an object that another process has written."""
     return DestinationExistsError(
-        f"{bucket.uri(key)} was written by somebody else meanwhile",
-        expected="a destination that nothing else is written to",
+        f"{bucket.uri(key)} was written by another process in the meantime",
+        expected="a destination without other writers",
         hint=f"delete it, or choose another destination; then {retry_term()}",
     )
 

@@ -94,16 +94,16 @@ class Attempts:
         self._made += 1
         limit = min(limit or self.patience.attempts, self.patience.attempts)
         if asked is not None and asked > self.patience.longest_wait:
-            got = f"{got}, and the request to come back in {asked:,.0f} s"
-            raise self._error(got + tried(self._made), "try again then")
+            got = f"{got}, and a request to wait {asked:,.0f} s"
+            raise self._error(got + tried(self._made), "run the command again after that time")
         if self._made >= limit:
             hint = hint or f"check the address and the network, then {retry_term()}"
             raise self._error(got + tried(self._made), hint)
         if not self._budget.allows_another():
             budget = self._budget
             got += tried(self._made)
-            got = f"{got}; {budget.failed} requests failed and {budget.answered} did not"
-            raise self._error(got, "the server or the network is not fit for it now: run the command later")
+            got = f"{got}; {budget.failed} requests failed and {budget.answered} succeeded"
+            raise self._error(got, "the server or the network is unreliable: run the command again later")
         backoff = self.patience.first_wait * 2 ** (self._made - 1) * random.uniform(0.5, 1)
         time.sleep(max(asked or 0, backoff))
 

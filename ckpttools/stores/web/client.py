@@ -164,7 +164,7 @@ class Client:
             if urlsplit(target).scheme not in ("https", urlsplit(url).scheme):
                 got = f"a redirect to {urlsplit(target).scheme}://{urlsplit(target).hostname or ''}"
                 raise StorageError(
-                    f"cannot read {attempts.location}", got=got, expected="one that stays safe"
+                    f"cannot read {attempts.location}", got=got, expected="a redirect to https"
                 )
             url = target
         raise StorageError(f"cannot read {attempts.location}", got=f"more than {_MOST_REDIRECTS} redirects")
@@ -186,7 +186,7 @@ class Client:
                 continue
             if len(body) > limit:
                 raise StorageError(
-                    f"cannot read {attempts.location}", got=f"an answer of more than {limit} bytes"
+                    f"cannot read {attempts.location}", got=f"a response of more than {limit} bytes"
                 )
             return response, result, body
 
@@ -222,7 +222,7 @@ def _check_address(url: str, location: str) -> None:
         urlsplit(url)
     except ValueError as error:
         raise StorageError(
-            f"cannot read {location}", got="no address that can be asked", hint="check the address"
+            f"cannot read {location}", got="a malformed address", hint="check the address"
         ) from error
 
 
@@ -232,7 +232,7 @@ def redirected(url: str, target: str, location: str) -> str:
         address = urljoin(url, target)
         urlsplit(address)
     except ValueError as error:
-        raise StorageError(f"cannot read {location}", got="a reference to what is no address") from error
+        raise StorageError(f"cannot read {location}", got="a redirect to a malformed address") from error
     return address
 
 
@@ -244,7 +244,7 @@ def _through(proxy: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
     try:
         login = urlsplit(proxy)
     except ValueError as error:
-        raise _no_proxy("what is no address") from error
+        raise _no_proxy("a malformed address") from error
     if login.scheme not in ("http", "https"):
         raise _no_proxy(f"{login.scheme}://…")
     headers = None
@@ -262,7 +262,7 @@ def _through(proxy: str, context: ssl.SSLContext | None) -> urllib3.PoolManager:
 
 def _no_proxy(got: str) -> StorageError:
     return StorageError(
-        "the proxy that the environment names cannot be used",
+        "the proxy in the environment cannot be used",
         got=got,
         expected="http://HOST:PORT",
         hint="correct HTTPS_PROXY and HTTP_PROXY, or name the host in NO_PROXY",
@@ -284,7 +284,7 @@ class Logins:
             return None
         # The error message may contain part of a password.
         except netrc.NetrcParseError as error:
-            raise _no_logins(f"line {error.lineno} cannot be understood") from error
+            raise _no_logins(f"line {error.lineno} is malformed") from error
         except UnicodeDecodeError as error:
             raise _no_logins("bytes that are not UTF-8") from error
         except OSError as error:
@@ -343,26 +343,26 @@ def failure_words(error: Exception, patience: Patience) -> str:
     if isinstance(error, failures.ProxyError) and error.original_error is not None:
         return f"at the proxy: {failure_words(error.original_error, patience)}"
     if isinstance(error, failures.NameResolutionError):
-        return "no host of this name"
+        return "the host does not exist"
     # urllib3 derives a refused connection from a timeout.
     if isinstance(error, failures.TimeoutError | TimeoutError) and not _is_absent(error):
         if isinstance(error, failures.ConnectTimeoutError):
             return f"no connection in {patience.connect:g} s"
-        return f"nothing more for {patience.stall:g} s"
+        return f"no data for {patience.stall:g} s"
     if isinstance(error, failures.IncompleteRead):
-        return "an answer that ends too early"
+        return "a truncated response"
     if isinstance(error, failures.LocationValueError):
-        return "no address that can be asked"
+        return "a malformed address"
     for cause in _causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return distrust(cause.verify_message).got
         if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
-            return "an answer without TLS"
+            return "a response without TLS"
         if isinstance(cause, failures.IncompleteRead):
-            return "an answer that ends too early"
+            return "a truncated response"
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror.lower() if cause.strerror[1:2].islower() else cause.strerror
-    return "a connection that breaks" if isinstance(error, failures.ProtocolError) else type(error).__name__
+    return "a broken connection" if isinstance(error, failures.ProtocolError) else type(error).__name__
 
 
 def _failure_hint(error: Exception) -> str:
@@ -371,7 +371,7 @@ def _failure_hint(error: Exception) -> str:
         if isinstance(cause, ssl.SSLCertVerificationError):
             return distrust(cause.verify_message).hint
         if isinstance(cause, ssl.SSLError) and cause.reason in _NOT_TLS:
-            return "write http:// if the server does not speak TLS, or check the proxy (HTTPS_PROXY)"
+            return "write http:// if the server does not support TLS, or check the proxy (HTTPS_PROXY)"
     return ""
 
 

@@ -205,8 +205,8 @@ class WebFile(File):
         return SourceChangedError(
             f"{self.path} was changed while it was read",
             got=got,
-            expected=f"the file as it was when it was looked at first: {self.size} bytes, {self.version}",
-            hint=f"wait until nothing writes to it, then {retry_term()}",
+            expected=f"the file as it was first inspected: {self.size} bytes, {self.version}",
+            hint=f"wait until no process writes to it, then {retry_term()}",
         )
 
     def _head(self, offset: int, stop: int) -> bytes:
@@ -236,7 +236,7 @@ class WebFile(File):
         attempts, target = client.attempts(self.path), memoryview(built)
         while done < length:
             response, skipped = self._answer(offset + done, offset + length, attempts)
-            before, got = done, "an answer that ends too early"
+            before, got = done, "a truncated response"
             try:
                 with closing(response):
                     _skip(response, skipped)
@@ -294,10 +294,10 @@ class WebFile(File):
         match = _CONTENT_RANGE.fullmatch(stated.strip())
         if match is None or int(match[1]) != start or response.headers.get("Content-Encoding"):
             raise StorageError(
-                f"{self.path}: the server sends something else than it was asked for",
+                f"{self.path}: the server sent another range than requested",
                 got=f"Content-Range: {stated}",
                 expected=f"bytes {start}-…/{self.size}",
-                hint="a proxy may have changed it; fetch the file and name the copy",
+                hint="a proxy may have changed it; download the file and pass the copy",
             )
         self._check_same(response, int(match[3]) if match[3] != "*" else self.size, pinned)
 
@@ -310,9 +310,9 @@ class WebFile(File):
         if start + self.size - stop > _MOST_WASTED or response.headers.get("Content-Encoding"):
             raise StorageError(
                 f"{self.path} cannot be read by ranges",
-                got="the whole file in answer to the request for a part of it",
-                expected="a server that knows ranges (`Accept-Ranges: bytes`), as nginx, Apache and Caddy do",
-                hint="fetch the file and name the copy, or have another server serve it",
+                got="the complete file in response to a range request",
+                expected="a server with range requests (`Accept-Ranges: bytes`), such as nginx, Apache and Caddy",
+                hint="download the file and pass the copy, or use another server",
             )
 
     def _check_same(self, response: BaseHTTPResponse, size: int, pinned: _Pinned) -> None:
@@ -324,10 +324,10 @@ class WebFile(File):
             if not (first.version and result.version):
                 raise self._changed_to(response)
             raise WrongLengthError(
-                f"{self.path}: the server contradicts itself on the length of the file",
+                f"{self.path}: the server reports different lengths for the file",
                 got=f"{size} bytes",
-                expected=f"{self.size} bytes, as it said before of the same version",
-                hint="a proxy may have changed the file; fetch it and name the copy",
+                expected=f"{self.size} bytes, as reported before for the same version",
+                hint="a proxy may have changed the file; download it and pass the copy",
             )
         self._pinned = _Pinned(pinned.address, first)
 
@@ -341,8 +341,8 @@ class WebFile(File):
     def _refused(self, response: BaseHTTPResponse) -> CheckpointError:
         if response.status in (404, 410):
             self.store.forget(self.key)
-            hint = "it was removed after it had been looked at; see what is there now"
-            return FormatError(f"{self.path} is gone", got=status_text(response), hint=hint)
+            hint = "it was removed during the command; list its directory"
+            return FormatError(f"{self.path} does not exist anymore", got=status_text(response), hint=hint)
         return self.store.refusal(self.key, response)
 
 

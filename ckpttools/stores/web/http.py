@@ -124,14 +124,14 @@ class HttpStore(WebStore):
     def list(self, key: str) -> Iterable[DirEntry]:
         result = self.stat(key)
         if result is None or result.kind is not FileKind.DIRECTORY:
-            got = "a file" if result else "nothing of this name"
+            got = "a file" if result else "it does not exist"
             raise StorageError(f"cannot list {self.uri(key)}", got=got)
         kinds = self._directory(key).kinds
         if not kinds:
             raise StorageError(
                 f"cannot list {self.uri(key)}",
-                got="a server that does not say what is in it, and no file of the names that models have",
-                expected=f"a page of its names, or {_INDEX} or config.json in it",
+                got="no directory listing, and no file with a usual model name",
+                expected=f"a directory listing, or {_INDEX} or config.json in it",
                 hint=f"name a file in it, such as {self.uri(key)}/model.safetensors",
             )
         return [DirEntry(name, kind) for name, kind in kinds.items()]
@@ -143,12 +143,12 @@ class HttpStore(WebStore):
         looked = self._look(key)
         status = looked.status
         if status is None or status.kind is not FileKind.FILE:
-            got = "a directory" if status else "nothing of this name"
-            raise FormatError(f"cannot look at {self.uri(key)}", got=got)
+            got = "a directory" if status else "it does not exist"
+            raise FormatError(f"cannot inspect {self.uri(key)}", got=got)
         return WebFile(self, key, status.size, status.version, looked.validator)
 
     def instead_of_writing(self, key: str) -> str:
-        return "write to a local directory, and copy that to where the server has its files"
+        return "write to a local directory, and copy that to the server"
 
     def is_unchanged(self, file: WebFile) -> bool:
         status, validator, _ = self._asked(file.key)
@@ -168,18 +168,18 @@ class HttpStore(WebStore):
         if response.status == 407:
             what, hint = "the proxy refuses the request", "export HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"
             return StorageError(
-                what, location=location, got=got, expected="a login that it accepts", hint=hint
+                what, location=location, got=got, expected="valid credentials for the proxy", hint=hint
             )
         if response.status not in (401, 403):
             return StorageError(f"cannot read {location}", got=got)
         host, login = urlsplit(self.url(key)).hostname, self._logins.name(self.url(key))
-        hint = f"if it needs a login, write it into ~/.netrc: machine {host} login NAME password WORD"
+        hint = f"if it needs a login, add it to ~/.netrc: machine {host} login NAME password WORD"
         if login and response.status == 401:
             hint = f"check the name and the password of the login {login} with the owner of {host}"
         elif login:
             hint = f"ask the owner of {host} to let the login {login} read it"
-        known = f"with the login {login} that is stored for it" if login else f"without a login for {host}"
-        return StorageError(f"{location} may not be read", got=f"{got}, {known}", hint=hint)
+        known = f"with the stored login {login}" if login else f"without a login for {host}"
+        return StorageError(f"access to {location} is denied", got=f"{got}, {known}", hint=hint)
 
     def _look(self, key: str) -> _KeyState:
         """Return the state of a key, if possible from the listing of its parent directory."""
@@ -282,13 +282,13 @@ class HttpStore(WebStore):
         if size is None or response.headers.get("Content-Encoding"):
             raise StorageError(
                 f"{self.uri(key)} cannot be read by ranges",
-                got="an answer that does not say how long the file is",
-                expected="a server that sends files as they are (`Content-Length`, `Accept-Ranges: bytes`)",
-                hint="fetch the file and name the copy, or have another server serve it",
+                got="a response without a length",
+                expected="a server that sends files unchanged (`Content-Length`, `Accept-Ranges: bytes`)",
+                hint="download the file and pass the copy, or use another server",
             )
         # Without a version from the server, a later request cannot show whether the file is unchanged, so an
         # interrupted conversion starts over.
-        version = validator.version or f"of no version that the server tells ({secrets.token_hex(4)})"
+        version = validator.version or f"unknown version ({secrets.token_hex(4)})"
         status = Status(FileKind.FILE, size, version, modified=_nanoseconds(validator.modified))
         return _looked(status, validator)
 
@@ -359,15 +359,15 @@ def _check(key: str, location: str) -> None:
     host, _, path = key.partition("/")
     if not host or "@" in host or "?" in key or "#" in key:
         raise UsageError(
-            f"{location.partition('?')[0]} cannot be read as it is written",
+            f"{location.partition('?')[0]} is not the address of a file",
             expected="https://host/path, without a query, a fragment or a login",
-            hint="fetch the file and name the copy; a login is read from ~/.netrc",
+            hint="download the file and pass the copy; a login is read from ~/.netrc",
         )
     parts = path.split("/")
     if host in _HUB and len(parts) >= 2 and "resolve" not in parts:
         raise UsageError(
             f"{location} is a page of the Hugging Face Hub, not a directory",
-            hint=f"name the model: hf://{'/'.join(parts[:2])}",
+            hint=f"pass the model: hf://{'/'.join(parts[:2])}",
         )
 
 

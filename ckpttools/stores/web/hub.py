@@ -127,7 +127,7 @@ class HubStore(WebStore):
         name = HubName.of(key)
         result = self._snapshot(name).names.get(name.path)
         if result is None:
-            got = "a file" if name.path in self._snapshot(name).files else "nothing of this name"
+            got = "a file" if name.path in self._snapshot(name).files else "it does not exist"
             raise StorageError(f"cannot list {self.uri(key)}", got=got)
         return [DirEntry(item, kind) for item, kind in result.items()]
 
@@ -154,12 +154,12 @@ class HubStore(WebStore):
         unnamed = next((path for path, item in files.items() if not _DIGEST.fullmatch(item.version)), None)
         if unnamed is not None:
             raise StorageError(
-                f"nothing says what {self.uri(key)} has to hold",
+                f"the content of {self.uri(key)} is not declared",
                 location=unnamed,
-                got="HF_HUB_OFFLINE is set, and a cache that keeps files without their digests",
+                got="HF_HUB_OFFLINE is set, and the cache has files without digests",
                 hint="unset it",
             )
-        declared = "what the cache says of itself" if _constants().HF_HUB_OFFLINE else "what the hub lists"
+        declared = "the cache's listing" if _constants().HF_HUB_OFFLINE else "what the hub lists"
         return Contents(declared, {path: Content(item.size, item.version) for path, item in files.items()})
 
     def open(self, key: str, result: Status | None = None) -> File:
@@ -167,9 +167,9 @@ class HubStore(WebStore):
         snapshot = self._snapshot(name)
         entry = snapshot.files.get(name.path)
         if entry is None:
-            got = "a directory" if name.path in snapshot.names else "nothing of this name"
+            got = "a directory" if name.path in snapshot.names else "it does not exist"
             hint = f"its files are listed at {self._page(name)}/tree/{snapshot.commit}"
-            raise FormatError(f"cannot look at {self.uri(key)}", got=got, hint=hint)
+            raise FormatError(f"cannot inspect {self.uri(key)}", got=got, hint=hint)
         copy = self._copy(key, entry)
         if copy is None and not name.path.endswith(_WEIGHTS):
             self._looked_into.add(key)
@@ -191,7 +191,7 @@ class HubStore(WebStore):
         if expected and _constants().HF_HUB_OFFLINE:
             raise StorageError(
                 f"{expected[0].location} is not in the cache",
-                got="HF_HUB_OFFLINE is set, so the hub is not asked",
+                got="HF_HUB_OFFLINE is set, so no request was sent",
                 hint="unset it",
             )
         if expected:
@@ -335,8 +335,8 @@ class HubStore(WebStore):
             if not isinstance(declared, list):
                 raise StorageError(
                     f"cannot list {self.uri(name.repo)}",
-                    got="an answer that is no listing",
-                    hint="is HF_ENDPOINT a hub?",
+                    got="a response that is not a listing",
+                    hint="check HF_ENDPOINT",
                 )
             for item in declared:
                 path = str(item.get("path")) if isinstance(item, dict) else ""
@@ -357,7 +357,7 @@ class HubStore(WebStore):
             declared = json.loads(body)
         except (ValueError, RecursionError) as error:
             raise StorageError(
-                f"cannot read {location}", got="an answer that is not JSON", hint="is HF_ENDPOINT a hub?"
+                f"cannot read {location}", got="a response that is not JSON", hint="check HF_ENDPOINT"
             ) from error
         return declared, _next_page(url, response)
 

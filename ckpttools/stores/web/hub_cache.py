@@ -146,7 +146,7 @@ def cached_snapshot(repo: str, revision: str) -> Snapshot:
     except LocalEntryNotFoundError as error:
         raise StorageError(
             f"hf://{repo}@{revision} is not in the cache",
-            got="HF_HUB_OFFLINE is set, so the hub is not asked",
+            got="HF_HUB_OFFLINE is set, so no request was sent",
             hint=f"unset it, or fetch the model first: hf download {repo} --revision {revision}",
         ) from error
     result = (Path(above) / name for above, _, names in os.walk(folder) for name in names)

@@ -73,10 +73,10 @@ class HubStream:
         """Wait until storage has the file. Returns the error, or None on success."""
         if self._error is None and self._hasher.hexdigest() != self._blob.sha256:
             self._error = SourceChangedError(
-                f"{self._path}: its content was another when it was made for the second time",
+                f"{self._path}: its content changed when it was produced for the second time",
                 got=f"SHA-256 {self._hasher.hexdigest()}",
                 expected=f"SHA-256 {self._blob.sha256}",
-                hint=f"wait until nothing writes to the source, then {retry_term()}",
+                hint=f"wait until no process writes to the source, then {retry_term()}",
             )
         self._kept(self._held)
         if self._error is None:
@@ -123,7 +123,7 @@ class HubStream:
         return StorageError(
             f"cannot upload {location}",
             got=failure_words(self._error, self._repository.client.patience) + tried(attempts),
-            hint=f"check the network, then {retry_term()}: what was uploaded is not sent again",
+            hint=f"check the network, then {retry_term()}: uploaded files are not sent again",
         )
 
 
@@ -274,13 +274,12 @@ class HubDataFiles:
         nbytes = sum(map(len, self.small.values()))
         if nbytes > _MOST_SMALL_BYTES:
             raise UsageError(
-                f"{self._repository.location} would take too much into one commit: only large files "
-                "go to the "
-                "hub's storage",
+                f"{self._repository.location} would need too large a commit: only large files "
+                "go to the hub's storage",
                 got=f"{len(self.small)} small files of {format_size(nbytes)} so far",
                 expected=f"at most {format_size(_MOST_SMALL_BYTES)} in small files",
-                hint="write fewer and larger files: safetensors, or Orbax as it is by default, without "
-                "a file for each chunk",
+                hint="write fewer and larger files: safetensors, or Orbax with its default "
+                "layout, which has no file per chunk",
             )
 
     def stream(self, path: str, blob: Blob) -> HubStream | None:

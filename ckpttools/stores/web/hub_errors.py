@@ -113,15 +113,15 @@ def refused(asked: HubRequest, answer: Answer) -> StorageError:
             f"{asked.hub} does not accept the token",
             location=asked.location,
             got=answer.declared,
-            expected="a valid token: it may have expired, or been revoked or cut",
-            hint=f"make one at {asked.hub}/settings/tokens, then `hf auth login`; or unset HF_TOKEN",
+            expected="a valid token: it may be expired, revoked or truncated",
+            hint=f"create one at {asked.hub}/settings/tokens, then `hf auth login`; or unset HF_TOKEN",
         )
     if answer.code == "GatedRepo":
         return StorageError(
-            f"{asked.repo} is gated: it is read by those who have accepted its terms",
+            f"{asked.repo} is gated: access requires acceptance of its terms",
             location=asked.location,
             got=got,
-            expected="the token of an account that has accepted them",
+            expected="a token of an account that has accepted them",
             hint=f"{asked.login}accept the terms at {page}, then {retry_term()}",
         )
     if answer.code == "RevisionNotFound":
@@ -132,13 +132,13 @@ def refused(asked: HubRequest, answer: Answer) -> StorageError:
         )
     if answer.code == "RepoNotFound" or answer.status in (401, 404):
         return AbsentError(
-            f"there is no model {asked.repo}, or it is private",
+            f"model {asked.repo} does not exist, or it is private",
             location=asked.location,
             got=got,
             hint=f"{asked.login}check the name at {page}",
         )
     return StorageError(
-        f"{asked.location} may not be read",
+        f"access to {asked.location} is denied",
         got=f"{answer.headers.get('X-Error-Message') or answer.text}, {asked.identity}",
         hint=f"see {page}",
     )
@@ -164,40 +164,40 @@ def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | N
         return refused(asked, answer)
     if answer.status in (409, 412):
         return ConflictError(
-            f"{asked.repo} was changed while it was written: nothing was committed",
+            f"{asked.repo} was changed during the upload: nothing was committed",
             location=asked.location,
             got=got,
-            expected="the revision as it was when the command began",
-            hint=f"see what was changed, then {retry_term()}: what was uploaded is not sent again",
+            expected="the revision from the start of the command",
+            hint=f"check the changes, then {retry_term()}: uploaded files are not sent again",
         )
     if answer.status in (413, 507) or (
         answer.status in (400, 402, 403, 422) and _FULL.search(answer.declared)
     ):
         return NoSpaceError(
-            f"{asked.repo} takes no more",
+            f"{asked.repo} has no space left",
             location=asked.location,
             got=got,
-            expected="room for it",
-            hint=f"make room, or ask for more: {asked.hub}/settings/billing; then run the "
-            "same command again: what was uploaded is not sent again",
+            expected="enough space",
+            hint=f"free some space, or buy more: {asked.hub}/settings/billing; then run the "
+            "same command again: uploaded files are not sent again",
         )
     if answer.status == 401 or answer.code == "RepoNotFound" or answer.status == 404:
         return StorageError(
-            f"{asked.repo} may not be written",
+            f"write access to {asked.repo} is denied",
             location=asked.location,
             got=got,
-            expected="a token that may write there",
-            hint=f"{asked.login}make one at {asked.hub}/settings/tokens, and give it to `hf auth login`",
+            expected="a token with write permission",
+            hint=f"{asked.login}create one at {asked.hub}/settings/tokens, and give it to `hf auth login`",
         )
     if answer.status == 403:
         org = asked.repo.partition("/")[0]
         return StorageError(
-            f"{asked.repo} may not be written",
+            f"write access to {asked.repo} is denied",
             location=asked.location,
             got=got,
-            expected=f"a token that may write to {org}",
-            hint=f"`hf auth whoami` says who you are: write below your own name, have {org} let you write, "
-            f"or make a token with it at {asked.hub}/settings/tokens",
+            expected=f"a token with write permission for {org}",
+            hint=f"`hf auth whoami` shows your account: write below your own name, ask {org} for write "
+            f"access, or create a token with it at {asked.hub}/settings/tokens",
         )
     hint = f"see {asked.page}, then {retry_term()}"
     return StorageError(f"cannot {doing} {asked.location}", got=got, hint=hint)

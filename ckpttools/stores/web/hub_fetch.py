@@ -73,10 +73,10 @@ def fetch(files: Sequence[ExpectedFile], endpoint: str, explain: Explain, observ
                 future.cancel()
     if differing := [text for text in wrong if text]:
         raise FormatError(
-            f"what the hub sends is not what it lists{listing(differing)}",
-            expected="files of these digests",
-            hint=f"they were removed from the cache; {retry_term()}, and tell whoever keeps the model "
-            "if it happens again",
+            f"files differ from the hub's listing{listing(differing)}",
+            expected="files with the listed digests",
+            hint=f"they were removed from the cache; {retry_term()}, and report it to the owner of the "
+            "model if it happens again",
         )
 
 
@@ -174,12 +174,12 @@ def _check_room(nbytes: int) -> None:
     free = shutil.disk_usage(there).free
     if free < nbytes:
         raise NoSpaceError(
-            "the cache has too little room",
+            "the cache has too little space",
             location=constants.HF_HUB_CACHE,
             got=f"{free} bytes free",
             expected=f"{nbytes} bytes",
-            hint="make room with `hf cache prune`, or name another directory in HF_HOME; without "
-            f"{option('download', True)} nothing is kept on disk",
+            hint="free some space with `hf cache prune`, or set HF_HOME to another directory; without "
+            f"{option('download', True)} nothing is stored on disk",
         )
 
 
@@ -199,10 +199,10 @@ def _explained(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
                 answer = Answer(response.status_code, response.reason_phrase, response.headers)
                 raise explain(expected, answer) from error
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpaceError(f"cannot keep {expected.location} in the cache", got=error) from error
+            raise NoSpaceError(f"cannot store {expected.location} in the cache", got=error) from error
         refuse_untrusted(error, expected.location)
         raise StorageError(
             f"cannot fetch {expected.location}",
             got=first_line(error.__cause__ or error),
-            hint=f"{retry_term()}: files that have come are not fetched again",
+            hint=f"{retry_term()}: complete files are not fetched again",
         ) from error

@@ -51,8 +51,8 @@ class HubName(NamedTuple):
         is_named = _HUB_NAME.fullmatch(org) and _HUB_NAME.fullmatch(name) and org not in _OTHERS
         if not is_named or (at and not revision):
             raise UsageError(
-                f"hf://{key} names no model",
-                got=f"something else of the hub: {org}" if org in _OTHERS else None,
+                f"hf://{key} does not name a model",
+                got=f"another kind of repository: {org}" if org in _OTHERS else None,
                 expected="hf://org/name, hf://org/name@revision or hf://org/name/path",
                 hint="look up the model's name on its page",
             )

@@ -170,7 +170,7 @@ class Repository:
                 raise not_taken(self._asked, answer, "make") from error
         except Exception as error:  # the HTTP library of `huggingface_hub` can raise anything
             refuse_untrusted(error, self.location)
-            raise StorageError(f"cannot make {self.location}", got=first_line(error)) from error
+            raise StorageError(f"cannot create {self.location}", got=first_line(error)) from error
 
     def is_large(self, files: Mapping[str, Blob]) -> Mapping[str, bool]:
         """Return which files belong into the storage for large files rather than into the commit.
@@ -242,7 +242,7 @@ class Repository:
         text = _text(response)
         if response.status >= 500 or response.status in (408, 429):
             got = Answer(response.status, response.reason or "", response.headers, text).declared
-            hint = f"{retry_term()} later: what was uploaded is not sent again"
+            hint = f"{retry_term()} later: uploaded files are not sent again"
             raise BusyError(f"cannot upload {self.location}/{path}", got=got, hint=hint)
         if response.status not in (200, 201, 204):
             answer = Answer(response.status, response.reason or "", response.headers, text)
@@ -373,8 +373,8 @@ class Repository:
     def _not_understood(self, what: str) -> StorageError:
         return StorageError(
             f"cannot upload {self.location}/{what}",
-            got="an answer that no hub gives",
-            hint="is HF_ENDPOINT a hub?",
+            got="a malformed response",
+            hint="check HF_ENDPOINT",
         )
 
 

@@ -83,11 +83,11 @@ class HubStaging:
             self.check_replaced()
             if not self.overwrite:
                 raise DestinationExistsError(
-                    f"{self.repository.location} has files already",
+                    f"{self.repository.location} already has files",
                     got=first_names(there, 3),
-                    expected="a repository without any, or a new one",
+                    expected="an empty repository, or a new one",
                     hint="choose another destination, or allow their replacement with "
-                    f"{option('overwrite', True)}: what they were remains in the history",
+                    f"{option('overwrite', True)}: the history keeps them",
                 )
         return head, False
 
@@ -102,16 +102,16 @@ class HubStaging:
         if self.store.is_offline:
             raise StorageError(
                 f"{self.repository.location} cannot be written",
-                got="HF_HUB_OFFLINE is set, so the hub is not asked",
+                got="HF_HUB_OFFLINE is set, so no request was sent",
                 hint="unset it",
             )
         if not self.repository.headers(self.repository.page):
             raise StorageError(
                 f"{self.repository.location} cannot be written",
                 got="no token",
-                expected="a token that may write",
-                hint=f"make one at {self.repository.endpoint}/settings/tokens, then `hf auth login`, or set "
-                "HF_TOKEN",
+                expected="a token with write permission",
+                hint=f"create one at {self.repository.endpoint}/settings/tokens, then `hf auth login`, "
+                "or set HF_TOKEN",
             )
 
     def _check_visibility(self, head: RepositoryHead) -> None:
@@ -120,21 +120,21 @@ class HubStaging:
         public = option("public", True)
         if head.is_private:
             raise UsageError(
-                f"{self.name.repo} is private already",
+                f"{self.name.repo} is already private",
                 got=public,
-                hint=f"leave out {public}; who reads it is set at {self.repository.page}/settings",
+                hint=f"leave out {public}; change its visibility at {self.repository.page}/settings",
             )
         raise UsageError(
-            f"{self.name.repo} is public already",
-            expected=f"{public}, where everybody can read what is written",
-            hint=f"say {public}, or choose another destination",
+            f"{self.name.repo} is already public",
+            expected=f"{public}, because everyone can read it",
+            hint=f"add {public}, or choose another destination",
         )
 
     def _check_card(self, head: RepositoryHead) -> None:
         is_there = CARD in self.store.files_at(self.name.repo, head.commit)
         if self.sharing.model_card and is_there and not self.overwrite:
             raise DestinationExistsError(
-                f"{self.name.repo} has a {CARD} already",
+                f"{self.name.repo} already has a {CARD}",
                 hint=f"leave out {option('model_card', True)}, or allow its replacement with "
                 f"{option('overwrite', True)}",
             )
@@ -154,7 +154,7 @@ class HubStaging:
                 self.repository.create(private=not self.sharing.public)
                 head = self.repository.head()
                 if head is None:
-                    raise StorageError(f"{self.repository.location} was created, but is not there")
+                    raise StorageError(f"{self.repository.location} was created, but does not exist")
                 self._check_visibility(head)
             if not is_complete:
                 self.repository.check_writable()
@@ -220,8 +220,8 @@ class HubWork:
         old = staging.files(self.head) if staging.overwrite else []
         commit = staging.repository.commit(
             self.head.commit,
-            f"Add a checkpoint of {len(written)} files",
-            f"Made by ckpttools{_of(self.purpose.source)}\n\n{staging.mark(self.purpose.plan)}",
+            f"Add a checkpoint with {len(written)} files",
+            f"Created by ckpttools{_of(self.purpose.source)}\n\n{staging.mark(self.purpose.plan)}",
             small=files.small,
             large=files.large,
             deleted=set(old) - written,
