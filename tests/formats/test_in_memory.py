@@ -152,4 +152,4 @@ def test_a_scheme_without_a_store_is_refused_wherever_a_path_stands():
         assert done.exit_code == 2
         assert f"no store for {scheme}:// is installed" in done.output
         is_written = ("out" in str(words[-1]) and "://" in str(words[-1])) or "--manifest" in words
-        assert ("then copy that there" in done.output) is is_written
+        assert ("then copy it there" in done.output) is is_written

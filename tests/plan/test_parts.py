@@ -364,9 +364,9 @@ class TestBeginning:
 
         destination = f"gs://{gcs.bucket}/stalled/out"
         now = lock._now
-        with pytest.raises(StorageError, match="no longer belongs"), self.begun(destination) as work:
+        with pytest.raises(StorageError, match="no longer locked"), self.begun(destination) as work:
             monkeypatch.setattr(lock, "_now", lambda: now() + lock.EXPIRED_SECONDS + 1)
-            with pytest.raises(StorageError, match="no longer belongs"):
+            with pytest.raises(StorageError, match="no longer locked"):
                 work.claim.lock.renew()
             monkeypatch.setattr(lock, "_now", now)
             work.enter([[1]])

@@ -256,7 +256,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_written(tmp_path, mon
     huge = LlamaSizes(layers=1, hidden=1 << 14, mlp=1 << 14, heads=4, kv_heads=2, head_dim=64, vocab=7 << 26)
     write_llama(tmp_path / "hf", huge, sparse=True)
     conversion = plan_to_maxtext(tmp_path / "hf", resources=Resources(memory=1 << 36))
-    with pytest.raises(NoSpaceError, match="too little room"):
+    with pytest.raises(NoSpaceError, match="too little space"):
         conversion.run(tmp_path / "out")
     assert [location.name for location in tmp_path.iterdir()] == ["hf"]
 

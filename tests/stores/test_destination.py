@@ -70,7 +70,7 @@ APART = {
     "is SRC itself, through ..": ("mt", "hf/../mt"),
     "contains SRC": ("run/checkpoints/1", "run/checkpoints"),
     "contains SRC, through a link": ("run/checkpoints/1", "link-to-run"),
-    "lies in SRC": ("run/checkpoints", "run/checkpoints/3"),
+    "is in SRC": ("run/checkpoints", "run/checkpoints/3"),
 }
 
 
@@ -80,8 +80,8 @@ ALIASES = {
     "is SRC itself, read in a mount": (".", "alias/mt", "mt"),
     "contains SRC, in a mount": ("run", "run/checkpoints/1", "alias/checkpoints"),
     "contains SRC, which is mounted": ("run/checkpoints/1", "alias", "run/checkpoints"),
-    "lies in SRC, in a mount": ("run/checkpoints", "run/checkpoints", "alias/3"),
-    "lies in SRC, which is mounted": ("run", "alias/checkpoints", "run/checkpoints/3"),
+    "is in SRC, in a mount": ("run/checkpoints", "run/checkpoints", "alias/3"),
+    "is in SRC, which is mounted": ("run", "alias/checkpoints", "run/checkpoints/3"),
 }
 
 
@@ -269,7 +269,7 @@ class TestWhatIsThere:
         result = while_mounted(*command)
         assert [code for code, _ in result] == [2, 2, 2]
         for (_, where, _), (_, text) in zip(cases[:2], result[:2], strict=True):
-            assert f"holds what is mounted at {where}" in text and f"or umount {where}" in text
+            assert f"contains the mount point {where}" in text and f"or umount {where}" in text
         assert f"{location / 'out'} is where a file system is mounted" in result[2][1]
         assert state(location) == before
 

@@ -61,7 +61,7 @@ def test_a_full_disk_loses_nothing_and_with_room_it_goes_on(result):
         assert little["code"] == 4, location
         advice = "leave --strip-older out at first" if "--strip-older" in words else "takes some kB"
         assert words[0] != "prune" or advice in little["output"]
-        assert "disk is full" in little["output"] or "too little room" in little["output"]
+        assert "disk is full" in little["output"] or "too little space" in little["output"]
         assert before["files"].items() <= little["files"].items(), location
         assert not any(name.startswith("out/") for name in little["files"]), location
         assert again["code"] == 0 and again["files"] == whole[str(words)]["files"], location

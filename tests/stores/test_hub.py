@@ -214,7 +214,7 @@ class TestDownload:
     def test_a_full_disk_is_noticed_before(self, server, tmp_path, monkeypatch):
         monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 1000))
         done = ended("hash", HUB, "--download", code=4)
-        assert "too little room" in done.output and blobs(tmp_path) == set()
+        assert "too little space" in done.output and blobs(tmp_path) == set()
 
 
 def test_a_conversion_says_of_which_commit_it_is(server, tmp_path):

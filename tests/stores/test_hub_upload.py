@@ -136,13 +136,13 @@ class TestDataFiles:
         assert caught.value.got.endswith(", tried 3 times"), caught.value
 
     def test_other_bytes_the_second_time_never_get_there(self, server, files):
-        with pytest.raises(SourceChangedError, match="another when it was made"):
+        with pytest.raises(SourceChangedError, match="content changed when it was produced"):
             self.built(files, again=LARGE[:-1] + b"x")
         assert server.hub.objects == {}
 
     def test_no_room_is_told_at_once(self, server, files):
         server.hub.full = 1000
-        with pytest.raises(NoSpaceError, match="takes no more") as caught:
+        with pytest.raises(NoSpaceError, match="has no space left") as caught:
             self.built(files)
         assert "storage limit reached" in caught.value.got and not sent(server)
 
@@ -429,7 +429,7 @@ class TestRefusals:
             (
                 lambda web, set: setattr(web.hub, "full", 1000),
                 4,
-                ["takes no more", "storage limit", "not sent again"],
+                ["has no space left", "storage limit", "not sent again"],
             ),
             (lambda web, set: web.fault("repos/create", status(500), 99), 5, ["cannot make", "500"]),
             (lambda web, set: web.fault("/preupload/", status(500), 99), 5, ["cannot upload", "500"]),

@@ -261,7 +261,7 @@ class TestLocks:
             with pytest.raises(StorageError):
                 lock.renew()
             monkeypatch.setattr(locking, "_now", lambda: now() + 0.8 * locking.EXPIRED_SECONDS)
-            with pytest.raises(StorageError, match="no longer belongs"):
+            with pytest.raises(StorageError, match="no longer locked"):
                 lock.check()
             s3.quirks.refuse = lambda method, path: 0
 
@@ -270,7 +270,7 @@ class TestLocks:
         s3.quirks.kind = kind
         with Lock(bucket_of(s3), "x.partial/lock", "s3://x") as lock:
             s3.put({"x.partial/lock": json.dumps({"owner": "b", "pid": 8, "host": "other"}).encode()})
-            with pytest.raises(StorageError, match="no longer belongs"):
+            with pytest.raises(StorageError, match="no longer locked"):
                 lock.renew()
         assert keys(s3) == ["x.partial/lock"], "it is the other's, and is not deleted"
 

@@ -238,7 +238,7 @@ class TestSomebodyElses:
         gcs.server.faults = []
         (source / "model.safetensors").touch()
         done = ckpt(*words, "--no-scan", "--overwrite")
-        assert done.exit_code == 2 and "holds a complete checkpoint" in done.output, done.output
+        assert done.exit_code == 2 and "contains a complete checkpoint" in done.output, done.output
         run("copy", f"{target}.partial/content", f"{target}-2")
         assert "equal" in run("verify", f"{target}-2", "--against", HF)
 

@@ -22,7 +22,7 @@ import ckpttools
 from ckpttools.core.errors import StorageError
 from ckpttools.core.region import Region
 from ckpttools.plan.task import Prices, prices
-from ckpttools.stores import blocks, concurrency, parse, reads
+from ckpttools.stores import block_cache, concurrency, parse, reads
 from ckpttools.stores.concurrency import Pace, requesting
 from ckpttools.stores.objects import gs
 from ckpttools.stores.reads import ReadPool
@@ -172,7 +172,7 @@ class TestLate:
 
     def test_a_server_that_stalls_one_answer_in_twenty(self, gcs, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 16)
-        monkeypatch.setattr(blocks, "SIZE", 1)
+        monkeypatch.setattr(block_cache, "SIZE", 1)
         whole = content(1 << 20) * 4
         file = (gcs.filled({"x.bin": whole}) / "x.bin").open()
         assert file.read(0, 1 << 21) == whole[: 1 << 21]
@@ -191,7 +191,7 @@ class TestPace:
     @pytest.fixture(autouse=True)
     def short(self, monkeypatch):
         monkeypatch.setattr(reads, "PART", 1 << 14)
-        monkeypatch.setattr(blocks, "SIZE", 1)
+        monkeypatch.setattr(block_cache, "SIZE", 1)
         monkeypatch.setattr(concurrency, "_REST", 1)
         monkeypatch.setattr(concurrency, "_SECONDS", 0.2)
 

@@ -89,7 +89,7 @@ class TestWhatIsSomebodyElses:
         (partial / "0" / "items" / "precious").write_text("x")
         before = content(partial)
         for overwrite in (False, True):
-            with pytest.raises(UsageError, match=r"out\.partial is there and has no journal of ckpttools"):
+            with pytest.raises(UsageError, match=r"out\.partial exists and has no journal of ckpttools"):
                 plan_to_maxtext(models / "a").run(out, overwrite=overwrite)
         assert content(partial) == before and not out.exists()
 
@@ -210,7 +210,7 @@ class TestWhatIsSomebodyElses:
         result = while_mounted(*cases)
         assert [code for code, _ in result] == [2, 2, 5]
         for (_, location, _), (_, text) in zip(cases, result, strict=True):
-            assert f"umount {location}" in text and "something is mounted" in text
+            assert f"umount {location}" in text and "contains a mount point" in text
         assert content(mine) == {"f": b"data"}
         assert content(partial) == before and not out.exists()
 
@@ -378,7 +378,7 @@ class TestReplacing:
         elif lost == "its mark":
             (out / PLAN_MARK).unlink()
             plan = plan_to_maxtext(models / "b")
-            for overwrite, words in ((False, "exists"), (True, "was before it was to be replaced")):
+            for overwrite, words in ((False, "exists"), (True, "a conversion wanted to replace")):
                 with pytest.raises(UsageError, match=words):
                     plan.run(out, overwrite=overwrite)
             assert content(out) == new
@@ -492,7 +492,7 @@ def test_there_must_be_room_for_what_is_made_again(models, out, monkeypatch):
     (out / "0/items/d/data").write_text("changed by hand")
     before = content(out)
     usage = shutil.disk_usage(out)
-    with monkeypatch.context() as patch, pytest.raises(NoSpaceError, match="too little room"):
+    with monkeypatch.context() as patch, pytest.raises(NoSpaceError, match="too little space"):
         patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 10))
         plan_to_maxtext(models / "a").run(out, overwrite=True)
     assert content(out) == before

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 import ckpttools
-from ckpttools.stores import blocks, parse
+from ckpttools.stores import block_cache, parse
 from ckpttools.stores.registry import counted
 
 
@@ -32,7 +32,7 @@ def bits(array: Any) -> Any:
 
 def main(asked: str, declared: str) -> None:
     # Else what is read of a header brings small files along, whole.
-    blocks.SIZE = 1
+    block_cache.SIZE = 1
     results = []
     for location, local, options in json.loads(Path(asked).read_text()):
         prepared = ckpttools.load.plan(location, **options)

@@ -147,7 +147,7 @@ class ObjectWork:
                 if name in there
                 else "no such object",
                 expected="the object that was written",
-                hint=f"find the process that changes objects there; then {retry_term()} to rewrite the lost data",
+                hint=f"find the process that changes objects there; then {retry_term()} to rewrite them",
             )
 
     def _checked_inventory(self) -> Inventory:

@@ -311,7 +311,7 @@ class WebFile(File):
             raise StorageError(
                 f"{self.path} cannot be read by ranges",
                 got="the complete file in response to a range request",
-                expected="a server with range requests (`Accept-Ranges: bytes`), such as nginx, Apache and Caddy",
+                expected="a server with range requests (`Accept-Ranges: bytes`), such as nginx or Caddy",
                 hint="download the file and pass the copy, or use another server",
             )
 
