@@ -62,11 +62,11 @@ def _run(job: Job) -> int:
 def _quicken() -> None:
     """Many small tasks; nothing waits for the disk."""
     from ckpttools.plan import plan
-    from ckpttools.run import journaled
+    from ckpttools.run import threads
     from ckpttools.stores.abilities import CopyIdentity
     from ckpttools.stores.local.store import LocalStore
 
-    plan.LARGEST_TASK, plan._SMALLEST_TASK, journaled._SYNC_SECONDS = (
+    plan.LARGEST_TASK, plan._SMALLEST_TASK, threads._SYNC_SECONDS = (
         _LARGEST_TASK,
         _SMALLEST_TASK,
         _SYNC_SECONDS,

@@ -32,7 +32,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.formats.zarr import chunking, zarr2
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
-from ckpttools.run import journaled
+from ckpttools.run import threads
 from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
 from ckpttools.testing.conformance import FormatTests
@@ -328,7 +328,7 @@ class InterruptionError(Exception):
 def test_an_interrupted_compression_goes_on(tmp_path, monkeypatch, name):
     monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 12)
     monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 12)
-    monkeypatch.setattr(journaled, "_SYNC_SECONDS", 0.001)
+    monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     seen = []
 
     def observe(event):

@@ -26,7 +26,7 @@ from ckpttools.formats.safetensors import write as safetensors_write
 from ckpttools.formats.safetensors.write import DEFAULT_SHARD_BYTES, SafetensorsWriter, split
 from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
-from ckpttools.run import journaled
+from ckpttools.run import threads
 from ckpttools.run.events import TaskDone
 from ckpttools.run.executor import execute
 from ckpttools.stores import parse
@@ -223,7 +223,7 @@ class TestRuns:
     def test_an_interrupted_run_is_no_checkpoint_and_goes_on_to_the_same_files(self, tmp_path, monkeypatch):
         monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 16)
         monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 12)
-        monkeypatch.setattr(journaled, "_SYNC_SECONDS", 0.001)
+        monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
         tree = self.tree()
         self.run(tree, tmp_path / "whole")
         seen = []

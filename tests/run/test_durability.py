@@ -23,7 +23,7 @@ from ckpttools.formats.base import Writer
 from ckpttools.formats.orbax.write import OrbaxWriter
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
-from ckpttools.run import journaled
+from ckpttools.run import threads
 from ckpttools.run.parts import execute_part
 from ckpttools.stores.local.files import sync_tree
 from ckpttools.stores.local.staging_names import JOURNAL
@@ -108,7 +108,7 @@ def test_the_journal_promises_no_more_than_the_disk_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, done: Callable[[Conversion, Path], object]
 ):
     """Whenever something is synced until the end, all bytes of the tasks in the journals are durable."""
-    monkeypatch.setattr(journaled, "_SYNC_SECONDS", 0.001)
+    monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     durable, conversion = Durable(monkeypatch), plan_tree(*WRITERS[kind])
     promised: set[int] = set()
     broken: set[int] = set()

@@ -24,7 +24,7 @@ from ckpttools.core.errors import (
 )
 from ckpttools.maxtext.conversion_options import ToMaxText
 from ckpttools.plan import plan as planning
-from ckpttools.run import journaled
+from ckpttools.run import threads
 from ckpttools.run.events import Publishing, Receipt, Started, TaskDone
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.staging import LocalStaging
@@ -92,7 +92,7 @@ def test_any_order_of_tasks_gives_the_same_files(model, tmp_path, small_tasks, m
 
 
 def test_a_second_run_goes_on_where_the_first_stopped(model, tmp_path, small_tasks, monkeypatch):
-    monkeypatch.setattr(journaled, "_SYNC_SECONDS", 0.001)
+    monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     whole = plan_to_maxtext(model)
     whole.run(tmp_path / "whole")
     with pytest.raises(InterruptionError):
@@ -110,9 +110,9 @@ SLOW_RUN = """
 import sys, time
 from ckpttools.api.hf_to_maxtext import plan_to_maxtext
 from ckpttools.plan import plan
-from ckpttools.run import journaled
+from ckpttools.run import threads
 from ckpttools.run.events import TaskDone
-plan.LARGEST_TASK, plan._SMALLEST_TASK, journaled._SYNC_SECONDS = 1 << 14, 1 << 10, 0.01
+plan.LARGEST_TASK, plan._SMALLEST_TASK, threads._SYNC_SECONDS = 1 << 14, 1 << 10, 0.01
 def observe(event):
     if isinstance(event, TaskDone):
         time.sleep(0.02)
@@ -147,7 +147,7 @@ def test_kill_nine_at_any_moment_loses_nothing(model, tmp_path, small_tasks, mon
 
 
 def test_a_torn_last_line_of_the_journal_does_not_count(model, tmp_path, small_tasks, monkeypatch):
-    monkeypatch.setattr(journaled, "_SYNC_SECONDS", 0.001)
+    monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     with pytest.raises(InterruptionError):
         plan_to_maxtext(model).run(tmp_path / "out", observe=interrupt_after(40))
     journal = tmp_path / "out.partial" / JOURNAL
@@ -211,7 +211,7 @@ def test_a_source_that_changed_is_another_conversion(tmp_path, small_tasks):
 
 def test_what_was_read_of_another_state_does_not_count(tmp_path, small_tasks, monkeypatch):
     """A source that is another for a while, in which the process is killed, and what it was afterwards."""
-    monkeypatch.setattr(journaled, "_SYNC_SECONDS", 0.001)
+    monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     file = write_llama(tmp_path / "hf", SIZES)
     truth, at = file.read_bytes(), file.stat()
     plan_to_maxtext(tmp_path / "hf").run(tmp_path / "whole")

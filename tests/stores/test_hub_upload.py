@@ -425,13 +425,13 @@ class TestRefusals:
         [
             (lambda web, set: set(""), 5, ["no token", "settings/tokens", "hf auth login"]),
             (lambda web, set: set("hf_other"), 5, ["does not accept the token", "401", "settings/tokens"]),
-            (lambda web, set: web.hub.tokens.update(hf_write="you/"), 5, ["may not be written", "403", "me"]),
+            (lambda web, set: web.hub.tokens.update(hf_write="you/"), 5, ["write access to", "403", "me"]),
             (
                 lambda web, set: setattr(web.hub, "full", 1000),
                 4,
                 ["has no space left", "storage limit", "not sent again"],
             ),
-            (lambda web, set: web.fault("repos/create", status(500), 99), 5, ["cannot make", "500"]),
+            (lambda web, set: web.fault("repos/create", status(500), 99), 5, ["cannot create", "500"]),
             (lambda web, set: web.fault("/preupload/", status(500), 99), 5, ["cannot upload", "500"]),
         ],
         ids=["no token", "bad token", "not mine", "full", "down", "down later"],
@@ -490,7 +490,7 @@ class TestRefusals:
         server.hub.private["me/new"] = True
         server.files["hub/me/new/README.md"] = b"mine"
         done = ended("convert", "to-safetensors", HF, NEW, "--model-card", code=2)
-        assert "has a README.md already" in done.output
+        assert "already has a README.md" in done.output
 
 
 class TestCopies:
@@ -510,7 +510,7 @@ class TestCopies:
     def test_to_a_repository_that_is_public(self, server):
         server.hub.private["me/new"] = False
         server.files["hub/me/new/README.md"] = b"mine"
-        assert "say --public" in ended("copy", HF, NEW, code=2).output
+        assert "add --public" in ended("copy", HF, NEW, code=2).output
         run("copy", HF, NEW, "--public")
         assert server.files["hub/me/new/README.md"] == b"mine"
         assert "applies only to" in ended("copy", HF, "out", "--public", code=2).output

@@ -22,7 +22,7 @@ import ckpttools
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
 from ckpttools.stores import FileKind, block_cache, parse, reads
 from ckpttools.stores.concurrency import Pace, asked_for
-from ckpttools.stores.objects import az, client, gs, listing_cache, machine, s3
+from ckpttools.stores.objects import az, client, gs, listing_cache, s3
 from ckpttools.testing.stores import StoreTests
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -564,8 +564,8 @@ class TestAccess:
             assert az.STORE.access("c").identity == "who AZURE_STORAGE_SAS_TOKEN says"
 
     def test_no_machine_answers_where_there_is_none(self, monkeypatch):
-        monkeypatch.setattr(machine, "_ADDRESS", "127.0.0.1")
-        assert machine.metadata_headers("/", {}) is None
+        monkeypatch.setattr(client, "_ADDRESS", "127.0.0.1")
+        assert client.metadata_headers("/", {}) is None
 
 
 @pytest.mark.parametrize("words", ["hash", "inspect stats", "convert to-safetensors"])

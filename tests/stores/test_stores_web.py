@@ -197,7 +197,9 @@ class TestCommands:
         ):
             done = ckpt(*words)
             assert done.exit_code == 2
-            assert "can be written to" in done.output and "write to a local" in done.output
+            assert (
+                "cannot be written" in done.output or "is read-only" in done.output
+            ) and "write to a local" in done.output
         assert server.log == [] and not (tmp_path / "out").exists()
 
     def test_a_name_on_the_hub_gets_a_hint(self, tmp_path, monkeypatch):
@@ -384,7 +386,7 @@ class TestFaults:
         assert len(small.read_bytes()) == 1000
         with pytest.raises(StorageError, match="cannot be read by ranges") as caught:
             large.open().read(0, 100)
-        assert "ranges" in caught.value.expected and caught.value.hint
+        assert "range requests" in caught.value.expected and caught.value.hint
 
     @pytest.mark.parametrize("etags", [True, False])
     def test_a_file_that_changes_between_two_reads_is_refused(self, server, etags):
@@ -626,7 +628,7 @@ class TestHttpDirectories:
         assert "words" not in str(caught.value)
 
     @pytest.mark.parametrize(
-        ("proxy", "got"), [("socks5://x:1", "socks5"), ("http://me:word@[x", "no address")]
+        ("proxy", "got"), [("socks5://x:1", "socks5"), ("http://me:word@[x", "malformed address")]
     )
     def test_a_proxy_that_cannot_be_used_is_told(self, monkeypatch, proxy, got):
         for name in ("no_proxy", "NO_PROXY"):
@@ -652,14 +654,14 @@ class TestHttpDirectories:
         for address in (f"{url}/x.safetensors", "http://[x/y"):
             with pytest.raises(StorageError, match="cannot read") as caught:
                 parse(address).stat()
-            assert "no address" in caught.value.got and "word" not in str(caught.value)
+            assert "malformed address" in caught.value.got and "word" not in str(caught.value)
 
     def test_numbers_that_are_none_are_told(self, server, url):
         server.fault("HEAD", stating(Content_Length="9" * 5000), 9)
         file = placed("data.bin", "http", server).open()
         assert file.size == 1000, "asked for by a range instead"
         server.fault("GET", stating(Content_Range=f"bytes 1-900/{'9' * 5000}"), 9)
-        with pytest.raises(StorageError, match="something else"):
+        with pytest.raises(StorageError, match="another range"):
             file.read(1, 900)
 
     @pytest.mark.parametrize(
@@ -712,7 +714,11 @@ class TestRepositories:
         [
             ("hf://org/llama/config.json", None, ["is gated", "hf auth login", "accept the terms at", "401"]),
             ("hf://org/llama/config.json", "other", ["is gated", "accept the terms at", "403"]),
-            ("hf://org/nothing", None, ["no model org/nothing, or it is private", "hf auth login"]),
+            (
+                "hf://org/nothing",
+                None,
+                ["model org/nothing does not exist, or it is private", "hf auth login"],
+            ),
             ("hf://org/llama@v9", None, ["has no revision v9", "commits/main"]),
             ("hf://org/llama/no.json", None, ["it does not exist", f"tree/{COMMIT}"]),
             ("hf://gpt2", None, ["does not name a model", "hf://org/name"]),

@@ -9,11 +9,11 @@ import sys
 import time
 
 from ckpttools.cli.main import main
-from ckpttools.run import journaled, task_runner
+from ckpttools.run import task_runner, threads
 
 MAKE = task_runner.run_task
 LEFT = [int(sys.argv[1])]
-SYNC = journaled.JournaledThreads._sync
+SYNC = threads.JournaledThreads._sync
 SYNCS = [0]
 
 
@@ -34,6 +34,6 @@ def sync(execution):
 
 
 task_runner.run_task = make
-journaled.JournaledThreads._sync = sync
-journaled._SYNC_SECONDS = 0.02
+threads.JournaledThreads._sync = sync
+threads._SYNC_SECONDS = 0.02
 main(sys.argv[2:])

@@ -24,7 +24,7 @@ from ckpttools.core.errors import MappingError, UnknownNameError, UsageError
 from ckpttools.core.region import Region
 from ckpttools.formats.registry import open_tree
 from ckpttools.plan import plan as planning
-from ckpttools.run import journaled
+from ckpttools.run import threads
 from ckpttools.run.events import TaskDone
 from ckpttools.testing.strategies import lazy_arrays, noise, stored, tilings
 from ckpttools.transforms.cast import CastMap, CastTo, cast
@@ -299,7 +299,7 @@ class TestRuns:
     def test_an_interrupted_run_counts_all_of_it(self, tmp_path, monkeypatch):
         monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 10)
         monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 9)
-        monkeypatch.setattr(journaled, "_SYNC_SECONDS", 0.001)
+        monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
         values = random_floats(DTYPES["float32"], 1)[:20_000].reshape(100, 200)
         _, expected = converted(values, DTYPES["float32"], DTYPES["float16"])
         conversion = plan_save(named(w=values).pipe(CastTo("float16")), "zarr3")
