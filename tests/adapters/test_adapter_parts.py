@@ -277,7 +277,7 @@ def test_merge_matches_peft_for_random_configs(tmp_path):
     """`fixtures/make_peft_choices.py` recorded which weights PEFT 0.21.2 changes."""
     recorded = json.loads((PEFT / "choices.json").read_bytes())
     peft_choices.write_base(tmp_path / "base")
-    base = bases.base_of(ckpttools.open(tmp_path / "base"))
+    base = bases.open_base(ckpttools.open(tmp_path / "base"))
     refused = []
     for seed, expected in enumerate(recorded):
         config = peft_choices.draw_adapter(tmp_path / str(seed), seed)
@@ -299,7 +299,7 @@ def test_merge_matches_peft_for_random_configs(tmp_path):
 def test_dora_base_weights_without_magnitudes_are_refused(tmp_path, use_dora):
     """PEFT 0.21.2 scales them by the norm of the weights that they replace."""
     peft_choices.write_base(tmp_path / "base")
-    base = bases.base_of(ckpttools.open(tmp_path / "base"))
+    base = bases.open_base(ckpttools.open(tmp_path / "base"))
     module = "model.layers.0.self_attn.k_proj"
     config = {"target_modules": ["k_proj", "o_proj"], "use_dora": use_dora}
     ranks = {

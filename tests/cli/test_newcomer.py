@@ -82,7 +82,7 @@ class TestThereAndBack:
     def test_the_tree_says_what_goes_along(self, model, tmp_path):
         assert sidecar_names(open_tree(model)) == sorted((*SIDE_FILES, "config.json"))
         run("convert", "hf-to-maxtext", model, tmp_path / "maxtext")
-        result = json.loads(succeed("inspect", "tree", tmp_path / "maxtext", "--json").stdout)["companions"]
+        result = json.loads(succeed("inspect", "tree", tmp_path / "maxtext", "--json").stdout)["sidecars"]
         assert {f"hf/{name}" for name in (*SIDE_FILES, "config.json", "ckpttools.json")} == set(result)
         assert "hf/tokenizer.json" in succeed("inspect", "tree", tmp_path / "maxtext").stdout
         assert inspect_tree(open_tree(model)).sidecars == ()
@@ -190,7 +190,7 @@ class TestDoctor:
         result = ckpt("doctor", location, "--fix", "commit-marker", "--json")
         assert result.exit_code == 3
         told = json.loads(result.stdout)
-        assert {Path(item["place"]) for item in told["refused"]} == {location / "0", location / "0/items"}
+        assert {Path(item["location"]) for item in told["refused"]} == {location / "0", location / "0/items"}
         assert all((location / name / "commit_success.txt").is_file() for name in ("1", "2/items"))
         assert not (location / "0/commit_success.txt").exists()
 
@@ -266,7 +266,7 @@ class TestWhatItIs:
             (model / "model.safetensors.index.json").write_text(json.dumps(index(model)))
             told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
             assert f"not expected:\n    {name}" in told
-            (remedy,) = (line for line in told.splitlines() if line.startswith("  next"))
+            (remedy,) = (line for line in told.splitlines() if line.startswith("  hint"))
             assert word in remedy and ("--drop" in remedy) == ("--drop" in word)
 
     def test_a_training_checkpoint_and_a_run_of_several_steps(self, tmp_path):
@@ -552,10 +552,7 @@ def test_what_doctor_says_of_casts_is_so(tmp_path):
     (source / "config.json").write_text(json.dumps(declared))
     findings = json.loads(ckpt("doctor", source, "--json").stdout)["findings"]
     (result,) = [finding for finding in findings if finding["check"] == "quantization"]
-    assert (
-        "1 weight, each" in result["what"]
-        and "casts leave them and their scales as they are" in result["why"]
-    )
+    assert "1 weight, each" in result["what"] and "casts do not change them" in result["why"]
     run("cast", source, tmp_path / "cast", "--dtype", "bfloat16")
     dtypes = {path[-1]: array.dtype.name for path, array in open_tree(tmp_path / "cast").arrays.items()}
     assert dtypes[f"{module}.scales"] == "float16" and dtypes["model.norm.weight"] == "bfloat16"

@@ -842,7 +842,7 @@ class TestCommand:
         report = json.loads(self.run(ORBAX / "unfinished_commit_file", "--json").output)
         assert report["healthy"] is False
         assert report["findings"][0]["level"] == "error"
-        assert {"place", "what", "why", "do", "fix", "check"} <= report["findings"][0].keys()
+        assert {"location", "what", "why", "do", "fix", "check"} <= report["findings"][0].keys()
 
     def test_list(self):
         output = self.run("--list").output
