@@ -69,14 +69,14 @@ def check_replaceable(destination: Location, tree: Tree, writer: Writer) -> None
 
 
 def _made_by(writer: Writer) -> tuple[str, ...]:
-    """Files beside weights that are made with them or go along, such as an adapter's configuration."""
+    """Return the files that were written with weights or accompany them."""
     if not isinstance(writer, WithSidecars) or writer.directory:
         return ()
     return (*writer.built, *writer.sidecars.files)
 
 
 def _check_steps(destination: Location, writer: Writer) -> None:
-    """Refuses to replace a run by a run of another step, of which the user has said the number."""
+    """Refuse to replace a run whose step differs from the one that the user gave."""
     new = writer.step_said if isinstance(writer, WritesSteps) else None
     run = None if new is None else orbax_at(destination)
     if not isinstance(run, OrbaxRun):
@@ -93,7 +93,7 @@ def _check_steps(destination: Location, writer: Writer) -> None:
 
 
 def optimizer_in(location: Location) -> str | None:
-    """The name of the optimizer whose state a checkpoint has; None for none, and where it cannot be read."""
+    """Return the name of a checkpoint's optimizer state; None if there is none, or it is unreadable."""
     try:
         with suppress_step_warnings():
             optimizer = view_of(open_tree(location)).optimizer

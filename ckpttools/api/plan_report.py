@@ -1,4 +1,4 @@
-"""A plan as data: what `--dry-run` shows."""
+"""Plans as data, for `--dry-run`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PlanReport:
 
 
 def describe(prepared: Prepared, source: Location) -> PlanReport:
-    """The plan of what was read at `source`, as data."""
+    """Describe a plan of the arrays read at `source` as data."""
     plan, destination = prepared.plan, prepared.destination
     arrays, known = plan.tree.arrays, roles(plan.tree)
     return PlanReport(
@@ -93,7 +93,7 @@ def describe(prepared: Prepared, source: Location) -> PlanReport:
 
 
 def made_above(destination: Location) -> Iterator[str]:
-    """A remark about missing directories above a destination: they may be a typing error."""
+    """Return a remark about missing parent directories, which may be a typing error."""
     if destination.store.streams:
         return  # in a bucket there are none
     missing = [location for location in destination.absolute().parents if not location.exists()]

@@ -1,4 +1,4 @@
-"""How far the parts of a plan have come, who does what, and who is waited for."""
+"""The progress of a plan's parts, and the processes at work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STRAGGLES = 2.0
 
 @dataclass(frozen=True, slots=True)
 class TaskProgress:
-    """How far some tasks have come.
+    """The progress of some tasks.
 
     Attributes:
         tasks, nbytes: of all; bytes that are read and written. `tasks_done`, `bytes_done` of them are done.
@@ -49,7 +49,7 @@ class TaskProgress:
 
 @dataclass(frozen=True, slots=True)
 class PartStatus(TaskProgress):
-    """A process that does a part, or did; the tasks are those of the part, whoever does them.
+    """A process that runs or ran a part, and the progress of the part's tasks.
 
     Attributes:
         part: which, such as "3/8".
@@ -70,7 +70,7 @@ class PartStatus(TaskProgress):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanStatus(TaskProgress):
-    """How far a plan has come.
+    """The progress of a plan.
 
     Attributes:
         tasks, tasks_done, nbytes, bytes_done, bytes_per_second, seconds_left: of all; see `TaskProgress`.
@@ -98,7 +98,7 @@ class PlanStatus(TaskProgress):
 
     @property
     def tasks_missing(self) -> int:
-        """How many are not done, and nobody is at work on."""
+        """Return the number of tasks that are neither done nor in progress."""
         return sum(stop - first for first, stop in self.missing)
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class PlanStatus(TaskProgress):
 
 @validate_arguments
 def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
-    """How far a plan has come, who is at work, and who is waited for. Takes no lock, and changes nothing.
+    """Report the progress of a plan, and the processes at work. Takes no lock, and changes nothing.
 
     Args:
         plan: its file.
@@ -169,7 +169,7 @@ def _count(members: Sequence[Member]) -> int | None:
 
 
 def _part_of(share: Share) -> Part | None:
-    """The part that a share is; None where its name does not say."""
+    """Return the part of a share; None if its name does not tell."""
     try:
         return parse_part(share.name)
     except UsageError:
@@ -200,7 +200,7 @@ def _state(standing: Standing, is_done: bool, is_at_work: bool, is_taken: Callab
 
 
 def _latest(members: Sequence[Member]) -> list[Member]:
-    """For each share the process that began last, and all that are at work."""
+    """Return for each share the process that began last, and all processes at work."""
     last: Mapping[Share, Member] = {member.share: member for member in members}
     return [member for member in members if member.is_alive or last[member.share] is member]
 
@@ -230,7 +230,7 @@ def _part_status(file: PlanFile, member: Member, done: set[int]) -> PartStatus:
 
 
 def _stragglers(parts: Sequence[PartStatus]) -> list[PartStatus]:
-    """Those that will be waited for are marked."""
+    """Mark the processes that others will wait for."""
     left = [part.seconds_left for part in parts if part.seconds_left is not None]
     if len(left) < 2:
         return list(parts)

@@ -1,4 +1,4 @@
-"""What the checkpoints of a training will take, and how to save them: one call, one report."""
+"""Plan the checkpoints of a training run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def plan_training(
     plot: LocationLike | None = None,
     **reading: Unpack[Opening],
 ) -> TrainingPlan:
-    """Plans the checkpoints of a training: bytes of each host, ramdisk, intervals, room, settings.
+    """Plan the checkpoints of a training run: bytes per host, ramdisk, save intervals, settings.
 
     Args:
         source: a checkpoint, a `config.json`, or a configuration file of MaxText's. A training state is
@@ -159,7 +159,7 @@ def _saving(
     keep: int | None,
     total_steps: int | None,
 ) -> _SaveSettings:
-    """The settings that follow from intervals, after those that the user names, and what is kept by them."""
+    """Return the settings for the intervals, after those of the user, and the number of kept saves."""
     steps = {interval.tier: interval.steps for interval in intervals}
     settings = {**settings_for(mode, steps.get("local"), steps.get("persistent"), keep), **words}
     period, kept = effective_run(mode, steps.get("persistent"), keep, words)
@@ -186,7 +186,7 @@ def _check_counts(**counts: int | None) -> None:
 
 
 def _bandwidth(name: str, declared: int | str) -> int:
-    """Bytes a second.
+    """Return bytes per second.
 
     Raises:
         UsageError: it is no size, or so small that a unit was meant.
@@ -203,7 +203,7 @@ def _bandwidth(name: str, declared: int | str) -> int:
 
 
 def _configuration(source: Source) -> Location | None:
-    """The configuration file of MaxText's that the model is told by, if it is."""
+    """Return the MaxText configuration file that describes the model, if there is one."""
     location = None if isinstance(source, Tree) else parse(source)
     return location if location is not None and location.name.endswith(_YAML) else None
 
@@ -232,7 +232,7 @@ def _remarks(
 
 
 def _open(settings: Mapping[str, str], **times: float | str | None) -> Iterator[str]:
-    """What is to be said for settings whose values are not known."""
+    """Yield remarks about settings whose values are unknown."""
     names = [name for name, declared in settings.items() if declared == UNKNOWN]
     lacking = [option(name, _SUCH_AS[name]) for name, declared in times.items() if declared is None]
     if names:
@@ -274,7 +274,7 @@ def _tiers(
     writes: tuple[float, float],
     failures: tuple[float | str | None, float | str | None],
 ) -> tuple[Tier, ...]:
-    """The tiers of a way to save, local before persistent.
+    """Return the tiers of a checkpointing mode, local before persistent.
 
     Args:
         mode: which tiers there are.
@@ -309,7 +309,7 @@ _PNG = ".png"
 
 
 def check_plot(location: Location, source: Source, *, has_tiers: bool) -> None:
-    """Refuses an image before anything is read.
+    """Refuse an invalid image path before anything is read.
 
     Args:
         location: where it would be.
@@ -334,7 +334,7 @@ def check_plot(location: Location, source: Source, *, has_tiers: bool) -> None:
 
 
 def draw(tiers: Sequence[Tier], location: Location) -> None:
-    """Draws lost time against the interval.
+    """Plot lost time against the save interval.
 
     Raises:
         StorageError, NoSpaceError: the image cannot be drawn or written.
@@ -344,7 +344,7 @@ def draw(tiers: Sequence[Tier], location: Location) -> None:
 
 
 class TrainingState(NamedTuple):
-    """What a checkpoint, or a configuration, says of a training state.
+    """The facts about a training state in a checkpoint or configuration.
 
     Attributes:
         tree: its arrays.
@@ -360,7 +360,7 @@ class TrainingState(NamedTuple):
 
 
 class HostBytes(NamedTuple):
-    """What one host writes.
+    """The bytes that one host writes.
 
     Attributes:
         nbytes: that it writes.
@@ -376,7 +376,7 @@ class HostBytes(NamedTuple):
 
 
 def host_bytes(state: TrainingState, hosts: int, slices: int, mesh: MeshShape | None) -> HostBytes:
-    """What each host holds, by the shardings with which the state was saved."""
+    """Return the bytes of each host, by the shardings of the saved state."""
     stored = stored_shardings(state.tree) if state.is_exact else {}
     named = {path: item for path, item in stored.items() if item.mesh}
     even = -(-state.nbytes // hosts)
@@ -420,7 +420,7 @@ _UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400
 
 
 def parse_duration(declared: float | str, name: str = "a duration") -> float:
-    """Seconds: a number, or text with a unit.
+    """Parse seconds: a number, or text with a unit.
 
     Args:
         declared: such as 90, "90", "1.5h".

@@ -1,4 +1,4 @@
-"""Plans in files: one conversion, written down for many processes to carry out."""
+"""Plans in files, which many processes can run."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from ckpttools.stores.shares import shared_staging
 # Paths in a message.
 _MAX_ROOTS = 4
 Planned = LocationLike | PlanFile
-"""A plan: the place of its file, or what `read_plan` has made of that."""
+"""A plan: the location of its file, or the result of `read_plan`."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PlanWritten:
-    """A plan that was written.
+    """A plan that was written to a file.
 
     Attributes:
         file: where; `nbytes` long.
@@ -68,7 +68,7 @@ class PlanWritten:
 
 @validate_arguments
 def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
-    """Writes what has been decided to a file, from which many processes carry it out.
+    """Write a prepared conversion to a file, from which many processes can run it.
 
     Nothing else is written. The file names the sources as they are now, and says what every task does; places
     in it are absolute.
@@ -105,7 +105,7 @@ def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
 
 
 def content_of(prepared: Prepared) -> bytes:
-    """The content of a plan's file; arguments and errors as of `write_plan`."""
+    """Return the content of a plan's file; arguments and errors as in `write_plan`."""
     _check_shareable(prepared)
     call = prepared.call
     if call is not None and call.is_relative:
@@ -124,7 +124,7 @@ def content_of(prepared: Prepared) -> bytes:
 
 
 def header_of(prepared: Prepared) -> Header:
-    """What the first line of a plan's file says."""
+    """Parse the first line of a plan's file."""
     plan, conversion = prepared.plan, prepared.conversion
     return Header(
         version=__version__,
@@ -155,7 +155,7 @@ def _call_of(prepared: Prepared) -> Mapping[str, object] | None:
 
 
 def opened_plan(plan: Planned) -> PlanFile:
-    """A plan, of its file.
+    """Read a plan from its file.
 
     Raises:
         FormatError: it is none, or damaged.
@@ -165,7 +165,7 @@ def opened_plan(plan: Planned) -> PlanFile:
 
 
 def destination_of(header: Header, relocation: Relocation = AS_PLANNED) -> Location:
-    """Where the checkpoint of a plan is here.
+    """Return the destination of a plan on this machine.
 
     Raises:
         UsageError: in another kind of store, for which another plan would have been made.
@@ -215,7 +215,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def check_version(header: Header) -> None:
-    """Raises UsageError where what a task means may have changed since the plan was made."""
+    """Raise UsageError if the meaning of tasks may have changed since the plan was written."""
     if header.version != __version__:
         raise UsageError(
             "the plan was made by another version of ckpttools",
@@ -226,7 +226,7 @@ def check_version(header: Header) -> None:
 
 
 def _check_shareable(prepared: Prepared) -> None:
-    """Raises UsageError where one process has to see all of it."""
+    """Raise UsageError if one process has to handle the complete conversion."""
     shared_staging(staging_of(prepared.destination), prepared.destination)
     if prepared.manifest is not None:
         raise UsageError(

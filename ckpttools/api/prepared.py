@@ -50,7 +50,7 @@ Done_co = TypeVar("Done_co", covariant=True)
 
 
 class Writing(TypedDict, total=False):
-    """How a call writes.
+    """Options of how a function writes.
 
     Attributes:
         memory: bytes that may be resident at most, such as "512MiB"; by default 1 GiB.
@@ -83,7 +83,7 @@ class Writing(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Prepared:
-    """A conversion decided in every detail: nothing is written yet, and no array was read.
+    """A planned conversion; nothing was written, and no array was read.
 
     Attributes:
         conversion: the plan and the writer that it was made for.
@@ -103,26 +103,26 @@ class Prepared:
 
     @property
     def plan(self) -> Plan:
-        """Tasks, files, memory, and remarks about them."""
+        """Return the plan: tasks, files, memory and remarks."""
         return self.conversion.plan
 
     @property
     def gain(self) -> MeshGain | None:
-        """What devices of a mesh read before and after; None where the call is about none."""
+        """Return the reads of a mesh's devices before and after; None without a mesh."""
         return None
 
     def reported(self, done: Receipt) -> Receipt:
-        """What was done, with whatever else this call tells of it."""
+        """Return the receipt with the function's own additions."""
         return done
 
     def check(self) -> None:
-        """Raises what would stop `run` before it writes anything."""
+        """Raise the error that would stop `run` before it writes."""
         self.conversion.check(self.destination, overwrite=self.overwrite)
         if self.download:
             check_fetched(self.plan.sources)
 
     def run(self, observe: Observer | None = None) -> Receipt:
-        """Executes it; errors as `Conversion.run`.
+        """Run the conversion; errors as in `Conversion.run`.
 
         Args:
             observe: called with every event, in place of `self.observe`.
@@ -166,7 +166,7 @@ def prepare(
     model_card: bool = False,
     allow_outside_links: bool = False,
 ) -> Prepared:
-    """Makes all checks that need no plan, then plans.
+    """Make all checks that need no plan, then plan.
 
     Args:
         plan: makes the plan within the resources.
@@ -240,22 +240,22 @@ def _require_partial(destination: Location) -> None:
 
 
 class Runs(Protocol[Done_co]):
-    """What has been decided, and is carried out by one call."""
+    """Prepared work with a `run` method."""
 
     def run(self) -> Done_co:
-        """Carries it out."""
+        """Run the work."""
 
 
 class Command(Protocol[P, Made_co]):
-    """A call that writes, and its plan."""
+    """A function that writes, with a `plan` attribute."""
 
     __name__: str
 
     def __call__(self: Command[P, Runs[Done]], *args: P.args, **options: P.kwargs) -> Done:
-        """Writes; each call documents its arguments and errors."""
+        """Write; each function documents its arguments and errors."""
 
     def plan(self, *args: P.args, **options: P.kwargs) -> Made_co:
-        """What the same call would do."""
+        """Return the prepared work of the same call."""
 
 
 def _carried_out(plan: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -268,7 +268,7 @@ def command(
     returns: str = "Receipt",
     carry_out: Callable[..., Any] = _carried_out,
 ) -> Callable[[Callable[P, Made]], Command[P, Made]]:
-    """Makes a call that writes from one that plans.
+    """Create a function that writes from one that plans.
 
     Args:
         groups: the `TypedDict`s of keyword arguments that the function hands on.
@@ -296,7 +296,7 @@ def command(
 
 
 def _remembering(plan: Callable[P, Made], own: Signature) -> Callable[P, Made]:
-    """A call that takes models of the hub by their names, too, and of which is noted how it was made."""
+    """Wrap a function to accept Hub model names and to record its calls."""
 
     def called(*args: Any, **options: Any) -> Any:
         for name in ("source", "like", "adapter", "base"):

@@ -1,4 +1,4 @@
-"""Keeping house in a run: which steps stay, which lose their optimizer, which go."""
+"""Delete steps of a run, or their optimizer state, by rules."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LARGEST_BESIDE = 16 << 20
 
 @dataclass(frozen=True, repr=False)
 class PruneReport:
-    """What becomes, or became, of a run.
+    """The fate of each step of a run.
 
     Attributes:
         path: the directory above the steps.
@@ -72,7 +72,7 @@ class PruneReport:
 
 @dataclass(frozen=True, repr=False)
 class PreparedPrune:
-    """A prune decided; nothing is touched yet.
+    """A planned prune; nothing was changed.
 
     Attributes:
         decision: what becomes of each step; None to finish or undo what was begun.
@@ -93,12 +93,12 @@ class PreparedPrune:
 
     @property
     def report(self) -> PruneReport:
-        """What would be done."""
+        """Return the report of what would be done."""
         fates, frees = (self.decision.fates, self.decision.frees) if self.decision else ((), 0)
         return PruneReport(str(self.location), fates, frees, what=self.what, is_copied=self.copy)
 
     def run(self) -> PruneReport:
-        """Does it.
+        """Prune the run.
 
         Raises:
             CheckpointError: reading or writing fails; the same run can be finished, or undone.
@@ -156,7 +156,7 @@ class PreparedPrune:
         return replace(report, is_done=True, left=left, frees=frees)
 
     def _all_stripped(self, decision: PruneDecision) -> dict[str, Location]:
-        """Those that lose their optimizer, by name."""
+        """Return the steps that lose their optimizer state, by name."""
         names = decision.named("stripped")
         try:
             return {name: self._stripped(decision.run.path / name) for name in names}
@@ -168,7 +168,7 @@ class PreparedPrune:
             raise error.at(hint=hint) from error
 
     def _stripped(self, path: Location) -> Location:
-        """Makes a step without its optimizer beside the run's own."""
+        """Write a step without its optimizer state next to the run's own steps."""
         step = Step(path)
         (item,) = step.items
         destination = at_work(path.parent, "stripped", path.name)
@@ -194,7 +194,7 @@ class PreparedPrune:
 
 
 def _beside(step: Step) -> Iterator[tuple[str, OtherItem]]:
-    """Items of a step that are no trees, as they are.
+    """Copy items of a step that are not trees.
 
     Raises:
         FormatError: one is larger than any that belongs there.
@@ -231,7 +231,7 @@ def prune(
     undo: bool = False,
     requests: int | None = None,
 ) -> PreparedPrune:
-    """Deletes the steps of a run that no rule keeps. `prune.plan` says what would become of each.
+    """Delete the steps of a run that no rule keeps. `prune.plan` reports the fate of each.
 
     Never deleted are the last finished step, what Orbax takes for the latest, steps into which symbolic links
     lead, and whatever is not a finished save whose every file is accounted for.
@@ -286,7 +286,7 @@ def prune(
 
 
 def _strippable(decision: PruneDecision) -> PruneDecision:
-    """The same, where steps that cannot be stripped are kept as they are."""
+    """Return the same decisions, but keep steps that cannot be stripped."""
 
     def checked(each: StepFate) -> StepFate:
         if each.fate != "stripped":

@@ -30,7 +30,7 @@ _MOST_FILES = 16
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PublishedPlan:
-    """A plan whose checkpoint has its name.
+    """A plan whose checkpoint was published.
 
     Attributes:
         destination: where.
@@ -50,7 +50,7 @@ class PublishedPlan:
 
 
 def published_at(file: PlanFile, destination: Location) -> PublishedPlan | None:
-    """What is known of a plan that was published, where that is still at its destination; else None.
+    """Return the record of a published plan if its checkpoint is still at the destination; else None.
 
     Raises:
         StorageError: the destination cannot be looked at.
@@ -71,7 +71,7 @@ def published_at(file: PlanFile, destination: Location) -> PublishedPlan | None:
 
 
 def check_unpublished(file: PlanFile, destination: Location) -> None:
-    """Refuses to begin with a plan where something is at its destination.
+    """Refuse to begin a plan whose destination is occupied.
 
     Raises:
         PublishedError: the plan was carried out to its end.
@@ -85,7 +85,7 @@ def check_unpublished(file: PlanFile, destination: Location) -> None:
 
 
 def is_new(file: PlanFile, destination: Location) -> bool:
-    """Whether something is at the destination of a plan that was not there when the plan was made.
+    """Return whether the destination was created after the plan was written.
 
     Raises:
         StorageError: the destination cannot be looked at.
@@ -109,7 +109,7 @@ def _new(file: PlanFile, destination: Location) -> DestinationExistsError:
 
 
 def note_published(file: PlanFile, destination: Location) -> None:
-    """Notes beside a plan that its checkpoint has its name.
+    """Record next to a plan that its checkpoint was published.
 
     Raises:
         UsageError, StorageError: nothing can be written there.
@@ -127,7 +127,7 @@ def note_published(file: PlanFile, destination: Location) -> None:
 
 
 def marks_of(destination: Location, names: Mapping[str, object] | None = None) -> dict[str, list[object]]:
-    """Size and version of files of a checkpoint, by name: of those named, or of a few near its top."""
+    """Return size and version of checkpoint files by name: the given files, or a few near the top."""
     if isinstance(destination.store, SupportsCacheInvalidation):
         # Its files may have been others a moment ago.
         destination.store.forget(destination.key)
@@ -140,7 +140,7 @@ def marks_of(destination: Location, names: Mapping[str, object] | None = None) -
 
 
 def _near_the_top(destination: Location) -> list[str]:
-    """Names of files; none where nothing is, or no directory."""
+    """Return file names near the top; none unless it is a directory."""
     if not destination.is_dir():
         return []
     level, names = [""], list[str]()
@@ -162,7 +162,7 @@ def _trace(plan: Location) -> Location:
 
 
 def _said(file: PlanFile) -> Mapping[str, object]:
-    """What is noted beside a plan; nothing where that cannot be read."""
+    """Return the record next to a plan; None if it is unreadable."""
     if file.location is None:
         return {}
     with suppress(CheckpointError, ValueError):

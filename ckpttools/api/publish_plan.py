@@ -1,4 +1,4 @@
-"""The last steps of a plan: index and metadata of what its parts have made, and its name."""
+"""Publish a plan: write index and metadata of its parts, then rename the output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def publish_plan(
     map: str | None = None,
     family: str | None = None,
 ) -> Receipt | PublishedPlan:
-    """Writes index and metadata of what the parts of a plan have made, and gives it its name.
+    """Write index and metadata of a plan's parts, and publish the checkpoint.
 
     Whoever comes while another process does that waits for it.
 
@@ -78,7 +78,7 @@ def publish_plan(
 
 
 def _waited(file: PlanFile, relocation: Relocation, waiting: Callable[[PlanStatus], None]) -> bool:
-    """Waits until nothing is left to wait for; whether all tasks were seen done."""
+    """Wait for other processes; return whether all tasks were done."""
     was_begun = False
     while True:
         result = plan_status(file, root=relocation)
@@ -149,7 +149,7 @@ def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]
 
 
 def _check_done(file: PlanFile, standing: Standing, destination: Location) -> None:
-    """Raises UnfinishedError, or UsageError where nothing was begun."""
+    """Raise UnfinishedError if tasks are missing, or UsageError if nothing was begun."""
     count, working = file.header.tasks, at_work(standing.members)
     if not standing.is_begun and (standing.other or destination.exists()):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""From a model or a training run to a quantised model in Hugging Face's files."""
+"""Quantize a model or training run to Hugging Face files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def quantize(
     prefer_rank: int | Sequence[int] = (),
     **writing: Unpack[Writing],
 ) -> Prepared:
-    """Writes a model with quantised weights, as safetensors with a `config.json` that says how.
+    """Quantize a model and write safetensors with a matching `config.json`.
 
     How far values are from what they were is in `Receipt.errors`.
 
@@ -117,7 +117,7 @@ def _planned(
 
 @contextmanager
 def _excluding_by_hub(change: Quantize) -> Iterator[None]:
-    """Says of a pattern that matches nothing which names it is for: not those of the checkpoint."""
+    """Explain for a pattern without matches that it applies to Hub names."""
     try:
         yield
     except UsageError as error:
@@ -128,7 +128,7 @@ def _excluding_by_hub(change: Quantize) -> Iterator[None]:
 
 
 def _model_alone(tree: Tree) -> Tree:
-    """A model of PyTorch under the names by which it is loaded, and nothing else.
+    """Return only a PyTorch model, under the names that load it.
 
     Raises:
         FormatError: there is more than a model in it, such as an optimizer's state, or its names are those of
@@ -149,7 +149,7 @@ def _model_alone(tree: Tree) -> Tree:
 
 
 def _refuse_strangers(tree: Tree) -> None:
-    """Refuses arrays that are not of the model that the configuration names.
+    """Refuse arrays that do not belong to the configuration's model.
 
     Raises:
         FormatError: there are some; the hint says how to leave them out.

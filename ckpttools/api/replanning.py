@@ -1,4 +1,4 @@
-"""A plan of a file, made again: for publishing, and for parts whose tasks no text can describe."""
+"""Repeat the planning of a plan file, to publish or to run tasks that text cannot describe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def replanned(
     prepared: Prepared | None = None,
     code: Mapping[str, str] | None = None,
 ) -> Prepared:
-    """The plan, made again.
+    """Repeat the planning of a plan.
 
     Args:
         file: the plan.

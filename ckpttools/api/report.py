@@ -1,4 +1,4 @@
-"""A checkpoint as one HTML page: one call, one report."""
+"""Write an HTML report about a checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DOCTYPE = b"<!doctype html"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Page:
-    """A report on a checkpoint that needs nothing but a browser.
+    """A self-contained HTML report about a checkpoint.
 
     Attributes:
         output: the file that was written, or None.
@@ -58,7 +58,7 @@ def report(
     overwrite: bool = False,
     **common: Unpack[Scanning],
 ) -> Page:
-    """Makes a page that shows where the bytes are, norms over layers, and distributions of elements.
+    """Create a report that shows where the bytes are, norms by layer, and value distributions.
 
     Args:
         source: a file, an item, a step or a run directory, or a tree.
@@ -108,7 +108,7 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
 
 
 def _check(output: Location, source: Location | None, overwrite: bool) -> None:
-    """Refuses before anything is read."""
+    """Refuse invalid arguments before anything is read."""
     output.check_takes_files()
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", expected="the name of a file")
@@ -135,12 +135,12 @@ def _check(output: Location, source: Location | None, overwrite: bool) -> None:
 
 
 def _is_part(output: Location, source: Location) -> bool:
-    """Whether a file is the checkpoint or lies in it, earlier pages left out."""
+    """Return whether a file is the checkpoint or is in it, except earlier reports."""
     return output == source or (source in output.parents and output.suffix != ".html")
 
 
 def _is_page(path: Location) -> bool:
-    """Whether a file is named as a page, or begins as one."""
+    """Return whether a file is a report by its name or its first bytes."""
     if not path.is_file():
         return False
     with path.open() as file:
@@ -149,5 +149,5 @@ def _is_page(path: Location) -> bool:
 
 
 def _write(output: Location, text: str) -> None:
-    """Writes the page whole, so that nobody finds half of it; of a link, what it leads to."""
+    """Write the page atomically, following a symbolic link."""
     output.resolve().put(text.encode())

@@ -1,4 +1,4 @@
-"""The same arrays in chunks that suit a mesh, with what says how they lie on it."""
+"""Rewrite a checkpoint's chunks and shardings for a mesh."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from ckpttools.stores.registry import LocationLike, parse
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Resharded(Receipt):
-    """What a finished run did.
+    """The receipt of a finished reshard.
 
     Attributes:
         gain: what devices of the mesh read before and after.
@@ -46,7 +46,7 @@ class Resharded(Receipt):
 
 @dataclass(frozen=True, repr=False)
 class PreparedReshard(Prepared):
-    """A conversion to chunks for a mesh, decided in every detail.
+    """A planned reshard.
 
     Attributes:
         asked: the source, and how rules cut it over the mesh.
@@ -58,17 +58,17 @@ class PreparedReshard(Prepared):
 
     @cached_property
     def gain(self) -> MeshGain | None:
-        """What devices of the mesh read of the source, and will read; errors as `mesh_gain`."""
+        """Return the mesh's reads of the source and of the result; errors as in `mesh_gain`."""
         plan, asked = self.plan, self.asked
         return None if asked is None else mesh_gain(asked, self.reading, plan.tree, plan.layout)
 
     def run(self, observe: Observer | None = None) -> Resharded:
-        """Executes it; arguments and errors as of `Prepared.run`."""
+        """Run the reshard; arguments and errors as in `Prepared.run`."""
         _ = self.gain  # of the source before anything is written
         return self.reported(Prepared.run(self, observe))
 
     def reported(self, done: Receipt) -> Resharded:
-        """What was done, with the gain."""
+        """Return the receipt with the gain."""
         return Resharded(**{item.name: getattr(done, item.name) for item in fields(done)}, gain=self.gain)
 
 
@@ -82,7 +82,7 @@ def reshard(
     subchunks: Size | None = None,
     **common: Unpack[Changing],
 ) -> PreparedReshard:
-    """Writes a checkpoint as Orbax, in chunks that devices of a mesh load whole.
+    """Write an Orbax checkpoint in which each device of a mesh reads full chunks.
 
     It also says how arrays lie on that mesh: Orbax restores them so, unless it is told otherwise. No
     device is needed, and no more of an array is in memory than for any other conversion.
@@ -129,7 +129,7 @@ def reshard(
 
 
 def _check(declared: Mapping[str, object]) -> None:
-    """Raises UsageError for what contradicts a mesh."""
+    """Raise UsageError for options that contradict the mesh."""
     if declared.get("format") not in (None, "orbax"):
         raise UsageError("only Orbax says how arrays lie on a mesh", got=option("format", declared["format"]))
     for name in ("chunks", "reference"):
@@ -142,7 +142,7 @@ def _check(declared: Mapping[str, object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class MeshGrid:
-    """How arrays are stored for a mesh.
+    """Chunks and shardings of arrays on a mesh.
 
     Attributes:
         chunks: shape of the chunks of each array.
@@ -199,7 +199,7 @@ def _shard(path: Path, shape: Shape, spec: Spec, mesh: MeshShape) -> Shape:
 
 
 def _without_ends(spec: Spec) -> Spec:
-    """The spec without axes at its end that are whole."""
+    """Return the spec without trailing unsharded axes."""
     entries = list(spec)
     while entries and not entries[-1]:
         entries.pop()

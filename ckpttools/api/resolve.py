@@ -1,4 +1,4 @@
-"""What a run of MaxText would load, before it is started: one call, one report."""
+"""Predict what a MaxText run would load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRAINERS = ("pre_train.train", "train.py")
 def resolve(
     *command: LocationLike, maxtext: str = NEWEST, requests: int | None = None, **settings: Any
 ) -> Resolution:
-    """Which checkpoint a run of MaxText would load, by which rule, and what it would not find.
+    """Predict which checkpoint a MaxText run would load, by which rule, and what would be missing.
 
         ckpttools.resolve(base_output_directory="gs://bucket/out", run_name="llama")
         ckpttools.resolve("base.yml", "run_name=llama", load_parameters_path="gs://bucket/base/0/items")
@@ -57,7 +57,7 @@ def _with(command: ParsedCommand, settings: Mapping[str, Any]) -> ParsedCommand:
 
 
 def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as YAML has them: paths are text."""
+    """Convert settings to YAML values: paths become text."""
     return {name: _value(item) for name, item in settings.items()}
 
 
@@ -68,7 +68,7 @@ def _value(declared: Any) -> Any:
 
 
 def _for_program(built: Resolution, program: str | None) -> Resolution:
-    """With a note where another program than the trainer is run."""
+    """Add a note if the program is not the trainer."""
     if program is None or program.endswith(_TRAINERS):
         return built
     note = f"these are the rules of MaxText's pre-training; {program} may have others"

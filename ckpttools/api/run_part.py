@@ -1,4 +1,4 @@
-"""A part of a plan: what one of many processes does of a conversion."""
+"""Run a part of a plan in one of many processes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_part(
     map: str | None = None,
     family: str | None = None,
 ) -> PartReceipt:
-    """Does what nobody has done yet of a part of a plan.
+    """Run the unfinished tasks of a part of a plan.
 
     Parts may be done in any order, on any machines, at once, again, and after they were killed.
 
@@ -110,7 +110,7 @@ def part_done(
     prepared: Prepared | None = None,
     code: Mapping[str, str] | None = None,
 ) -> PartReceipt:
-    """Does a part; arguments, what is returned and errors as of `run_part`, `code` as of `replanned`."""
+    """Run a part; arguments, result and errors as in `run_part`, `code` as in `replanned`."""
     header, share = file.header, part_share(file, part)
     check_version(header)
     destination = destination_of(header, relocation)
@@ -179,13 +179,13 @@ def _version_here(source: PlannedSource, relocation: Relocation) -> tuple[str, s
 
 
 def part_share(file: PlanFile, part: Part) -> Share:
-    """The groups of a part."""
+    """Return the task groups of a part."""
     ends = dealt(file.groups, part.count)
     return Share(str(part), ends[part.number], ends[part.number + 1])
 
 
 def standing_of(header: Header, destination: Location) -> Standing:
-    """What is there of a plan."""
+    """Return the state of a plan's output."""
     return shared_staging(staging_of(destination, header.overwrite), destination).standing(header.plan)
 
 
@@ -197,7 +197,7 @@ def _left_by(file: PlanFile) -> tuple[str, str]:
 
 
 def _is_all_done(file: PlanFile, destination: Location) -> bool:
-    """Whether no task is left, so that whoever has the destination is about to publish it, or has."""
+    """Return whether no task is left, so that another process publishes or has published."""
     if published_at(file, destination) is not None:
         return True
     standing, count = standing_of(file.header, destination), file.header.tasks
@@ -205,7 +205,7 @@ def _is_all_done(file: PlanFile, destination: Location) -> bool:
 
 
 def _workers(file: PlanFile, memory: int, jobs: int | None, relocation: Relocation) -> int:
-    """As many as suit this machine and fit into the memory."""
+    """Return as many workers as suit this machine and fit into memory."""
     header = file.header
     costs = {
         parse(relocation.there(each.path)).store.costs for each in file.sources if "://" in each.path

@@ -1,4 +1,4 @@
-"""Writing a tree in any format, with the files of its model beside it."""
+"""Write a tree in any format, with its model files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def plan_save(
     keep_sharding: bool = False,
     **options: Any,
 ) -> Conversion:
-    """What `save` with these arguments would do; its `run(destination)` does it."""
+    """Plan a `save` with these arguments; `run(destination)` on the result writes it."""
     location = None if destination is None else parse(destination, is_written=True)
     resources = replace(resources or Resources(), destination=location)
     tree, format = _as_tree(tree, None), _format(tree, format)
@@ -54,7 +54,7 @@ def plan_save(
 
 
 def _saved(plan: Callable[..., PreparedSave], *args: Any, **options: Any) -> Receipt:
-    """Plans and writes, in agreement with the other processes that have parts of the arrays."""
+    """Plan and write together with the other processes that hold parts of the arrays."""
     processes = _processes_of(args[0] if args else options.get("tree"))
 
     def checked() -> PreparedSave:
@@ -81,7 +81,7 @@ def save(
     keep_sharding: bool = False,
     **options: Any,
 ) -> PreparedSave:
-    """Writes `tree` to `destination`: a tree that was opened, or arrays that are in memory.
+    """Write an opened tree, or arrays in memory, to `destination`.
 
     Arrays of JAX may be sharded in any way. Each shard is read from one of the devices that have it, a piece
     at a time, so that no array is whole on the host.
@@ -145,7 +145,7 @@ def save_async(
     host_memory: Size | None = None,
     **options: Any,
 ) -> Saving:
-    """As `save`, of copies of the arrays on the host: returns when they are made, and writes meanwhile.
+    """Copy the arrays to the host, return, and write them in the background.
 
     From then on the arrays may be donated, deleted or, where they are numpy's, written to. The process waits
     for what is under way when it ends.
@@ -192,7 +192,7 @@ def _processes_of(tree: Tree | Any) -> Processes | None:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class PreparedSave(Prepared):
-    """As `Prepared`, of arrays that may be in memory."""
+    """A `Prepared` of arrays that may be in memory."""
 
     @classmethod
     def of(cls, prepared: Prepared) -> PreparedSave:
@@ -200,7 +200,7 @@ class PreparedSave(Prepared):
         return cls(*(getattr(prepared, field.name) for field in fields(prepared)))
 
     def check(self) -> None:
-        """Raises what would stop `run` before it writes anything."""
+        """Raise the error that would stop `run` before it writes."""
         self._check_held()
         Prepared.check(self)
 
@@ -219,7 +219,7 @@ class PreparedSave(Prepared):
             Prepared.check(self)
 
     def run(self, observe: Observer | None = None) -> Receipt:
-        """Executes it; errors as `Conversion.run`.
+        """Run the save; errors as in `Conversion.run`.
 
         Raises:
             UsageError: an array has no elements, or these processes cannot save together.
@@ -258,7 +258,7 @@ class PreparedSave(Prepared):
             )
 
     def _publish(self, plan: Plan, planned: str) -> Receipt:
-        """The last steps, when all processes have done their tasks."""
+        """Publish when all processes have finished their tasks."""
         conversion = replace(self.conversion, plan=plan)
         return conversion.run(
             self.destination, overwrite=self.overwrite, command=self.command, planned=planned
@@ -270,7 +270,7 @@ class PreparedSave(Prepared):
 
 
 def _as_tree(tree: Any, custom: Mapping[str, Any] | None) -> Tree:
-    """A tree as it is, a pytree as one that holds its arrays."""
+    """Return a tree unchanged; wrap a pytree in one."""
     if not isinstance(tree, Tree):
         return copy_holders(tree_from_pytree(tree, custom))
     if custom is not None:
@@ -293,7 +293,7 @@ def _converted(
     model: LocationLike | None,
     options: Mapping[str, Any],
 ) -> Prepared:
-    """What writes a tree as the other side names and lays out the same model."""
+    """Return the transform to the other framework's names and layout."""
     expected = {"hf": "safetensors", "maxtext": "orbax"}
     if to not in expected:
         raise UsageError(f"cannot convert to {to!r}", expected='"hf" or "maxtext"')

@@ -1,4 +1,4 @@
-"""A part of a model that is a model itself, for bringing up what will run the whole one."""
+"""Make a smaller model of a model's parts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shrink(
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes some layers, experts or tokens of a model, and the `config.json` of that smaller model.
+    """Write some layers, experts or tokens of a model, with a matching `config.json`.
 
     Weights stay what they are; chunks are shared with files of which at least half is kept. Moments of an
     optimizer and all else that layers have are cut with them.

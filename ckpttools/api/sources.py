@@ -1,4 +1,4 @@
-"""What every function that reads takes: a path or an open tree, and how much it may use."""
+"""Arguments of functions that read: a path or open tree, and resource limits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RESOURCES = ("memory", "jobs", "requests", "observe", "download")
 
 
 class PathReading(TypedDict, total=False):
-    """How what is at a path is read.
+    """Options of how a path is read.
 
     Attributes:
         max_header_bytes: longest safetensors header that is accepted.
@@ -50,7 +50,7 @@ class PathReading(TypedDict, total=False):
 
 
 class Opening(PathReading, total=False):
-    """How a path is opened: as `PathReading` says, and at which step.
+    """Options of how a path is opened: those of `PathReading`, and the step.
 
     Attributes:
         step: training step; None for the latest finished one.
@@ -60,7 +60,7 @@ class Opening(PathReading, total=False):
 
 
 class Scanning(Opening, total=False):
-    """What reading all elements may use, and how paths are opened.
+    """Resources for reading all elements, and options of how paths are opened.
 
     Attributes:
         memory: bytes that may be resident at most, as a number or as text: "4GiB"; by default 1 GiB.
@@ -79,7 +79,7 @@ class Scanning(Opening, total=False):
 
 
 def read_options(declared: Mapping[str, Any]) -> ReadOptions:
-    """The options of `Opening`.
+    """Return the options of `Opening`.
 
     Raises:
         UsageError: a text is not a size.
@@ -89,18 +89,18 @@ def read_options(declared: Mapping[str, Any]) -> ReadOptions:
 
 
 def part_of(declared: Mapping[str, Any], group: type) -> dict[str, Any]:
-    """The keyword arguments that belong to one group, a `TypedDict`."""
+    """Return the keyword arguments of one `TypedDict`."""
     return {name: declared[name] for name in group.__annotations__ if name in declared}
 
 
 def rest_of(declared: Mapping[str, Any], *groups: type) -> dict[str, Any]:
-    """Those that belong to none of these groups."""
+    """Return the keyword arguments of none of these groups."""
     of_groups = {name for group in groups for name in group.__annotations__}
     return {name: declared[name] for name in declared if name not in of_groups}
 
 
 def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> Tree:
-    """The source as a tree; reads headers and indexes, no array.
+    """Open the source as a tree; reads headers and indexes, but no array.
 
     Args:
         source: a path, or a tree.
@@ -134,7 +134,7 @@ def opened(source: Source, read: ReadOptions | None = None, *others: Source) -> 
 def config_alone(
     source: LocationLike, read: ReadOptions, suffixes: tuple[str, ...] = (".json",)
 ) -> Location | None:
-    """The configuration of a model that lies there without weights; None where there are some.
+    """Return the configuration of a model directory without weights; None with weights.
 
     Args:
         source: a configuration, or a directory.
@@ -154,7 +154,7 @@ def config_alone(
 
 
 def location_of(source: Source) -> Location | None:
-    """Where a checkpoint lies; None for a tree that was not read from files."""
+    """Return the location of a checkpoint; None for a tree that was not read from files."""
     if not isinstance(source, Tree):
         return parse(source)
     location = parse(source.metadata.location)
@@ -163,7 +163,7 @@ def location_of(source: Source) -> Location | None:
 
 @dataclass(frozen=True, slots=True)
 class ScanSettings:
-    """How all elements are read.
+    """Settings of how all elements are read.
 
     Attributes:
         memory: bytes that may be resident at most.
@@ -180,7 +180,7 @@ class ScanSettings:
     download: bool = False
 
     def fetch(self, *trees: Tree) -> None:
-        """Copies what these are read from to this machine, if that is expected.
+        """Copy the sources to this machine, if requested.
 
         Raises:
             CheckpointError: as `ckpttools.stores.fetching.fetch`.
@@ -190,7 +190,7 @@ class ScanSettings:
             fetch(sources(arrays), self.observe or (lambda done, total: None))
 
     def observer(self, total: int) -> Callable[[int], None]:
-        """The `observe` of `ckpttools.run.scanning.scan` where `total` bytes will be read."""
+        """Return the `observe` of `ckpttools.run.scanning.scan` for `total` bytes."""
         if self.observe is None:
             return lambda nbytes: None
         tell, done = self.observe, 0
@@ -206,7 +206,7 @@ class ScanSettings:
 
 @contextmanager
 def scanning(declared: Scanning) -> Iterator[ScanSettings]:
-    """How elements are read; what is opened inside the `with` counts towards the memory.
+    """Yield scan settings; memory of what is opened inside the `with` counts.
 
     Raises:
         UsageError: a text is not a size.

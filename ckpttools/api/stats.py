@@ -1,4 +1,4 @@
-"""Statistics of the numbers in a checkpoint: one call, one report."""
+"""Compute statistics of a checkpoint's values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stats(
     histogram: bool = False,
     **common: Unpack[Scanning],
 ) -> StatsReport:
-    """Extremes, mean, norm, zeros and NaN of every array; every element is read once.
+    """Compute extremes, mean, norm, zeros and NaN of every array, reading each element once.
 
     Those of quantised weights are of the numbers that they stand for, in bfloat16; where not all can be made
     numbers of, of codes and scales as they are stored, and `remarks` says so.
@@ -67,6 +67,6 @@ def stats(
 
 
 def _descending(array: ArrayStats, by: str) -> tuple[bool, float]:
-    """Sorts the largest first, and what has no such number last."""
+    """Sort in descending order, missing values last."""
     value = array.nbytes if by == "size" else getattr(array.statistics, by.replace("-", "_"))
     return value is None, -(value or 0)

@@ -1,4 +1,4 @@
-"""What is at a path, whatever it is, and which commands go on from there: one call, one report."""
+"""Identify a path and suggest commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MOST_BELOW = 8
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """What is at a path.
+    """The facts about a path.
 
     Attributes:
         path: where that is.
@@ -61,7 +61,7 @@ class Summary:
 
 @validate_arguments
 def summary(path: LocationLike, *, requests: int | None = None) -> Summary:
-    """What is at a path: a run, a step, a model, an adapter, a file. Reads headers and indexes, no array.
+    """Identify a path: a run, step, model, adapter or file. Reads headers and indexes, but no array.
 
     Args:
         path: in any store.
@@ -251,7 +251,7 @@ _DEEPEST, _MOST_TRIED = 4, 200
 
 
 def checkpoints_below(location: Location, limit: int) -> list[Location]:
-    """The first checkpoints and runs in a directory and in those below it; nothing in them is searched."""
+    """Find the first checkpoints and runs in a directory tree, without searching inside them."""
     return list(islice(_found(location), limit))
 
 

@@ -1,4 +1,4 @@
-"""Models of seeded noise, and models put together of two."""
+"""Create models from random values, or from two models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def synth(
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes a model of noise that has the arrays of a configuration, as before training.
+    """Write a randomly initialized model of a configuration.
 
     Weights are drawn around zero with the configuration's `initializer_range`, 0.02 where it has none; norms
     do nothing, and biases are zero. The same seed gives the same bits, on any machine and with any `jobs`.
@@ -83,7 +83,7 @@ def synth(
 def stitch(
     source: Source, destination: LocationLike, *, decoder: Source, **common: Unpack[Changing]
 ) -> Prepared:
-    """Writes the towers of one model with the text model of another: its embedding, layers, norm and head.
+    """Combine the towers of one model with another's text model: embedding, layers, norm and head.
 
     Args:
         source: the model with towers; `config.json` and other files stay its own.

@@ -1,4 +1,4 @@
-"""Which commands go on from a model as a trainer of PyTorch left it: behind keys, with state beside it."""
+"""Suggest commands for models that a PyTorch trainer saved under its own names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FEW = 4
 
 
 def names_of_hub(*trees: Tree) -> str | None:
-    """What gives the first checkpoint with a trainer's names those of the hub; None where none has."""
+    """Return the command that gives Hub names to the first checkpoint with a trainer's names, or None."""
     for tree in trees:
         is_known = view_of(tree).is_maxtext or guess_families(tree, families().values())
         built = (
@@ -69,7 +69,7 @@ def _dropping(patterns: Iterable[str]) -> str:
 
 
 def commands(tree: Tree, location: Location) -> Iterator[str]:
-    """Commands that make a model of a checkpoint; none where its names are those of no known model.
+    """Return commands that extract a model from a checkpoint; none for unknown models.
 
     Args:
         tree: whose names are neither MaxText's nor the hub's as they are.

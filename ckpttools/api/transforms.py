@@ -1,4 +1,4 @@
-"""Calls that change what a checkpoint holds: which arrays, under which names, in which dtypes, stacked."""
+"""Functions that select, rename, cast, strip or stack the arrays of a checkpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def select(
     prefix: str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes the arrays that `keep` names (all without it), without those that `drop` names.
+    """Write the arrays that match `keep` (default: all), without those that match `drop`.
 
     Args:
         source: a file, an item, a step, a run directory, or a tree.
@@ -70,7 +70,7 @@ def remap(
     family: LocationLike | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes arrays under other names, or rearranged: by rules, a function, or for a version of MaxText.
+    """Rename or rearrange arrays by rules, a function, or for a MaxText version.
 
     Args:
         source: a file, an item, a step, a run directory, or a tree.
@@ -119,7 +119,7 @@ def cast(
     dequantize_like: Like = "float32",
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes a checkpoint in other dtypes: rounded to nearest even, NaN and infinity kept.
+    """Cast a checkpoint to other dtypes, rounding to nearest even and keeping NaN and infinity.
 
     Quantised weights are multiplied by their scales where `dtype` has 16 bits or more. Values that a
     dtype cannot hold are counted in `Receipt.counts`.
@@ -159,7 +159,7 @@ def strip_optimizer(
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes the parameters of a training checkpoint and nothing else.
+    """Write only the parameters of a training checkpoint.
 
     Args:
         source: a run directory, a step, an item, or a tree.
@@ -191,7 +191,7 @@ def stack(
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Stacks layers that are one by one (layers_0, layers_1, …), as MaxText's `scan_layers=true` wants them.
+    """Stack separate layers (layers_0, layers_1, …) for MaxText's `scan_layers=true`.
 
     Args:
         source: a run directory, a step, an item, or a tree.
@@ -227,7 +227,7 @@ def unstack(
     dtype: DType | str | None = None,
     **common: Unpack[Changing],
 ) -> Prepared:
-    """Writes stacked layers one by one (layers_0, layers_1, …), as MaxText's `scan_layers=false` wants them.
+    """Split stacked layers (layers_0, layers_1, …) for MaxText's `scan_layers=false`.
 
     Args:
         source: a run directory, a step, an item, or a tree.
@@ -262,7 +262,7 @@ def transform(
     transforms: str | Transform | Sequence[Transform],
     **options: Any,
 ) -> Prepared:
-    """Writes a checkpoint transformed by one transform, or by several in turn.
+    """Write a checkpoint after one or several transforms.
 
     Args:
         source: a file, an item, a step, a run directory, or a tree.

@@ -1,4 +1,4 @@
-"""Planning to write a tree, with the files of its model beside it."""
+"""Plan writing a tree with its model files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ckpttools.stores.registry import parse
 
 
 def plan_tree(tree: Tree, writer: Writer, resources: Resources | None = None) -> Conversion:
-    """Plans writing `tree` with `writer`; reads no array.
+    """Plan writing `tree` with `writer`; reads no array.
 
     Raises:
         CheckpointError: the format cannot hold the tree, or the work does not fit into the memory.
@@ -90,7 +90,7 @@ def _changed(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, 
 
 
 def _made(tree: Tree, sidecars: Sidecars, is_model: bool) -> tuple[dict[str, bytes], Notes]:
-    """The configuration that is written in place of the present one, and remarks about it.
+    """Return the configuration that replaces the present one, and remarks about it.
 
     One that is carried along is of the model that a checkpoint came from, and stays what it is: the way back
     goes by it, and makes it true of what it writes.
@@ -138,7 +138,7 @@ def _names_within(name: str) -> Iterator[str]:
 
 
 def _is_model(tree: Tree, sidecars: Sidecars) -> bool:
-    """Whether the arrays have the model's own names, so that its files belong beside them.
+    """Return whether the arrays have the model's own names, so that its files apply.
 
     True for a Hugging Face directory and for what was made from one under the same names; what hf-to-maxtext
     makes is nested, and has a record.
@@ -150,20 +150,20 @@ def _is_model(tree: Tree, sidecars: Sidecars) -> bool:
 
 
 def _left_out(sidecars: Sidecars, format: str) -> Notes:
-    """What to say where companions have no place."""
+    """Return a remark about sidecars that cannot be written."""
     names = ", ".join(sidecars.files)
     remarks = (f"left out, as {format} has no place for what belongs to a model: {names}",) if names else ()
     return Notes(dropped=tuple(f"{SIDECARS}/{CARRIED}/{name}" for name in sidecars.arrays), remarks=remarks)
 
 
 def _config(tree: Tree, sidecars: Sidecars) -> Mapping[str, Any]:
-    """The configuration that goes along."""
+    """Return the configuration among the sidecars."""
     config = tree.metadata.config
     return read_json(parse(sidecars.files[CONFIG].path)) if config is None else config
 
 
 def _stored(sidecars: Sidecars) -> Mapping[str, Any] | None:
-    """The configuration that lies beside the source."""
+    """Return the configuration next to the source."""
     return read_json(parse(sidecars.files[CONFIG].path)) if CONFIG in sidecars.files else None
 
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint holds what it should, bit by bit: one call, one report."""
+"""Verify bit for bit that a checkpoint holds the expected arrays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ONE_SIDED = ("missing", "extra")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verification:
-    """What was found.
+    """The result of a verification.
 
     Attributes:
         path: the checkpoint.
@@ -92,7 +92,7 @@ def verify(
     parameters: bool = False,
     **common: Unpack[Scanning],
 ) -> Verification:
-    """Compares bit by bit with another checkpoint, or with the digests of a manifest.
+    """Compare bit for bit with another checkpoint, or with the digests of a manifest.
 
     Both may be in any format and layout. If one is a Hugging Face checkpoint and the other MaxText's,
     `against` is compared as a conversion to `checkpoint` would write it.
@@ -144,7 +144,7 @@ def _of_the_hub(checkpoint: Source) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """Options about the conversion between the two."""
+    """Options of the conversion between the two checkpoints."""
 
     conversion: ConversionOptions | None
     casts: bool
@@ -154,7 +154,7 @@ class _Said:
 def conversion_options(
     family: str | None, rope_layout: str | None, tied: str | None, drop: str | Sequence[str]
 ) -> ConversionOptions | None:
-    """The options of a conversion; None without any, which spares the import of all conversions."""
+    """Return the conversion options; None without any, which avoids importing conversions."""
     if not (family or rope_layout or tied or drop):
         return None
     from ckpttools.compare.conversion import ConversionOptions
@@ -223,7 +223,7 @@ def _elements(result: Sequence[Difference]) -> int:
 
 
 def _of_state(both: Pairing[LazyArray], result: Sequence[Difference]) -> list[Difference]:
-    """The differences that are not in parameters."""
+    """Return the differences outside of the parameters."""
     parameters = parameters_among({**both.a, **both.b})
     return [item for item in result if item.name not in parameters]
 
@@ -250,7 +250,7 @@ def _of_names(tree: Tree, source: Tree, compared: str) -> tuple[str, ...]:
 def _in_numbers(
     result: Sequence[Difference], both: Pairing[LazyArray], tree: Tree, source: Tree, scan: ScanSettings
 ) -> tuple[str, ...]:
-    """What to say where all that differs are codes and scales that stand for the same numbers."""
+    """Return a hint if all differing codes and scales represent the same values."""
     if not result or any(item.reason != "values" or item.name not in both.a for item in result):
         return ()
     arrays = [both.a[item.name] for item in result]
@@ -258,7 +258,7 @@ def _in_numbers(
 
 
 def _cast(both: Pairing[LazyArray]) -> Pairing[LazyArray]:
-    """B's arrays in the dtypes of A's."""
+    """Return B's arrays in the dtypes of A's."""
     from ckpttools.transforms.cast import cast
 
     return replace(both, b={**both.b, **{name: cast(b, a.dtype) for name, a, b in both.pairs}})
@@ -313,7 +313,7 @@ def _not_compared(tree: Tree, names: Collection[str], manifest: Manifest) -> Ite
 
 
 def _as_in(manifest: Manifest, tree: Tree, declared: _Said, memory: int) -> NamedArrays[LazyArray]:
-    """All arrays of a checkpoint, under the kind of names that a manifest has."""
+    """Return all arrays of a checkpoint under the manifest's kind of names."""
     from ckpttools.compare.conversion import (
         in_maxtext_names,
         require_no_padding,
@@ -356,7 +356,7 @@ _MAX_FILES_SHOWN = 8
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FileVerification:
-    """What was found.
+    """The result of a verification of files.
 
     Attributes:
         path: what was read; of a revision the commit.
@@ -397,7 +397,7 @@ def verify_files(
     requests: int | None = None,
     observe: Observe | None = None,
 ) -> FileVerification:
-    """Reads all files and compares them with the digests that their store lists, as the hub does.
+    """Read all files and compare them with the digests that their store lists, as the Hub does.
 
     Args:
         checkpoint: a model of the hub, a directory or a file in it.
@@ -439,7 +439,7 @@ def verify_files(
 def same_numbers(
     a: Tree, b: Tree, differing: Collection[LazyArray], *, memory: int, jobs: int | None
 ) -> tuple[str, ...]:
-    """What to say where nothing differs but codes and scales that stand for the same numbers.
+    """Return a hint if all differing codes and scales represent the same values.
 
     Args:
         a, b: the checkpoints.
