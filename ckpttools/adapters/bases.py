@@ -1,4 +1,4 @@
-"""The model that an adapter is of: its weights under their Hugging Face names, and the way back to its own.
+"""The base model of an adapter: its weights under Hugging Face names, and the mapping to its own names.
 
 What an adapter changes is said in Hugging Face's names. For a base that is MaxText's it goes through the rows
 of the family like any weights: the changes, in a model that is zero otherwise, are converted as a model is.
@@ -49,7 +49,7 @@ _NEGATIVE_ZERO = b"\x00\x00\x00\x80"
 
 @dataclass(frozen=True)
 class Base:
-    """A model that adapters are of.
+    """The base model of an adapter.
 
     Attributes:
         tree: as it was opened, quantised weights as numbers.
@@ -66,7 +66,7 @@ class Base:
     model: ModelOptions = field(default_factory=ModelOptions)
 
     def moved(self, changes: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
-        """Changes as the base has them: path -> array of the base's shape, for all that they change.
+        """Map changes to the base's own paths and shapes.
 
         Args:
             changes: name -> what is added to a weight, float32.
@@ -76,7 +76,7 @@ class Base:
         return self._padded(self.in_rows(changes))
 
     def replacements_at_paths(self, arrays: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
-        """Whole weights as the base has them: path -> array of the base's shape and dtype.
+        """Map replacement weights to the base's paths, shapes and dtypes.
 
         Of stacked layers those that are not exchanged stay the base's own.
 
@@ -98,7 +98,7 @@ class Base:
         }
 
     def _replace_parts(self, path: Path, built: LazyArray, own: LazyArray, new: Collection[int]) -> LazyArray:
-        """`built`, with the base's own array where nothing new is in it."""
+        """Return `built`, with the base's own array wherever nothing is new."""
         inside = list(distinct_arrays([built]))
         if not any(id(each) in new for each in inside):
             return own
@@ -115,7 +115,7 @@ class Base:
         return cast(built, own.dtype)
 
     def in_rows(self, changes: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
-        """Of a MaxText base: dotted name -> what the rows make of changes; nothing is added elsewhere."""
+        """Map changes to the dotted names of a MaxText base. Nothing is added elsewhere."""
         assert self.rows is not None
         nothing = {
             name: Constant(array.shape, _FLOAT32, _NEGATIVE_ZERO)
@@ -131,7 +131,7 @@ class Base:
         }
 
     def _padded(self, built: Mapping[str, LazyArray]) -> dict[Path, LazyArray]:
-        """At their paths, with zeros where MaxText's vocabulary is longer than the model's."""
+        """Return arrays at their paths, zero-padded to MaxText's vocabulary."""
         assert self.rows is not None
         view = view_of(self.tree)
         homes = {dotted(path): home for path, home in view.homes.items()}
@@ -149,7 +149,7 @@ class Base:
 
     @cached_property
     def in_float32(self) -> Mapping[str, LazyArray]:
-        """The weights as float32, before any rounding on the way to Hugging Face's names."""
+        """Return the weights as float32, before rounding to Hugging Face's dtypes."""
         if self.rows is None:
             return {name: cast(array, _FLOAT32) for name, array in self.weights.items()}
         wide = {
@@ -163,7 +163,7 @@ class Base:
 
     @cached_property
     def family(self) -> Family | None:
-        """The model's family, where that is known."""
+        """Return the model's family, if it is known."""
         if self.rows is not None:
             return self.rows.family
         if self.model.family is not None:
@@ -175,11 +175,11 @@ class Base:
 
     @property
     def chosen_flags(self) -> Mapping[str, Flag]:
-        """Flags of the family that the user sets."""
+        """Return the family flags that the user sets."""
         return {} if self.family is None else rope_flags(self.family, self.model)
 
     def named(self, name: str) -> str | None:
-        """What the base calls a weight, in any of its family's spellings; None if it has none."""
+        """Return the base's name for a weight in any spelling of its family; None if absent."""
         return next((spelling for spelling in self._spellings(name) if spelling in self.weights), None)
 
     def _spellings(self, name: str) -> Iterator[str]:
@@ -193,7 +193,7 @@ class Base:
 
 
 def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike | None = None) -> Base:
-    """The base that a tree is; quantised weights count as their numbers in bfloat16.
+    """Return the base of a tree. Quantized weights count as their values in bfloat16.
 
     Args:
         tree: a Hugging Face model, or a MaxText checkpoint.
@@ -217,7 +217,7 @@ def open_base(tree: Tree, model: ModelOptions | None = None, like: LocationLike 
 def missing_weights_error(
     adapter: str, base: str, lacking: Collection[str], names: Iterable[str]
 ) -> FormatError:
-    """The error about weights that an adapter changes and its base does not have."""
+    """Return the error for changed weights that the base does not have."""
     known = list(names)
     near = [
         f"{name} (near {result[0]})" if (result := near_names(name, known, 1)) else name for name in lacking
@@ -238,14 +238,14 @@ _BELOW_NAME = 3
 
 @dataclass(frozen=True)
 class BaseName:
-    """A name, and what the user should know of it."""
+    """The name of a base model, with notes for the user."""
 
     text: str
     notes: Notes
 
 
 def base_name(base: Base, adapter: Adapter, given: str | None) -> BaseName:
-    """What is said, else what the adapter or the base's configuration says, else where the base lies.
+    """Return the given base name, else the recorded hub name, else the base's location.
 
     Of what these say only names of the hub count: directories of whoever trained are not here.
     """
@@ -272,7 +272,7 @@ def _recorded_names(base: Base, adapter: Adapter) -> Iterator[str]:
 
 
 def _is_hub_name(name: str) -> bool:
-    """Whether a text is org/name, or a name alone, as the first models of the hub have it.
+    """Return whether a text has the form org/name, or is a bare name.
 
     A relative directory may be called so, too; what is written then is no worse than its path.
     """
@@ -280,7 +280,7 @@ def _is_hub_name(name: str) -> bool:
 
 
 def other_base_remarks(base: Base, adapter: Adapter, used: str) -> Iterator[str]:
-    """What to know where an adapter says that it is of a model of another name than that of its base.
+    """Yield a remark if an adapter names another base model.
 
     Args:
         base: what is taken for the model that it is of.
@@ -299,6 +299,6 @@ def other_base_remarks(base: Base, adapter: Adapter, used: str) -> Iterator[str]
 
 
 def recorded_base(tree: Tree) -> str:
-    """What is noted beside a MaxText adapter of its base's name; "" where nothing is."""
+    """Return the base name recorded in a MaxText adapter; "" without one."""
     noted = tree.metadata.custom.get(BASE_NAME)
     return noted if isinstance(noted, str) else ""

@@ -1,4 +1,4 @@
-"""What `adapter_config.json` says: which adapters are read, and what their products are multiplied by."""
+"""Read `adapter_config.json`: supported adapters and their scales."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ _CONVERTED = "path_initial_model_for_weight_conversion"
 
 
 def config_file(declared: Mapping[str, Any]) -> bytes:
-    """The content of an `adapter_config.json` that says this, in the order in which PEFT writes it."""
+    """Return the content of an `adapter_config.json`, in PEFT's order."""
     return f"{json.dumps(declared, indent=2, sort_keys=True)}\n".encode()
 
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """The configuration of a LoRA adapter, as far as it decides what is added to weights.
+    """The configuration of a LoRA adapter.
 
     Attributes:
         declared: all of it.
@@ -105,7 +105,7 @@ class PeftConfig:
             yield "layers_pattern: PEFT refuses it without layers_to_transform"
 
     def rank(self, module: str) -> int:
-        """The rank of a module's factors. Raises ConfigError where that is no whole number."""
+        """Return the rank of a module's factors. Raise ConfigError if it is not an integer."""
         declared = self._number_for("rank_pattern", module, "r", 8)
         if declared != int(declared) or declared < 1:
             raise ConfigError(
@@ -114,27 +114,27 @@ class PeftConfig:
         return int(declared)
 
     def scale(self, module: str) -> float:
-        """What the product of a module's factors is multiplied by; errors as of `rank`."""
+        """Return the factor of a module's product. Errors as `rank`."""
         alpha, rank = self._number_for("alpha_pattern", module, "lora_alpha", 8), self.rank(module)
         return alpha / (math.sqrt(rank) if self._flag("use_rslora") else rank)
 
     @property
     def is_dora(self) -> bool:
-        """Whether rows are given lengths. Raises ConfigError where that is neither true nor false."""
+        """Return whether the adapter sets row norms (DoRA). Raise ConfigError if it is not a boolean."""
         return self._flag("use_dora")
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """Names of the modules of which it has whole arrays."""
+        """Return the names of modules that are stored as complete arrays."""
         return listed_names(self.declared, "modules_to_save", self.location)
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of parameters of modules that have factors, such as those of fused experts."""
+        """Return the names of module parameters with factors, such as fused experts."""
         return listed_names(self.declared, "target_parameters", self.location)
 
     def is_target(self, module: str) -> bool:
-        """Whether PEFT gives a linear module factors; errors as of `skip_reason`."""
+        """Return whether PEFT adds factors to a linear module. Errors as `skip_reason`."""
         return self.skip_reason(module) is None
 
     def skip_reason(self, module: str, *, is_embedding: bool = False) -> str | None:
@@ -238,7 +238,7 @@ class PeftConfig:
         )
 
     def parameters_of(self, module: str) -> set[str]:
-        """Names of a module's own parameters that have factors in place of its weight."""
+        """Return the parameters of a module that have factors instead of its weight."""
         targets = [parameter.rpartition(".") for parameter in self.parameters]
         result = {name for above, _, name in targets if above and f".{module}".endswith(f".{above}")}
         if not targets or "weight" in result or self.is_target(module):
@@ -247,7 +247,7 @@ class PeftConfig:
         return result | {name for above, _, name in targets if not above}
 
     def pattern_of(self, field: str, module: str) -> str | None:
-        """The first key of `rank_pattern` or `alpha_pattern` that a module matches, which counts in PEFT.
+        """Return the first key of `rank_pattern` or `alpha_pattern` that matches a module.
 
         Raises:
             ConfigError: the field is no object, or has a key that cannot be matched.
@@ -266,14 +266,14 @@ class PeftConfig:
         return bool(declared)
 
     def _number_for(self, patterns: str, module: str, otherwise: str, default: int) -> float:
-        """A number for a module: that of its pattern, if there is one."""
+        """Return a number for a module, from its pattern if there is one."""
         pattern = self.pattern_of(patterns, module)
         if pattern is not None:
             return self._number(self.declared[patterns][pattern], patterns)
         return self._number(self.declared.get(otherwise, default), otherwise)
 
     def _matches(self, pattern: str, module: str, what: str, *, below: bool = False) -> bool:
-        """Whether a pattern is of all of a path, or `below` others in it; errors call it `what`."""
+        """Return whether a pattern matches a path, or its end if `below`."""
         try:
             return is_match(pattern, module, below=below)
         except PatternError as error:
@@ -294,18 +294,18 @@ class PeftConfig:
 
     @property
     def has_inputs_first(self) -> bool:
-        """Whether weights have their inputs first, as GPT-2's; errors as of `is_dora`."""
+        """Return whether weights have their inputs first, as GPT-2's. Errors as `is_dora`."""
         return self._flag("fan_in_fan_out")
 
 
 def unknown_settings(declared: Mapping[str, Any]) -> list[str]:
-    """What a configuration sets that PEFT 0.21 has no name for: of a later version, or of another program."""
+    """Return the settings that PEFT 0.21 does not know."""
     beside = {*_PLAIN.split(), *_UNSUPPORTED, _CONVERTED}
     return sorted(name for name, value in declared.items() if value and name not in beside)
 
 
 def listed_names(declared: Mapping[str, Any], field: str, location: str = "") -> tuple[str, ...]:
-    """What a field of a configuration names, such as `modules_to_save`; one name may stand by itself.
+    """Return the names in a field of a configuration, such as `modules_to_save`.
 
     Raises:
         ConfigError: it is no list of names.
@@ -318,5 +318,5 @@ def listed_names(declared: Mapping[str, Any], field: str, location: str = "") ->
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a value of JSON is a number, and finite: whole ones can be larger than any float."""
+    """Return whether a JSON value is a finite number."""
     return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= _MAX_FLOAT

@@ -1,4 +1,4 @@
-"""What a fine-tuning changed of a model, as an adapter: each matrix's difference in few directions."""
+"""Extract an adapter from a fine-tuned model: the low-rank difference of each matrix."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ExtractOptions:
             raise UsageError("a rank is 1 or more, an error from 0 to 1", got=f"{self.rank}, {self.error}")
 
     def spectrum(self, tuned: LazyArray, base: LazyArray, name: str) -> Spectrum:
-        """The part of a matrix's difference that is kept."""
+        """Return the part of a matrix's difference that is kept."""
         if self.error is not None:
             return ranked_spectrum(tuned, base, self.error, self.rank or min(tuned.shape), name)
         assert self.rank is not None  # one of both is given
@@ -61,7 +61,7 @@ class ExtractOptions:
 
 @dataclass(frozen=True)
 class ExtractedAdapter:
-    """An adapter made of a difference.
+    """An adapter made from a difference.
 
     Attributes:
         adapter: in the base's names; its factors are in memory.
@@ -75,7 +75,7 @@ class ExtractedAdapter:
 
 
 def extract_low_rank(tuned: Base, base: Base, options: ExtractOptions, memory: int) -> ExtractedAdapter:
-    """The adapter that makes of a base nearly what fine-tuning made of it. Reads both models.
+    """Return the adapter that approximates what fine-tuning changed. Reads both models.
 
     The matrices of linear layers are compared; what else differs is left out, and the notes name it.
 

@@ -41,7 +41,7 @@ on the scan axis; as in the kernel; or merged, with layers before all else."""
 
 @dataclass(frozen=True)
 class FactorRow:
-    """A row of a weight, and those of its factors.
+    """The row of a weight and those of its factors.
 
     Attributes:
         row: of the weight.
@@ -57,7 +57,7 @@ class FactorRow:
 
 @dataclass(frozen=True)
 class ModelFactorRows:
-    """The rows that one model has.
+    """The factor rows of one model.
 
     Attributes:
         rows: of all weights.
@@ -70,7 +70,7 @@ class ModelFactorRows:
     scan_axis: int | None
 
     def of(self, row: Row, number: int, style: Style = "flat") -> FactorRow:
-        """The rows of a weight's factors, for one of which `no_factors_reason` gives no reason."""
+        """Return the rows of a weight's factors, if `no_factors_reason` is None."""
         rank = f"rank_{number}"
         outs, ins = (set(group) for group in row.right.groups)
         right_a = Side(_with_suffix(row.right.key, WEIGHT, PARTS[0]), ((rank,), row.right.groups[1]))
@@ -86,7 +86,7 @@ class ModelFactorRows:
     def _groups(
         self, left: Side, without: set[str], rank: str, style: Style, *, is_last: bool
     ) -> tuple[AxisGroup, ...]:
-        """A kernel's axes without those of the other factor, with the rank as the last or the first."""
+        """Return a kernel's axes without those of the other factor, with the rank first or last."""
         if style == "kept":
             kept = tuple(group for group in left.groups if not set(group) & without)
             return (*kept, (rank,)) if is_last else ((rank,), *kept)
@@ -97,14 +97,14 @@ class ModelFactorRows:
         return (*built[:at], *((axis,) for axis in repeated), *built[at:])
 
     def _repeated_axes(self, left: Side, without: set[str]) -> tuple[str, ...]:
-        """Axes of the array that are neither factor's own."""
+        """Return the array axes that belong to neither factor."""
         mine = next(row for row in self.rows if row.left is left)
         both = {axis for group in mine.right.groups for axis in group}
         return tuple(axis for axis in left.array_axes if axis not in both)
 
 
 def no_factors_reason(row: Row) -> str | None:
-    """Why MaxText has no factors of this weight; None where it has."""
+    """Return why MaxText has no factors for a weight; None if it has."""
     left, right = str(row.left.key), str(row.right.key)
     if not left.endswith(_KERNEL):
         return f"MaxText has factors of dense layers alone, not of {left.rpartition('.')[2]}"
@@ -129,7 +129,7 @@ def no_factors_reason(row: Row) -> str | None:
 
 
 def model_factor_rows(base: Base, scan_axis: int | None, family: Family) -> ModelFactorRows:
-    """The rows of a base's model.
+    """Return the rows of a base's model.
 
     Args:
         base: the model.
@@ -151,7 +151,7 @@ def model_factor_rows(base: Base, scan_axis: int | None, family: Family) -> Mode
 
 
 def _require_own_rows(base: Base) -> None:
-    """Raises as `model_factor_rows`; of a MaxText base that is seen to where it is opened."""
+    """Raise as `model_factor_rows`. MaxText bases are checked when opened."""
     if base.rows is None and base.config is not None:
         options = ToMaxText(scan=False, model=base.model)
         require_own_rows(
@@ -163,7 +163,7 @@ def _require_own_rows(base: Base) -> None:
 
 
 def required_family(base: Base) -> Family:
-    """The base's family. Raises ConfigError where it has none."""
+    """Return the base's family. Raise ConfigError if it has none."""
     if base.family is None:
         raise ConfigError(
             "nothing says which family the base is of",
@@ -175,13 +175,13 @@ def required_family(base: Base) -> Family:
 
 
 def _with_suffix(key: Key, old: str, new: str) -> Key:
-    """A key template with another end; it ends in text."""
+    """Return a key template with another suffix."""
     *parts, last = key.parts
     assert isinstance(last, str) and last.endswith(old)
     return Key((*parts, last.removesuffix(old) + new))
 
 
 def weight_names(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
-    """The Hugging Face names of a row's weights."""
+    """Yield the Hugging Face names of a row's weights."""
     if all(sizes.get(axis, 0) for axis in row.right.key.axes) and row.right.key.needs <= sizes.keys():
         yield from row.right.keys(sizes)

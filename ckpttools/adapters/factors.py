@@ -1,4 +1,4 @@
-"""What an adapter changes of a model: factors of low rank, and arrays that it replaces."""
+"""The changes of an adapter: low-rank factors and replaced arrays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Kind = Literal["linear", "embedding", "experts"]
 
 @dataclass(frozen=True)
 class FactorPair:
-    """The change of one weight of a Hugging Face model, as PEFT has it.
+    """The low-rank change of one Hugging Face weight, in PEFT's layout.
 
     Attributes:
         name: of the weight.
@@ -45,21 +45,21 @@ class FactorPair:
 
     @property
     def parts(self) -> Iterator[tuple[str, LazyArray]]:
-        """Its arrays, and what each is."""
+        """Yield its arrays with their names."""
         yield from (("A", self.a), ("B", self.b))
         if self.magnitude is not None:
             yield "magnitude", self.magnitude
 
     @property
     def shape(self) -> Shape | None:
-        """The weight's shape; None of experts, of which only the weight tells the order of axes."""
+        """Return the weight's shape; None for experts, whose axis order only the weight shows."""
         outer, inner = self.b.shape[0], self.a.shape[1]
         if self.kind == "experts":
             return None
         return (inner, outer) if self.kind == "embedding" or self.has_inputs_first else (outer, inner)
 
     def fits(self, shape: Shape) -> bool:
-        """Whether these are the factors of a weight of this shape."""
+        """Return whether the factors match a weight of this shape."""
         if self.kind == "experts":
             ends = (self.b.shape[0], self.a.shape[1])
             return shape in (
@@ -69,7 +69,7 @@ class FactorPair:
         return shape == self.shape
 
     def change(self, weight: LazyArray) -> LazyArray:
-        """What is added to a weight, float32.
+        """Return the change of a weight, float32.
 
         Args:
             weight: in float32 where it has a magnitude: its numbers are read then.
@@ -90,7 +90,7 @@ class FactorPair:
         return dora_update(weight, delta, self.magnitude)
 
     def delta(self, shape: Shape) -> LazyArray:
-        """The product of the factors for a weight of this shape, float32; errors as of `change`."""
+        """Return the product of the factors for a weight of this shape, float32. Errors as `change`."""
         self.require_fit(shape)
         if self.kind == "embedding":
             return low_rank(swap_last_axes(self.a), swap_last_axes(self.b), self.scale)
@@ -106,7 +106,7 @@ class FactorPair:
         return low_rank(swap_last_axes(right), swap_last_axes(left), self.scale)
 
     def _has_inputs_first(self, shape: Shape) -> bool:
-        """Of experts, whether the weight is (expert, in, out)."""
+        """Return whether the expert weight is (expert, in, out)."""
         if self.has_inputs_first is not None:
             return self.has_inputs_first
         if shape[1] == shape[2]:
@@ -119,7 +119,7 @@ class FactorPair:
         return shape[1:] == (self.a.shape[1], self.b.shape[0])
 
     def require_fit(self, shape: Shape) -> None:
-        """Raises FormatError where the factors are not those of a weight of this shape."""
+        """Raise FormatError if the factors do not match a weight of this shape."""
         if not self.fits(shape):
             raise FormatError(
                 "these factors are not those of the base's weight",
@@ -150,7 +150,7 @@ class Adapter:
 
 
 def require_finite(adapter: Adapter) -> None:
-    """Reads all factors. Raises FormatError where one has NaN or infinity: products spread it over rows."""
+    """Raise FormatError if a factor has NaN or infinity. Reads all factors."""
     factors = (
         (f"{factor.name}, {part}", array) for factor in adapter.factors for part, array in factor.parts
     )
@@ -171,7 +171,7 @@ def _is_finite(array: LazyArray) -> bool:
 
 
 def same_bits(one: LazyArray, other: LazyArray) -> bool:
-    """Whether two arrays are alike; reads them where shape and dtype are."""
+    """Return whether two arrays are equal. Reads them if shape and dtype match."""
     if (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     pieces = split_evenly(Region.whole(one.shape), read_blocks.elements(one.dtype.itemsize))
@@ -179,7 +179,7 @@ def same_bits(one: LazyArray, other: LazyArray) -> bool:
 
 
 def finite(name: str, number: float, product: float | None = None) -> float:
-    """What an adapter is multiplied by; raises UsageError where it is NaN or infinite.
+    """Return the product; raise UsageError if it is NaN or infinite.
 
     Args:
         name: of the option.

@@ -1,4 +1,4 @@
-"""An adapter in the names of its base, with all that only the base tells."""
+"""Match an adapter to its base model, and resolve what only the base shows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONV1D = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight", ".q_attn.weight")
 
 
 def fit_adapter(base: Base, adapter: Adapter) -> Adapter:
-    """The adapter in the base's names.
+    """Return the adapter in the base's names.
 
     Raises:
         FormatError: it is not of this base: lists what that lacks; it changes a weight several times, or
@@ -43,7 +43,7 @@ def fit_adapter(base: Base, adapter: Adapter) -> Adapter:
 
 
 def split_as_base(base: Base, adapter: Adapter) -> Adapter:
-    """The adapter with its experts apart and without a tied head, where the base's files are so.
+    """Return the adapter with experts split and without a tied head, as in the base's files.
 
     Raises:
         FormatError: the base has another number of experts.
@@ -55,7 +55,7 @@ def split_as_base(base: Base, adapter: Adapter) -> Adapter:
 
 
 def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
-    """An adapter of a tied model without the output head, where that is the table that it has as well.
+    """Remove the output head of a tied model's adapter if it repeats the embedding.
 
     PEFT saves both where it is told to save embeddings, the vocabulary was resized, or it keeps them tied.
     """
@@ -75,7 +75,7 @@ def _without_tied_head(base: Base, adapter: Adapter) -> Adapter:
 
 
 def _is_tied_copy(factor: FactorPair, table: FactorPair) -> bool:
-    """Whether the factors of an output head are those of a table of embeddings, each the other transposed."""
+    """Return whether head factors are the transposed factors of an embedding."""
     return (
         (factor.name, factor.kind, table.kind) == (HEAD, "linear", "embedding")
         and (factor.scale, factor.magnitude, table.magnitude) == (table.scale, None, None)
@@ -85,7 +85,7 @@ def _is_tied_copy(factor: FactorPair, table: FactorPair) -> bool:
 
 
 def without_copied_head(model: Base, other: Base) -> Base:
-    """A tied model without the output head that is its table once more, as FSDP and DeepSpeed save it.
+    """Remove an output head that repeats the embedding, as FSDP and DeepSpeed save it.
 
     Args:
         model: the model.
@@ -109,7 +109,7 @@ def _refuse_duplicates(adapter: Adapter, changed: Sequence[str]) -> None:
 
 
 def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None:
-    """Raises FormatError where all that the base lacks is a head of its own."""
+    """Raise FormatError if only the output head is missing in the base."""
     if {*lacking} == {HEAD} and any(name.endswith(_TABLES) for name in base.weights):
         raise FormatError(
             "the adapter changes the output head, which is the table of embeddings in the base",
@@ -121,14 +121,14 @@ def _refuse_head(base: Base, adapter: Adapter, lacking: Collection[str]) -> None
 
 
 def _split_experts(base: Base, factor: FactorPair) -> list[FactorPair]:
-    """Factors of fused experts as the base has these: apart, or as they are."""
+    """Return the factors of fused experts as the base stores them."""
     if factor.kind != "experts" or base.named(factor.name) is not None:
         return [factor]
     return single_experts(factor, base.weights) or [factor]
 
 
 def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -> None:
-    """Raises FormatError where weights of a module that was trained as a whole are not in the adapter."""
+    """Raise FormatError if the adapter lacks weights of a fully trained module."""
     lacking = [name for name in _declared_replacements(base, adapter) if name not in replaced]
     if lacking:
         raise FormatError(
@@ -141,7 +141,7 @@ def _require_replaced(base: Base, adapter: Adapter, replaced: Collection[str]) -
 
 
 def _declared_replacements(base: Base, adapter: Adapter) -> Iterator[str]:
-    """Weights of the base in modules that `modules_to_save` names: PEFT compares the ends of their paths."""
+    """Yield the base's weights in modules that `modules_to_save` names."""
     ends = listed_names(adapter.config, "modules_to_save")
     for name in base.weights if ends else ():
         keys = name.split(".")
@@ -150,7 +150,7 @@ def _declared_replacements(base: Base, adapter: Adapter) -> Iterator[str]:
 
 
 def _oriented(base: Base, factor: FactorPair) -> FactorPair:
-    """With the order of axes that the base's modules have, which PEFT takes for them whatever a file says."""
+    """Return factors with the axis order of the base's modules."""
     if factor.kind == "linear" and base.config is not None:
         is_conv1d = base.config.get("model_type") in _CONV1D_MODELS and factor.name.endswith(_CONV1D)
         return replace(factor, has_inputs_first=is_conv1d)
@@ -175,7 +175,7 @@ _PARTS = {
 
 
 def single_experts(factor: FactorPair, names: Collection[str]) -> list[FactorPair] | None:
-    """The factors of single experts that those of fused ones are; None where the names have no such.
+    """Split the factors of fused experts; None if the base has no single experts.
 
     Args:
         factor: of `…mlp.experts.gate_up_proj` or `….down_proj`.

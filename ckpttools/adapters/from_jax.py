@@ -53,19 +53,19 @@ _ENDS = {"a": (A, "lora_a.kernel"), "b": (B, "lora_b.kernel")}
 
 @dataclass(frozen=True)
 class KernelFactors:
-    """Both factors of a kernel, as they are stored."""
+    """Both factors of a kernel as stored."""
 
     a: LazyArray
     b: LazyArray
 
     @property
     def rank(self) -> int:
-        """Of the product: the last axis of A in every layout."""
+        """Return the rank, which is the last axis of A in every layout."""
         return self.a.shape[-1] if self.a.shape else 0
 
 
 def factor_pairs(tree: Tree) -> dict[str, KernelFactors]:
-    """The factors in a tree, by dotted names of kernels; empty where there are none.
+    """Return the factors in a tree by dotted kernel names; empty if there are none.
 
     Raises:
         FormatError: one is there without the other.
@@ -88,7 +88,7 @@ def factor_pairs(tree: Tree) -> dict[str, KernelFactors]:
 
 
 def factor_half(path: Path) -> tuple[str, str] | None:
-    """The kernel, and which factor of it lies at a path; None for what is none."""
+    """Return the kernel and the factor (a or b) of a path; None for other paths."""
     keys = [str(key) for key in (path[:-1] if path[-1:] == (VALUE,) else path)]
     if DECODER in keys:
         keys = keys[keys.index(DECODER) :]
@@ -101,7 +101,7 @@ def factor_half(path: Path) -> tuple[str, str] | None:
 
 
 def recorded_settings(tree: Tree) -> Mapping[str, object]:
-    """What is noted of rank and alpha: in MaxText's metadata, or in a configuration of PEFT beside it.
+    """Return the recorded rank and alpha, from MaxText's metadata or a PEFT configuration.
 
     Raises:
         FormatError, ConfigError: that configuration is of another kind of adapter, or says several ranks.
@@ -117,7 +117,7 @@ def recorded_settings(tree: Tree) -> Mapping[str, object]:
 
 
 def _settings_from_peft(config: PeftConfig) -> Mapping[str, object]:
-    """Rank and alpha by a configuration of PEFT; of rsLoRA the alpha that gives its scale without it."""
+    """Return rank and alpha from a PEFT configuration. For rsLoRA, convert alpha."""
     odd = [name for name in ("rank_pattern", "alpha_pattern") if config.declared.get(name)]
     if odd:
         raise ConfigError(
@@ -134,7 +134,7 @@ def _settings_from_peft(config: PeftConfig) -> Mapping[str, object]:
 
 
 def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Adapter:
-    """The adapter that a tree is, in the base's names.
+    """Return the adapter of a MaxText tree in the base's names.
 
     Args:
         base: the model that it is of.
@@ -163,7 +163,7 @@ def adapter_of_maxtext(base: Base, tree: Tree, alpha: float | None = None) -> Ad
 
 
 def _best_rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRows:
-    """The rows in the layout that has most of the names; on the base's scan axis, where it has one."""
+    """Return the rows in the layout that matches most names."""
     family = required_family(base)
     own = base.rows.scan_axis if base.rows is not None else None
     axes = (1 if own is None else own, None)
@@ -177,7 +177,7 @@ def _best_rows(base: Base, pairs: Mapping[str, KernelFactors]) -> ModelFactorRow
 
 
 def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
-    """MaxText's names of a row's kernels."""
+    """Yield MaxText's kernel names of a row."""
     if row.left.key.needs <= sizes.keys() and all(sizes.get(axis) for axis in row.left.key.axes):
         yield from row.left.keys(sizes)
 
@@ -185,7 +185,7 @@ def _kernels(row: Row, sizes: Mapping[str, int]) -> Iterator[str]:
 def _matching_row(
     known: ModelFactorRows, row: Row, number: int, pairs: Mapping[str, KernelFactors], location: str
 ) -> FactorRow:
-    """The rows of the style that all these factors have.
+    """Return the factor row in the style of the stored factors.
 
     Raises:
         FormatError: they have none, or two of which each would make another product.
@@ -232,7 +232,7 @@ def _factors(
     scale: float,
     base: Base,
 ) -> Iterator[FactorPair]:
-    """The factors of a row's weights; none of layers that have none."""
+    """Yield the factors of a row's weights."""
     sizes = {**known.sizes, row.rank: rank}
     arrays: dict[str, LazyArray] = {}
     for name in row.row.left.keys(known.sizes):
@@ -357,7 +357,7 @@ def adapter_of_jax(base: Base, tree: Tree, alpha: float | None = None) -> Adapte
 
 
 def _tunix_weights(kernel: str) -> tuple[str, ...]:
-    """Names of the weights that Tunix has in a kernel; () for other kernels."""
+    """Return the names of the weights in a Tunix kernel; () for other kernels."""
     keys = kernel.split(".")[-5:]
     if len(keys) < 5 or keys[0] != _TUNIX_LAYERS or not keys[1].isdecimal():
         return ()
@@ -371,7 +371,7 @@ def _tunix_weights(kernel: str) -> tuple[str, ...]:
 def _tunix_factors(
     location: str, kernel: str, pair: KernelFactors, scale: float, names: Mapping[str, str | None]
 ) -> Iterator[FactorPair]:
-    """The factors of each weight in a kernel."""
+    """Yield the factors of each weight in a kernel."""
     weights = _tunix_weights(kernel)
     several = len(weights) > 1
     has_axes = pair.a.ndim > 1 and pair.b.ndim > 1 + several
@@ -391,6 +391,6 @@ def _tunix_factors(
 
 
 def _as_matrix(array: LazyArray, rows: int) -> LazyArray:
-    """An array with its first axes as one, and the others as one."""
+    """Merge the first axes of an array into one, and the others into another."""
     split = tuple((length,) for length in array.shape)
     return relayout(array, split, range(array.ndim), (rows, array.ndim - rows))

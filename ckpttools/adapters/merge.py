@@ -1,4 +1,4 @@
-"""A model with an adapter merged into its weights: a tree of the same names, shapes and dtypes."""
+"""Merge an adapter into the weights of its base."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def merge_into_base(base: Base, adapter: Adapter, scale: float = 1.0) -> Transformed:
-    """The base's tree with `scale` times the adapter's changes added; other arrays stay as they are.
+    """Return the base's tree with `scale` times the adapter's changes added.
 
     Products are summed in float64, rounded to float32, added in float32, and rounded once to the dtype of the
     base.
@@ -68,7 +68,7 @@ def _weight(base: Base, adapter: Adapter, factor: FactorPair) -> LazyArray:
 
 
 def _replaced_arrays(base: Base, adapter: Adapter) -> Mapping[Path, LazyArray]:
-    """Whole arrays of the adapter in the dtypes of those that they stand in for."""
+    """Return the adapter's replaced arrays in the dtypes of the base's."""
     for name, array in adapter.replaced.items():
         expected = base.weights[name].shape
         if array.shape != expected:
@@ -116,7 +116,7 @@ def _merge_remarks(base: Base, adapter: Adapter, scale: float) -> Iterator[str]:
 
 
 def _unchanged_siblings(base: Base, adapter: Adapter) -> list[str]:
-    """Weights that are called as those that change, but for numbers, and do not change."""
+    """Return unchanged weights whose names differ from changed ones only in numbers."""
     changed = {factor.name for factor in adapter.factors}
     kinds = {_NUMBER.sub("#", name) for name in changed}
     return [name for name in base.weights if name not in changed and _NUMBER.sub("#", name) in kinds]

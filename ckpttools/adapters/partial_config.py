@@ -1,4 +1,4 @@
-"""What is said beside a part of an adapter: PEFT's `adapter_config.json`, and MaxText's metadata.
+"""Write the configuration of a partial adapter: `adapter_config.json`, or MaxText's metadata.
 
 PEFT makes whatever it names, also without weights: factors as they begin, which change nothing at best. Whole
 arrays that are named and not there are an error.
@@ -27,7 +27,7 @@ _PATTERNS = ("rank_pattern", "alpha_pattern")
 
 @dataclass(frozen=True)
 class PartialConfig:
-    """The configuration of a part.
+    """The configuration of a partial adapter.
 
     Attributes:
         declared: what it says; None where the part is no adapter.
@@ -39,14 +39,14 @@ class PartialConfig:
 
     @property
     def content(self) -> bytes | None:
-        """That of the file; None where there is none."""
+        """Return the content of the file; None without one."""
         return None if self.declared is None else config_file(self.declared)
 
 
 def partial_peft_config(
     declared: Mapping[str, Any], location: str, kept: Sequence[str], gone: Sequence[str]
 ) -> PartialConfig:
-    """The configuration of an adapter of which some arrays were left out.
+    """Return the configuration of an adapter without some of its arrays.
 
     Args:
         declared: the whole one's.
@@ -83,7 +83,7 @@ def partial_peft_config(
 
 
 def with_remaining_modules(tree: Tree) -> Transformed:
-    """An adapter of MaxText, whose metadata names the modules that are left where factors were left out."""
+    """Update the module names in a MaxText adapter's metadata after factors were left out."""
     declared = tree.metadata.custom.get(LORA_KEY)
     is_part = any(factor_half(tuple(name.split("/"))) for name in tree.metadata.notes.dropped)
     if not is_part or not isinstance(declared, Mapping) or MODULE_PATH not in declared:
@@ -103,13 +103,13 @@ def _not_an_adapter(why: str) -> PartialConfig:
 
 
 def _suffixes(module: str) -> Iterator[str]:
-    """The path of a module, and what of it follows each dot."""
+    """Yield the path of a module and its dotted suffixes."""
     keys = module.split(".")
     return (".".join(keys[at:]) for at in range(len(keys)))
 
 
 def _saved_modules(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
-    """Modules of `modules_to_save` that arrays are of; entries are ends of names, also of parts of words."""
+    """Return the modules of `modules_to_save` that contain the arrays."""
     entries, result = config.replaced, dict[str, None]()
     for name in saved_names(names):
         keys = name.split(".")
@@ -121,7 +121,7 @@ def _saved_modules(config: PeftConfig, names: Sequence[str]) -> dict[str, None]:
 def _narrowed_saved(
     entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]
 ) -> list[str] | None:
-    """Entries as `_narrowed` has them, which are ends of names as `_saved_modules` says."""
+    """Return the entries of `modules_to_save` for what is left; None if unchanged."""
     touched = tuple(entry for entry in entries if any(module.endswith(entry) for module in lost))
     if not touched:
         return None
@@ -130,7 +130,7 @@ def _narrowed_saved(
 
 
 def _narrowed(entries: Sequence[str], left: Mapping[str, None], lost: Mapping[str, None]) -> list[str] | None:
-    """Entries that are ends of modules' paths: the whole paths for those that are of others, too.
+    """Replace module suffixes that match removed modules with full paths; None if unchanged.
 
     None where none is of others.
     """
@@ -163,7 +163,7 @@ def _parameters(config: PeftConfig, left: Mapping[str, None], lost: Mapping[str,
 def _remaining_patterns(
     config: PeftConfig, field: str, left: Mapping[str, None], lost: Mapping[str, None]
 ) -> dict[str, Any] | None:
-    """Those that count for what is left; None where these are all."""
+    """Return the patterns that apply to what is left; None if unchanged."""
     counting, idle = (
         {config.pattern_of(field, name) for module in item for name in _factor_names(config, module)}
         for item in (left, lost)
@@ -173,5 +173,5 @@ def _remaining_patterns(
 
 
 def _factor_names(config: PeftConfig, module: str) -> list[str]:
-    """What of a module has factors: parameters by their names, or the module."""
+    """Return the names of a module's parameters with factors, or the module."""
     return [f"{module}.{name}" for name in sorted(config.parameters_of(module))] or [module]

@@ -46,7 +46,7 @@ _FUSED = ("gate_up_proj", "down_proj")
 
 
 def is_peft(location: Location) -> bool:
-    """Whether this is a directory that PEFT wrote, or weights in one."""
+    """Return whether this is a directory that PEFT wrote, or a weights file in one."""
     folder = location.folder()
     if not (folder / ADAPTER).is_file():
         return False
@@ -55,7 +55,7 @@ def is_peft(location: Location) -> bool:
 
 
 def weights_file(location: Location) -> Location:
-    """The file of an adapter's weights.
+    """Return the weights file of an adapter.
 
     Raises:
         FormatError: there is none.
@@ -74,7 +74,7 @@ def weights_file(location: Location) -> Location:
 
 
 def open_peft(location: Location) -> Adapter:
-    """The adapter at a place that `is_peft`.
+    """Open an adapter at a location that `is_peft`.
 
     Raises:
         FormatError: it is of another kind, or has factors without their other half.
@@ -87,7 +87,7 @@ def open_peft(location: Location) -> Adapter:
 
 
 def adapter_of(tree: Tree, config: PeftConfig) -> Adapter:
-    """The adapter that these arrays are; errors as of `open_peft`."""
+    """Return the adapter with these arrays. Errors as `open_peft`."""
     location = tree.metadata.location
     plain = strip_wrappers(tree).tree
     _require_targets(config, plain)
@@ -223,24 +223,24 @@ def skip_remarks(adapter: Adapter) -> Iterator[str]:
 
 
 def modules_of(names: Iterable[str]) -> dict[str, None]:
-    """The modules that have factors among some arrays, in order."""
+    """Return the modules with factors among the arrays, in order."""
     result = (_PART.match(name.removeprefix(PREFIX)) for name in names)
     return {part["module"].replace(_BASE_LAYER, ""): None for part in result if part}
 
 
 def saved_names(names: Iterable[str]) -> list[str]:
-    """Those of some arrays that are no parts of factors, as the model calls them."""
+    """Return the model's names of arrays that are not factors."""
     own = (name.removeprefix(PREFIX) for name in names if _ORIGINAL not in name)
     return [_whole_name(name) for name in own if not _PART.match(name)]
 
 
 def _whole_name(name: str) -> str:
-    """What the model calls an array that is saved as a whole."""
+    """Return the model's name for a fully saved array."""
     return _TRAINED.sub("", name.replace(_BASE_LAYER, ""))
 
 
 def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str, LazyArray]]:
-    """Parts of factors by module and word, and whole arrays by name.
+    """Group factors by module and kind, and complete arrays by name.
 
     Raises:
         CoverageError: there are others.
@@ -282,7 +282,7 @@ def _group_arrays(tree: Tree) -> tuple[dict[str, dict[str, LazyArray]], dict[str
 
 
 def _refuse_unreadable(unknown: Sequence[str], duplicates: Sequence[str], location: str) -> None:
-    """Raises as `_group_arrays` where there are such names."""
+    """Raise as `_group_arrays` for unknown or duplicate names."""
     if unknown:
         raise CoverageError(
             "these are no parts of an adapter that is read:" + listing(unknown),
@@ -304,7 +304,7 @@ def _check_complete(
     whole: Mapping[str, LazyArray],
     location: str,
 ) -> None:
-    """Raises ConfigError where the configuration says of more, or of other arrays than there are."""
+    """Raise ConfigError if the configuration does not match the stored arrays."""
     lengths = {module for module, words in parts.items() if "lora_magnitude_vector" in words}
     odd = [
         f"{module}: no lora_magnitude_vector" for module in parts if config.is_dora and module not in lengths
@@ -326,7 +326,7 @@ def _check_complete(
 
 @dataclass(frozen=True)
 class _FactorReader:
-    """Makes factors of parts.
+    """A reader that builds factors from their parts.
 
     Attributes:
         config: the adapter's.
@@ -339,7 +339,7 @@ class _FactorReader:
     location: str
 
     def factors(self, module: str) -> Iterator[FactorPair]:
-        """The factor of a module; raises as `open_peft`."""
+        """Yield the factors of a module. Errors as `open_peft`."""
         parts, name = self.parts[module], self._weight(module)
         embedding = "lora_embedding_A" in parts or "lora_embedding_B" in parts
         words = ("lora_embedding_A", "lora_embedding_B") if embedding else ("lora_A", "lora_B")
@@ -377,7 +377,7 @@ class _FactorReader:
         return FactorPair(name, a, b, scale, rank, "linear", self.config.has_inputs_first, magnitude)
 
     def _weight(self, module: str) -> str:
-        """The name of what a module's factors change: its weight, or a parameter that the configuration says.
+        """Return the weight or parameter that a module's factors change.
 
         Of several parameters of a module the first is the innermost, as PEFT wraps them.
         """

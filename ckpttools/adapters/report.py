@@ -1,4 +1,4 @@
-"""What an adapter is: its base, ranks and targets; and whether it fits a model."""
+"""Summarize an adapter: base, ranks and targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ckpttools.stores.registry import parse
 
 
 def adapter_report(tree: Tree) -> AdapterReport | None:
-    """What a tree is as an adapter; None where it is none."""
+    """Return the summary of an adapter; None if the tree is not an adapter."""
     location = parse(tree.metadata.location) if tree.metadata.location else None
     if is_maxtext_adapter(tree):
         return _jax_report(tree)
@@ -42,7 +42,7 @@ def adapter_report(tree: Tree) -> AdapterReport | None:
 
 
 def is_maxtext_adapter(tree: Tree) -> bool:
-    """Whether all parameters of a tree are factors, as trainers in JAX write them."""
+    """Return whether all parameters of a tree are factors, as JAX trainers write them."""
     result = view_of(tree).of_role("parameter")
     return bool(result) and all(factor_half(path) is not None for path in result)
 
@@ -91,5 +91,5 @@ def _peft_report(adapter: Adapter, base: str, alpha: float | None) -> AdapterRep
 
 
 def _module_name(name: str) -> str:
-    """The last name of a module: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
+    """Return the last name of a module: `q_proj` of `model.layers.0.self_attn.q_proj.weight`."""
     return name.removesuffix(WEIGHT).rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""An adapter in words and numbers, and what may be one."""
+"""A summary of an adapter, and tests for trees that may be one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttools.stores.registry import parse
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """An adapter without its numbers.
+    """A summary of an adapter without its values.
 
     Attributes:
         base_model: what it says of the model that it is of; "" where it says nothing.
@@ -41,12 +41,12 @@ class AdapterReport:
 
 
 def unmerged_weights(tree: Tree) -> list[str]:
-    """Names of a model's weights beside which PEFT keeps factors while it trains them."""
+    """Return the names of weights that PEFT has wrapped with factors."""
     return wrapped_weights(tree)
 
 
 def may_be_adapter(tree: Tree) -> bool:
-    """Whether names speak of LoRA, as those of PEFT and of trainers in JAX do, or PEFT was here."""
+    """Return whether names mention LoRA, or PEFT's configuration exists."""
     if any("lora" in str(key) for path in tree.arrays for key in path):
         return True
     location = parse(tree.metadata.location) if tree.metadata.location else None

@@ -1,4 +1,4 @@
-"""An adapter of a Hugging Face model as one that MaxText restores."""
+"""Convert a Hugging Face adapter to one that MaxText restores."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _LAYER = re.compile(r"layers(_\d+)?")
 
 @dataclass(frozen=True)
 class ToMaxTextAdapter:
-    """How an adapter becomes MaxText's.
+    """Options of the conversion of an adapter to MaxText.
 
     Attributes:
         scan: stack the layers, as the model that it is for.
@@ -77,7 +77,7 @@ class ToMaxTextAdapter:
 
 
 def to_maxtext_adapter(base: Base, adapter: Adapter, options: ToMaxTextAdapter) -> Transformed:
-    """The tree of an adapter in MaxText's layout, with rank and alpha in its metadata.
+    """Return an adapter in MaxText's layout, with rank and alpha in its metadata.
 
     Raises:
         FormatError: the adapter is not of this base, or is more than MaxText has: lists what, with reasons.
@@ -162,7 +162,7 @@ def _arrays(
     sizes: Mapping[str, int],
     ratios: Mapping[str, float],
 ) -> dict[str, LazyArray]:
-    """All that the rows take: factors with zeros up to the common rank, and zeros where a layer has none."""
+    """Return the arrays of all rows: factors padded to the common rank, and zeros for missing layers."""
     by_name = {factor.name: factor for factor in factors}
     result: dict[str, LazyArray] = {}
     for row in rows:
@@ -207,7 +207,7 @@ def _tree(arrays: Mapping[str, LazyArray], layout: LoraLayout, custom: Mapping[s
 
 
 def _lora_metadata(factors: Iterable[str], rank: int, alpha: float) -> dict[str, object]:
-    """What MaxText notes of an adapter beside it."""
+    """Return the metadata that MaxText stores with an adapter."""
     return {
         "enable_lora": True,
         "lora_rank": rank,
@@ -220,14 +220,14 @@ def _lora_metadata(factors: Iterable[str], rank: int, alpha: float) -> dict[str,
 
 
 def module_path(factors: Iterable[str]) -> str:
-    """A pattern of the modules that have factors, for MaxText's `lora.lora_module_path`."""
+    """Return a pattern of the adapted modules, for MaxText's `lora.lora_module_path`."""
     modules = (name.rpartition(".")[0].split(".")[1:] for name in factors)
     ends = dict.fromkeys("/".join(_below_layer(keys[-2:])) for keys in modules)
     return f"decoder/.*({'|'.join(ends)})"
 
 
 def _below_layer(keys: Sequence[str]) -> Sequence[str]:
-    """The last keys of a module, without that of its layer."""
+    """Return the last keys of a module, without that of its layer."""
     return keys[1:] if _LAYER.fullmatch(keys[0]) else keys
 
 

@@ -1,4 +1,4 @@
-"""Adapters in the files that PEFT, vLLM and others load: factors, and a configuration."""
+"""Write adapters in the files that PEFT, vLLM and others load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TRANSFORMERS = "transformers"
 
 @dataclass(frozen=True)
 class PeftFiles:
-    """What PEFT saves.
+    """The files that PEFT saves.
 
     Attributes:
         tree: the factors under PEFT's names.
@@ -37,7 +37,7 @@ class PeftFiles:
 
 
 def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float = 1.0) -> PeftFiles:
-    """The files of an adapter of linear layers.
+    """Return the files of an adapter of linear layers.
 
     Args:
         base: the model that it is of.
@@ -64,7 +64,7 @@ def to_peft(base: Base, adapter: Adapter, name: str | None = None, scale: float 
 
 
 def _module(base: Base, name: str) -> str:
-    """The path of the module that a weight is of, as transformers has it."""
+    """Return the transformers path of the module that a weight belongs to."""
     if base.family is not None:
         own = base.family.spelling_of(base.weights)
         theirs = next((spelling for spelling in base.family.spellings if spelling.name == _TRANSFORMERS), own)
@@ -101,7 +101,7 @@ def _config(
 
 
 def _targets(modules: Sequence[str], others: Iterable[str]) -> list[str]:
-    """The last names of modules where all of such a name are adapted, else their paths."""
+    """Return module names if all modules of a name are adapted, else full paths."""
     adapted = set(modules)
     partly = {_last_name(other) for other in others if other not in adapted}
     return sorted({_last_name(module) if _last_name(module) not in partly else module for module in modules})

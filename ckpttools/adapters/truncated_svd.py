@@ -1,4 +1,4 @@
-"""The largest singular values of a difference of two matrices, and factors of them: what fine-tuning added.
+"""Compute the largest singular values of the difference of two matrices, as low-rank factors.
 
 The matrices are read in blocks, several times, and are never whole in memory: subspace iteration from a fixed
 start, in float64. The same matrices give the same factors.
@@ -25,7 +25,7 @@ _SPARE, _ROUNDS = 16, 3
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Factors of a difference, and what they leave.
+    """The factors of a difference and the error that they leave.
 
     Attributes:
         left: (rows, rank) and
@@ -40,17 +40,17 @@ class Spectrum:
     squares: float
 
     def error(self, rank: int) -> float:
-        """What the largest `rank` leave, over the whole: by Frobenius' norm."""
+        """Return the relative error of the largest `rank` values, in the Frobenius norm."""
         kept = float((self.values[:rank] ** 2).sum())
         return max(0.0, 1 - kept / self.squares) ** 0.5 if self.squares else 0.0
 
     def cut(self, rank: int) -> Spectrum:
-        """The largest of these."""
+        """Return the largest `rank` values."""
         return Spectrum(self.left[:, :rank], self.right[:rank], self.values[:rank], self.squares)
 
 
 def spectrum(first: LazyArray, second: LazyArray, rank: int, name: str = "") -> Spectrum:
-    """The largest `rank` singular values of `first - second`.
+    """Return the largest `rank` singular values of `first - second`.
 
     Args:
         first, second: float32 matrices of one shape.
@@ -80,7 +80,7 @@ def spectrum(first: LazyArray, second: LazyArray, rank: int, name: str = "") -> 
 def ranked_spectrum(
     first: LazyArray, second: LazyArray, error: float, limit: int, name: str = ""
 ) -> Spectrum:
-    """As many singular values as leave at most `error` of the difference, but not more than `limit`.
+    """Return the fewest singular values with a relative error of at most `error`, up to `limit`.
 
     Arguments and errors are those of `spectrum`.
     """
@@ -94,12 +94,12 @@ def ranked_spectrum(
 
 
 def squares_of(first: LazyArray, second: LazyArray) -> float:
-    """The sum of squares of all elements of `first - second`, of any shape."""
+    """Return the sum of squares of all elements of `first - second`, of any shape."""
     return sum(float((item**2).sum()) for _, item in _read_blocks(first, second))
 
 
 def _image(first: LazyArray, second: LazyArray, basis: np.ndarray) -> tuple[np.ndarray, float]:
-    """(first - second) @ basis, and the sum of squares of the difference."""
+    """Return (first - second) @ basis, and the sum of squares of the difference."""
     import numpy as np
 
     out, squares = np.empty((first.shape[0], basis.shape[1])), 0.0
@@ -110,7 +110,7 @@ def _image(first: LazyArray, second: LazyArray, basis: np.ndarray) -> tuple[np.n
 
 
 def _back(first: LazyArray, second: LazyArray, image: np.ndarray) -> tuple[np.ndarray, float]:
-    """(first - second).T @ image, and the sum of squares of the difference."""
+    """Return (first - second).T @ image, and the sum of squares of the difference."""
     import numpy as np
 
     out, squares = np.zeros((first.shape[1], image.shape[1])), 0.0
@@ -121,7 +121,7 @@ def _back(first: LazyArray, second: LazyArray, image: np.ndarray) -> tuple[np.nd
 
 
 def _rows(first: LazyArray, second: LazyArray) -> Iterator[tuple[Region, np.ndarray]]:
-    """The difference of two matrices, some whole rows at a time."""
+    """Yield the difference of two matrices, several rows at a time."""
     step = max(1, read_blocks.elements(8) // max(1, first.shape[1]))
     for region in Region.whole(first.shape).pieces(0, step):
         yield region, _difference(first, second, region)

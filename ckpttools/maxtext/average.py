@@ -1,4 +1,4 @@
-"""Several checkpoints of one model as one: a weighted mean of their parameters, or a sum."""
+"""Average the parameters of several checkpoints of one model, or add them up."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _MAX_LISTED = 8
 
 @dataclass(frozen=True)
 class Average:
-    """What a mean is made with.
+    """Options for averaging checkpoints.
 
     Attributes:
-        weights: how much each checkpoint counts.
+        weights: weight of each checkpoint.
         dtype: of the result; None for that of the arrays, of several the widest.
         parameters: the key below which a state has an average that stands for its parameters, as of
             `StoredAverage`; None for the parameters themselves.
@@ -59,7 +59,7 @@ class Average:
     force: bool = False
 
     def __call__(self, trees: Sequence[Tree]) -> Tree:
-        """The mean of checkpoints of one model; metadata, and what is no floating-point number, of the last.
+        """Return the mean of checkpoints of one model; metadata and other arrays come from the last.
 
         Of training states the parameters are taken: means of moments mean nothing. Quantised weights are the
         numbers that they stand for, and count as bfloat16 where a dtype is chosen. Whole numbers that are
@@ -130,7 +130,7 @@ class Average:
         return built if to == sums else elementwise(built, Convert(to))
 
     def _notes(self, built: Tree, averaged: set[Path], trees: Sequence[Tree], weights: WeightedMean) -> Notes:
-        """What is rounded, and how much each checkpoint counts."""
+        """Return notes on rounding and on the weight of each checkpoint."""
         stored = {id(array) for tree in trees for array in tree.arrays.values()}
         rounded = [path for path in averaged if id(built.arrays[path]) not in stored]
         dtypes = ", ".join(sorted({built.arrays[path].dtype.name for path in rounded}))
@@ -153,7 +153,7 @@ class Average:
 
 @dataclass(frozen=True)
 class _PlainParameters:
-    """A checkpoint as it is counted: parameters, as plain numbers.
+    """The parameters of one checkpoint as plain numbers.
 
     Attributes:
         tree: of them.
@@ -166,18 +166,18 @@ class _PlainParameters:
     of_scales: Sequence[str]
 
     def dtype_of(self, path: Path) -> DType:
-        """The dtype that a mean of such arrays has."""
+        """Return the dtype that a mean of such arrays has."""
         name = dotted(path)
         return DEFAULT_DTYPE if name in self.dequantized else self.named[name].dtype
 
     @cached_property
     def named(self) -> Mapping[str, LazyArray]:
-        """The arrays by their dotted names."""
+        """Return the arrays by their dotted names."""
         return by_name(self.tree.arrays)
 
 
 def _adapter_remarks(averaged: Collection[Path]) -> Iterator[str]:
-    """What to know where the mean is one of adapters, which add products to weights."""
+    """Yield a remark if the mean is one of adapters, whose products are added to weights."""
     if any(FACTOR in dotted(path).lower() for path in averaged):
         each = step("ckpttools.merge_adapter", "ckpt adapter merge")
         yield (
@@ -188,7 +188,7 @@ def _adapter_remarks(averaged: Collection[Path]) -> Iterator[str]:
 
 
 def _quantized_notes(counted: Sequence[_PlainParameters]) -> Notes:
-    """What to say of checkpoints whose own notes are not those of the mean."""
+    """Return remarks on the quantized weights of checkpoints whose own notes are not kept."""
     return Notes(
         remarks=tuple(
             f"{_location_text(item.tree)}: {declared}"
@@ -200,7 +200,7 @@ def _quantized_notes(counted: Sequence[_PlainParameters]) -> Notes:
 
 
 def _without_training_state(tree: Tree) -> Tree:
-    """The parameters of a training state, and its step."""
+    """Return the parameters of a training state, and its step."""
     try:
         return tree.pipe(KeepScanAxis(StripOptimizer(keep_step=any(step in tree.arrays for step in STEPS))))
     except FormatError as error:
@@ -211,21 +211,21 @@ def _without_training_state(tree: Tree) -> Tree:
 
 
 def _is_averaged(tree: Tree, path: Path) -> bool:
-    """Whether an array is learned; tables of experts are numbers of them, whatever their dtype."""
+    """Return whether an array is a learned float array. Tables of experts hold expert numbers."""
     array = tree.arrays[path]
     learned = roles(tree).of(path) == "parameter" and path not in STEPS
     return learned and array.dtype.is_float and not is_table(path)
 
 
 def _widest(dtypes: Sequence[DType]) -> DType:
-    """The dtype of most bits; float32 where several have as many."""
+    """Return the dtype with the most bits; float32 if several dtypes have as many."""
     limit = max(dtype.bits for dtype in dtypes)
     result = {dtype for dtype in dtypes if dtype.bits == limit}
     return result.pop() if len(result) == 1 else DTYPES["float32"]
 
 
 def _check_layouts(named: Sequence[Mapping[str, LazyArray]], trees: Sequence[Tree]) -> None:
-    """Raises CoverageError where names or shapes are not those of the last tree."""
+    """Raise CoverageError if names or shapes differ from those of the last tree."""
     *others, expected = named
     for there, tree in zip(others, trees, strict=False):
         odd = [f"{name}: missing" for name in expected if name not in there]
@@ -303,7 +303,7 @@ def _differing_configs_error(tree: Tree, last: Tree, differences: Sequence[Confi
 
 
 def _check_integers(parts: Mapping[Path, Sequence[LazyArray]], trees: Sequence[Tree]) -> None:
-    """Raises MappingError where parameters that have no mean are not the same in all trees."""
+    """Raise MappingError if integer parameters differ between trees."""
     known = roles(trees[-1])
     odd = []
     for path, arrays in parts.items():
@@ -341,7 +341,7 @@ ANY = "ema"
 
 @dataclass(frozen=True)
 class StoredAverage:
-    """The parameters as an average of them in the same state has them; the average itself is left out.
+    """A transform that replaces the parameters with their average in the same training state.
 
     Attributes:
         below: the key that it lies below, such as "opt_state/1/ema"; "ema" for the only one there is.
@@ -350,7 +350,7 @@ class StoredAverage:
     below: str = ANY
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree with other parameters.
+        """Return the tree with the averaged parameters and without the stored average.
 
         Raises:
             UsageError: there is no such average, or several.
@@ -382,7 +382,7 @@ class StoredAverage:
 
 
 def _average_paths(tree: Tree, head: Path) -> Mapping[Path, Path]:
-    """Where the average of each parameter lies.
+    """Return the path of the average of each parameter.
 
     Raises:
         CoverageError: the names or the shapes are others.
@@ -417,7 +417,7 @@ def _shape_differences(arrays: Mapping[Path, LazyArray], locations: Mapping[Path
 
 
 def _unmatched_parameters(parameters: Iterable[Path], below: Mapping[Path, Path]) -> list[Path]:
-    """Parameters that no array there has the name of, by any of its ends; else all."""
+    """Return the parameters that match no array by any suffix of their path; else all."""
     ends = {tail[k:] for tail in below for k in range(len(tail))}
     paths = list(parameters)
     return [path for path in paths if not any(path[k:] in ends for k in range(len(path)))] or paths

@@ -1,4 +1,4 @@
-"""Logical names of the axes of arrays: MaxText's own, and behind each the one that rows of families use.
+"""Logical names of array axes: MaxText's own, followed by the name in the rows of families.
 
 MaxText gives names to axes where it makes a parameter; here they are by how its path ends, for 0.2.5. Arrays
 with Hugging Face's names have theirs from the family's rows: of axes that are merged there the outermost.
@@ -69,7 +69,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 def axis_names(tree: Tree) -> dict[Path, AxisNames]:
-    """Names of the axes of all arrays of which any are known: of MaxText's, or of a family's."""
+    """Return the axis names of all arrays with known names, for MaxText's or a family's names."""
     if view_of(tree).is_maxtext:
         axis = view_of(tree).scan_axis
         scan_axis = SCAN_AXIS if axis is None else axis
@@ -83,7 +83,7 @@ def axis_names(tree: Tree) -> dict[Path, AxisNames]:
 
 
 def _maxtext_axis_names(path: Path, rank: int, scan_axis: int) -> AxisNames:
-    """Names of the axes of an array with MaxText's name; none where it is none, or its rank is another."""
+    """Return the axis names of a MaxText array; () if its name or rank is unknown."""
     name = keystr(path).removesuffix("/value")
     words = next((axes.split() for pattern, axes in _AXES if fnmatchcase(name, pattern)), None)
     if words is None or len(words) > rank:
@@ -122,7 +122,7 @@ def _hf_axis_names(tree: Tree) -> dict[Path, AxisNames]:
 
 
 def _rows(tree: Tree) -> tuple[tuple[Row, ...], Mapping[str, int]]:
-    """The rows of the model's family as the tree writes names, and the lengths that are known."""
+    """Return the rows of the model's family in the tree's spelling, and the known lengths."""
     config = tree.metadata.config
     family = family_for(config, ModelOptions(), tree.metadata.location)
     names = frozenset(map(dotted, tree.arrays))
@@ -131,7 +131,7 @@ def _rows(tree: Tree) -> tuple[tuple[Row, ...], Mapping[str, int]]:
 
 
 def _row_axis_names(row: Row) -> AxisNames:
-    """Names of the axes of the row's Hugging Face array: MaxText's, or the row's own where it has none."""
+    """Return the axis names of a row's Hugging Face array: MaxText's names, else the row's own."""
     path = tuple(row.left.key.first().split("."))
     of_left = _maxtext_axis_names(path, len(row.left.groups), SCAN_AXIS)
     # Of a merged axis only the outermost part can be cut where the others are whole.

@@ -1,4 +1,4 @@
-"""Which model the arrays of MaxText are of: its family, bound to its sizes, by whatever says that."""
+"""Find the model that MaxText arrays belong to: its family, bound to its sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ckpttools.stores.registry import parse
 
 @dataclass(frozen=True)
 class BoundModel:
-    """A family, its table for one model, and how names are written."""
+    """A family, its table for one model, and the spelling of names."""
 
     family: Family
     table: Table
@@ -44,7 +44,7 @@ class BoundModel:
 
 
 def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggingFace:
-    """The options with what was chosen on the way to MaxText, unless the user says otherwise now.
+    """Add the options that were chosen in the conversion to MaxText, unless the user overrides them.
 
     Raises:
         UsageError: that was a family of the user's own file, of which only the name is known.
@@ -66,7 +66,7 @@ def _with_recorded_options(options: ToHuggingFace, files: ModelFiles) -> ToHuggi
 
 @dataclass(frozen=True)
 class UnboundModel:
-    """What is converted: arrays of a tree, with what the user and the model's files say of them."""
+    """The arrays of a tree, with the options and the files of their model."""
 
     arrays: Mapping[str, LazyArray]
     location: str
@@ -77,7 +77,7 @@ class UnboundModel:
     def of(
         cls, tree: Tree, arrays: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
     ) -> UnboundModel:
-        """Arrays of a tree with what the user has said and what is noted of how they were made.
+        """Return the arrays of a tree with the user's options and those recorded when they were made.
 
         Raises:
             FormatError: nothing says on which axis layers are stacked.
@@ -89,7 +89,7 @@ class UnboundModel:
         return cls(arrays, tree.metadata.location, _with_recorded_options(options, files), files)
 
     def bind(self) -> BoundModel:
-        """The family and its rows for this model, by configuration or option, else by the arrays alone."""
+        """Return the family and its rows, by configuration or option, else by the arrays alone."""
         if self.files.config is None and self.options.model.family is None:
             return self._only_matching()
         return self._bind_family(family_for(self.files.config, self.options.model, self.location))
@@ -117,15 +117,15 @@ class UnboundModel:
         return BoundModel(family, replace(table, location=self.location), spelling)
 
     def _absent_towers(self, family: Family) -> tuple[str, ...]:
-        """The towers that are not written; where nothing says which there are, their arrays do."""
+        """Return the towers that are not written; without other information, the arrays decide."""
         return family.towers if self.options.spelling == TEXT else family.towers_not_in(self.arrays)
 
     def _has_all_towers(self, family: Family) -> bool:
-        """Whether all towers of a family are there."""
+        """Return whether all towers of a family are present."""
         return not family.towers_not_in(self.arrays)
 
     def require_agreement(self, bound: BoundModel, arrays: Mapping[str, LazyArray]) -> None:
-        """Refuses a configuration by which values come out otherwise than by the carried one.
+        """Raise if the configuration gives other values than the one that the checkpoint carries.
 
         Raises:
             ConfigError: it is of another family, which no option names, or binds the family's rows otherwise.
@@ -150,11 +150,11 @@ class UnboundModel:
 
     @property
     def _carried_location(self) -> str:
-        """Where the configuration lies that the checkpoint carries."""
+        """Return the location of the configuration that the checkpoint carries."""
         return str(parse(self.location) / SIDECARS / CONFIG)
 
     def _only_matching(self) -> BoundModel:
-        """The only family that takes exactly these arrays, where no configuration says which.
+        """Return the only family whose rows match exactly these arrays.
 
         Raises:
             ConfigError: none does, or several do.
@@ -189,7 +189,7 @@ class UnboundModel:
 
 
 def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
-    """How names are written: as asked for, as in the model it came from, or as usual for its type.
+    """Return the spelling of names: the requested, the original model's, or its type's usual one.
 
     Raises:
         UsageError: the family has no such spelling.
@@ -212,7 +212,7 @@ def _spelling(family: Family, name: str | None, files: ModelFiles) -> Spelling:
 
 
 def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tree: Tree) -> ToHuggingFace:
-    """The options with the axis on which layers are stacked.
+    """Return the options with the scan axis.
 
     Raises:
         FormatError: neither the user nor shapes nor a note say it.
@@ -228,7 +228,7 @@ def _with_known_axis(options: ToHuggingFace, arrays: Mapping[str, LazyArray], tr
 def _with_config_from_settings(
     files: ModelFiles, options: ToHuggingFace, arrays: Mapping[str, LazyArray]
 ) -> ModelFiles:
-    """The files with a configuration made of MaxText's settings, where the user gives some.
+    """Return the files with a configuration made from the user's MaxText settings.
 
     Raises:
         UsageError: there is a configuration.
@@ -256,12 +256,12 @@ def _with_config_from_settings(
 def unwanted_towers(
     family: Family, arrays: Mapping[str, LazyArray], options: ToHuggingFace
 ) -> frozenset[str]:
-    """The arrays of towers, where the text model is written alone."""
+    """Return the tower arrays that are left out when only the text model is written."""
     return family.of_towers(arrays) if options.spelling == TEXT else frozenset()
 
 
 def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
-    """The model's arrays by dotted names, without optimizer state and wrapping.
+    """Return the model's arrays by dotted names, without optimizer state and wrapping.
 
     Raises:
         UsageError: nothing lies below the prefix.
@@ -273,7 +273,7 @@ def named_parameters(tree: Tree, prefix: str | None) -> dict[str, LazyArray]:
 
 
 def _paths_below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
-    """The paths of the parameters below a prefix -> what follows that; errors as of `named_parameters`."""
+    """Map the paths of parameters below a prefix to the rest of each path."""
     result = view_of(tree).parameters
     keys: TreePath = tuple(key for key in (prefix or "").replace(".", "/").split("/") if key)
     below = {path: path[len(keys) :] for path in result if path[: len(keys)] == keys}
@@ -289,7 +289,7 @@ def _paths_below(tree: Tree, prefix: str | None) -> dict[TreePath, TreePath]:
 
 
 def parameters_outside_model(tree: Tree, prefix: str | None) -> list[str]:
-    """What is learned and lies elsewhere than the model: other collections, other models, adapters."""
+    """List the learned arrays outside the model: collections, other models, and adapters."""
     view, below = view_of(tree), _paths_below(tree, prefix)
     taken = {home for inner, home in view.homes.items() if inner in below}
     return [keystr(path) for path in view.of_role("parameter") if path in view.arrays and path not in taken]
@@ -297,7 +297,7 @@ def parameters_outside_model(tree: Tree, prefix: str | None) -> list[str]:
 
 @dataclass(frozen=True)
 class ModelRows:
-    """The parameters of a MaxText tree, and the rows of the model that they are of.
+    """The parameters of a MaxText tree, and the rows of their model.
 
     Attributes:
         arrays: by dotted names.
@@ -319,7 +319,7 @@ class ModelRows:
 
 
 def model_rows(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> ModelRows:
-    """The rows of the model that a MaxText tree is of; errors as of `to_huggingface`."""
+    """Return the rows of the model of a MaxText tree. Errors as `to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     refuse_quantized(arrays, tree.metadata.config, tree.metadata.location)

@@ -1,4 +1,4 @@
-"""Two configurations of one checkpoint: whether they make the same values of its arrays."""
+"""Check that two configurations of one checkpoint give its arrays the same values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FLAG_CHOICES = {
 def require_same_family(
     family: Family, config: Mapping[str, Any], location: str, carried: Mapping[str, Any]
 ) -> None:
-    """Refuses a configuration of another family than the one that the checkpoint carries.
+    """Raise if a configuration belongs to another family than the one that the checkpoint carries.
 
     Args:
         family: the one of `config`.
@@ -60,10 +60,10 @@ def require_own_rows(
     location: str,
     convert: Callable[[Family], Mapping[str, LazyArray]],
 ) -> None:
-    """Refuses a family that the user names where the one of the configuration makes other values.
+    """Raise if the family that the user names gives other values than the configuration's own family.
 
-    A file of rows is taken whatever it says, and so is a family that claims the model's type, and any where
-    that of the configuration does not take the arrays.
+    A family file is always accepted, and so is a family that lists the model's type. Any family is accepted
+    if the rows of the configuration's own family do not match the arrays.
 
     Args:
         named: what the user says, None for nothing.
@@ -97,7 +97,7 @@ def require_own_rows(
 
 
 def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
-    """Refuses a configuration by which values would come out otherwise than by the carried one.
+    """Raise if a configuration gives other values than the one that the checkpoint carries.
 
     Args:
         mine: the rows as the configuration that is taken binds them.
@@ -126,7 +126,7 @@ def require_same_values(mine: Table, carried: Table, arrays: Mapping[str, LazyAr
 
 
 def _has_same_arrays(mine: Table, carried: Table, arrays: Mapping[str, LazyArray]) -> bool:
-    """Whether both make the same of the arrays, or the carried configuration does not fit them at all."""
+    """Return whether both tables give the same arrays, or the carried configuration does not match them."""
     sizes = {**carried.sizes, **{axis: size for axis, size in mine.sizes.items() if axis == VOCAB}}
     try:
         other = replace(carried, sizes=sizes).to_right(arrays, (VOCAB,))
@@ -141,7 +141,7 @@ def _described_arrays(arrays: Mapping[str, LazyArray]) -> list[object]:
 
 
 def _flag_hint(flag: str) -> str:
-    """What a user can do where a flag is not as the carried configuration says; of no flag, in general."""
+    """Return the hint for a contradicted flag; a general one for other contradictions."""
     leave = f"leave {option('like')} out, or"
     if flag not in _FLAG_CHOICES:
         return f"{leave} name the model that this checkpoint came from"

@@ -1,4 +1,4 @@
-"""How a Hugging Face checkpoint becomes one of MaxText."""
+"""Options of the conversions between Hugging Face and MaxText."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ckpttools.stores.registry import LocationLike
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ToMaxText:
-    """How a Hugging Face checkpoint becomes a MaxText one.
+    """Options of the conversion from Hugging Face to MaxText.
 
     Attributes:
         scan: stack the layers, as MaxText's `scan_layers=true` wants them.
@@ -90,7 +90,7 @@ TEXT = "text"
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ToHuggingFace:
-    """How a MaxText checkpoint becomes a Hugging Face one.
+    """Options of the conversion from MaxText to Hugging Face.
 
     Attributes:
         like: directory of the model it came from, or a `config.json`; None for what was carried along.
@@ -124,7 +124,7 @@ class ToHuggingFace:
 
     @property
     def dequantizes(self) -> bool:
-        """Whether numbers are made of quantised weights."""
+        """Return whether quantized weights become plain numbers."""
         return self.quantized == "dequantize" or (self.quantized is None and self.dtype is not None)
 
     def __post_init__(self) -> None:

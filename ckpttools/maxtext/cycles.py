@@ -1,4 +1,4 @@
-"""How layers that are there one by one are to be stacked: all together, or by their positions in a cycle."""
+"""Plan how single layers are stacked: in one stack, or by their positions in a cycle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PAIR_LENGTH = 2
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """Layers that repeat.
+    """A cycle of layers.
 
     Attributes:
         length: layers in one repetition.
@@ -49,7 +49,7 @@ class Cycle:
 def plan_stacks(
     decoder: Mapping[Path, LazyArray], cycle: int | None = None, names: CycleNames | None = None
 ) -> tuple[LayerStack, ...]:
-    """The layout that layers which are one by one get.
+    """Return the layout in which single layers are stacked.
 
     Args:
         decoder: parameters below `decoder`.
@@ -93,7 +93,7 @@ def _require_all_numbers(name: str, numbers: Sequence[int]) -> None:
 
 
 def _stacks_after_single_layers(layers: Sequence[Contents], length: int) -> list[LayerStack]:
-    """The stacks of whole cycles, behind as few single layers as there can be."""
+    """Return the stacks of complete cycles, after as few single layers as possible."""
     starts = range(len(layers) % length, len(layers) - length + 1, length)
     first = next((n for n in starts if _repeats(layers[n:], length)), None)
     if first is None:
@@ -137,7 +137,7 @@ def _period(layers: Sequence[Contents]) -> int:
 
 
 def _require_equal_layers(name: str, layers: Sequence[Contents], length: int) -> None:
-    """Layers at one position of a cycle must hold the same."""
+    """Raise if layers at the same position of a cycle have different contents."""
     for number, layer in enumerate(layers):
         first = number % length
         if layer != layers[first]:
@@ -150,7 +150,7 @@ def _require_equal_layers(name: str, layers: Sequence[Contents], length: int) ->
 
 
 def _differences(first: Contents, other: Contents) -> list[str]:
-    """What differs, a line for each path."""
+    """Describe the differences of two layers, one line per path."""
     paths = [*first, *(path for path in other if path not in first)]
     return [
         f"{keystr(path)}: {_content_text(other.get(path))} and {_content_text(first.get(path))}"
@@ -175,7 +175,7 @@ def _inferred_names(layers: Sequence[Contents]) -> CycleNames:
 
 
 def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:
-    """A stack for each position, or for all local ones; the remainder as MaxText keeps it."""
+    """Return one stack per position, or one for all local layers, and the remainder."""
     repeats, left = divmod(count, cycle.length)
     if left and cycle.names in ("layer", "layers-local-global"):
         raise UsageError(f"{count} layers are not whole cycles of {cycle.length}")
@@ -187,7 +187,7 @@ def _cycle_stacks(name: str, count: int, cycle: Cycle) -> list[LayerStack]:
 def _block_stacks(
     top: str, name: str, cycle: Cycle, span: int, repeats: int | None, start: int
 ) -> list[LayerStack]:
-    """The stacks below one key: `span` positions, `repeats` times; None for once and without that axis."""
+    """Return the stacks below one key."""
     outer = () if repeats is None else (repeats,)
     starts = range(start, start + (repeats or 1) * cycle.length, cycle.length)
     if cycle.names not in ("local-global", "layers-local-global"):

@@ -1,4 +1,4 @@
-"""The rows of a family in the layout of one version of MaxText; they are written in the newest's."""
+"""The rows of a family in the layout of one MaxText version. They are written for the newest one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpttools.model_families.family import Family
 
 
 def family_in(family: Family, version: Version) -> Family:
-    """A family with the layout that a version stores its layers in."""
+    """Return a family in the layout of a MaxText version."""
     newest = VERSIONS[NEWEST]
     if family.name not in newest.stacked_by_kind or family.name in version.stacked_by_kind:
         return family
@@ -21,7 +21,7 @@ def family_in(family: Family, version: Version) -> Family:
 
 
 def _by_position(group: Layers) -> Layers:
-    """Layers that are stacked by kind, with a stack for each position in the cycle instead."""
+    """Replace stacks by kind with one stack for each position in the cycle."""
     above, _, kind = group.scanned.rpartition(".")
     if kind == LOCAL:
         (cycle, position) = group.stacked
@@ -33,7 +33,7 @@ def _by_position(group: Layers) -> Layers:
 
 
 def family_as_stored(family: Family, names: Collection[str]) -> Family:
-    """A family in the layout of the version whose names a tree has: of equally good ones the newest's.
+    """Return a family in the layout that matches most names of a tree, by default the newest.
 
     Args:
         family: in the layout of the newest version.
@@ -48,7 +48,7 @@ def family_as_stored(family: Family, names: Collection[str]) -> Family:
 
 
 def layouts_of(family: Family) -> list[Family]:
-    """A family in the layouts of all versions, each once, the newest's first."""
+    """Return a family in the distinct layouts of all versions, the newest first."""
     known: list[Family] = []
     for version in VERSIONS.values():
         known += [each] if (each := family_in(family, version)) not in known else []

@@ -22,7 +22,7 @@ from ckpttools.roles.names import wraps
 
 @dataclass(frozen=True, slots=True)
 class Flavour:
-    """What stands before and behind every parameter's path.
+    """The keys before and after every parameter's path.
 
     Attributes:
         name: None where parameters are not wrapped.
@@ -35,17 +35,17 @@ class Flavour:
     suffix: Path = ()
 
     def wrapped(self, path: Path) -> Path:
-        """The path of a parameter in a tree of this flavour."""
+        """Return the path of a parameter in a tree of this flavour."""
         return (*self.prefix, *path, *self.suffix)
 
     def holds(self, path: Path) -> bool:
-        """Whether a path of a tree is one that this flavour wraps."""
+        """Return whether this flavour wraps a path."""
         start, end = len(self.prefix), len(path) - len(self.suffix)
         # A wrapped path has keys of its own; only where nothing is wrapped may there be none.
         return path[:start] == self.prefix and path[end:] == self.suffix and end >= start + bool(self.name)
 
     def unwrapped(self, path: Path) -> Path:
-        """The inverse of `wrapped`, for paths that it `holds`."""
+        """Invert `wrapped` for a path that this flavour `holds`."""
         return path[len(self.prefix) : len(path) - len(self.suffix)]
 
 
@@ -55,7 +55,7 @@ NNX = Flavour("nnx", (), (VALUE,))
 
 
 def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
-    """The flavour of parameters; `PLAIN` where they are not wrapped in any known way.
+    """Return the flavour of parameters; `PLAIN` if no known framework wrapped them.
 
     Args:
         paths: of all that are parameters.
@@ -74,7 +74,7 @@ def flavour_of(paths: list[Path], mirrored: Path | None) -> Flavour:
 
 
 def _within(paths: list[Path], key: str | int, otherwise: Flavour) -> Flavour:
-    """The flavour of what lies below the key of a state or at a place in a tuple, if it has one."""
+    """Return the flavour below a key, if it has one."""
     below = [path for path in paths if str(path[0]) == str(key) and len(path) > 1]
     inner = flavour_of([path[1:] for path in below], None) if below else PLAIN
     return Flavour(inner.name, (*below[0][:1], *inner.prefix), inner.suffix) if inner.name else otherwise
@@ -85,7 +85,7 @@ def _suffix(paths: Iterable[Path]) -> Path:
 
 
 def linen_state(parameters: Mapping[Path, LazyArray], step: int, custom: Mapping[str, object]) -> Tree:
-    """Parameters in the tree that MaxText's own converter writes: a step, no optimizer state."""
+    """Return parameters in the tree that MaxText's converter writes: a step, no optimizer state."""
     leaves: dict[Path, Leaf] = {
         STEP: Constant((), DTYPES["int64"], step.to_bytes(8, "little", signed=True)),
         **{LINEN.wrapped(path): array for path, array in parameters.items()},

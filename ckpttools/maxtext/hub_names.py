@@ -36,7 +36,7 @@ from ckpttools.transforms.strip_wrappers import drop_states, patterns_of_others,
 
 
 def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
-    """As `patterns_of_others`, and state of a trainer's whose names lie among those of weights.
+    """Return `patterns_of_others`, and patterns of a trainer's state next to the weights.
 
     Args:
         tree: of a checkpoint of PyTorch.
@@ -54,12 +54,12 @@ def patterns_outside_model(tree: Tree, drop: Collection[str] = ()) -> list[str]:
 
 
 def _dotted_prefixes(name: str) -> Iterator[str]:
-    """`a`, `a.b` and so on, short of the whole name."""
+    """Yield the proper dotted prefixes of a name."""
     return (name[:at] for at, sign in enumerate(name) if sign == ".")
 
 
 def _pattern(name: str, own: Collection[str]) -> str:
-    """What names an array and all beside it that is not the model's own."""
+    """Return a pattern for an array and its neighbors that do not belong to the model."""
     return next((f"{head}.*" for head in _dotted_prefixes(name) if head not in own), name)
 
 
@@ -82,12 +82,12 @@ _FLAX_SUFFIX = ".kernel"
 
 
 def has_llama_names(names: Iterable[str]) -> bool:
-    """Whether weights have the names of Meta's own code."""
+    """Return whether weights have the names of Meta's Llama code."""
     return {*names}.issuperset(TELLING)
 
 
 def hub_name(name: str) -> str | None:
-    """The name that the hub has for one of Meta's own code; None for others, and what the hub lacks."""
+    """Return the hub's name for a name of Meta's Llama code; None if there is none."""
     for rule in _RULES:
         filled = rule.match((name,))
         if filled and rule.target_template is not None:
@@ -96,7 +96,7 @@ def hub_name(name: str) -> str | None:
 
 
 def with_hub_names(tree: Tree) -> Transformed:
-    """The tree with names and order of the hub; as it is where it has these, or its model is no Llama.
+    """Return the tree with the names and row order of the hub, if it is a Llama model.
 
     Raises:
         CheckpointError: the sizes of its configuration are not those of its arrays.
@@ -115,10 +115,10 @@ def with_hub_names(tree: Tree) -> Transformed:
 
 @dataclass(frozen=True)
 class ToHubNames:
-    """A transform: a model as any trainer of PyTorch leaves it, under the names of the hub."""
+    """A transform that gives a trainer's PyTorch model the names of the hub."""
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree; as it is where it has these names.
+        """Return the tree, unchanged if it has the hub's names.
 
         Raises:
             FormatError: it is MaxText's; there is more than a model in it; its names are behind a prefix, or
@@ -149,7 +149,7 @@ class ToHubNames:
 
 
 def only_model(tree: Tree, *, others: str, leaving: str, names: str) -> Transformed:
-    """A model as any trainer of PyTorch leaves it, under the names of the hub, with nothing beside it.
+    """Return a trainer's PyTorch model under the names of the hub. Refuse anything next to it.
 
     Args:
         tree: the model.
@@ -202,7 +202,7 @@ def _require_sizes(tree: Tree) -> None:
 
 
 def with_name_remarks(tree: Tree) -> Transformed:
-    """A transform that changes nothing: tells how weights get the names by which they are loaded."""
+    """Add remarks on how weights get names that can be loaded. Change nothing else."""
     return Transformed(tree, Notes(remarks=tuple(_name_remarks(tree))))
 
 
@@ -228,14 +228,14 @@ def _name_remarks(tree: Tree) -> Iterator[str]:
 
 
 class HubModel(NamedTuple):
-    """A tree under the names of the hub, and what to say of that."""
+    """A tree under the names of the hub, with remarks."""
 
     tree: Tree
     remarks: tuple[str, ...] = ()
 
 
 def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
-    """A model as any trainer of PyTorch leaves it; the tree itself where its names are others.
+    """Return a trainer's PyTorch model under the hub's names; the tree itself for other names.
 
     Args:
         tree: with whatever lies beside the model, which keeps its names.
@@ -264,7 +264,7 @@ def as_hub_model(tree: Tree, config: Mapping[str, Any] | None) -> HubModel:
 
 
 def _pairs(config: Mapping[str, Any]) -> int | None:
-    """Rotary pairs of a head; None where the configuration does not say."""
+    """Return the number of rotary pairs per head; None if the configuration does not state it."""
     width, heads = config.get("hidden_size"), config.get("num_attention_heads")
     own = config.get("head_dim")
     if type(own) is not int and type(width) is int and type(heads) is int and heads > 0:

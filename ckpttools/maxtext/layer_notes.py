@@ -30,7 +30,7 @@ _STACKS, _AXIS, _FIRST = "stacks", "scan_axis", "first_axis"
 
 @dataclass(frozen=True, slots=True)
 class LayerNotes:
-    """What is noted of a tree's layers.
+    """Notes on the layers of a tree.
 
     Attributes:
         stacks: how they were stacked before they were taken apart; () where nothing says so.
@@ -43,12 +43,12 @@ class LayerNotes:
     first_axis: frozenset[str] = frozenset()
 
     def with_first_axis(self, names: frozenset[str]) -> LayerNotes:
-        """The same with other names of arrays whose layers are on axis 0."""
+        """Return the notes with other names of arrays whose layers are on axis 0."""
         return replace(self, first_axis=names)
 
 
 def layer_notes(custom: Mapping[str, object]) -> LayerNotes:
-    """What custom metadata notes; nothing where there is no such note."""
+    """Return the notes in custom metadata; empty notes if there are none."""
     note = custom.get(KEY)
     if not isinstance(note, Mapping):
         return LayerNotes()
@@ -58,7 +58,7 @@ def layer_notes(custom: Mapping[str, object]) -> LayerNotes:
 
 
 def with_layer_notes(tree: Tree, notes: LayerNotes) -> Tree:
-    """The tree with this note in place of that which it has, and with none if there is nothing to say."""
+    """Return the tree with these notes instead of its own."""
     own = tree.metadata.custom.get(KEY)
     kept = (
         {k: v for k, v in own.items() if k not in (_STACKS, _AXIS, _FIRST)}
@@ -73,12 +73,12 @@ def with_layer_notes(tree: Tree, notes: LayerNotes) -> Tree:
 
 
 def first_axis_names(paths: Iterable[Path]) -> frozenset[str]:
-    """As `LayerNotes.first_axis`."""
+    """Return the names for `LayerNotes.first_axis`."""
     return frozenset(map(keystr, paths))
 
 
 def notes_match(notes: LayerNotes, layers: Mapping[str, Collection[int]]) -> bool:
-    """Whether the stacks that are noted are made of layers that are there, and of all but the first of them.
+    """Return whether the noted stacks consist of present layers, and cover all but the first ones.
 
     Args:
         notes: with stacks.
@@ -121,7 +121,7 @@ def _stack(key: str, note: object) -> LayerStack | None:
 
 
 def _shape(nested: object) -> Shape | None:
-    """The lengths of nested lists of numbers; None where they are not alike."""
+    """Return the shape of nested lists of numbers; None if they are ragged."""
     if type(nested) is int:
         return () if nested >= 0 else None
     if not isinstance(nested, Sequence) or isinstance(nested, str) or not nested:

@@ -1,4 +1,4 @@
-"""Where the layers of a MaxText decoder are: one by one, or stacked in one of MaxText's ways.
+"""Find the layers of a MaxText decoder: single layers, or one of MaxText's stacked layouts.
 
     layers_{0..31}                                one by one
     layers; dense_layers, moe_layers              one stack each
@@ -54,17 +54,17 @@ class LayerStack:
 
     @property
     def layer_keys(self) -> tuple[Path, ...]:
-        """The keys below `decoder` of these layers one by one."""
+        """Return the keys of these layers below `decoder` when they are single."""
         return tuple((f"{self.name}_{number}",) for number in self.numbers)
 
 
 def decoder_parameters(parameters: Mapping[Path, LazyArray]) -> dict[Path, LazyArray]:
-    """Parameters of the decoder, under their paths below it."""
+    """Return the decoder's parameters by their paths below it."""
     return {path[path.index(DECODER) + 1 :]: item for path, item in parameters.items() if DECODER in path}
 
 
 def layer_key_slice(path: Path, known: Collection[Path]) -> slice | None:
-    """Where in a path the key is that its layers are under, if that is one of `known`."""
+    """Return where in a path the key of its layers is, if it is one of `known`."""
     if DECODER not in path:
         return None
     start = path.index(DECODER) + 1
@@ -74,14 +74,14 @@ def layer_key_slice(path: Path, known: Collection[Path]) -> slice | None:
 # Names of layers come again in each array of theirs.
 @lru_cache(maxsize=1 << 14)
 def split_number(key: str | int) -> tuple[str, int] | None:
-    """`layers_12` as ("layers", 12); None for a key that does not end in a number."""
+    """Split `layers_12` into ("layers", 12). Return None for keys without a number."""
     name, underscore, digits = str(key).rpartition("_")
     plain = digits.isdecimal() and digits.isascii() and str(int(digits)) == digits
     return (name, int(digits)) if underscore and plain else None
 
 
 def single_layers(decoder: Iterable[Path]) -> dict[str, list[int]]:
-    """Numbers of the layers that are there one by one, ascending, under their names."""
+    """Return the numbers of single layers by name, ascending."""
     result: dict[str, set[int]] = {}
     for path in decoder:
         named = split_number(path[0]) if path else None
@@ -91,7 +91,7 @@ def single_layers(decoder: Iterable[Path]) -> dict[str, list[int]]:
 
 
 def stacked_keys(decoder: Iterable[Path]) -> dict[Path, int]:
-    """Keys below `decoder` that hold stacks or what is left over of them -> number of stacked axes."""
+    """Map keys below `decoder` that hold stacks or remainders to the number of stacked axes."""
     below: dict[str, set[str]] = {}
     for path in decoder:
         top = str(path[0]) if path else ""
@@ -120,7 +120,7 @@ def _position(key: str | int) -> int:
 
 
 def scan_axes(decoder: Mapping[Path, LazyArray]) -> tuple[int, ...]:
-    """The axes on which layers may be stacked: where most arrays of a stack agree on a length.
+    """Return the possible scan axes: those on which most arrays of a stack agree on a length.
 
     Where several axes are equal in this, a stacked norm tells, which has the final norm's axis and one more.
     Several are left where all lengths are those of the layers, or few arrays are there; none where nothing is
@@ -138,7 +138,7 @@ def scan_axes(decoder: Mapping[Path, LazyArray]) -> tuple[int, ...]:
 
 
 def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> int | None:
-    """The axis on which layers are stacked; None where nothing is.
+    """Return the scan axis; None if no layers are stacked.
 
     Args:
         decoder: parameters below it.
@@ -151,7 +151,7 @@ def scan_axis(decoder: Mapping[Path, LazyArray], noted: int | None = None) -> in
 
 
 def _count_votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int], axis: int) -> int:
-    """How many arrays agree on lengths with others of their stack, and stacks with others of their cycle."""
+    """Count arrays that agree with their stack on lengths, and stacks that agree with their cycle."""
     common = {key: _most_common(shapes, axis, stacked[key]) for key, shapes in below.items()}
     repeats: dict[str, Counter[Shape]] = {}
     for key, (lengths, _) in common.items():
@@ -163,19 +163,19 @@ def _count_votes(below: Mapping[Path, list[Shape]], stacked: Mapping[Path, int],
 
 
 def _most_common(shapes: list[Shape], axis: int, axes: int) -> tuple[Shape, int]:
-    """The lengths that most shapes have at `axis` and the axes behind it, and how many have them."""
+    """Return the most common lengths of the axes from `axis` on, and how many arrays have them."""
     lengths = Counter(shape[axis : axis + axes] for shape in shapes if len(shape) >= axis + axes)
     return lengths.most_common(1)[0] if lengths else ((), 0)
 
 
 def stacked_lengths(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
-    """The lengths of the stacked axes that most arrays below `key` have; () where none has so many axes."""
+    """Return the lengths of the stacked axes that most arrays below `key` have."""
     shapes = [array.shape for path, array in decoder.items() if path[: len(key)] == key]
     return _most_common(shapes, axis, axes)[0]
 
 
 def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerStack, ...]:
-    """The layout of a decoder whose layers are stacked on `axis`; layers there one by one are part of it.
+    """Return the layout of a decoder whose layers are stacked on `axis`, with its single layers.
 
     Raises:
         FormatError: positions of a cycle are missing.
@@ -200,7 +200,7 @@ def layer_stacks(decoder: Mapping[Path, LazyArray], axis: int) -> tuple[LayerSta
 
 
 def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes: int) -> Shape:
-    """Lengths of the stacked axes, on which all arrays below `key` agree."""
+    """Return the lengths of the stacked axes, on which all arrays below `key` agree."""
     if not axes:
         return ()
     shapes = {path: array.shape for path, array in decoder.items() if path[: len(key)] == key}
@@ -223,7 +223,7 @@ def _stacked_shape(decoder: Mapping[Path, LazyArray], key: Path, axis: int, axes
 
 
 def is_scale_of_layer(path: Path, shape: Shape, stacked: Shape) -> bool:
-    """Whether an array is one scale for each layer, of its whole weight: MaxText stacks these on axis 0.
+    """Return whether an array is one weight scale per layer, which MaxText stacks on axis 0.
 
     A norm's `scale` has an axis of its own.
 
@@ -243,7 +243,7 @@ def _axis_hint(decoder: Mapping[Path, LazyArray], axis: int) -> str | None:
 
 
 def _numbered_stacks(top: str, name: str, shapes: Mapping[Path, Shape], start: int) -> list[LayerStack]:
-    """The stacks below one key: one alone, a cycle of positions, or blocks of local and global layers."""
+    """Return the stacks below one key: a single stack, a cycle, or local and global layers."""
     if (top,) in shapes:
         (shape,) = shapes.values()
         return [LayerStack((top,), name, shape, tuple(range(start, start + prod(shape))))]
@@ -283,7 +283,7 @@ LayerLayout = Literal["unstacked", "stacked", "cycle", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class LayerGroup:
-    """Layers that belong together, for people to read.
+    """A group of layers in a summary.
 
     Attributes:
         path: where they are: "decoder/layers".
@@ -302,7 +302,7 @@ class LayerGroup:
 
 
 def layer_groups(stacks: Iterable[LayerStack]) -> tuple[LayerGroup, ...]:
-    """A layout in few words: a remainder belongs to the group before it."""
+    """Summarize a layout. A remainder belongs to the group before it."""
     by_top: dict[str, list[LayerStack]] = {}
     for stack in stacks:
         single = not stack.shape and len(stack.key) == 1

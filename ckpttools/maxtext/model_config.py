@@ -55,7 +55,7 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class WeightsConfig:
-    """A configuration that is true of the weights beside it.
+    """A configuration that matches the weights next to it.
 
     Attributes:
         config: the parsed `config.json`.
@@ -66,13 +66,13 @@ class WeightsConfig:
     changes: tuple[str, ...]
 
     def to_json(self) -> bytes:
-        """The content of the file."""
+        """Return the content of the file."""
         return json.dumps(self.config, indent=2, ensure_ascii=False).encode() + b"\n"
 
     def requantized(
         self, config: Mapping[str, Any], arrays: Mapping[str, LazyArray], original: Mapping[str, Any]
     ) -> WeightsConfig:
-        """The same of weights that are quantised now; that it said so no longer is not told.
+        """Return the configuration for weights that have been quantized again.
 
         Args:
             config: it with what it says of that.
@@ -94,7 +94,7 @@ def config_for_weights(
     tied_by: FlagRule | None = None,
     vocab: int | None = None,
 ) -> WeightsConfig:
-    """A configuration as it is true of these arrays.
+    """Return a configuration adjusted to match these arrays.
 
     Args:
         config: the parsed `config.json` of the model.
@@ -121,12 +121,12 @@ def config_for_weights(
 
 
 def _has_plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> bool:
-    """Whether nothing is left of a scheme: of one that is not known, too."""
+    """Return whether no quantized weights remain, of known or unknown schemes."""
     return not (quantized(arrays, config) or signs_of_scheme(arrays, config))
 
 
 def _plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) -> dict[str, LazyArray]:
-    """The floating-point arrays that are neither quantised nor of such: in their dtype a model computes."""
+    """Return the float arrays that are neither quantized nor scales."""
     result = quantized(arrays, config)
     if not declared_quantization(config) and not any(item.scales for item in result.values()):
         result = {}
@@ -135,7 +135,7 @@ def _plain_arrays(arrays: Mapping[str, LazyArray], config: Mapping[str, Any]) ->
 
 
 def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyArray]) -> Iterator[str]:
-    """Sets the dtype wherever a configuration states one; yields what that changed."""
+    """Set the dtype wherever a configuration states one, and yield the changes."""
     main = _main_dtype(arrays)
     if main is not None and not _has_known_scales(main, arrays):
         main = None
@@ -150,12 +150,12 @@ def _with_dtypes(config: dict[str, Any], where: str, arrays: Mapping[str, LazyAr
 
 
 def _is_dtype_change(change: str) -> bool:
-    """Whether a sentence is one of `_with_dtypes`."""
+    """Return whether a sentence comes from `_with_dtypes`."""
     return change.partition(" ")[0].rpartition(".")[2] in _DTYPES
 
 
 def _with_original_dtypes(config: Mapping[str, Any], original: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration with the dtypes that another one states, where both state one."""
+    """Return a configuration with the dtypes that the original states."""
     parts = {
         name: _with_original_dtypes(part, original[name])
         for name, part in config.items()
@@ -172,12 +172,12 @@ def _has_known_scales(main: DType, arrays: Mapping[str, LazyArray]) -> bool:
 
 
 def _is_stored(array: LazyArray) -> bool:
-    """Whether numbers are stored in their dtype, not cast to it."""
+    """Return whether numbers are stored in their dtype, not cast to it."""
     return all(item.dtype == array.dtype and _is_stored(item) for item in source_arrays(array))
 
 
 def _part_arrays(name: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
-    """The arrays that a part of a configuration is about."""
+    """Return the arrays that a part of a configuration describes."""
     if name not in _TOWERS:
         return arrays
     return {key: array for key, array in arrays.items() if _contains_any(key, _TOWERS[name])}
@@ -188,7 +188,7 @@ def _contains_any(key: str, words: Iterable[str]) -> bool:
 
 
 def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
-    """The dtype of most elements; towers have a part of the configuration to themselves."""
+    """Return the dtype of most elements, without towers."""
     words = [word for tower in _TOWERS.values() for word in tower]
     own = {key: array for key, array in arrays.items() if not _contains_any(key, words)} or arrays
     count: Counter[DType] = Counter()
@@ -198,7 +198,7 @@ def _main_dtype(arrays: Mapping[str, LazyArray]) -> DType | None:
 
 
 def _with_tied(config: dict[str, Any], tied: bool, rule: FlagRule) -> Iterator[str]:
-    """Says in every place that says it, and where what counts would otherwise mean the contrary."""
+    """Set every field that states tied embeddings, and yield the changes."""
     fields = [name for name in rule.field if states_field(config, name)]
     for name in fields:
         yield from _with_field(config, name, tied)
@@ -220,7 +220,7 @@ def _has_location(config: Mapping[str, Any], name: str) -> bool:
 
 
 def _with_vocab(config: dict[str, Any], vocab: int) -> Iterator[str]:
-    """Says in every place that says it how many rows the vocabulary has."""
+    """Set the vocabulary size wherever it is stated, and yield the changes."""
     for where, location in _text_parts(config).items():
         declared = location.get(_ROWS)
         if declared is not None and declared != vocab:
@@ -252,13 +252,13 @@ def _with_layer_lists(config: dict[str, Any]) -> Iterator[str]:
 
 
 def _text_parts(config: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Where a configuration speaks of the text model: prefix of the fields -> what has them."""
+    """Map the field prefix of each part that describes the text model to that part."""
     text = config.get(_TEXT)
     return {"": config, f"{_TEXT}.": text} if isinstance(text, dict) else {"": config}
 
 
 def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[str, ...]:
-    """The fields that describe towers of which no array is there, such as `vision_config`."""
+    """Return the fields of described towers without arrays, such as `vision_config`."""
     result = []
     for field, part in config.items():
         if field in _TOWERS and part and not any(_contains_any(name, _TOWERS[field]) for name in names):
@@ -269,7 +269,7 @@ def absent_towers(config: Mapping[str, Any], names: Collection[str]) -> tuple[st
 
 
 def absent_mtp_field(config: Mapping[str, Any], names: Collection[str]) -> str | None:
-    """The field that says that layers predict further tokens, where none of their arrays is there."""
+    """Return the field that declares MTP layers if none of their arrays is present."""
     field = next((field for field in PREDICTION if config.get(field)), None)
     layers = config.get("num_hidden_layers")
     if field is None or not isinstance(layers, int):
@@ -279,7 +279,7 @@ def absent_mtp_field(config: Mapping[str, Any], names: Collection[str]) -> str |
 
 
 def absent_layers(config: Mapping[str, Any], names: Collection[str]) -> set[int]:
-    """Layers that a configuration counts and of which no array is there; none where names have no layers."""
+    """Return the declared layers that have no arrays; none if names have no layers."""
     around = _text_model_parents(config)
     texts = [item[_TEXT] for item in around if isinstance(item.get(_TEXT), Mapping)]
     count, there = (*texts, config)[0].get("num_hidden_layers"), set(_layers(names))
@@ -287,7 +287,7 @@ def absent_layers(config: Mapping[str, Any], names: Collection[str]) -> set[int]
 
 
 def _text_model_parents(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A configuration, and those within it that the text model's may lie in."""
+    """Return a configuration and its parts that may contain the text model."""
     return [config, *(config[name] for name in _TEXT_MODEL_PARENTS if isinstance(config.get(name), Mapping))]
 
 
@@ -296,7 +296,7 @@ def _layers(names: Iterable[str]) -> Iterator[int]:
 
 
 def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any] | None:
-    """The configuration of the text model within a multimodal one; None for one that is of text alone.
+    """Return the text model's configuration within a multimodal one; None for a text-only model.
 
     Args:
         config: the multimodal one.
@@ -321,7 +321,7 @@ def text_config(config: Mapping[str, Any], spelling: Spelling) -> dict[str, Any]
 
 
 def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> None:
-    """Refuses to leave out what a model does besides what MaxText's does.
+    """Raise if a conversion would silently lose a part of the model.
 
     Args:
         family: of the model.
@@ -351,7 +351,7 @@ def refuse_lost_parts(family: Family, names: Collection[str], location: str) -> 
 def without_absent_parts(
     family: Family, config: WeightsConfig, names: Collection[str], location: str
 ) -> WeightsConfig:
-    """A configuration that promises no part of which no array is there.
+    """Return a configuration that declares no part without arrays.
 
     Args:
         family: of the model.
@@ -384,7 +384,7 @@ def without_absent_parts(
 
 
 def _set_false(config: dict[str, Any], field: str) -> str:
-    """Sets a field to false, and says so."""
+    """Set a field to false, and describe the change."""
     within, _, last = field.rpartition(".")
     target = nested_value(config, within) if within else config
     target[last] = False

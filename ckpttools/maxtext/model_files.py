@@ -1,4 +1,4 @@
-"""What belongs to a model besides its weights: found beside them, carried along, or where a user says."""
+"""The files of a model besides its weights: next to them, carried along, or where the user says."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class ModelFiles:
 
     @classmethod
     def of(cls, tree: Tree, like: LocationLike | None) -> ModelFiles:
-        """What is known of the model of `tree`: by `like`, else by what was carried along.
+        """Return the files of the model of `tree`, from `like` or carried along.
 
         Raises:
             StorageError, ConfigError: what `like` names is not there, or no configuration.
@@ -111,7 +111,7 @@ class ModelFiles:
             return replace(known, fault=error)
 
     def require_weights(self) -> None:
-        """Refuses to take arrays from a model that a user named and whose weights are not there, or damaged.
+        """Raise if the weights of a model that a user named are missing or damaged.
 
         Raises:
             FormatError: they are not.
@@ -155,7 +155,7 @@ def carried_as_stored(tree: Tree) -> dict[str, LazyArray]:
 
 
 def sidecars_of(tree: Tree) -> Sidecars:
-    """What lies beside the weights of a checkpoint, or was carried along in it; nothing for other formats."""
+    """Return the sidecars of a checkpoint; none for other formats."""
     directory = sidecars_at(tree)
     if directory is None or not directory.is_dir():
         return Sidecars()
@@ -171,13 +171,13 @@ def sidecars_of(tree: Tree) -> Sidecars:
 
 
 def has_sidecars(tree: Tree) -> bool:
-    """Whether what belongs to the model lies beside the weights, as in Hugging Face's directories."""
+    """Return whether sidecars are next to the weights, as in Hugging Face's directories."""
     location = parse(tree.metadata.location)
     return sidecars_at(tree) == location.folder()
 
 
 def sidecar_names(tree: Tree) -> list[str]:
-    """The files of `sidecars_of`, relative to the directory of the checkpoint."""
+    """Return the files of `sidecars_of`, relative to the checkpoint's directory."""
     result, directory = sidecars_of(tree), sidecars_at(tree)
     carried = [_CARRIED_FILE] if result.arrays else []
     above = "" if directory is None or has_sidecars(tree) else f"{directory.name}/"
@@ -187,7 +187,7 @@ def sidecar_names(tree: Tree) -> list[str]:
 def stale_files(
     names: Collection[str], built: Tree, before: Mapping[str, Any] | None, after: Mapping[str, Any] | None
 ) -> list[str]:
-    """Those of some files that say how weights are quantised, where these are not so any more.
+    """Return the files that describe a quantization which the weights no longer have.
 
     Loaders read them before the configuration.
 
@@ -201,13 +201,13 @@ def stale_files(
 
 
 def stale_file_notes(names: Collection[str]) -> Notes:
-    """What to say of such files, which are left out."""
+    """Return a note on stale files that are left out."""
     declared = f"left out, as weights are not quantised any more as it says: {', '.join(names)}"
     return Notes(remarks=(declared,) if names else ())
 
 
 def record_bytes(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) -> bytes:
-    """What is recorded of a model on the way to MaxText, because no configuration says it."""
+    """Return the record of conversion options that no configuration states."""
     family = parse(model.family).name if model.family else None
     declared = {
         "spelling": spelling,
@@ -220,7 +220,7 @@ def record_bytes(spelling: str, model: ModelOptions, dtypes: Mapping[str, str]) 
 
 
 def _recorded_options(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a record, what counts whichever configuration is taken."""
+    """Return the recorded options that apply to any configuration."""
     dtypes = record.get("dtypes")
     return {
         "rope_layout": record.get("rope_layout"),
@@ -231,7 +231,7 @@ def _recorded_options(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_record(directory: Location) -> Mapping[str, Any]:
-    """What was recorded on the way to MaxText; FormatError where it is not what `record_bytes` writes."""
+    """Return the record of the conversion to MaxText."""
     path = directory / RECORD
     declared = read_json(path) if path.is_file() else {}
     for name in ("spelling", "rope_layout", "tied", "family"):
@@ -251,12 +251,12 @@ def _carried_arrays(directory: Location) -> Mapping[str, LazyArray]:
 
 
 def _model_arrays(directory: Location) -> Mapping[str, LazyArray]:
-    """The model's own arrays."""
+    """Return the model's own arrays."""
     return by_name(dequantize_where_possible(open_tree(directory)).tree.arrays)
 
 
 def config_bytes(files: ModelFiles, built: WeightsConfig) -> bytes:
-    """The `config.json` to write: the model's, byte for byte where that still says what is so."""
+    """Return the `config.json` to write: the model's own bytes if they are still correct."""
     if not built.changes and CONFIG in files.sidecars:
         content = read_file(files.sidecars[CONFIG])
         # What was left out of it on the way is no change of that.

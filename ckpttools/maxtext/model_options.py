@@ -1,4 +1,4 @@
-"""Which model a checkpoint is of: its configuration, its family, and the options that say so."""
+"""Options that identify the model of a checkpoint: its configuration and family."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_MODEL = f"HF_DIR/{CONFIG}"
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What a user may say of the model, whatever its configuration says.
+    """The user's statements about the model.
 
     Attributes:
         family: name of the family whose rows are used, or a file that describes one; None as
@@ -44,13 +44,13 @@ class ModelOptions:
 
 
 def check_choice(what: str, value: str | None, choices: Collection[str]) -> None:
-    """Raises UsageError for a value that is not among the choices; None is always allowed."""
+    """Raise UsageError if a value is not among the choices. None is always allowed."""
     if value is not None and value not in choices:
         raise UsageError(f"unknown {what} {value!r}", expected="one of " + ", ".join(choices))
 
 
 def family_for(config: Mapping[str, object] | None, options: ModelOptions, location: str) -> Family:
-    """The family that the user names or describes, or the one of the configuration's `model_type`.
+    """Return the family that the user names, or that of the configuration's `model_type`.
 
     Raises:
         ConfigError: there is no configuration, or it does not say, or no family is of its type.
@@ -65,7 +65,7 @@ def family_for(config: Mapping[str, object] | None, options: ModelOptions, locat
 def require_config(
     config: Mapping[str, object] | None, location: str, hint: str | None = None
 ) -> Mapping[str, object]:
-    """`config`, which must be there.
+    """Return `config`; raise if it is None.
 
     Args:
         config: of the model, if it is known.
@@ -86,7 +86,7 @@ def require_config(
 
 
 def config_hint(location: str) -> str:
-    """How a model's configuration comes to lie beside its weights: a hint."""
+    """Return a hint on how to put a model's configuration next to its weights."""
     if not location:
         return "copy it there from where the weights came from"
     converted = step(
@@ -101,14 +101,14 @@ def config_hint(location: str) -> str:
 
 
 def config_copy_command(location: Location) -> str | None:
-    """The command that copies a model's configuration beside weights; None where no file system is."""
+    """Return the command that copies a configuration next to weights; None for remote stores."""
     if location.store.scheme != "file":
         return None
     return f"cp {_OF_MODEL} {quote(str(location.folder()))}"
 
 
 def rope_flags(family: Family, options: ModelOptions) -> dict[str, Flag]:
-    """The flags that the user sets.
+    """Return the flags that the user sets.
 
     Raises:
         UsageError: the family has no such choice.

@@ -54,7 +54,7 @@ _SCALES = frozenset(("float32", "bfloat16"))
 
 @dataclass(frozen=True)
 class KeptWeights:
-    """Quantised weights of a Hugging Face tree that stay as they are.
+    """Quantized weights of a Hugging Face tree that stay quantized.
 
     Attributes:
         tree: without their scales.
@@ -74,7 +74,7 @@ class KeptWeights:
 
 
 def split_quantized(tree: Tree) -> KeptWeights:
-    """The quantised weights of a tree, and the rest of it; the values of scales are looked at.
+    """Separate the quantized weights of a tree from their scales, and check the scales.
 
     Raises:
         UsageError: no weight is quantised.
@@ -120,7 +120,7 @@ def split_quantized(tree: Tree) -> KeptWeights:
 
 
 def _is_kept(weight: Weight) -> bool:
-    """Whether MaxText has a form of a weight: FP8 in square blocks, or with one scale."""
+    """Return whether MaxText supports a weight: FP8 in square blocks, or with one scale."""
     scale = weight.scales[0]
     is_fp8 = weight.numbers in CODES and weight.packed == 1 and len(weight.scales) == 1
     square = len(set(scale.block[-2:])) == 1 and set(scale.block[:-2]) <= {1}
@@ -128,13 +128,13 @@ def _is_kept(weight: Weight) -> bool:
 
 
 def _block(weight: Weight) -> Block | None:
-    """The block of a weight; None where it has one scale."""
+    """Return the block of a weight; None if it has one scale."""
     block = weight.scales[0].block
     return None if block == weight.shape and "tensor" in weight.scheme else (block[-2], block[-1])
 
 
 def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], weight: Weight) -> LazyArray:
-    """Scales in a dtype that MaxText multiplies by."""
+    """Return the scales in a dtype that MaxText multiplies by."""
     scales = arrays[paths[weight.scales[0].name]]
     if scales.dtype.name in _SCALES:
         return scales
@@ -149,7 +149,7 @@ def _kept_scales(arrays: Mapping[Path, LazyArray], paths: Mapping[str, Path], we
 
 
 def refusal_error(lines: Sequence[str], config: Mapping[str, Any] | None, location: str) -> FormatError:
-    """The error that lists quantised weights which cannot stay as they are."""
+    """Return the error that lists quantized weights which cannot be kept."""
     declared = declared_quantization(config)
     return FormatError(
         "these quantised weights cannot be converted as they are:" + listing(list(lines)),
@@ -164,7 +164,7 @@ def refusal_error(lines: Sequence[str], config: Mapping[str, Any] | None, locati
 def refused_weights(
     problems: Sequence[str], config: Mapping[str, Any] | None, location: str
 ) -> Iterator[None]:
-    """Raises `refusal_error` where there are problems, once all is known that the table refuses."""
+    """Raise `refusal_error` for problems after everything that the table refuses is known."""
     try:
         yield
     except ShapeError as error:
@@ -176,7 +176,7 @@ def refused_weights(
 
 
 def native_grids(table: Table, arrays: Mapping[str, LazyArray], kept: KeptWeights) -> ScaleGrids:
-    """The scales that go with MaxText's kernels, and the table without what their values would be changed by.
+    """Return the scales for MaxText's kernels, and the table without value operations on the codes.
 
     Args:
         table: of the model.
@@ -198,7 +198,7 @@ def _padding_problems(table: Table, scaled: Collection[str]) -> Iterator[str]:
 
 
 def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
-    """The quantised leaves of a MaxText tree -> their scales.
+    """Map the quantized leaves of a MaxText tree to their scales.
 
     Args:
         arrays: by dotted names, without what NNX appends.
@@ -211,7 +211,7 @@ def scale_pairs(arrays: Mapping[str, LazyArray]) -> dict[str, str]:
 
 
 def misfit_test(block: int) -> Fits:
-    """Says why a model of MaxText's that is FP8 itself has no place for a grid of scales.
+    """Return a test that explains why an FP8 model of MaxText cannot use a grid of scales.
 
     One that is not takes any grid, and multiplies kernels by their scales when it loads them.
 
@@ -238,12 +238,12 @@ def misfit_test(block: int) -> Fits:
 
 
 def square_block_size(block: Block | None) -> int | None:
-    """The block size that MaxText is told; None for one scale each."""
+    """Return MaxText's block size; None for one scale per weight."""
     return block[0] if block and block[0] == block[1] else None
 
 
 def misfits_remark(misfits: Sequence[str]) -> str:
-    """What to say before weights are written with which MaxText cannot compute in FP8."""
+    """Return a remark on FP8 weights that MaxText loads but cannot compute with in FP8."""
     return (
         f"MaxText can load these FP8 weights, but cannot compute in FP8 with {plural(len(misfits), 'kind')} "
         "of them: `ckpt maxtext-config DST` says why"
@@ -252,7 +252,7 @@ def misfits_remark(misfits: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Native:
-    """A MaxText model's parameters, of which some may be quantised.
+    """The parameters of a MaxText model, some of which may be quantized.
 
     Attributes:
         arrays: by dotted names, without scales.
@@ -275,7 +275,7 @@ def native_parameters(
     location: str,
     dtype: DType | None = None,
 ) -> Native:
-    """A model's parameters with quantised leaves and their scales told apart, or dequantised.
+    """Separate the quantized leaves of a model from their scales, or dequantize them.
 
     Args:
         arrays: by dotted names.
@@ -306,7 +306,7 @@ def native_parameters(
 def block_of(
     arrays: Mapping[str, LazyArray], scales: Mapping[str, LazyArray], config: Mapping[str, Any] | None
 ) -> Block | None:
-    """The size of blocks: what the configuration says, else the most neighbours that share a scale.
+    """Return the block size from the configuration, else the largest group that shares a scale.
 
     Args:
         arrays: by dotted names.
@@ -338,7 +338,7 @@ def block_of(
 def hugging_face_grids(
     table: Table, arrays: Mapping[str, LazyArray], native: Native, cut: Collection[str] = ()
 ) -> ScaleGrids:
-    """The scales of Hugging Face's weights, and the table without what their values would be changed by.
+    """Return the scales of Hugging Face's weights, and the table without value operations.
 
     Where several scales become that of one block, they are read: they must be equal.
 
@@ -355,7 +355,7 @@ def hugging_face_grids(
 def unread_grids(
     table: Table, arrays: Mapping[str, LazyArray], native: Native, cut: Collection[str] = ()
 ) -> ScaleGrids:
-    """As `hugging_face_grids`, before any scale is read."""
+    """Return `hugging_face_grids` without reading any scale."""
     scales = {name: item for name, item in native.scales.items() if name in arrays}
     if not scales:
         return ScaleGrids(table, {})
@@ -374,7 +374,7 @@ def unread_grids(
 
 
 def _unequal_scales(grids: ScaleGrids, block: Block | None) -> Iterator[str]:
-    """A line for each weight with cells of one block that have other scales; they are read."""
+    """Yield a line for each weight whose scales differ within a block."""
     for name, (cells, times) in grids.cells.items():
         repeated_cells = grids.scales[name]
         for axis, item in zip((cells.ndim - 2, cells.ndim - 1), times, strict=True):
@@ -389,7 +389,7 @@ def with_quantization_config(
     weights: Mapping[str, LazyArray],
     block: Block | None,
 ) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """A configuration that says how weights are quantised, and what of it was changed.
+    """Return a configuration with its quantization settings, and the changes.
 
     Args:
         config: the model's.

@@ -1,4 +1,4 @@
-"""Arrays of another dtype than most: as they were before values were changed on the way to MaxText, again.
+"""Restore the dtypes that arrays had before a conversion to MaxText changed their values.
 
 Changed values may be stored wider than they were, and on the way back they are rounded to the dtype of most.
 What was of another dtype from the start is noted beside the arrays, and rounded to that.
@@ -19,7 +19,7 @@ _DIGITS = str.maketrans("", "", "0123456789")
 
 
 def main_dtype(arrays: Mapping[str, LazyArray], changed: Collection[str]) -> DType | None:
-    """The dtype of most elements of unchanged floating-point arrays; None where there are none.
+    """Return the dtype of most elements of unchanged float arrays; None if there are none.
 
     Args:
         arrays: by name.
@@ -35,7 +35,7 @@ def main_dtype(arrays: Mapping[str, LazyArray], changed: Collection[str]) -> DTy
 def recorded_dtypes(
     arrays: Mapping[str, LazyArray], changed: Collection[str], plain: Callable[[str], str]
 ) -> dict[str, str]:
-    """The dtypes of arrays whose values are changed, of those that have another one than most: to be noted.
+    """Return the dtypes of changed arrays that differ from the main dtype, to be recorded.
 
     Args:
         arrays, changed: as of `main_dtype`.
@@ -47,7 +47,7 @@ def recorded_dtypes(
 
 
 def restore_dtype(array: LazyArray, main: DType | None, noted: str | None) -> LazyArray:
-    """An array whose values were changed, in the dtype that it had before that.
+    """Cast a changed array back to its original dtype.
 
     Args:
         array: as it is stored, maybe wider than it was.
@@ -61,12 +61,12 @@ def restore_dtype(array: LazyArray, main: DType | None, noted: str | None) -> La
 
 
 def is_wider(dtype: DType, main: DType) -> bool:
-    """Whether floating-point numbers have more bits than those of another dtype."""
+    """Return whether a float dtype has more bits than another."""
     return dtype.is_float and dtype.bits > main.bits
 
 
 def with_uniform_dtypes(arrays: Mapping[str, LazyArray]) -> tuple[dict[str, LazyArray], tuple[str, ...]]:
-    """Arrays, those whose names differ in numbers alone in one dtype that has all of their values; remarks.
+    """Widen arrays whose names differ only in numbers to one common dtype.
 
     Numbers of fewer than 16 bits stay what they are: without their scales they are no weights.
     """

@@ -38,8 +38,7 @@ _ANY_FIELD = Field(("number",))
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows that a model has together, such as those of a group of layers: by what names of them are matched
-    with, the key as it is written."""
+    """Rows that a model has together, such as a group of layers: matching form -> original key."""
 
     required: Mapping[Key, Key]
     optional: Mapping[Key, Key]
@@ -64,7 +63,7 @@ class RowGroup:
 
 
 def _is_unconditional(rows: Sequence[Row]) -> bool:
-    """Whether one of the rows exists whatever the model's flags are."""
+    """Return whether one of the rows exists whatever the model's flags are."""
     if not all(row.when or row.unless for row in rows):
         return True
     flags = sorted(frozenset().union(*(row.flags for row in rows)))
@@ -75,7 +74,7 @@ def _is_unconditional(rows: Sequence[Row]) -> bool:
 
 @dataclass(frozen=True)
 class FamilyKeys:
-    """A family's key templates as one kind of file writes them.
+    """The key templates of a family in one kind of file.
 
     Attributes:
         family: whose.
@@ -89,7 +88,7 @@ class FamilyKeys:
 
     @cached_property
     def by_text(self) -> dict[str, list[tuple[Key, list[str | None]]]]:
-        """The forms by their text with "#" for numbers, each with these; None for one that may be any."""
+        """Return the forms by their text with "#" for numbers, each with its fixed numbers or None."""
         result: dict[str, list[tuple[Key, list[str | None]]]] = {}
         for form in dict.fromkeys(form for group in self.groups for form in group.forms):
             text, numbers = _numbers_of(form)
@@ -97,13 +96,13 @@ class FamilyKeys:
         return result
 
     def first_numbers(self, before: str) -> list[int]:
-        """The least numbers that templates have right behind some text, one for each that has any."""
+        """Return the smallest numbers of the templates after a prefix."""
         keys = (k for group in self.groups for k in (*group.required.values(), *group.optional.values()))
         fields = (key.parts[1] for key in keys if len(key.parts) > 1 and key.parts[0] == before)
         return [field.offset for field in fields if isinstance(field, Field) and not field.labels]
 
     def required(self, met: frozenset[Key]) -> dict[Key, Key]:
-        """What a model must have that has the names in `met`.
+        """Return the keys that a model with the names in `met` must have.
 
         Of groups of layers that differ in some names, only those count of which such a name is there; where
         that is none, all of them.
@@ -115,7 +114,7 @@ class FamilyKeys:
 
 
 def family_keys(family: Family, view: MaxTextView) -> tuple[FamilyKeys, ...]:
-    """The family's key templates as such a tree would write them, in each of the ways there are."""
+    """Return the family's key templates in all layouts of such a tree."""
     return _known_keys(family, view.is_maxtext, (view.scan_axis or 0) if view.is_stacked else None)
 
 
@@ -149,7 +148,7 @@ def _keys_of(family: Family, is_maxtext: bool, scan_axis: int | None) -> Iterato
 
 
 def _row_groups(family: Family, scan_axis: int | None) -> list[list[tuple[Row, Row]]]:
-    """The rows outside of layers, then those of each group of layers; each with its prefixes and without."""
+    """Return the rows outside layers, then those of each group of layers, with and without prefix."""
     # A row below a group has the group's flags, too; here its own are what matters.
     # Layers of an incomplete cycle have the names of those in complete ones.
     known = [layer for layer in family.layers if layer.scanned]
@@ -158,14 +157,14 @@ def _row_groups(family: Family, scan_axis: int | None) -> list[list[tuple[Row, R
 
 
 def _forms_of(key: Key) -> Iterator[Key]:
-    """What names of a key are matched with: one form, or where it has labels one for each."""
+    """Yield the matching forms of a key: one, or one for each label."""
     choices: list[Sequence[str | Field]]
     choices = [(part,) if isinstance(part, str) else part.labels or (_ANY_FIELD,) for part in key.parts]
     return (key_of(parts) for parts in product(*choices))
 
 
 def _numbers_of(form: Key) -> tuple[str, list[str | None]]:
-    """The text of a form with "#" for each number, and the numbers; None for one that may be any."""
+    """Return the text of a form with "#" for each number, and its fixed numbers or None."""
     text, numbers = _split_numbers(
         "".join(_FIELD_MARK if isinstance(part, Field) else part for part in form.parts)
     )
@@ -173,18 +172,18 @@ def _numbers_of(form: Key) -> tuple[str, list[str | None]]:
 
 
 def _split_numbers(name: str) -> tuple[str, list[str]]:
-    """A name with "#" for each number, and the numbers."""
+    """Return a name with "#" for each number, and the numbers."""
     pieces = _NUMBER.split(name)
     return "#".join(pieces[::2]), pieces[1::2]
 
 
 def without_numbers(name: str) -> str:
-    """A name with "#" for each number."""
+    """Return a name with "#" for each number."""
     return _split_numbers(name)[0]
 
 
 def group_names(names: Iterable[str], keys: Iterable[FamilyKeys]) -> dict[NameGroup, list[str]]:
-    """The names by what they have in common; only numbers count that some template has as they are."""
+    """Group names by their common form, keeping only the numbers that some template fixes."""
     fixed: dict[str, set[int]] = {}
     for text, forms in (item for key in keys for item in key.by_text.items()):
         locations = (k for _, numbers in forms for k, number in enumerate(numbers) if number is not None)
@@ -210,7 +209,7 @@ HEAD_NAME = "lm_head.weight"
 
 @dataclass(frozen=True, slots=True)
 class FamilyGuess:
-    """How well the names of a tree are those of a family.
+    """The degree to which a tree's names match a family.
 
     Attributes:
         name: of the family.
@@ -233,7 +232,7 @@ class FamilyGuess:
 
 
 def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess, ...]:
-    """The families that fit best, several where they fit equally well; none where not even half fits.
+    """Return the best matching families; none if less than half matches.
 
     What the configuration says goes before what names say.
 
@@ -249,13 +248,13 @@ def guess_families(tree: Tree, families: Iterable[Family]) -> tuple[FamilyGuess,
 
 
 def families_with_names_of(tree: Tree) -> list[str]:
-    """Names of the families that have all names of a tree, and whose names the tree has."""
+    """Return the names of the families whose names match the tree exactly."""
     result = guess_families(tree, families().values())
     return [item.name for item in result if item.matched == item.expected and not item.num_others]
 
 
 class UnownedArrays(NamedTuple):
-    """Arrays of a Hugging Face model that are not of the family that its configuration names.
+    """The arrays of a Hugging Face model that its declared family does not have.
 
     Attributes:
         family: its name.
@@ -269,7 +268,7 @@ class UnownedArrays(NamedTuple):
 
 
 def find_unowned_arrays(tree: Tree) -> UnownedArrays | None:
-    """The arrays of a Hugging Face model that no row of its family has.
+    """Return the arrays of a Hugging Face model that no row of its family has.
 
     None where no family is known of its configuration, or code of its own makes the model (`auto_map`). Names
     may lack the `model.` in front, as those of embedding models do. Where `architectures` names no language
@@ -289,7 +288,7 @@ def find_unowned_arrays(tree: Tree) -> UnownedArrays | None:
 
 
 def owned_name_test(config: Mapping[str, object]) -> Callable[[str], bool] | None:
-    """Tells names that the configuration's family has in its rows, or has no place for; numbers may be any.
+    """Return a test for names that the configuration's family has or knows to be unsupported.
 
     None where no family is known of it, or its model has arrays that no row has: a head that is no language
     model's, or what code of its own makes.
@@ -338,12 +337,12 @@ def backbone_hint(
 
 
 def is_known(model_type: str) -> bool:
-    """Whether a family has this `model_type`."""
+    """Return whether a family has this `model_type`."""
     return any(model_type in family.model_types for family in families().values())
 
 
 def _families_of(config: Mapping[str, object]) -> list[Family]:
-    """The families of a configuration; none where code of its own makes the model."""
+    """Return the families of a configuration; none if custom code defines the model."""
     kind = config.get("model_type")
     return (
         []
@@ -360,7 +359,7 @@ def _is_language_model(config: Mapping[str, object]) -> bool:
 
 
 def prefix_hint(prefixes: Sequence[str], tree: Tree) -> str:
-    """What to do where the model of a tree lies below one of some prefixes: a hint."""
+    """Return the hint for a model below one of several prefixes."""
     location = tree.metadata.location or "SRC"
     ways = (
         step(
@@ -374,7 +373,7 @@ def prefix_hint(prefixes: Sequence[str], tree: Tree) -> str:
 
 
 def _unowned_names(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
-    """The names that the families have no row for; all of a tree that lacks what each of them has."""
+    """Return the names that no row of the families has."""
     best = min(family_fits(tree, families), key=lambda fit: fit.penalty)
     if not best.matched:
         return tuple(view_of(tree).named)
@@ -382,7 +381,7 @@ def _unowned_names(tree: Tree, families: Sequence[Family]) -> tuple[str, ...]:
 
 
 def _prefixes(names: Sequence[str]) -> list[str]:
-    """What names begin with, one key or two; of many the first few."""
+    """Return the first prefixes of names, of one or two keys."""
     keys = [name.split(".") for name in names]
     result = dict.fromkeys(".".join(key[:count]) for count in (1, 2) for key in keys if len(key) > count)
     return list(result)[:_MAX_PREFIXES]
@@ -399,7 +398,7 @@ def _renamed(tree: Tree, name: Callable[[str], str]) -> Tree:
 
 
 def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
-    """How well each family fits, in each of its spellings; arguments as those of `guess_families`."""
+    """Return how well each family matches, in each of its spellings."""
     view = view_of(tree)
     keys = [key for family in families for key in family_keys(family, view)]
     # Of two arrays with one name either will do: nothing is made of them.
@@ -417,7 +416,7 @@ def family_fits(tree: Tree, families: Iterable[Family]) -> list[FamilyFit]:
 def _left_out_names(
     keys: FamilyKeys, config: Mapping[str, object], arrays: Mapping[str, LazyArray]
 ) -> frozenset[str]:
-    """Names that the family has no place for, as far as the configuration says which these are."""
+    """Return the names that MaxText has no place for, if the configuration identifies them."""
     try:
         return frozenset(keys.family.table(config, CONFIG).left_out_of(arrays))
     except CheckpointError:
@@ -426,7 +425,7 @@ def _left_out_names(
 
 @dataclass(frozen=True)
 class FamilyFit:
-    """A family, in one way of writing its names, compared with the names of a tree.
+    """The comparison of a family, in one spelling, with the names of a tree.
 
     Attributes:
         keys: the family's templates.
@@ -481,17 +480,17 @@ class FamilyFit:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Key templates of what must be there and is not."""
+        """Return the key templates of missing required names."""
         return tuple(str(key) for form, key in self.required.items() if form not in self.met)
 
     @property
     def is_likely(self) -> bool:
-        """Whether half of what must be there is, and half of what is there is expected."""
+        """Return whether half of the required names exist, and half of the existing ones are expected."""
         return 2 * self.matched >= len(self.required) > 0 and 2 * len(self.others) <= self.num_alike
 
     @property
     def penalty(self) -> tuple[bool, int, int]:
-        """What the best fit has least of; last what a model may have, and this one has not."""
+        """Return the sort key of a match, lower for better matches."""
         absent = sum(len(group.forms - self.met) for group in self.keys.groups)
         return not self.named, len(self.required) - self.matched + len(self.others), absent
 
@@ -510,10 +509,10 @@ class FamilyFit:
 
 
 def _numbers_match(numbers: Sequence[str | None], held: Sequence[str | None]) -> bool:
-    """Whether names with these numbers may be of a template with those: None is any of them."""
+    """Return whether numbers match those of a template, where None matches any number."""
     return all(one is None or one == other for one, other in zip(held, numbers, strict=True))
 
 
 def _has_match(names: Iterable[str], template: Key) -> bool:
-    """Whether one of the names is of a template."""
+    """Return whether one of the names matches a template."""
     return any(template.numbers(name) is not None for name in names)

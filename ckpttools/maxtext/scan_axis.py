@@ -1,4 +1,4 @@
-"""The axis on which the layers of parameters are stacked: by names and shapes, and by what is noted or said.
+"""Find the scan axis of parameters, from names, shapes, notes and the user.
 
 Shapes leave it open where all lengths are those of the layers, or where few arrays are left of a model. What
 is written here has a note of it then (`ckpttools.maxtext.layer_notes`).
@@ -24,7 +24,7 @@ from ckpttools.transforms.base import Transform, Transformed
 
 
 def stored_scan_axis(family: Family, arrays: Mapping[str, LazyArray], requested: int | None) -> int | None:
-    """The axis on which layers are stacked, None where each has arrays of its own."""
+    """Return the scan axis; None if each layer has its own arrays."""
     stacked, single = (
         sum(key.first() in arrays for key in _maxtext_keys(family, axis)) for axis in (SCAN_AXIS, None)
     )
@@ -43,7 +43,7 @@ def _maxtext_keys(family: Family, axis: int | None) -> set[Key]:
 
 
 def known_scan_axis(view: MaxTextView) -> int | None:
-    """The axis on which layers are stacked, None where none are: as shapes show it, or as it is noted.
+    """Return the scan axis from shapes or notes; None if no layers are stacked.
 
     Raises:
         FormatError: neither tells.
@@ -61,7 +61,7 @@ def known_scan_axis(view: MaxTextView) -> int | None:
 
 
 def with_scan_axis(tree: Tree, axis: int | None) -> Tree:
-    """The tree with a note of the axis on which its layers are stacked, where shapes leave that open.
+    """Return the tree with a note of its scan axis if shapes do not show it.
 
     Args:
         tree: with stacked layers.
@@ -76,7 +76,7 @@ def with_scan_axis(tree: Tree, axis: int | None) -> Tree:
 
 
 def scan_axis_remarks(tree: Tree) -> tuple[str, ...]:
-    """What to say where an axis had to be taken that neither shapes nor a note show."""
+    """Return a remark if the scan axis had to be assumed."""
     view = view_of(tree)
     if not view.is_axis_open:
         return ()
@@ -85,7 +85,7 @@ def scan_axis_remarks(tree: Tree) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class KeepScanAxis:
-    """A transform that leaves arrays out; the axis of stacked layers is noted where the rest leaves it open.
+    """A transform that notes the scan axis if the remaining arrays no longer show it.
 
     Attributes:
         transform: changes no array's axes.

@@ -1,4 +1,4 @@
-"""A part of a model that is a model itself: fewer layers, experts or tokens, with the same weights.
+"""Cut a model down to fewer layers, experts or tokens, with the same weights.
 
 Names and axes are those of the model's family, so that every layout is cut alike: a Hugging Face model,
 layers one by one or stacked, with or without state of an optimizer.
@@ -53,7 +53,7 @@ _MAX_TRIED = 16
 
 @dataclass(frozen=True)
 class Shrink:
-    """Some layers, experts and tokens of a model.
+    """A transform that keeps some layers, experts and tokens of a model.
 
     Attributes:
         how: what is kept.
@@ -66,7 +66,7 @@ class Shrink:
     family: str | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The smaller model, with its own configuration.
+        """Return the smaller model with its own configuration.
 
         Raises:
             ConfigError: there is no configuration, or its sizes do not fit the family with fewer layers.
@@ -105,7 +105,7 @@ class Shrink:
 
 
 def _refuse_quantised(tree: Tree) -> None:
-    """Refuses what no numbers can be made of on the way."""
+    """Raise if quantized weights remain that cannot be cut."""
     if result := quantized_in(tree).weights:
         raise quantized_error(result.values(), tree.metadata.config, tree.metadata.location, done="cut")
 
@@ -113,7 +113,7 @@ def _refuse_quantised(tree: Tree) -> None:
 def _layer_counts_hint(
     config: Mapping[str, Any], family: Family, how: KeptParts, scan_axis: int | None
 ) -> str | None:
-    """The nearest numbers of layers of which the family has a model, as a next step."""
+    """Return a hint with the nearest valid numbers of layers."""
     if how.layers is None:
         return None
 
@@ -132,7 +132,7 @@ def _layer_counts_hint(
 
 
 def _family_cycle(family: Family) -> int:
-    """Layers after which their kinds repeat, in MaxText's stacks or in Hugging Face's numbers (Gemma 2)."""
+    """Return the length of the layer cycle, in MaxText's stacks or Hugging Face's numbers (Gemma 2)."""
     strides = longest_stride(parse_key(group.right) for group in family.layers)
     try:
         return max(strides, cycle_of(family, version_called(NEWEST)).length)
@@ -152,7 +152,7 @@ def _check_cycle(cycle: int, small: SmallerConfig) -> None:
 
 
 def _tree_cycle(tree: Tree) -> Cycle:
-    """How the layers of a stacked tree repeat."""
+    """Return the cycle in which the layers of a stacked tree repeat."""
     view = view_of(tree)
     keys = [key for key in view.stacked_keys if len(key) > 1 and not str(key[0]).endswith(REMAINDER)]
     if not keys:
@@ -173,7 +173,7 @@ def _tree_cycle(tree: Tree) -> Cycle:
 
 @dataclass
 class _ModelCutter:
-    """A tree with layers one by one, being cut.
+    """The state of cutting a tree with single layers.
 
     Attributes:
         rows: where arrays go.
@@ -230,7 +230,7 @@ class _ModelCutter:
         self.tree = Tree(leaves, declared)
 
     def _split(self, path: Path) -> tuple[Path, str, Path]:
-        """What is around a name of the model, the name, and what is behind it."""
+        """Split a path into what precedes the model's name, the name, and what follows."""
         if not self.rows.is_left:
             return (), dotted(path), ()
         tops = {str(row.left.key).partition(".")[0] for row in self.rows.before.rows}
@@ -241,7 +241,7 @@ class _ModelCutter:
         return path[:start], dotted(path[start:end]), path[end:]
 
     def _without_parts(self, rest: Mapping[Path, Leaf]) -> Mapping[Path, Leaf]:
-        """What no row is about, without layers that predict further tokens.
+        """Return the leaves that no row describes, without multi-token-prediction layers.
 
         Raises:
             CoverageError: it is a parameter.
@@ -268,7 +268,7 @@ class _ModelCutter:
 
 
 def _moved_path(path: Path, layers: Mapping[Path, Path | None]) -> Path | None:
-    """Where a random state goes, or what else a layer has: to its layer's new place; None for nowhere."""
+    """Return the new path of a leaf that belongs to a layer; None if the layer is removed."""
     for k in range(len(path) - 1):
         if path[k] == DECODER and path[k : k + 2] in layers:
             to = layers[path[k : k + 2]]
@@ -281,7 +281,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class SmallerRows:
-    """Rows of a model before and after, and which layers stay.
+    """The rows of a model before and after, and the layers that stay.
 
     Attributes:
         before, after: the rows with the sizes of the larger and of the smaller model, layers one by one.
@@ -300,7 +300,7 @@ class SmallerRows:
         return lengths_of(self.before.sizes), lengths_of(self.after.sizes)
 
     def of(self, name: str, array: LazyArray) -> tuple[str | None, LazyArray] | None:
-        """An array's new name and what is left of it, no name where it goes; None where no row is about it.
+        """Return an array's new name and its remaining part; None if no row describes it.
 
         Raises:
             UsageError: its layer is of another kind than the one in its place; or it is a table of experts,
@@ -322,7 +322,7 @@ class SmallerRows:
         return row.left if self.is_left else row.right
 
     def _new_name(self, row: Row, index: Coordinates) -> str | None:
-        """The name in the smaller model; None where it has no such array."""
+        """Return the name in the smaller model; None if it has no such array."""
         before, after = self._lengths
         location = _layer_field(row)
         if location is None:
@@ -343,7 +343,7 @@ class SmallerRows:
         )
 
     def _equivalent_rows(self, row: Row) -> Iterator[Row]:
-        """The row itself, and those of other groups of layers that are about the same array."""
+        """Yield the row and those of other layer groups for the same array."""
         yield row
         parts = row.right.key.parts
         for item in filter(self.after.has, self.after.rows):
@@ -352,7 +352,7 @@ class SmallerRows:
                 yield item
 
     def _cut_array(self, name: str, row: Row, array: LazyArray) -> LazyArray:
-        """The first elements along axes of which the smaller model has fewer."""
+        """Return the first elements along axes that the smaller model shortens."""
         before, after = self._lengths
         side = self._side(row)
         changed = {axis for axis in side.array_axes if before.get(axis) != after.get(axis)}
@@ -375,7 +375,7 @@ class SmallerRows:
 
 
 def _layer_field(row: Row) -> Field | None:
-    """Where a Hugging Face key has the number of a decoder's layer; None for rows of other arrays."""
+    """Return the field of a Hugging Face key with the decoder's layer number; None for other rows."""
     fields = row.right.key.fields
     is_layer = str(row.left.key).startswith(f"{DECODER}.") and fields
     return fields[0] if is_layer and set(fields[0].axes) <= set(row.left.key.axes) else None

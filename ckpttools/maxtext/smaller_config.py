@@ -1,4 +1,4 @@
-"""The `config.json` of a model with fewer layers, experts or tokens than the one that it is made of."""
+"""Build the `config.json` of a model with fewer layers, experts or tokens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 @dataclass(frozen=True)
 class KeptParts:
-    """How much of a model is kept.
+    """The parts of a model that are kept.
 
     Attributes:
         layers: numbers of the layers, ascending; None for all.
@@ -55,7 +55,7 @@ class KeptParts:
 
 @dataclass(frozen=True)
 class SmallerConfig:
-    """A configuration and what was changed in it, a sentence each.
+    """A configuration and the changes in it, one sentence each.
 
     Attributes:
         config: the parsed `config.json`.
@@ -69,7 +69,7 @@ class SmallerConfig:
 
 
 def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) -> SmallerConfig:
-    """The configuration of a part of a model.
+    """Return the configuration of a part of a model.
 
     Raises:
         ConfigError: the configuration does not say what is to be changed, or has a list of which it is not
@@ -97,7 +97,7 @@ def smaller_config(config: Mapping[str, Any], family: Family, how: KeptParts) ->
 
 
 def _layer_fields(family: Family) -> list[str]:
-    """The fields that say how many layers the text model has; towers have layers of their own."""
+    """Return the fields with the number of text layers; towers have layers of their own."""
     text = family.text_layers
     keys = [parse_key(group.right) for group in family.layers if group not in text]
     of_towers = {axis for key in keys for axis in key.axes}
@@ -106,7 +106,7 @@ def _layer_fields(family: Family) -> list[str]:
 
 
 def _field(config: Mapping[str, Any], names: Sequence[str | int], what: str) -> str:
-    """The first of these fields that a configuration has."""
+    """Return the first of these fields that a configuration has."""
     known = [name for name in names if isinstance(name, str)]
     result = next((name for name in known if isinstance(nested_value(config, name), int)), None)
     if result is None:
@@ -133,7 +133,7 @@ def _check_fewer(expected: int, there: int, what: str) -> None:
 
 
 def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A configuration and all parts of it that are ones, with what their fields' names begin with."""
+    """Yield a configuration and its nested parts, with the prefixes of their fields."""
     yield "", config
     for name, part in config.items():
         if isinstance(part, dict) and name.endswith("_config"):
@@ -141,7 +141,7 @@ def _parts(config: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _with_size(config: dict[str, Any], field: str, length: int) -> Iterator[str]:
-    """Says it where it is said, and where the same number is said of the whole model."""
+    """Set a size wherever the configuration states it, and yield the changes."""
     before, last = nested_value(config, field), field.rpartition(".")[2]
     for prefix, part in _parts(config):
         of_whole = field.startswith(prefix) and part.get(last) == before
@@ -151,7 +151,7 @@ def _with_size(config: dict[str, Any], field: str, length: int) -> Iterator[str]
 
 
 def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[int]) -> Iterator[str]:
-    """Lists with something for each layer, and of numbers of layers, have that of the layers kept."""
+    """Cut lists that have one entry per layer or contain layer numbers."""
     above = field.rpartition(".")[0]
     part = nested_value(config, above) if above else config
     predicting = prediction_layers(part)
@@ -174,7 +174,7 @@ def _per_layer(config: dict[str, Any], field: str, count: int, kept: Sequence[in
 
 
 def _without_padding(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
-    """A token for padding that is gone is none: torch makes no embedding with it."""
+    """Remove a padding token that no longer exists, because torch rejects it."""
     for prefix, part in _parts(config):
         token = part.get("pad_token_id")
         if field.startswith(prefix) and isinstance(token, int) and token >= vocab:
@@ -183,7 +183,7 @@ def _without_padding(config: dict[str, Any], field: str, vocab: int) -> Iterator
 
 
 def _removed_token_changes(config: dict[str, Any], field: str, vocab: int) -> Iterator[str]:
-    """Tokens that are named and gone: with them no text can begin, and none ends."""
+    """Yield named tokens that no longer exist; without them no text can begin or end."""
     for prefix, part in _parts(config):
         for name in _SPECIAL_TOKENS if field.startswith(prefix) else ():
             declared = part.get(name)
@@ -202,7 +202,7 @@ def _is_removed(token: object, vocab: int) -> bool:
 
 
 def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> bool:
-    """Whether a list has something for each layer.
+    """Return whether a list has one entry per layer.
 
     It may go on: for layers that predict further tokens, or for more than the model has, as transformers
     lets it.
@@ -225,7 +225,7 @@ def _is_per_layer(name: str, value: list[Any], count: int, predicting: int) -> b
 
 
 def _with_routing(config: dict[str, Any], experts: int) -> Iterator[str]:
-    """No more experts are chosen than there are, and from groups only where these are even."""
+    """Limit the number of chosen experts, and choose from groups only if they are even."""
     for prefix, part in _parts(config):
         for name in _ROUTED_EXPERTS:
             if isinstance(part.get(name), int) and part[name] > experts:

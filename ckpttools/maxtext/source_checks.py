@@ -1,4 +1,4 @@
-"""Which way a conversion goes: the error about a wrong source says what it is and which command fits."""
+"""Refuse wrong sources of a conversion with an error that names the fitting command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ADAPTER_DIRECTORY = "lora_adapter"
 
 
 def refuse_maxtext(tree: Tree) -> None:
-    """Raises FormatError for a tree whose names are not those of a whole Hugging Face model."""
+    """Raise FormatError if a tree is not a complete Hugging Face model."""
     _refuse_factors(tree)
     _refuse_part(tree)
     view = view_of(tree)
@@ -41,7 +41,7 @@ def refuse_maxtext(tree: Tree) -> None:
 
 
 def refuse_hugging_face(tree: Tree) -> None:
-    """Raises FormatError for a tree that is, or is part of, a Hugging Face model rather than MaxText's."""
+    """Raise FormatError if a tree is (part of) a Hugging Face model instead of MaxText's."""
     _refuse_factors(tree)
     _refuse_part(tree)
     if _has_embedding(tree, dotted(EMBEDDING)) or view_of(tree).is_maxtext:
@@ -61,7 +61,7 @@ def refuse_hugging_face(tree: Tree) -> None:
 
 
 def name_style(paths: Iterable[Path]) -> Literal["maxtext", "hf"] | None:
-    """Whose names these look like, whole trees or parts; None for those of neither."""
+    """Return whose names the paths have; None if neither MaxText's nor Hugging Face's."""
     for path in paths:
         keys = list(map(str, path))
         if {DECODER, EMBEDDING[0]} & set(keys):
@@ -72,7 +72,7 @@ def name_style(paths: Iterable[Path]) -> Literal["maxtext", "hf"] | None:
 
 
 def _has_embedding(tree: Tree, embedding: str) -> bool:
-    """Whether the embedding has the name that it has on one side, also within a composite model."""
+    """Return whether a model, also within a composite one, has an embedding of this name."""
     return any(f".{dotted(path)}".endswith(f".{embedding}") for path in view_of(tree).parameters)
 
 
@@ -85,7 +85,7 @@ def _has_known_family(config: Mapping[str, object]) -> bool:
 
 
 def refuse_adapters(tree: Tree) -> None:
-    """Raises FormatError where a tree is an adapter by itself, in PEFT's names or in MaxText's."""
+    """Raise FormatError if a tree is an adapter without its model."""
     refuse_adapter(tree)
     factors, others = _factors(tree)
     if factors and not others:
@@ -101,7 +101,7 @@ def refuse_adapters(tree: Tree) -> None:
 
 
 def _refuse_factors(tree: Tree) -> None:
-    """Refuses adapters, alone or beside the parameters of a model."""
+    """Raise if a tree contains adapter factors, alone or next to a model."""
     refuse_adapters(tree)
     factors, _ = _factors(tree)
     if factors:
@@ -115,14 +115,14 @@ def _refuse_factors(tree: Tree) -> None:
 
 
 def _factors(tree: Tree) -> tuple[list[str], list[str]]:
-    """Names of parameters that are low-rank factors, and of the others."""
+    """Return the names of low-rank factors, and those of the other parameters."""
     names = [dotted(path) for path in view_of(tree).parameters]
     factors = [name for name in names if FACTOR in name.lower()]
     return factors, [name for name in names if FACTOR not in name.lower()]
 
 
 def _merge_hint(tree: Tree) -> str:
-    """What to do where factors lie beside parameters: a hint."""
+    """Return the hint for adapters stored next to parameters."""
     apart = parse(tree.metadata.location) / _ADAPTER_DIRECTORY
     if (apart / ADAPTER).is_file():
         return f"the adapter lies by itself as well: ckpt adapter merge BASE {quote(str(apart))} DST"
@@ -135,7 +135,7 @@ def _merge_hint(tree: Tree) -> str:
 
 
 def _refuse_part(tree: Tree) -> None:
-    """Refuses a part of a pipeline of diffusers, whose configuration says no model's type."""
+    """Raise if a tree is a component of a diffusers pipeline."""
     config = tree.metadata.config or {}
     if "model_type" not in config and "_class_name" in config:
         raise FormatError(
@@ -148,7 +148,7 @@ def _refuse_part(tree: Tree) -> None:
 
 
 def _missing_config_error(tree: Tree) -> CheckpointError:
-    """The error for an Orbax checkpoint that is not MaxText's and carries no configuration."""
+    """Return the error for an Orbax checkpoint that is not MaxText's and has no configuration."""
     location = tree.metadata.location
     if _has_embedding(tree, _HUGGING_FACE):
         return ConfigError(

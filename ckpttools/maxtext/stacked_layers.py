@@ -1,4 +1,4 @@
-"""Moving every array of a tree to another layout of its layers, given the layout.
+"""Move every array of a tree to another given layout of its layers.
 
 What mirrors parameters moves with them: moments of the optimizer on the same axis, and everything else that
 belongs to a layer, such as states of random number generators, on axis 0, as MaxText stacks them.
@@ -21,7 +21,7 @@ from ckpttools.maxtext.view import MaxTextView, view_of
 
 
 def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
-    """`tree` with its layers one by one.
+    """Return the tree with single layers.
 
     Args:
         tree: stacked as `stacks` says.
@@ -50,7 +50,7 @@ def unstack_layers(tree: Tree, stacks: Sequence[LayerStack], axis: int) -> Tree:
 def stack_layers(
     tree: Tree, stacks: Sequence[LayerStack], axis: int, first_axis: Collection[str] = ()
 ) -> Tree:
-    """`tree` with its layers stacked; the inverse of `unstack_layers` with the same arguments.
+    """Return the tree with its layers stacked. Invert `unstack_layers` with the same arguments.
 
     What only some layers have beside parameters and optimizer stays with them: a random state that all layers
     share is stored with the first of them alone.
@@ -91,7 +91,7 @@ def stack_layers(
 
 
 def stacked_paths(tree: Tree, stacks: Sequence[LayerStack]) -> set[Path]:
-    """The paths that `stack_layers` makes of several layers."""
+    """Return the paths that `stack_layers` builds from several layers."""
     spots = {key: item for item in stacks if item.shape for key in item.layer_keys}
     locations = ((path, layer_key_slice(path, spots)) for path in tree)
     return {
@@ -105,7 +105,7 @@ def _is_scale_of_layer(path: Path, leaf: Leaf, stacked: Shape) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _StackLeaves:
-    """The leaves that become one, by their places in the stack, and the axis they are stacked on."""
+    """The leaves that form one stack, by position, and their stacking axis."""
 
     layers: LayerStack
     axis: int
@@ -114,7 +114,7 @@ class _StackLeaves:
 
     @property
     def missing(self) -> list[Path]:
-        """Keys of the layers that lack it."""
+        """Return the keys of the layers that lack this leaf."""
         spots = range(len(self.layers.numbers))
         return [self.layers.layer_keys[spot] for spot in spots if spot not in self.leaves]
 
@@ -123,12 +123,12 @@ _NO_STACK = LayerStack((), "", (), (0,))
 
 
 def _replace_key(path: Path, location: slice, key: Path) -> Path:
-    """A path with another key of its layers."""
+    """Return a path with another layer key."""
     return (*path[: location.start], *key, *path[location.stop :])
 
 
 def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
-    """Path -> the axis on which its layers are stacked."""
+    """Return a function from a path to its stacking axis."""
     # Those that lie elsewhere, or are seen with their layers moved to this axis, have them on axis 0.
     there = {
         home
@@ -143,7 +143,7 @@ def _axes(view: MaxTextView, axis: int) -> Callable[[Path], int]:
 
 
 def _unstack_leaf(path: Path, location: slice, layers: LayerStack, leaf: Leaf, axis: int) -> dict[Path, Leaf]:
-    """A leaf of stacked layers as one of each layer; what holds no data is the same in all."""
+    """Split a stacked leaf into one leaf per layer. Leaves without data are repeated."""
     paths = [_replace_key(path, location, key) for key in layers.layer_keys]
     if not isinstance(leaf, LazyArray):
         return dict.fromkeys(paths, leaf)
@@ -162,7 +162,7 @@ def _unstack_leaf(path: Path, location: slice, layers: LayerStack, leaf: Leaf, a
 
 
 def _stack_leaves(path: Path, gathered: _StackLeaves) -> Leaf:
-    """One leaf of a stack from those of its layers."""
+    """Stack the leaves of several layers into one."""
     if gathered.missing:
         raise FormatError(
             "some of the layers that are to be stacked lack this" + listing([*map(keystr, gathered.missing)]),
@@ -189,14 +189,14 @@ def _stack_leaves(path: Path, gathered: _StackLeaves) -> Leaf:
 
 
 def _nested(parts: list[LazyArray], shape: Shape, axis: int) -> LazyArray:
-    """Parts in C order over `shape`, stacked on as many axes from `axis` on."""
+    """Stack parts in C order over `shape`, from `axis` on."""
     for length in reversed(shape):
         parts = [stack(parts[k : k + length], axis) for k in range(0, len(parts), length)]
     return parts[0]
 
 
 def _with_metadata(tree: Tree, built: Mapping[Path, Leaf], origins: Mapping[Path, Path]) -> Tree:
-    """The new leaves with the metadata of those they come from."""
+    """Return the new leaves with the metadata of their sources."""
     source = tree.metadata
     impls = {path: source.key_impls[old] for path, old in origins.items() if old in source.key_impls}
     scalars = frozenset(path for path, old in origins.items() if path == old and path in source.scalars)
@@ -204,7 +204,7 @@ def _with_metadata(tree: Tree, built: Mapping[Path, Leaf], origins: Mapping[Path
 
 
 def check_moments(tree: Tree) -> None:
-    """Whatever of the optimizer belongs to a layer must have the shape of the parameter it is for.
+    """Raise if an optimizer leaf of a layer has another shape than its parameter.
 
     Raises:
         ShapeError: something does not.

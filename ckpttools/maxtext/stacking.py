@@ -1,4 +1,4 @@
-"""Layers one by one to stacks for `jax.lax.scan`, and back."""
+"""Stack single layers for `jax.lax.scan`, as their model's family groups them, and unstack them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _EXPECTED = "keys below decoder such as layers or layers_0, as MaxText names the
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class StackLayers:
-    """Layers stacked as MaxText's scan_layers=true wants them, in parameters and all that mirrors them.
+    """A transform that stacks layers as MaxText's scan_layers=true expects, with mirrored state.
 
     Layers that `UnstackLayers` took apart come together as they were, unless a cycle or its names are given.
 
@@ -61,7 +61,7 @@ class StackLayers:
     maxtext: str | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The stacked tree.
+        """Return the stacked tree.
 
         Raises:
             UsageError: layers are stacked already, or there is no such cycle.
@@ -94,7 +94,7 @@ class StackLayers:
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class UnstackLayers:
-    """Layers one by one, as MaxText's scan_layers=false wants them, in parameters and all that mirrors them.
+    """A transform that unstacks layers as MaxText's scan_layers=false expects.
 
     How they were stacked is noted in the custom metadata (`ckpttools.maxtext.layer_notes`).
 
@@ -105,7 +105,7 @@ class UnstackLayers:
     axis: int | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The unstacked tree.
+        """Return the unstacked tree.
 
         Raises:
             UsageError: layers are not stacked.
@@ -133,7 +133,7 @@ class UnstackLayers:
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ForceUnroll:
-    """A stacked training checkpoint as an unstacked one for inference, as MaxText's force_unroll means it.
+    """A transform from a stacked training checkpoint to an unstacked one for inference.
 
     Attributes:
         axis: as `UnstackLayers`.
@@ -145,7 +145,7 @@ class ForceUnroll:
     flavour: NewFlavour = "same"
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The parameters, unstacked.
+        """Return the unstacked parameters.
 
         Raises:
             FormatError: there are no layers.
@@ -166,7 +166,7 @@ class ForceUnroll:
 
 
 def _require_layers(tree: Tree) -> MaxTextView:
-    """The view of a tree that has layers."""
+    """Return the view of a tree that has layers; raise if it has none."""
     view = view_of(tree)
     if any(path[:1] == (PIPELINE,) for path in view.decoder):
         raise FormatError(
@@ -191,7 +191,7 @@ def _require_layers(tree: Tree) -> MaxTextView:
 
 
 def _refuse_peft(tree: Tree) -> None:
-    """Refuses an adapter in PEFT's names, which has a command of its own."""
+    """Raise if the tree is a PEFT adapter, which has its own command."""
     if not (tree.metadata.location and is_adapter(tree)):
         return
     location = parse(tree.metadata.location)
@@ -207,7 +207,7 @@ def _refuse_peft(tree: Tree) -> None:
 
 
 def _with_scan_layers(tree: Tree, *, scan_layers: bool) -> Tree:
-    """The custom metadata says what the tree is; MaxText reads it there."""
+    """Record scan_layers in the custom metadata, where MaxText reads it."""
     return tree.with_metadata(custom={**tree.metadata.custom, SCAN_LAYERS: scan_layers})
 
 
@@ -216,7 +216,7 @@ _LAYERS_PREFIX = f"{DECODER}.{LAYERS}_"
 
 @dataclass(frozen=True, slots=True)
 class StackAsModel:
-    """`StackLayers`, with the layout that the model has where the user names none.
+    """`StackLayers` with the layout of the model, unless the user names another one.
 
     That is what `ckpttools.maxtext.stacking.UnstackLayers` noted; else that of the family: the one which the
     configuration that was carried along names, or all whose names these are, if they agree.
@@ -271,7 +271,7 @@ class StackAsModel:
 
 
 def cycle_of(family: Family, version: Version) -> Cycle:
-    """The cycle in which a family's layers repeat; of length 1 where they do not, or are of several names.
+    """Return the cycle of a family's layers; of length 1 if they do not repeat.
 
     Raises:
         UsageError: MaxText does not scan such layers.
@@ -329,7 +329,7 @@ def _matching_families(tree: Tree) -> list[Family]:
 
 
 def _layers_alone(tree: Tree) -> Tree:
-    """The parameters of the layers, which alone show how layers are stacked."""
+    """Return the parameters of the layers, which alone show how layers are stacked."""
     result = view_of(tree).decoder
     return Tree({(DECODER, *path): item for path, item in result.items() if path and LAYERS in str(path[0])})
 
@@ -339,7 +339,7 @@ def _missing_templates(fit: FamilyFit) -> list[str]:
 
 
 def _only_layout(layouts: Mapping[Cycle, Iterable[str]], location: str, names: CycleNames | None) -> Cycle:
-    """The one layout that fits.
+    """Return the only matching layout.
 
     Raises:
         FormatError: there is none, or there are several.

@@ -1,4 +1,4 @@
-"""The towers of one model before the decoder of another."""
+"""Combine the towers of one model with the decoder of another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _VALUE_FIELDS = (
 
 
 def stitch_models(towers: Tree, decoder: Tree) -> Tree:
-    """The model `towers` with the text model of `decoder`: embedding, layers, final norm and head.
+    """Return the model `towers` with the text model of `decoder`.
 
     Both are Hugging Face models or both MaxText's. Files of the model, and its configuration, stay those of
     `towers`.
@@ -68,7 +68,7 @@ def stitch_models(towers: Tree, decoder: Tree) -> Tree:
 
 
 def _check_configs(towers: Tree, decoder: Tree) -> tuple[str, ...]:
-    """What to say where the decoder computes otherwise than the configuration that is kept says.
+    """Return remarks on fields that the kept configuration states differently.
 
     Raises:
         ConfigError: its arrays are cut into heads otherwise.

@@ -1,4 +1,4 @@
-"""Parameters without training state: what inference and fine-tuning load."""
+"""Remove the training state and keep the parameters that inference and fine-tuning load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AUXILIARY: Path = (NNX_AUX,)
 @validate_fields
 @dataclass(frozen=True)
 class StripOptimizer:
-    """Only the parameters: no optimizer state, no random states, no step unless asked for.
+    """A transform that keeps the parameters: no optimizer state, no random states, no step by default.
 
     All that is learned stays. Variables that MaxText keeps in `nnx_aux` come to lie among the parameters,
     with their layers on axis 0 as before: so MaxText loads them.
@@ -52,7 +52,7 @@ class StripOptimizer:
     drop: Sequence[str] = ()
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The parameters' tree, in Linen's flavour with the nodes around them that MaxText writes.
+        """Return the parameters, in Linen's flavour with the nodes that MaxText writes.
 
         Raises:
             MappingError: a quantised weight would lose its scales.
@@ -90,7 +90,7 @@ class StripOptimizer:
         return Transformed(_only_item(_with_axis_notes(built, view_of(tree), kept, target)), notes)
 
     def _require_clear(self, tree: Tree) -> None:
-        """Whatever may be state of an optimizer or learned is for the user to decide."""
+        """Raise if arrays may be either optimizer state or learned."""
         known = view_of(tree).roles
         left = [path for path in tree.arrays if known.unclear_of(path) and not first_match(path, self.keep)]
         heads = dict.fromkeys(head for path in left if (head := known.unclear_of(path)))
@@ -107,7 +107,7 @@ class StripOptimizer:
             )
 
     def _step(self, tree: Tree) -> LazyArray | None:
-        """The array of the step if it stays."""
+        """Return the array of the step if it is kept."""
         if not self.keep_step:
             return None
         step = next((tree.arrays[path] for path in STEPS if path in tree.arrays), None)
@@ -117,7 +117,7 @@ class StripOptimizer:
 
 
 def _dropped_remarks(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
-    """How many arrays of which kind do not stay."""
+    """Count the dropped arrays by kind."""
     known = view_of(tree).roles
     state = [path for path in dropped if known.of(path) == "optimizer"]
     random = [path for path in dropped if known.of(path) != "optimizer" and is_random(path)]
@@ -128,7 +128,7 @@ def _dropped_remarks(tree: Tree, dropped: Sequence[Path]) -> tuple[str, ...]:
 
 
 def _pattern(head: Path, paths: Sequence[Path]) -> str:
-    """A pattern of what is below a head; of names that were joined by dots, joined like them."""
+    """Return a pattern for everything below a head, joined as in the tree."""
     patterns = (keystr(head), dotted(head))
     return next(
         (pattern for pattern in patterns if any(first_match(path, (pattern,)) for path in paths)), patterns[0]
@@ -141,7 +141,7 @@ def _ambiguous_line(tree: Tree, head: Path) -> str:
 
 
 def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
-    """Where what is learned comes to lie: path -> path in the new tree.
+    """Map the paths of learned arrays to their paths in the new tree.
 
     Raises:
         FormatError: another flavour has no place for what is not of the model, or two would get one path.
@@ -173,7 +173,7 @@ def _parameter_paths(view: MaxTextView, target: Flavour) -> dict[Path, Path]:
 
 
 def _with_axis_notes(built: Tree, view: MaxTextView, kept: Mapping[Path, Path], target: Flavour) -> Tree:
-    """The tree that was made, with a note of the arrays in it whose layers are, or were, on axis 0."""
+    """Return the new tree with notes of arrays whose layers are on axis 0."""
     notes = view.notes
     were: list[Path] = [tuple(name.split("/")) for name in notes.first_axis]
     # Of layers that were taken apart only the note says it.
@@ -184,7 +184,7 @@ def _with_axis_notes(built: Tree, view: MaxTextView, kept: Mapping[Path, Path], 
 
 
 def _only_item(tree: Tree) -> Tree:
-    """The item that alone is left of a training state in several items, as it is without the others."""
+    """Return the tree as a single item if only one item of a training state remains."""
     left = [name for name in tree.metadata.items if any(path[0] == name for path in tree)]
     is_whole = all(path[0] in left for path in tree)
     return one_item(tree, left[0]) if len(left) == 1 and is_whole else tree
@@ -193,7 +193,7 @@ def _only_item(tree: Tree) -> Tree:
 def _with_flavour_nodes(
     kept: Mapping[Path, Leaf], tree: Tree, target: Flavour, step: LazyArray | None
 ) -> Tree:
-    """The leaves with what their flavour has around parameters; a step of None becomes 0."""
+    """Add the nodes that the flavour has around parameters. A step of None becomes 0."""
     leaves, scalars, source = dict(kept), tree.metadata.scalars, tree.metadata
     if target == LINEN:
         around = linen_state({}, 0, {})

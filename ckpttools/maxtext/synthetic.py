@@ -1,4 +1,4 @@
-"""A model of nothing but its configuration: the arrays that its family's rows ask for, filled with noise."""
+"""Create a randomly initialized model from its configuration."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NO_TOWERS = "towers are left out"
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """Names and shapes of a model's tensors, layer by layer.
+    """Return the names and shapes of a model's tensors in layer order.
 
     Raises:
         ConfigError, ShapeError: no family is of its type, or the configuration lacks a size.
@@ -59,7 +59,7 @@ def _in_natural_order(shapes: Mapping[str, Shape]) -> dict[str, Shape]:
 def synthetic_model(
     config: Mapping[str, Any], seed: int = 0, dtype: DType | None = None, location: str = ""
 ) -> Tree:
-    """A Hugging Face model with weights as before training: noise, norms that do nothing, biases of zero.
+    """Return a Hugging Face model with weights as before training.
 
     Args:
         config: the model's `config.json`; says all of its sizes.
@@ -86,7 +86,7 @@ def synthetic_model(
 
 
 def _scale(config: Mapping[str, Any], location: str) -> float:
-    """The standard deviation of the noise."""
+    """Return the standard deviation of the weights."""
     declared = (nested_value(config, name) for name in (_RANGE_FIELD, f"text_config.{_RANGE_FIELD}"))
     result = next((item for item in declared if item is not None), _DEFAULT_RANGE)
     if isinstance(result, bool) or not isinstance(result, int | float) or not 0 <= result <= _MAX_SCALE:
@@ -112,12 +112,12 @@ def _refuse_other_arrays(config: Mapping[str, Any], family: Family, location: st
 
 
 def has_omitted_towers(tree: Tree) -> bool:
-    """Whether towers of a model of noise were left out."""
+    """Return whether towers of a randomly initialized model were left out."""
     return any(remark.startswith(_NO_TOWERS) for remark in tree.metadata.notes.remarks)
 
 
 def text_model_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The configuration of the text model alone; None where it has none of its own.
+    """Return the configuration of the text model alone; None if it has none of its own.
 
     Raises:
         ConfigError: no family is of this model type.
@@ -128,7 +128,7 @@ def text_model_of(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _table_and_shapes(config: Mapping[str, Any], family: Family) -> tuple[Table, dict[str, Shape], Notes]:
-    """The rows and the shapes that the configuration tells, of the text alone where it tells no more."""
+    """Return the rows and shapes that the configuration states, without towers if it must."""
     table = _table(config, family)
     try:
         return table, right_shapes(table), Notes()
@@ -150,7 +150,7 @@ def _row(name: str, table: Table) -> Row | None:
 
 
 def _array(name: str, shape: Shape, row: Row | None, noise: tuple[int, float], dtype: DType) -> LazyArray:
-    """An array as `transformers` begins it."""
+    """Return an array as `transformers` initializes it."""
     op = row.op if row else None
     if isinstance(op, Whole):
         return Constant(shape, DTYPES["int64"], bytes(8))

@@ -1,4 +1,4 @@
-"""Tied embeddings: a model whose output head is its embedding, stored once, twice or not as announced."""
+"""Tied embeddings: models whose output head is their embedding, stored once or twice."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Head:
 
     @property
     def copy_remark(self) -> str:
-        """What a user should know of a head that is made from the embedding."""
+        """Return the remark on a head that is copied from the embedding."""
         return (
             f"{self.head} does not exist, and is written as a copy of {self.embedding}: "
             f"{option(FLAG, 'materialize')}"
@@ -37,7 +37,7 @@ LEFT_HEAD = Head(keystr(EMBEDDING), keystr(HEAD))
 
 
 def right_head(family: Family, spelling: Spelling) -> Head | None:
-    """The names in Hugging Face files; None for a family whose head is never an array of its own."""
+    """Return the names in Hugging Face files; None if the family has no separate head."""
     heads = [row for row in family.rows if FLAG in row.unless.split()]
     if not heads:
         return None
@@ -46,12 +46,12 @@ def right_head(family: Family, spelling: Spelling) -> Head | None:
 
 
 def left_head(family: Family) -> str | None:
-    """The name of the output head in MaxText."""
+    """Return the name of the output head in MaxText."""
     return next((str(row.left.key) for row in family.rows if FLAG in row.unless.split()), None)
 
 
 def tied_flags(way: str | None, head: str | None, names: Mapping[str, LazyArray]) -> dict[str, Flag]:
-    """The flag as the user sets it; nothing where the configuration decides.
+    """Return the flag that the user sets; nothing if the configuration decides.
 
     Args:
         way: "keep" goes by the arrays that are there, "drop" is for a model without a head, "materialize"

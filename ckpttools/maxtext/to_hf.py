@@ -1,4 +1,4 @@
-"""A MaxText tree as a Hugging Face one."""
+"""Convert a MaxText tree to a Hugging Face one."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ from ckpttools.transforms.dequantize import dequantize_with_notes, refuse_few_bi
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
-    """What a MaxText tree becomes.
+    """The result of converting a MaxText tree.
 
     Attributes:
         tree: the arrays under their Hugging Face names.
@@ -90,7 +90,7 @@ class HuggingFaceModel:
 
 @dataclass(frozen=True)
 class _ConvertedArrays:
-    """What rows make of a source.
+    """The arrays that the rows give for a source.
 
     Attributes:
         mapped: without quantised weights.
@@ -106,12 +106,12 @@ class _ConvertedArrays:
 
     @property
     def quantized(self) -> dict[str, LazyArray]:
-        """What stays quantised: codes and scales."""
+        """Return the codes and scales that stay quantized."""
         return {**self.codes, **{key + BLOCK_SCALE: scales for key, scales in self.grids.scales.items()}}
 
 
 def to_huggingface(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> HuggingFaceModel:
-    """A MaxText tree as a Hugging Face one, and what the user should know.
+    """Convert a MaxText tree to a Hugging Face one.
 
     Raises:
         ConfigError: nothing says which model it is, or its configuration contradicts the carried one.
@@ -173,7 +173,7 @@ def _deviations(bound: BoundModel, files: ModelFiles) -> Iterator[str]:
 
 
 def _convert(source: BoundSource) -> _ConvertedArrays:
-    """Maps what is expected, and refuses what contradicts the model's configuration."""
+    """Map the expected arrays, and refuse those that contradict the model's configuration."""
     bound, files, expected = source.bound, source.files, source.expected
     grids = hugging_face_grids(bound.table, expected, source.native, (VOCAB,))
     with refused_weights(grids.problems, files.config, source.location):
@@ -189,7 +189,7 @@ def _convert(source: BoundSource) -> _ConvertedArrays:
 def _build_arrays(
     source: BoundSource, converted: _ConvertedArrays, carried: Mapping[str, LazyArray]
 ) -> dict[str, LazyArray]:
-    """All arrays of the model: mapped ones, an output head that is expected, carried ones, quantised ones."""
+    """Return all arrays of the model: mapped, copied, carried and quantized ones."""
     built, dtype = dict(converted.plain), source.options.dtype
     head = _head_to_copy(source, converted)
     if head is not None:
@@ -211,7 +211,7 @@ def _head_to_copy(source: BoundSource, converted: _ConvertedArrays) -> tying.Hea
 def _config(
     source: BoundSource, converted: _ConvertedArrays, built: Mapping[str, LazyArray]
 ) -> WeightsConfig | None:
-    """What `config.json` says of these arrays; None where no configuration is known."""
+    """Return the `config.json` for these arrays; None if no configuration is known."""
     head = _head(source)
     tied = None if head is None else head.head not in built
     config = config_to_write(source.bound, source.options, source.files, built, tied)
@@ -228,7 +228,7 @@ def _head(source: BoundSource) -> tying.Head | None:
 def _mapped(
     bound: BoundModel, arrays: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles
 ) -> Mapped:
-    """What a table makes of the arrays.
+    """Map the arrays by the model's table.
 
     Raises:
         CoverageError: they are not those of the model; of one that the user names in few lines.
@@ -252,7 +252,7 @@ def _mapped(
 def _surplus_arrays(
     table: Table, arrays: Mapping[str, LazyArray], mapped: Mapped
 ) -> Iterator[tuple[str, Surplus]]:
-    """What is left out: of arrays by the name of what was made of the rest, else by its own."""
+    """Yield what is left out: part of an array by its new name, a whole array by its own."""
     for row in table.rows:
         name = str(row.left.key)
         if name in mapped.extra:
@@ -272,7 +272,7 @@ def _surplus_arrays(
 def _carried_arrays(
     left_out: Mapping[str, LazyArray], options: ToHuggingFace, files: ModelFiles, *, quantized: bool
 ) -> dict[str, LazyArray]:
-    """The arrays that MaxText has no place for and that are written all the same.
+    """Return the arrays that MaxText has no place for but that are written.
 
     Raises:
         FormatError: they are quantised, unlike those that come from MaxText.
@@ -286,7 +286,7 @@ def _carried_arrays(
 
 
 def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFiles, Notes]:
-    """Numbers in the place of quantised weights that were carried along, as those that come from MaxText are.
+    """Dequantize the carried arrays, like those that come from MaxText.
 
     Raises:
         FormatError: of their scales no numbers can be made.
@@ -299,13 +299,13 @@ def _with_plain_carried(files: ModelFiles, dtype: DType | None) -> tuple[ModelFi
 
 
 def _quantized_names(carried: Mapping[str, LazyArray], files: ModelFiles) -> set[str]:
-    """The quantised weights among what is carried, and all that belongs to them: no cast may touch them."""
+    """Return the names of quantized carried weights and their scales, which must not be cast."""
     result = quantized(carried, files.config).values()
     return {name for item in result for name in (item.name, *item.sides)}
 
 
 def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) -> None:
-    """Refuses a model of which transformers would make a part out of random numbers.
+    """Raise if the configuration declares towers without arrays.
 
     Raises:
         ConfigError: it describes towers of which no array is there.
@@ -326,7 +326,7 @@ def require_towers(model: HuggingFaceModel, files: ModelFiles, location: str) ->
 def _restored_arrays(
     mapped: Mapped, main: DType | None, spelling: Spelling, files: ModelFiles
 ) -> dict[str, LazyArray]:
-    """The arrays that are made; those whose values are changed in the dtype that they had in the model."""
+    """Return the mapped arrays; changed ones in their original dtype."""
     return {
         key: restore_dtype(array, main, files.dtypes.get(spelling.plain(key)))
         if key in mapped.changed
@@ -338,7 +338,7 @@ def _restored_arrays(
 def hf_value_notes(
     mapped: Mapped, built: Mapping[str, LazyArray], options: ToHuggingFace, dropped: tuple[str, ...]
 ) -> Notes:
-    """What the user should know.
+    """Return notes on changed values for the user.
 
     Args:
         mapped: the arrays and what their rows do to values.
@@ -378,7 +378,7 @@ def _rounded_dtypes(note: ValueNote, rounded: Mapping[str, DType]) -> str:
 
 
 def _operation(note: ValueNote) -> str:
-    """The first words of a note: what happens to values, without how exact that is."""
+    """Return what happens to values, without the exactness."""
     return note.reason.partition(",")[0]
 
 
@@ -389,7 +389,7 @@ def config_to_write(
     built: Mapping[str, LazyArray],
     tied: bool | None,
 ) -> WeightsConfig | None:
-    """The configuration of what is written, None where there is none; errors as `without_absent_parts`."""
+    """Return the configuration of the output, or None. Errors as `without_absent_parts`."""
     if files.config is None:
         return None
     text = text_config(files.config, bound.spelling) if options.spelling == TEXT else None
@@ -405,7 +405,7 @@ def config_to_write(
 def config_remarks(
     config: WeightsConfig | None, built: Mapping[str, LazyArray], lacking: bool
 ) -> Iterator[str]:
-    """What to say of the configuration.
+    """Yield remarks on the configuration.
 
     Args:
         config: None where there is none.
@@ -427,13 +427,13 @@ def config_remarks(
 
 
 def like_and_carry() -> str:
-    """What takes arrays from the model that a checkpoint came from."""
+    """Return the options that take arrays from the original model."""
     return f"{option('like', 'HF_DIR')} {option('carry', True)}"
 
 
 @dataclass(frozen=True)
 class BoundSource:
-    """A MaxText tree on the way to Hugging Face, and the rows of the model that it is of.
+    """A MaxText tree that is being converted, with the rows of its model.
 
     Attributes:
         tree: with its layers on the axis that the user names.
@@ -464,7 +464,7 @@ class BoundSource:
 
     @property
     def lost_head(self) -> StoredHead | None:
-        """The output head that the user leaves out, if there is one."""
+        """Return the output head that the user leaves out, if there is one."""
         arrays, table = self.unbound.arrays, dotted(EMBEDDING)
         for name in self.head:
             if table in arrays:
@@ -473,13 +473,13 @@ class BoundSource:
 
     @cached_property
     def expected(self) -> dict[str, LazyArray]:
-        """The parameters that are converted."""
+        """Return the parameters that are converted."""
         unwanted = self.head | self.towers
         return {key: array for key, array in self.unbound.arrays.items() if key not in unwanted}
 
 
 def bind_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundSource:
-    """Finds out which model a tree is of; errors as of `ckpttools.maxtext.to_hf.to_huggingface`."""
+    """Identify the model of a tree. Errors as `to_huggingface`."""
     tree = with_scan_axis(tree, options.scan_axis)
     arrays = named_parameters(tree, options.prefix)
     numbers = options.dtype or DTYPES["bfloat16"] if options.dequantizes else None
@@ -502,7 +502,7 @@ def bind_source(tree: Tree, options: ToHuggingFace, files: ModelFiles) -> BoundS
 
 
 def _with_all_rows(bound: BoundModel, arrays: Mapping[str, LazyArray]) -> BoundModel:
-    """A table with a vocabulary of all the rows that are there."""
+    """Return the model with a vocabulary of all stored rows."""
     there = [length for length, _ in bound.table.to_right(arrays, (VOCAB,)).cut.values()]
     if not there:
         return bound
@@ -511,6 +511,6 @@ def _with_all_rows(bound: BoundModel, arrays: Mapping[str, LazyArray]) -> BoundM
 
 
 def _unwanted_head(bound: BoundModel, arrays: Mapping[str, LazyArray], way: str | None) -> frozenset[str]:
-    """The output head that the user leaves out, where there is one."""
+    """Return the output head that the user leaves out, if there is one."""
     head = tying.left_head(bound.family)
     return frozenset((head,) if way == "drop" and head is not None and head in arrays else ())

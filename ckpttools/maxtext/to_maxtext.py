@@ -1,4 +1,4 @@
-"""A Hugging Face tree as the one that MaxText's own converter makes."""
+"""Convert a Hugging Face tree to the one that MaxText's own converter writes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _OF_FLAX = "these are names of Flax, whose matrices have inputs first: rules of 
 
 @dataclass(frozen=True)
 class MaxTextState:
-    """What a Hugging Face tree becomes.
+    """The result of converting a Hugging Face tree.
 
     Attributes:
         state: the tree that MaxText's own converter makes.
@@ -97,12 +97,12 @@ class MaxTextState:
 
     @property
     def parameters(self) -> dict[TreePath, Leaf]:
-        """The parameters alone, below `params` as in the whole tree."""
+        """Return the parameters alone, below `params` as in the complete tree."""
         return {path: leaf for path, leaf in self.state.items() if path[0] == PARAMS}
 
 
 def to_maxtext(tree: Tree, options: ToMaxText) -> MaxTextState:
-    """A Hugging Face tree as the tree MaxText's own converter makes, and what the user should know.
+    """Convert a Hugging Face tree to the one that MaxText's own converter writes.
 
     Raises:
         ConfigError: there is no configuration, or it is not one.
@@ -169,7 +169,7 @@ def _refuse_kinds_of_layers(error: NotCoveredError, tree: Tree, options: ToMaxTe
 
 
 def dotted_patterns(drop: Sequence[str], tree: Tree) -> list[str]:
-    """Patterns of names whose keys are joined by dots; the user may have joined them by slashes."""
+    """Return patterns with dots between keys, where the user joined keys with slashes."""
     names = {prefix for path in tree for prefix in prefixes(dotted(path), ".")}
 
     def is_joined(pattern: str) -> bool:
@@ -179,7 +179,7 @@ def dotted_patterns(drop: Sequence[str], tree: Tree) -> list[str]:
 
 
 def _hub_patterns(drop: Sequence[str], tree: Tree, plain: Tree, hub: Tree) -> tuple[str, ...]:
-    """Patterns of what is dropped in names of the hub; the user may have written those of the source.
+    """Return the patterns of dropped arrays in names of the hub.
 
     Args:
         drop: patterns of whole names of the source.
@@ -223,7 +223,7 @@ def _to_maxtext(tree: Tree, options: ToMaxText, noted: Notes) -> MaxTextState:
 
 
 def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, ScaleGrids]:
-    """The arrays of MaxText, and the scales of those that stay quantised.
+    """Return MaxText's arrays, and the scales of those that stay quantized.
 
     Raises:
         ConfigError: the family that the user names makes other values than that of the configuration.
@@ -246,7 +246,7 @@ def _mapped(source: HuggingFaceSource, options: ToMaxText) -> tuple[Mapped, Scal
 
 
 def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
-    """The tree of MaxText's state: arrays in the dtype that is expected, codes as they are, scales."""
+    """Return the tree of MaxText's state: cast arrays, unchanged codes, and scales."""
     built = {
         key: cast(array, options.dtype) if options.dtype and key not in grids.scales else array
         for key, array in mapped.arrays.items()
@@ -262,7 +262,7 @@ def _state(mapped: Mapped, grids: ScaleGrids, options: ToMaxText) -> Tree:
 
 
 def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, DequantizedTree | None]:
-    """The tree without scales: weights as they are, or dequantised and by what."""
+    """Return the tree without scales, with its weights kept or dequantized."""
     if options.quantized == "keep":
         refuse_few_bits(options.dtype, tree.metadata.location)
         return split_quantized(tree), None
@@ -271,7 +271,7 @@ def _unquantized(tree: Tree, options: ToMaxText) -> tuple[KeptWeights, Dequantiz
 
 
 def _kept_notes(kept: KeptWeights, dropped: Collection[str]) -> Notes:
-    """What to say of weights that stay quantised."""
+    """Return notes on weights that stay quantized."""
     count = plural(len(kept.scales.keys() - dropped), "weight")
     return kept.notes + Notes(remarks=(f"kept in FP8, with their scales: {count} of the source",))
 
@@ -294,7 +294,7 @@ def value_notes(
 def maxtext_remarks(
     source: HuggingFaceSource, grids: ScaleGrids, options: ToMaxText, unplaced_keys: Mapping[str, LazyArray]
 ) -> Iterator[str]:
-    """What to say of dtypes, of quantised weights, and of what MaxText has no place for."""
+    """Yield remarks on dtypes, quantized weights and unsupported arrays."""
     family = source.family
     towers = [name for tower in family.towers for name in arrays_of(family, tower, unplaced_keys)]
     yield from source.remarks
@@ -310,20 +310,20 @@ def maxtext_remarks(
 
 
 def _stale_config_remarks(declared: Mapping[str, object] | None) -> Iterator[str]:
-    """What to say of a configuration that calls plain weights quantised."""
+    """Yield a remark if a configuration declares plain weights quantized."""
     if declared:
         yield f"{CONFIG} says {scheme(declared)}, but no weight is quantised: they are taken as they are"
 
 
 def _lost_array_remarks(names: Collection[str]) -> Iterator[str]:
-    """What to say of arrays that the way back will not have."""
+    """Yield a remark on arrays that the reverse conversion will lack."""
     if names:
         again = f"with {option('carry', True)} the way back has them again"
         yield f"MaxText has no place for {array_count(names)}; {again}"
 
 
 def _tower_handling(family: Family, options: ToMaxText) -> str:
-    """What becomes of towers that are not converted."""
+    """Describe how unconverted towers are handled."""
     if options.carry:
         return "are carried along, for the way back"
     model = "which takes them from the model"
@@ -333,13 +333,13 @@ def _tower_handling(family: Family, options: ToMaxText) -> str:
 
 
 def _tower_remarks(towers: Collection[str], way: str) -> Iterator[str]:
-    """What to say of towers that are left out."""
+    """Yield a remark on towers that are left out."""
     if towers:
         yield f"as {option('text_only', True)} says, the towers {way}: {array_count(towers)}"
 
 
 def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> Iterator[Note]:
-    """What is added to the vocabulary, and what MaxText's own configuration would rather have."""
+    """Yield notes on padding and on the vocabulary size in MaxText's own configuration."""
     if vocab is None:
         return
     if pad_vocab:
@@ -353,7 +353,7 @@ def _vocab_notes(family: Family, vocab: int | None, pad_vocab: int | None) -> It
 
 @dataclass(frozen=True)
 class HuggingFaceSource:
-    """A Hugging Face tree whose model is known, before it is mapped.
+    """A Hugging Face tree with its model, before it is mapped.
 
     Attributes:
         kept: the tree without scales.
@@ -390,7 +390,7 @@ class HuggingFaceSource:
 
 
 def bind_hf_source(kept: KeptWeights, options: ToMaxText) -> HuggingFaceSource:
-    """Which model a tree is of, and its arrays, with its output head or without, as the user wants it."""
+    """Identify the model of a tree, and add or remove its output head as requested."""
     tree, widened = kept.tree, tuple[str, ...]()
     arrays = by_name(tree.arrays)
     if options.dtype is not None and options.scan:
@@ -433,7 +433,7 @@ def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> t
 def bind_family(
     family: Family, tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText
 ) -> tuple[Family, Table]:
-    """A family in the version's layout, and its rows, bound to the model in `tree`."""
+    """Return a family in the version's layout and its rows, bound to the model in `tree`."""
     location = tree.metadata.location
     config = require_config(tree.metadata.config, location)
     family = family_in(family, version_called(options.maxtext))
@@ -456,7 +456,7 @@ def bind_family(
 
 
 def _refuse_scanned(family: Family, table: Table) -> None:
-    """Refuses layers that MaxText does not scan; errors as `Family.refuse_scanned`."""
+    """Raise if MaxText does not scan such layers. Errors as `Family.refuse_scanned`."""
     has_towers = any(table.flags[tower].value for tower in family.towers)
     alone = "" if family.never_scanned else f"; {option('text_only', True)} leaves the towers out"
     hint = f"{option('scan', False)} keeps them apart, and MaxText runs them with scan_layers=false{alone}"
@@ -464,7 +464,7 @@ def _refuse_scanned(family: Family, table: Table) -> None:
 
 
 def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray], location: str) -> None:
-    """Refuses a model of which the configuration describes a tower that is not there at all.
+    """Raise if the configuration declares a tower without any arrays.
 
     Raises:
         CoverageError: it does; where parts of a tower are missing, the rows tell which.
@@ -483,12 +483,12 @@ def _require_towers(family: Family, table: Table, arrays: Mapping[str, LazyArray
 
 
 def arrays_of(family: Family, tower: str, arrays: Mapping[str, LazyArray]) -> Mapping[str, LazyArray]:
-    """A tower's arrays in Hugging Face's files."""
+    """Return a tower's arrays in Hugging Face's files."""
     return Table((), {}, left_out=family.tower_patterns((tower,))).left_out_of(arrays)
 
 
 def _dropped_towers(family: Family, arrays: Mapping[str, LazyArray], drop: Sequence[str]) -> Iterator[str]:
-    """The towers that are left out by the names of all of their arrays."""
+    """Yield the towers whose arrays are all dropped by name."""
     for tower in family.towers if drop else ():
         names = arrays_of(family, tower, arrays)
         if names and all(matches_any(name, drop) for name in names):
@@ -496,7 +496,7 @@ def _dropped_towers(family: Family, arrays: Mapping[str, LazyArray], drop: Seque
 
 
 def _family(tree: Tree, config: Mapping[str, object], model: ModelOptions) -> Family:
-    """The model's family. Where none has its type, the error names those that have its arrays' names."""
+    """Return the model's family. If its type is unknown, the error names families with these names."""
     try:
         return family_for(config, model, tree.metadata.location)
     except ConfigError as error:
@@ -531,6 +531,6 @@ def _padded_lengths(table: Table, pad_vocab: int | None) -> dict[str, int]:
 
 
 def vocab_setting(rows: int) -> str:
-    """How MaxText learns of the number of rows in the table of token embeddings."""
+    """Describe how to tell MaxText the number of embedding rows."""
     where = "in MaxText's configs/models/*.yml, or on its command line"
     return f"set vocab_size={rows} (rows of the embedding) {where}"

@@ -1,4 +1,4 @@
-"""From the layout of one version of MaxText to that of another, without a look at any number."""
+"""Convert a checkpoint to the layout of another MaxText version without reading values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ckpttools.transforms.base import Transform, Transformed
 @validate_fields
 @dataclass(frozen=True, slots=True)
 class ForVersion:
-    """A checkpoint of MaxText as a version of it stores the model; of training also what mirrors parameters.
+    """A transform to the layout of a MaxText version, including state that mirrors parameters.
 
     Variables in collections of their own come to lie among the parameters, where every way of loading them
     looks. In training states those that the version does not train as parameters lie in `nnx_aux`, the others
@@ -43,7 +43,7 @@ class ForVersion:
     family: str | None = None
 
     def __call__(self, tree: Tree) -> Transformed:
-        """The tree in the version's layout.
+        """Return the tree in the version's layout.
 
         Raises:
             FormatError: it is none of MaxText's, nothing says which layout its layers have, an optimizer
@@ -104,7 +104,7 @@ class ForVersion:
 
 
 def _axis(tree: Tree) -> int:
-    """The axis on which layers are stacked; errors as `known_scan_axis`."""
+    """Return the scan axis. Errors as `known_scan_axis`."""
     try:
         return known_scan_axis(view_of(tree)) or 0
     except FormatError as error:
@@ -113,14 +113,14 @@ def _axis(tree: Tree) -> int:
 
 
 def _is_version_specific(key: Path) -> bool:
-    """Whether versions may have the layers of a stack otherwise, by the name that it has below `layers`."""
+    """Return whether versions may stack these layers differently, by the name below `layers`."""
     named = split_number(key[1]) if len(key) > 1 else None
     is_position = named is not None and named[0] == LAYER
     return key[0] == LAYERS and (is_position or key[1:] in ((LOCAL,), (GLOBAL,)))
 
 
 def _with_collected_variables(tree: Tree) -> Tree:
-    """A tree with variables of collections of their own below the parameters.
+    """Return a tree with the variables of collections among the parameters.
 
     Raises:
         FormatError: two arrays would get one path.
@@ -137,7 +137,7 @@ def _with_collected_variables(tree: Tree) -> Tree:
 
 
 def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Path]]:
-    """A tree with the variables in `nnx_aux` that a version trains as parameters among these; their paths.
+    """Move variables in `nnx_aux` that a version trains to the parameters.
 
     Raises:
         FormatError: two arrays would get one path.
@@ -160,7 +160,7 @@ def _with_trained_variables(tree: Tree, version: Version) -> tuple[Tree, list[Pa
 
 
 def _with_untrained_variables(tree: Tree, version: Version) -> Tree:
-    """A tree with the variables of a version in `nnx_aux` where it is a training state.
+    """Move variables that a version does not train to `nnx_aux` in a training state.
 
     Raises:
         FormatError: an optimizer holds state of them, or two arrays would get one path.

@@ -16,12 +16,12 @@ from ckpttools.maxtext.view import MaxTextView, view_of
 
 
 def is_variable(path: Path, version: Version) -> bool:
-    """Whether a parameter's path in the model is one of a variable of its own class to this version."""
+    """Return whether a version stores this parameter as a variable of its own class."""
     return any(path[-len(end) :] == end for end in version.variables)
 
 
 def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Path, int, int]]:
-    """Those whose layers are stacked: path in the model, scan axis as the array has it, number of axes."""
+    """Yield stacked variables: path in the model, scan axis of the array, number of axes."""
     stacked = {key: axes for key, axes in view.stacked_keys.items() if axes}
     for path, array in view.parameters.items() if stacked else ():
         location = layer_key_slice(path, stacked) if is_variable(path, version) else None
@@ -31,7 +31,7 @@ def stacked_variables(view: MaxTextView, version: Version) -> Iterator[tuple[Pat
 
 
 def with_variable_axes(tree: Tree, version: Version) -> Tree:
-    """A tree of parameters on the scan axis, with variables as a version has them: their layers on axis 0.
+    """Return a tree whose variables have their layers on axis 0, as a version stores them.
 
     That is noted, as shapes do not show it where there are as many layers as experts.
     """
@@ -48,7 +48,7 @@ def with_variable_axes(tree: Tree, version: Version) -> Tree:
 
 
 def _with_leading_axes(array: LazyArray, axis: int, count: int) -> LazyArray:
-    """An array with the axes from `axis` on before all others."""
+    """Move the axes from `axis` on to the front."""
     ranks = range(len(array.shape))
     own = ranks[axis : axis + count]
     order = (*own, *(rank for rank in ranks if rank not in own))
@@ -56,20 +56,20 @@ def _with_leading_axes(array: LazyArray, axis: int, count: int) -> LazyArray:
 
 
 def first_axis_of(paths: Iterable[Path], view: MaxTextView, version: Version) -> frozenset[str]:
-    """Names of those paths of a tree that are variables among its parameters."""
+    """Return the names of those paths that are variables among the parameters."""
     flavour = view.flavour
     held = (path for path in paths if flavour.holds(path))
     return first_axis_names(path for path in held if is_variable(flavour.unwrapped(path), version))
 
 
 def version_of_state(view: MaxTextView) -> Version:
-    """The newest version that has a place for the optimizer's state; the newest of all where none has."""
+    """Return the newest version that supports the optimizer's state; else the newest."""
     fitting = (version for version in VERSIONS.values() if not _variable_moments(view, version))
     return next(fitting, VERSIONS[NEWEST])
 
 
 def refuse_moments(tree: Tree, version: Version) -> None:
-    """Optimizers keep nothing of variables: of parameters that become such their state would be lost.
+    """Raise if the optimizer holds state of parameters that become variables.
 
     Raises:
         FormatError: there is such state; lists it.
@@ -85,14 +85,14 @@ def refuse_moments(tree: Tree, version: Version) -> None:
 
 
 def _variable_moments(view: MaxTextView, version: Version) -> list[Path]:
-    """Paths of the optimizer's state of what is a variable of its own class to a version."""
+    """Return the paths of optimizer state that belongs to variables of a version."""
     end = len(view.flavour.suffix)
     state = view.of_role("optimizer") if version.variables else ()
     return [path for path in state if is_variable(path[:-end] if end else path, version)]
 
 
 def collection_moves(view: MaxTextView) -> Mapping[Path, Path]:
-    """Variables in a collection of their class -> their places among the parameters, for all loaders."""
+    """Map variables in a collection of their class to paths among the parameters."""
     flavour = view.flavour
     return {
         home: flavour.wrapped(inner)
@@ -107,7 +107,7 @@ def _in_collection(home: Path, prefix: Path) -> bool:
 
 
 def matching_versions(view: MaxTextView, families: Collection[str]) -> tuple[str, ...]:
-    """The versions of MaxText that store a model as a tree has it, newest first.
+    """Return the MaxText versions with the layout of a tree, newest first.
 
     Args:
         view: of the tree.
@@ -128,8 +128,7 @@ def _matches_version(view: MaxTextView, families: Collection[str], version: Vers
 
 
 def misplaced_variables(view: MaxTextView, version: Version) -> Iterator[Path]:
-    """Variables among the parameters with their layers on another axis than a version has them: their paths
-    in the model."""
+    """Yield variables whose layers are on another axis than in a version, as model paths."""
     every = (variable for other in VERSIONS.values() for variable in stacked_variables(view, other))
     for path in dict.fromkeys(path for path, axis, _ in every if axis):
         home = view.homes[path]

@@ -1,4 +1,4 @@
-"""The versions of MaxText whose rules are known, and in what they differ: what they read, and how they store.
+"""The supported versions of MaxText and their differences in reading and storing.
 
 Rows of families (`ckpttools.model_families`) have the layout of the newest version;
 `ckpttools.maxtext.family_layouts` has the layouts of the others.
@@ -93,7 +93,7 @@ VERSIONS: Mapping[str, Version] = {
 
 
 def version_called(name: str) -> Version:
-    """The version of a name.
+    """Return the version with this name.
 
     Raises:
         UnknownNameError: the rules of no version of this name are known.

@@ -66,7 +66,7 @@ def optimizer_of(
     parameters: Mapping[Path, LazyArray],
     flavour: Flavour,
 ) -> Optimizer | None:
-    """Whose state it is; None for none, and for the empty node that stands for none.
+    """Return the optimizer of a state; None if it is empty.
 
     Args:
         state: all leaves of an optimizer.
@@ -94,7 +94,7 @@ def optimizer_of(
 def _mirrored_heads(
     state: Mapping[Path, Leaf], parameters: Mapping[Path, LazyArray], flavour: Flavour
 ) -> dict[str, bool]:
-    """Where the optimizer's state mirrors the parameters, and whether all shapes there are theirs."""
+    """Map paths that mirror the parameters to whether all shapes match."""
     same: dict[str, bool] = {}
     for path, array in state.items():
         if not isinstance(array, LazyArray):
@@ -109,7 +109,7 @@ def _mirrored_heads(
 
 
 def view_of(tree: Tree) -> MaxTextView:
-    """The view of a tree, made at the first call and kept with the tree."""
+    """Return the view of a tree. It is cached with the tree."""
     return tree.once(_view)
 
 
@@ -120,7 +120,7 @@ def _view(tree: Tree) -> MaxTextView:
 
 @dataclass(frozen=True, eq=False)
 class MaxTextView:
-    """A tree as one of MaxText's.
+    """A tree as a MaxText checkpoint.
 
     Attributes:
         leaves, arrays, metadata: the tree's.
@@ -134,7 +134,7 @@ class MaxTextView:
 
     @cached_property
     def kind(self) -> Kind | None:
-        """Whether layers are stacked, and whether there is training state; None for what has no layers."""
+        """Return whether layers are stacked and training state exists; None without layers."""
         if not (self.is_stacked or self.single_layers):
             return None
         if self.is_stacked:
@@ -143,7 +143,7 @@ class MaxTextView:
 
     @cached_property
     def is_training(self) -> bool:
-        """Whether there is state of an optimizer, or the place of one that keeps no numbers.
+        """Return whether the tree has optimizer state, or an empty optimizer node.
 
         Plain gradient descent has such a place; where parameters alone were saved it is empty.
         """
@@ -152,21 +152,21 @@ class MaxTextView:
 
     @property
     def is_maxtext(self) -> bool:
-        """Whether it has layers as MaxText names them."""
+        """Return whether the tree has layers with MaxText's names."""
         return self.kind is not None
 
     @property
     def is_stacked(self) -> bool:
-        """Whether layers are stacked."""
+        """Return whether layers are stacked."""
         return bool(self.stacked_keys)
 
     @cached_property
     def flavour(self) -> Flavour:
-        """How parameters are nested; `PLAIN` where they are not wrapped in any known way."""
+        """Return how parameters are nested; `PLAIN` if no known framework wrapped them."""
         return flavour_of(self._learned, self.roles.mirrored)
 
     def of_role(self, role: Role) -> Sequence[Path]:
-        """Paths of the leaves of a role, in order."""
+        """Return the paths of the leaves with a role, in order."""
         return self._by_role.get(role, ())
 
     @cached_property
@@ -178,17 +178,17 @@ class MaxTextView:
 
     @property
     def _learned(self) -> list[Path]:
-        """Paths of the arrays that are parameters."""
+        """Return the paths of parameter arrays."""
         return [path for path in self.of_role("parameter") if path in self.arrays]
 
     @cached_property
     def homes(self) -> Mapping[Path, Path]:
-        """Where the arrays of `parameters` are: path in the model -> path in the tree."""
+        """Map the model paths of `parameters` to their paths in the tree."""
         return parameter_homes(self._learned, self.flavour)
 
     @cached_property
     def parameters(self) -> Mapping[Path, LazyArray]:
-        """The model's parameters alone, under their paths without the flavour's wrapping, in order.
+        """Return the model's parameters by their paths without the flavour's wrapping.
 
         Optimizer state, step and random states are left out, and so is what lies beside the model: other
         collections than `params`, other models than `base`. What is stacked on axis 0 and lies beside the
@@ -207,7 +207,7 @@ class MaxTextView:
 
     @cached_property
     def named(self) -> Mapping[str, LazyArray]:
-        """The parameters by dotted names, as rows of families have them.
+        """Return the parameters by dotted names.
 
         Raises:
             FormatError: two of them have one name.
@@ -216,38 +216,38 @@ class MaxTextView:
 
     @cached_property
     def on_first_axis(self) -> frozenset[Path]:
-        """Paths of the parameters that have their layers on axis 0 where the others have them elsewhere."""
+        """Return the paths of parameters whose layers are on axis 0, unlike those of the others."""
         seen = self.parameters
         return frozenset(home for inner, home in self.homes.items() if seen[inner] is not self.arrays[home])
 
     @cached_property
     def notes(self) -> LayerNotes:
-        """What the custom metadata says of layers."""
+        """Return the notes on layers in the custom metadata."""
         return layer_notes(self.metadata.custom)
 
     @cached_property
     def decoder(self) -> Mapping[Path, LazyArray]:
-        """Parameters of the decoder, under their paths below it."""
+        """Return the decoder's parameters by their paths below it."""
         return decoder_parameters(self.parameters)
 
     @cached_property
     def stacked_keys(self) -> Mapping[Path, int]:
-        """Keys below `decoder` that hold stacks or what is left over of them -> number of stacked axes."""
+        """Map keys below `decoder` that hold stacks or remainders to the number of stacked axes."""
         return stacked_keys(self.decoder)
 
     @cached_property
     def single_layers(self) -> Mapping[str, list[int]]:
-        """Numbers of the layers that are there one by one, ascending, under their names."""
+        """Return the numbers of single layers by name, ascending."""
         return single_layers(self.decoder)
 
     @cached_property
     def scan_axis(self) -> int | None:
-        """The axis on which layers are stacked; None where none are. See `is_axis_open`."""
+        """Return the scan axis; None if no layers are stacked. See `is_axis_open`."""
         return scan_axis(self.decoder, self.notes.scan_axis)
 
     @property
     def is_axis_open(self) -> bool:
-        """Whether layers may be stacked on either axis that MaxText knows, by all that is there.
+        """Return whether names, shapes and notes leave the scan axis ambiguous.
 
         `scan_axis` is MaxText's own then, as good a guess as there is.
         """
@@ -256,7 +256,7 @@ class MaxTextView:
 
     @cached_property
     def stacks(self) -> tuple[LayerStack, ...]:
-        """The layout of the layers, those that are one by one among them.
+        """Return the layout of the layers, including single ones.
 
         Raises:
             FormatError: positions of a cycle are missing.
@@ -266,7 +266,7 @@ class MaxTextView:
 
     @cached_property
     def layers(self) -> tuple[LayerGroup, ...]:
-        """Its groups of layers and how each is laid out; () where that contradicts itself."""
+        """Return the groups of layers; () if they are inconsistent."""
         try:
             return layer_groups(self.stacks)
         except CheckpointError:
@@ -274,19 +274,19 @@ class MaxTextView:
 
     @cached_property
     def optimizer(self) -> Optimizer | None:
-        """Whose state it holds; None where it holds none."""
+        """Return the optimizer whose state the tree holds; None without state."""
         state = {path: self.leaves[path] for path in self.of_role("optimizer")}
         inner = [self.roles.below_optimizer(path) for path in state]
         return optimizer_of(state, inner, self.parameters, self.flavour)
 
     @property
     def random_states(self) -> int:
-        """Number of arrays that are states of random number generators."""
+        """Return the number of random-state arrays."""
         return sum(RANDOM in path for path in self.of_role("other") if path in self.arrays)
 
     @property
     def contradictions(self) -> tuple[str, ...]:
-        """What contradicts itself, a sentence each."""
+        """Describe the contradictions in the tree, one sentence each."""
         return tuple(self._contradictions()) if self.is_maxtext else ()
 
     def _contradictions(self) -> Iterator[str]:
@@ -308,7 +308,7 @@ class MaxTextView:
 
 
 def parameter_homes(parameters: Collection[Path], flavour: Flavour) -> dict[Path, Path]:
-    """Where the arrays of a model are: path in the model -> path in the tree.
+    """Map the model path of each array to its path in the tree.
 
     Args:
         parameters: paths of all leaves of a tree with this role.
@@ -327,7 +327,7 @@ def parameter_homes(parameters: Collection[Path], flavour: Flavour) -> dict[Path
 
 
 def _outside_path(path: Path, flavour: Flavour) -> Path | None:
-    """The path in the model of a variable that is kept outside of the parameters; None for others."""
+    """Return the model path of a variable outside the parameters; None for other paths."""
     core = path[:-1] if path[-1:] == NNX.suffix else path
     if path[:2] == AUXILIARY:
         return core[2:] or None
@@ -341,7 +341,7 @@ def _outside_path(path: Path, flavour: Flavour) -> Path | None:
 def with_layers_on_scan_axis(
     arrays: Mapping[Path, LazyArray], odd: Collection[Path], noted: int | None = None
 ) -> Iterator[tuple[Path, LazyArray]]:
-    """The arrays whose layers are on axis 0 though those of the others are not, with their layers there.
+    """Yield arrays with layers on axis 0, with their layers moved to the scan axis.
 
     Args:
         arrays: all of the model.
@@ -364,7 +364,7 @@ def with_layers_on_scan_axis(
 
 
 def _with_leading_axes_at(array: LazyArray, count: int, axis: int) -> LazyArray:
-    """An array with its first axes at `axis`, or last where it has fewer others."""
+    """Move the first axes of an array to `axis`, or to the end."""
     rest = list(range(count, len(array.shape)))
     order = (*rest[:axis], *range(count), *rest[axis:])
     return transpose_axes(array, order)

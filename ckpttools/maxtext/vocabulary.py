@@ -1,4 +1,4 @@
-"""The rows that MaxText has beyond a model's vocabulary: zeros that it was padded with, or something learned.
+"""MaxText rows beyond a model's vocabulary: zero padding, or learned values.
 
 One rule for conversions and comparisons: what is zeros throughout is padding and counts for nothing, which is
 said; what is not counts, unless the user says otherwise.
@@ -28,7 +28,7 @@ _COMPARED_ELEMENTS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """What an array has beyond the rows of the model.
+    """The rows of an array beyond the model's.
 
     Attributes:
         name: of the array.
@@ -49,35 +49,35 @@ class Surplus:
 
     @classmethod
     def of(cls, name: str, array: LazyArray, axis: int, kept: int) -> Surplus:
-        """What an array has on an axis after so many rows."""
+        """Return the rows of an array after the first `kept` ones."""
         start, shape = [0] * len(array.shape), list(array.shape)
         start[axis], shape[axis] = kept, array.shape[axis] - kept
         return cls(name, window(array, tuple(start), tuple(shape)), axis, kept)
 
     @property
     def is_whole(self) -> bool:
-        """Whether the model has no such array, so that these are all of its rows."""
+        """Return whether the model lacks this array, so that all rows are surplus."""
         return self.kept == 0
 
     @property
     def count(self) -> int:
-        """How many rows are beyond those of the model."""
+        """Return the number of rows beyond the model's."""
         return self.rows.shape[self.axis]
 
     @property
     def there(self) -> int:
-        """How many rows there are in all."""
+        """Return the total number of rows."""
         return self.kept + self.count
 
     @property
     def location(self) -> str:
-        """The array's name, with the indices of these rows where there are others: `embedding[256:300]`."""
+        """Return the array's name, with the range of the surplus rows: `embedding[256:300]`."""
         if self.is_whole:
             return self.name
         return f"{self.name}[{':, ' * self.axis}{self.kept}:{self.there}]"
 
     def first_learned(self, *, memory: int, reserved: int = 0) -> int | None:
-        """The first row found that is not `fill`, None where all are; 0 and -0 are alike. Reads up to it.
+        """Return the first row that is not `fill`; None if all are. 0 and -0 are equal.
 
         Args:
             memory: bytes that may be resident at most.
@@ -109,7 +109,7 @@ class Surplus:
 
 
 def find_surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape]) -> dict[str, Surplus]:
-    """The rows that MaxText's arrays have beyond those of others of their names.
+    """Return the rows of MaxText's arrays beyond those of arrays with the same names.
 
     Args:
         arrays: by MaxText's names, keys joined by "/".
@@ -127,7 +127,7 @@ def find_surpluses(arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape])
 
 
 def without_surplus(array: LazyArray, extra: Surplus) -> LazyArray:
-    """An array without the rows beyond those of the model."""
+    """Return an array without its surplus rows."""
     axis = extra.axis
     shape = (*array.shape[:axis], extra.kept, *array.shape[axis + 1 :])
     return window(array, (0,) * len(shape), shape)
@@ -135,7 +135,7 @@ def without_surplus(array: LazyArray, extra: Surplus) -> LazyArray:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """What becomes of rows beyond a vocabulary where checkpoints are compared.
+    """The rows beyond a vocabulary that a comparison counts.
 
     Attributes:
         arrays: by name. Rows that count have the names of their places: the other side has none of them.
@@ -149,7 +149,7 @@ class CountedRows:
 def without_vocabulary_padding(
     arrays: Mapping[str, LazyArray], shapes: Mapping[str, Shape], way: str | None, memory: int
 ) -> CountedRows:
-    """MaxText's arrays with the vocabulary that others have, and what they have beyond it where that counts.
+    """Return MaxText's arrays without padding, and the surplus rows that count.
 
     Args:
         arrays, shapes: as of `find_surpluses`.
@@ -162,7 +162,7 @@ def without_vocabulary_padding(
 
 
 def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> CountedRows:
-    """The rows that count. Reads them, as only their content distinguishes padding from what was learned.
+    """Return the surplus rows that count. Read them to distinguish padding from learned values.
 
     Args:
         extra: by whatever names.
@@ -199,7 +199,7 @@ def counted_rows(extra: Mapping[str, Surplus], way: str | None, memory: int) -> 
 def refuse_learned_rows(
     extra: Mapping[str, Surplus], location: str, way: str | None, *, memory: int, reserved: int
 ) -> None:
-    """Refuses to leave out what was learned. Reads it, as only its content shows that.
+    """Raise if learned rows would be left out. Read them to find out.
 
     Args:
         extra: by whatever names.
@@ -237,7 +237,7 @@ def refuse_learned_rows(
 
 
 def _trained_array_hint(trained: Surplus) -> str:
-    """What to do with an array that MaxText alone has, and has trained."""
+    """Return the hint for a trained array that only MaxText has."""
     why = trained.because
     otherwise = f"to write it, change what says that the model has no such array ({why}); or " if why else ""
     return (

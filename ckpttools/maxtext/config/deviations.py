@@ -1,4 +1,4 @@
-"""Where MaxText computes something else than transformers with the same weights: the one table of it.
+"""The table of cases where MaxText computes something else than transformers with the same weights.
 
 `known_deviations` has an entry for each; `deviations` returns those of one model. Conversions, `doctor`,
 `maxtext-config` and docs/deviations.md take them from here. The `must` rules of a family state the values of

@@ -1,4 +1,4 @@
-"""The settings of a model: by its family's rules, then by the name of a model of MaxText's if one fits."""
+"""Infer the settings of a model from its family's rules, and find a matching MaxText model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Values = Mapping[str, ModelSetting]
 
 
 def setting_rules(family: Family) -> SettingRules:
-    """The family's rules.
+    """Return the setting rules of a family.
 
     Raises:
         ConfigError: it has none.
@@ -53,7 +53,7 @@ def setting_rules(family: Family) -> SettingRules:
 
 
 def model_settings(family: Family, facts: ModelFacts, location: str) -> Values:
-    """All settings that describe a model, by name.
+    """Return all settings that describe a model, by name.
 
     Raises:
         ConfigError: the configuration does not say one of them, or says what MaxText has no word for.
@@ -91,7 +91,7 @@ def _setting(rule: Setting, reading: Reading, location: str) -> ModelSetting:
 
 
 def _require_accepted(result: ModelSetting, location: str) -> ModelSetting:
-    """A setting that MaxText takes.
+    """Return a setting that MaxText accepts.
 
     Raises:
         ConfigError: it does not.
@@ -110,7 +110,7 @@ def _require_accepted(result: ModelSetting, location: str) -> ModelSetting:
 
 
 def _require_usable(name: str, field: str, value: Any, location: str) -> None:
-    """Refuses what is in a configuration where MaxText wants a number, or yes or no."""
+    """Raise if a field is not the number or boolean that MaxText needs."""
     usual = defaults().get(name)
     if isinstance(usual, bool):
         fits, expected = isinstance(value, bool), "true or false"
@@ -130,7 +130,7 @@ def _as_integer(value: Any) -> Any:
 
 
 def model_notes(family: Family, facts: ModelFacts) -> Iterator[str]:
-    """What there is to know of a model."""
+    """Yield notes on a model."""
     rules = setting_rules(family)
     yield from (note.text for note in rules.notes if note.applies(facts))
     thetas = facts.theta_conflicts() if any(term.name == THETA for term in rules.terms()) else ()
@@ -144,7 +144,7 @@ def model_notes(family: Family, facts: ModelFacts) -> Iterator[str]:
 
 
 def matching_model(values: Values) -> str | None:
-    """The shortest name of a model of MaxText's that is this one; None where none is."""
+    """Return the shortest name of a MaxText model with these settings; None if there is none."""
     own = {**defaults(), **tower_defaults()}
     expected = {name: item.value for name, item in values.items() if name != MODEL_NAME}
     fitting = [
@@ -161,7 +161,7 @@ def _matches(expected: Mapping[str, Any], model: Mapping[str, Any], own: Mapping
 
 
 def unused_settings(expected: Mapping[str, Any]) -> frozenset[str]:
-    """The settings that nothing reads in a model of these."""
+    """Return the settings that a model with these settings does not read."""
     result = _YARN_SETTINGS if expected.get("rope_type") != "yarn" else frozenset()
     if expected.get("attention_type") == "mla":
         result |= {"head_dim"}
@@ -171,7 +171,7 @@ def unused_settings(expected: Mapping[str, Any]) -> frozenset[str]:
 
 
 def required_settings(values: Values, named: str | None) -> dict[str, ModelSetting]:
-    """What MaxText needs to be given.
+    """Return the settings that a MaxText run must be given.
 
     Args:
         values: all that describe the model.

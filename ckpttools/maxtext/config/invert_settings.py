@@ -1,4 +1,4 @@
-"""Rules of a family read the other way: from settings to the fields of a `config.json`.
+"""Invert the rules of a family: from settings to the fields of a `config.json`.
 
 Rules have conditions, and conditions look at fields. So each choice of those fields is tried: with it the
 rules that apply are known, and each gives the field that it reads. Nothing is believed of that: what was
@@ -61,7 +61,7 @@ _ARCHITECTURES = {
 
 
 def text_types(family: Family) -> tuple[str, ...]:
-    """The values of `model_type` of the family's models of text alone.
+    """Return the `model_type` values of the family's text-only models.
 
     None where it has no such, or where that is a model of another family, as Qwen3 is of Qwen3-VL.
     """
@@ -73,7 +73,7 @@ def text_types(family: Family) -> tuple[str, ...]:
 
 
 def architecture_of(model_type: str) -> str:
-    """The class of transformers for a `model_type` of text."""
+    """Return the transformers class for the `model_type` of a text model."""
     words = model_type.removesuffix(_TEXT).split("_")
     return _ARCHITECTURES.get(model_type, "".join(word.capitalize() for word in words) + "ForCausalLM")
 
@@ -130,7 +130,7 @@ def _rope_part(rope: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ObservedArrays:
-    """What the arrays of a checkpoint show.
+    """Facts that the arrays of a checkpoint show.
 
     Attributes:
         lengths: of axes.
@@ -144,7 +144,7 @@ class ObservedArrays:
 
 
 def field_choices(family: Family, given: GivenSettings, known: ObservedArrays) -> dict[str, list[Any]]:
-    """Field -> its possible values, of those on which it depends which rules apply."""
+    """Map each field that decides which rules apply to its possible values."""
     result: dict[str, list[Any]] = {MODEL_TYPE: list(text_types(family))}
     for name, rule in family.flags.items():
         if any(item.startswith(f"{LAYER_TYPES}.") for item in rule.field):
@@ -211,7 +211,7 @@ _SETTINGS = "MaxText's settings"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration by one choice.
+    """A configuration built from one choice of values.
 
     Attributes:
         config: what was made.
@@ -227,14 +227,14 @@ class Candidate:
 
 
 def candidates(family: Family, given: GivenSettings, known: ObservedArrays) -> Iterator[Candidate]:
-    """The configurations by all choices, likely ones first."""
+    """Yield the configurations for all choices, likely ones first."""
     choices = field_choices(family, given, known)
     for values in product(*choices.values()):
         yield _Attempt(family, given, known, dict(zip(choices, values, strict=True))).built()
 
 
 class _Attempt:
-    """One choice, and what follows from it."""
+    """One choice of values and its consequences."""
 
     def __init__(
         self, family: Family, given: GivenSettings, known: ObservedArrays, choice: Mapping[str, Any]
@@ -253,7 +253,7 @@ class _Attempt:
         self.wrong: dict[str, Contradiction] = {}
 
     def built(self) -> Candidate:
-        """What comes of it."""
+        """Return the candidate for this choice."""
         for _ in range(_PASSES):
             # What follows from rules that did not apply after all is forgotten.
             facts = self._facts(self.assumed)
@@ -273,7 +273,7 @@ class _Attempt:
         return Candidate(facts.config, inferred, missing, wrong)
 
     def _apply_choice(self, facts: ModelFacts) -> None:
-        """Takes the choice, formulas among it once they can be worked out."""
+        """Apply the choice, and its formulas once they can be evaluated."""
         for name, item in self.choice.items():
             result = item.of(facts) if isinstance(item, Term) else item
             if result is not None or not isinstance(item, Term):
@@ -305,7 +305,7 @@ class _Attempt:
                 self.fields[f"config.{name}"] = None
 
     def _set_length(self, axis: str, declared: ModelSetting) -> bool:
-        """Takes the length of an axis; False where the term is no axis of this family."""
+        """Set the length of an axis; return False if the family has no such axis."""
         if axis not in self.family.sizes and axis not in self.family.derived and axis not in self.lengths:
             return False
         if isinstance(declared.value, bool) or not isinstance(declared.value, int):
@@ -322,7 +322,7 @@ class _Attempt:
         return True
 
     def _apply_limit(self, limit: Limit, facts: ModelFacts) -> None:
-        """Says what MaxText does whatever it is told."""
+        """Set a field to the value that MaxText's code fixes."""
         left, right = limit.expected.left, limit.expected.right
         if limit.expected.relation != "is" or not all(
             condition.holds(facts) for condition in limit.conditions
@@ -344,7 +344,7 @@ class _Attempt:
             self.fields[left.name] = expected
 
     def _derive(self) -> None:
-        """Lengths by formulas over others, and the one unknown of a formula whose value is known."""
+        """Compute lengths from formulas, and the one unknown length of a formula with a known value."""
         for axis, formula in self.family.derived.items():
             unknown = axes_in(formula) - self.lengths.keys()
             if axis not in self.lengths and not unknown:
@@ -362,7 +362,7 @@ class _Attempt:
                 self.lengths |= {other: fitting[0]} if is_unique else {}
 
     def _infer_settings(self, facts: ModelFacts) -> Iterator[tuple[str, Any]]:
-        """What the configuration says by the rules; None where that is nothing."""
+        """Yield the settings that the configuration implies by the rules, or None."""
         for name, rule in self.family.settings.chosen(facts).items():
             result = (_term_value(term, facts) for term in rule.terms)
             yield name, next((item for item in result if item is not None), None)
@@ -409,7 +409,7 @@ class _Attempt:
         return is_equivalent(name, declared, expected)
 
     def _rule_name(self, name: str, declared: Any) -> Any:
-        """A setting; of models that have one code, the name that the rules know."""
+        """Return a setting; for models that share code, the name in the rules."""
         if name != MODEL_NAME or not isinstance(declared, str):
             return declared
         known = self._text_model_names()
@@ -417,11 +417,11 @@ class _Attempt:
         return declared if declared in known or not alike else alike[0]
 
     def _is_of_code(self, declared: Any) -> bool:
-        """Whether the name of a model is one of those that the family's code looks at."""
+        """Return whether a model name belongs to the family's code."""
         return self._rule_name(MODEL_NAME, declared) in self._text_model_names()
 
     def _text_model_names(self) -> list[str]:
-        """Those of which the text depends."""
+        """Return the model names that decide about the text model."""
         rules = (setting for setting in self.family.settings.settings if setting.name == MODEL_NAME)
         of_text = [item for item in rules if not self._is_for_towers(item)]
         return [str(term.value) for rule in of_text for term in rule.terms]
@@ -432,7 +432,7 @@ class _Attempt:
 
 
 def _field_value(term: Term, declared: Any) -> Any:
-    """The value of the field that gives a setting; None where there is none."""
+    """Return the value of the field that gives a setting; None if there is none."""
     if term.words is None:
         return declared
     result = next((word for word, value in term.words.items() if value == declared), None)

@@ -1,4 +1,4 @@
-"""What is known of one model: fields of its configuration however they are spelled, lengths, flags."""
+"""Facts about one model (fields in any spelling, lengths, flags), and which fields its family reads."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PLAIN_TYPES = {"mrope": "default"}
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of one model.
+    """The known facts about one model.
 
     Attributes:
         config: the parsed `config.json`.
@@ -68,7 +68,7 @@ class ModelFacts:
     has_arrays: bool = False
 
     def field(self, name: str) -> Any:
-        """`config.NAME`, of the text model if it has it, or `rope.NAME`; None where there is none.
+        """Return `config.NAME`, from the text model if it has it, or `rope.NAME`; None if absent.
 
         `layer_types.full_every_N` is whether every N-th layer attends to everything, and no other;
         `rope.usual_attention_factor` whether what YaRN multiplies by is 0.1 ln(factor) + 1.
@@ -76,17 +76,17 @@ class ModelFacts:
         return without_alias(name, self._find(name)[1])
 
     def location_of(self, name: str) -> str | None:
-        """Where the configuration says a field, dots for nested ones; None where it does not."""
+        """Return the dotted location of a field in the configuration; None if it is absent."""
         return self._find(name)[0]
 
     @cached_property
     def parts(self) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-        """What speaks of the text model, that alone first: its prefix, and the part."""
+        """Return the parts that describe the text model with their prefixes, the most specific first."""
         result = ((f"{name}.", nested_value(self.config, name)) for name in _PARTS)
         return (*((name, part) for name, part in result if isinstance(part, Mapping)), ("", self.config))
 
     def ropes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """What speaks of the rotary embedding, whichever counts: its place, and what it says."""
+        """Yield the location and content of all parts that describe the rotary embedding."""
         for name in _ROPES:
             where, declared = self._find(_CONFIG + name)
             if where is not None and isinstance(declared, Mapping):
@@ -100,7 +100,7 @@ class ModelFacts:
                     yield where, declared
 
     def theta_conflicts(self) -> Iterator[tuple[str, str]]:
-        """Bases of rotary embeddings that are stated twice, and otherwise: the one that counts, the other."""
+        """Yield pairs of contradictory rotary bases: the one that counts, and the other."""
         for name, older in _OLD_NAMES.items():
             where, declared = self._rope(name)
             for item in older:
@@ -150,7 +150,7 @@ class ModelFacts:
         return where, declared
 
     def _default(self, name: str) -> Any:
-        """What transformers takes for a field of which nothing is said; None where that is not known."""
+        """Return transformers' default for an absent field; None if it is unknown."""
         is_stated = any(states_field(part, name) for _, part in self.parts)
         return None if is_stated else self.silent.get(name)
 
@@ -178,13 +178,13 @@ class ModelFacts:
         return next((item for item in result if item[1] is not None), taken)
 
     def _default_rope(self, name: str, where: str) -> Any:
-        """As `_default`, of a rotary embedding that is stated at a place, or nowhere."""
+        """Return the default of a rotary embedding field, stated at a location or nowhere."""
         known = name == THETA.removeprefix(_ROPE) or not where
         usual = "default" if name in ("type", "local_type") else None
         return self.silent.get(_ROPE + name, usual) if known else usual
 
     def _attention_factor(self) -> tuple[str | None, bool | None]:
-        """As transformers works it out."""
+        """Compute the attention factor as transformers does."""
         numbers = {name: self._rope(name) for name in ("factor", "attention_factor", *_SCALES)}
         if any(not isinstance(item, int | float | None) for _, item in numbers.values()):
             return None, None
@@ -213,7 +213,7 @@ class ModelFacts:
 
 
 def layer_types(every: int, layers: int) -> list[str]:
-    """The kinds of layers of which every N-th attends to everything, and the others have a window."""
+    """Return layer types in which every N-th layer has full attention and the others have a window."""
     return [FULL_ATTENTION if k % every == every - 1 else _LOCAL for k in range(layers)]
 
 
@@ -299,19 +299,19 @@ _IRRELEVANT = (
 
 @dataclass(frozen=True)
 class Reading:
-    """How a family reads the configuration of one model."""
+    """The way a family reads the configuration of one model."""
 
     family: Family
     facts: ModelFacts
 
     def called(self, term: Term) -> str:
-        """What a term reads, as the configuration calls it; where that is silent, as it would."""
+        """Return the fields that a term reads, under the configuration's names."""
         if term.kind == "value":
             return json.dumps(term.value)
         return ", ".join(self._stated_fields(term) or self._default_fields(term)) or term.name
 
     def source(self, term: Term, location: str) -> str:
-        """Who says a term."""
+        """Return the source of a term's value."""
         if term.kind == "value" or (
             term.kind == "formula" and axes_in(term.name) <= self.family.constants.keys()
         ):
@@ -322,14 +322,14 @@ class Reading:
         return "the arrays" if from_arrays else f"transformers, as {location} does not say"
 
     def unread(self) -> Iterator[str]:
-        """The fields that may change what the model computes, and of which MaxText is told nothing."""
+        """Yield the fields that may affect the computation but have no MaxText setting."""
         read = {_without_item_keys(item) for item in self._read_fields()}
         for path, value in self._stated("", self.facts.config):
             if path not in read and not self._is_irrelevant(path):
                 yield f"{path} {_shortened(value)}"
 
     def _stated_fields(self, term: Term) -> list[str]:
-        """The fields that give it."""
+        """Return the fields that give a term its value."""
         if term.kind == "field":
             return [where] if (where := self.facts.location_of(term.name)) else []
         if term.kind == "flag":
@@ -348,7 +348,7 @@ class Reading:
         return [name for inner in sorted(axes_in(formula)) for name in self._axis_fields(inner)]
 
     def _default_fields(self, term: Term) -> list[str]:
-        """What would have to be there."""
+        """Return the fields that could give a term its value."""
         if term.kind == "field":
             rope, _, name = term.name.partition(".")
             known = _ROPE_NAMES.get(name.removeprefix(_LOCAL_PREFIX), (name,))[0]
@@ -404,7 +404,7 @@ class Reading:
 
 
 def _without_item_keys(path: str) -> str:
-    """Without what stands for items of lists."""
+    """Return a field path without keys of list items."""
     keys = path.split(".")
     while keys[-1] == "#" or keys[-1].isdecimal():
         keys.pop()

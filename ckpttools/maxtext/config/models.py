@@ -276,19 +276,19 @@ qwen3.5-397b-a17b
 
 @cache
 def defaults() -> Mapping[str, Any]:
-    """Name of a setting -> its value in MaxText's own configuration."""
+    """Map the names of settings to the values in MaxText's base configuration."""
     return {**dict(pairs(_DEFAULTS)), **SIZES}
 
 
 @cache
 def tower_defaults() -> Mapping[str, Any]:
-    """Settings of towers, as `defaults`."""
+    """Map the names of tower settings to their defaults."""
     return dict(pairs(TOWER_DEFAULTS))
 
 
 @cache
 def named_models() -> Mapping[str, Mapping[str, Any]]:
-    """Name of a model -> setting -> value, where that is not the default."""
+    """Map the names of models to the settings that differ from the defaults."""
     result: dict[str, dict[str, Any]] = {}
     for text in (_MODELS, TOWER_MODELS):
         names: list[str] = []

@@ -1,4 +1,4 @@
-"""One model as it is seen in a checkpoint: configuration, family, sizes, and how its layers are stored."""
+"""Observe one model in a checkpoint: configuration, family, sizes, and the layout of its layers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PARAM_SCAN_AXIS, LOAD_PARAMETERS = "param_scan_axis", "load_parameters_path"
 
 @dataclass(frozen=True)
 class ObservedModel:
-    """One model.
+    """A model that was found in a checkpoint or a configuration.
 
     Attributes:
         family: whose rows it has.
@@ -70,7 +70,7 @@ class ObservedModel:
 
 
 def observe_config(config: Mapping[str, Any], location: str, family: str | None) -> ObservedModel:
-    """The model of a configuration alone.
+    """Return the model of a configuration without arrays.
 
     Raises:
         ConfigError: it does not say which, or no family is of its type.
@@ -84,12 +84,12 @@ def observe_config(config: Mapping[str, Any], location: str, family: str | None)
 
 
 def _facts(config: Mapping[str, Any]) -> ModelFacts:
-    """What a configuration says, and what transformers takes where it is silent."""
+    """Return the facts of a configuration, with transformers' defaults for absent fields."""
     return ModelFacts(config, silent=default_values(config))
 
 
 def observe_model(tree: Tree, like: str | None, family: str | None) -> ObservedModel:
-    """The model of a checkpoint, of either side.
+    """Return the model of a checkpoint in Hugging Face's or MaxText's layout.
 
     Args:
         tree: the checkpoint.
@@ -188,7 +188,7 @@ def _notes(
 
 
 def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) -> None:
-    """Refuses a Hugging Face model whose arrays contradict its configuration; reads none.
+    """Raise if a Hugging Face model contradicts its configuration. Read no array.
 
     Raises:
         CoverageError: they do. Of weights in a scheme that is not read nothing is said.
@@ -207,7 +207,7 @@ def require_hugging_face(tree: Tree, family: Family, config: Mapping[str, Any]) 
 def require_maxtext(
     view: MaxTextView, location: str, family: Family, config: Mapping[str, Any], flags: Mapping[str, Flag]
 ) -> None:
-    """The same of a MaxText checkpoint.
+    """Raise if a MaxText checkpoint contradicts its configuration.
 
     Args:
         view: of the checkpoint.
@@ -266,7 +266,7 @@ class StoredFp8:
     misfits: tuple[str, ...] = ()
 
     def notes(self) -> Iterator[str]:
-        """What MaxText makes of them; nothing where there are none."""
+        """Yield notes on how MaxText handles these weights; nothing if there are none."""
         if not self.weights:
             return
         yield (
@@ -286,7 +286,7 @@ class StoredFp8:
 
     @property
     def _misfit_reason(self) -> str:
-        """Why no model of MaxText's that is FP8 itself takes them; empty where one does."""
+        """Return why no FP8 model of MaxText accepts the weights; empty if one does."""
         mixed = f"some are {' and some '.join(self.dtypes)}" if len(self.dtypes) > 1 else ""
         reasons = [*filter(None, [mixed]), *self.misfits]
         if len(reasons) < 2:
@@ -294,7 +294,7 @@ class StoredFp8:
         return f"{reasons[0]} (and {len(reasons) - 1} more like this)"
 
     def settings(self) -> tuple[ModelSetting, ...]:
-        """Those with which MaxText keeps them FP8."""
+        """Return the settings that keep these weights in FP8."""
         size = self.block[0] if self.block else None
         return (
             ModelSetting(WEIGHT_DTYPE, self.dtypes[0], _ARRAYS),
@@ -303,7 +303,7 @@ class StoredFp8:
         )
 
     def contradictions(self, given: GivenSettings) -> Iterator[Contradiction]:
-        """What does not go together where a run is told that its model is FP8."""
+        """Yield contradictions if a run declares that its model is FP8."""
         declared = given.values.get(WEIGHT_DTYPE)
         if declared is None or declared.value not in CODES:
             return
@@ -329,7 +329,7 @@ def _is_equivalent_setting(expected: ModelSetting, declared: Any) -> bool:
 
 
 def _list_items(declared: Any) -> list[str]:
-    """The members of a list, as configuration files and command lines have it."""
+    """Return the items of a list as written in configuration files and on command lines."""
     if declared is None:
         return []
     return _WORD.findall(" ".join(map(str, declared)) if isinstance(declared, list) else str(declared))

@@ -1,4 +1,4 @@
-"""MaxText's settings for a model, as frozen reports."""
+"""Reports on MaxText's settings for a model, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIRST = ("model_name", "override_model_config", *_STORED)
 
 @dataclass(frozen=True)
 class ModelSetting:
-    """A setting.
+    """A MaxText setting with its source.
 
     Attributes:
         name: MaxText's.
@@ -43,7 +43,7 @@ class ModelSetting:
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """What MaxText computes otherwise, whatever its settings.
+    """A property that MaxText computes differently, whatever its settings.
 
     Attributes:
         what: the model's field and value.
@@ -63,7 +63,7 @@ class Discrepancy:
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A setting that is not the checkpoint's.
+    """A setting of a run that contradicts the checkpoint.
 
     Attributes:
         name: of the setting.
@@ -101,7 +101,7 @@ class Mistake:
 
 @dataclass(frozen=True, repr=False)
 class MaxTextConfig:
-    """What MaxText must be told to run a checkpoint.
+    """The settings that MaxText needs to run a checkpoint.
 
     Attributes:
         path: of the checkpoint.
@@ -137,15 +137,15 @@ class MaxTextConfig:
         return f"<MaxTextConfig of {self.path}: {' '.join(self.arguments())}>"
 
     def as_mapping(self) -> Mapping[str, Any]:
-        """Name of a setting -> value, of those that MaxText needs to be given."""
+        """Return the settings that MaxText needs, by name."""
         return {item.name: item.value for item in self.told}
 
     def arguments(self) -> tuple[str, ...]:
-        """`NAME=VALUE`, as MaxText's command line takes them."""
+        """Return the settings as `NAME=VALUE`, for MaxText's command line."""
         return tuple(map(str, self.told))
 
     def yaml(self) -> str:
-        """The content of a file that MaxText takes in place of its `base.yml`, on which it is based.
+        """Return the content of a YAML file that MaxText accepts instead of `base.yml`.
 
         Where the model needs the code of one of MaxText's own, by its name, it is that model's own file.
         """
@@ -165,7 +165,7 @@ class MaxTextConfig:
 
 
 def format_value(value: Any) -> str:
-    """A value on MaxText's command line."""
+    """Format a value for MaxText's command line."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
@@ -174,6 +174,6 @@ def _lines(values: Mapping[str, Any]) -> list[str]:
 
 
 def ordered(settings: Mapping[str, ModelSetting]) -> tuple[ModelSetting, ...]:
-    """Settings in the order in which they are said."""
+    """Return the settings in display order."""
     first = [name for name in (*_FIRST, *_SIZES) if name in settings]
     return tuple(settings[name] for name in (*first, *sorted(settings.keys() - set(first))))

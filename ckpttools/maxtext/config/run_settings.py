@@ -1,4 +1,4 @@
-"""Settings of a run, each with who says it."""
+"""Read the settings of a run, each with its source."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _SCAN, _AXIS = "scan_layers", "param_scan_axis"
 
 @dataclass(frozen=True)
 class GivenSettings:
-    """What a run is told.
+    """The settings that a run is given.
 
     Attributes:
         values: name -> setting.
-        is_whole: whether what nobody says is as MaxText has it by default, and among `values`.
-        declared: those of the files and of the command line, weaker ones too.
+        is_whole: whether `values` includes MaxText's defaults.
+        declared: settings of the files and the command line, including overridden ones.
     """
 
     values: Mapping[str, ModelSetting]
@@ -46,13 +46,13 @@ class GivenSettings:
     declared: tuple[ModelSetting, ...] = ()
 
     def value(self, name: str) -> Any:
-        """Of a setting; None where nobody says it."""
+        """Return the value of a setting; None if it is not set."""
         result = self.values.get(name)
         return None if result is None else result.value
 
 
 def read_settings(words: Sequence[str]) -> GivenSettings:
-    """The settings in the words of a run; whole if a configuration file or a model is named.
+    """Return the settings in the words of a run, with defaults if a file or a model is named.
 
     Args:
         words: as they are given to MaxText: a configuration file, then `NAME=VALUE`.
@@ -68,7 +68,7 @@ def read_settings(words: Sequence[str]) -> GivenSettings:
 
 
 def _as_pasted(words: Sequence[str]) -> list[str]:
-    """Words, of which one may be a whole command line, up to where the shell does something else with it."""
+    """Split pasted command lines into words, up to the first shell operator."""
     result: list[str] = []
     for word in words:
         is_line = any(map(str.isspace, word)) and (not SETTING.match(word) or _PYTHON.search(word))
@@ -117,7 +117,7 @@ def _defaults() -> Layer:
 
 
 def _model_defaults(name: object) -> Layer:
-    """What the model of a name has where MaxText is not installed."""
+    """Return the settings of a named model if MaxText is not installed."""
     values = named_models().get(architecture(name), {}) if isinstance(name, str) else {}
     return Layer(f"model {name}", values)
 
@@ -127,7 +127,7 @@ _NUMBERS = (int, float)
 
 
 def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contradiction]:
-    """The settings of a run that are not the checkpoint's.
+    """Yield the settings of a run that contradict the checkpoint.
 
     What is not said counts as well, as MaxText's default, if a configuration file or a model is named.
 
@@ -143,7 +143,7 @@ def find_contradictions(given: GivenSettings, values: Values) -> Iterator[Contra
 
 
 def is_equivalent(name: str, declared: Any, expected: Any) -> bool:
-    """Whether a setting as a run has it does as well as one that a model has."""
+    """Return whether a run's setting is equivalent to the model's."""
     if name == MODEL_NAME:
         # Names that begin alike have the same code.
         return isinstance(declared, str) and declared.partition("-")[0] == str(expected).partition("-")[0]
@@ -154,7 +154,7 @@ def is_equivalent(name: str, declared: Any, expected: Any) -> bool:
 
 
 def is_same_value(declared: Any, expected: Any) -> bool:
-    """Whether a setting as a run has it is one as a model has it; numbers may be written as text."""
+    """Return whether two values are equal; numbers may be written as text."""
     if isinstance(expected, bool) or not isinstance(expected, _NUMBERS):
         return bool(declared == expected)
     try:

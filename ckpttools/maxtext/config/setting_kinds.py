@@ -26,7 +26,7 @@ _MAY_BE_EMPTY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Which values a setting takes.
+    """The values that a setting accepts.
 
     Attributes:
         type: "bool", "int", "float", "text", "list", "group" or "any"; "one of" has `words`.
@@ -42,7 +42,7 @@ class Kind:
 
     @classmethod
     def of(cls, text: str) -> Kind:
-        """A line of the list, such as `int>0?`."""
+        """Parse a line of the list, such as `int>0?`."""
         plain = text.removesuffix("?")
         if plain.startswith(_CHOICE):
             words = plain.removeprefix(_CHOICE).split(",")
@@ -51,7 +51,7 @@ class Kind:
         return cls(kind, more + bound, (), plain != text)
 
     def expected(self, value: Any) -> str | None:
-        """What MaxText wants in place of a value; None where it takes it."""
+        """Return what MaxText expects instead of a value; None if it accepts the value."""
         if value is None or (isinstance(value, str) and value.lower() == "none" and "none" not in self.words):
             return None if self.may_be_null else f"{self._description}, not null"
         if isinstance(value, str) and "${" in value:
@@ -86,7 +86,7 @@ class Kind:
 
 @cache
 def setting_kinds(version: str) -> Mapping[str, Kind]:
-    """Name of a setting -> its kind; those of groups have the group's name before theirs.
+    """Map the names of settings to their kinds; names in groups have the group as a prefix.
 
     Args:
         version: of MaxText; of one that is not in the list it is what the newest has.
@@ -100,7 +100,7 @@ def setting_kinds(version: str) -> Mapping[str, Kind]:
 
 @cache
 def _read_list() -> tuple[tuple[str, Kind, str, str], ...]:
-    """Name, kind, the version that alone has it, the one that has it not."""
+    """Return name, kind, the only version with the setting, and the version without it."""
     result: list[tuple[str, Kind, str, str]] = []
     kind = Kind("any")
     for line in (parse(__file__).parent / _LIST).read_bytes().decode().splitlines():
@@ -117,7 +117,7 @@ def _read_list() -> tuple[tuple[str, Kind, str, str], ...]:
 
 
 def find_mistakes(declared: Iterable[ModelSetting], version: str) -> Iterator[Mistake]:
-    """The settings that MaxText refuses: by their names, or by their values.
+    """Yield the settings that MaxText refuses because of their names or values.
 
     Args:
         declared: settings, groups nested.

@@ -1,4 +1,4 @@
-"""The `config.json` of a model that MaxText's settings and arrays describe; refused where they do not."""
+"""Build the `config.json` of a model from MaxText's settings and its arrays."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config_from_settings(
     family: str | None = None,
     text_alone: bool = False,
 ) -> dict[str, Any]:
-    """The configuration of a model of text.
+    """Return the configuration of a text model.
 
     Args:
         words: settings as they are given to MaxText: a configuration file, then `NAME=VALUE`.
@@ -70,7 +70,7 @@ def config_from_settings(
 
 
 def _with_loadable_type(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that transformers loads, of a type that it has."""
+    """Return the configuration with a model type that transformers provides."""
     return {**config, _TYPE: _EQUIVALENT_TYPES.get(config[_TYPE], config[_TYPE])}
 
 
@@ -102,14 +102,14 @@ def _family_by_block(declared: GivenSettings) -> Family:
 
 
 def _blocks(family: Family) -> list[Any]:
-    """The values of `decoder_block` of a family."""
+    """Return the `decoder_block` values of a family."""
     rules = (setting for setting in family.settings.settings if setting.name == _BLOCK)
     return [term.value for rule in rules for term in rule.terms]
 
 
 @dataclass(frozen=True)
 class _ModelArrays:
-    """The arrays of a checkpoint as those of a text model of a family."""
+    """The arrays of a checkpoint as those of a family's text model."""
 
     family: Family
     arrays: Mapping[str, LazyArray]
@@ -123,13 +123,13 @@ class _ModelArrays:
         return cls(family, text, stored_scan_axis(family, arrays, scan_axis))
 
     def known(self) -> ObservedArrays:
-        """What they show without a configuration."""
+        """Return what the arrays show without a configuration."""
         tied = self._tied()
         lengths, _ = self._table(None, tied).known_of(self.arrays, left=True)
         return ObservedArrays(lengths, {name: flag.value for name, flag in tied.items()}, True)
 
     def match(self, config: Mapping[str, Any]) -> bool:
-        """Whether they are those of a model with this configuration."""
+        """Return whether the arrays belong to a model with this configuration."""
         try:
             self._table(config, {}).to_right(self.arrays)
         except CheckpointError:
@@ -149,7 +149,7 @@ def _is_complete(candidate: Candidate) -> bool:
 
 
 def _only_candidate(family: Family, declared: GivenSettings, result: Sequence[Candidate]) -> Candidate:
-    """The one that is meant.
+    """Return the only complete candidate.
 
     Raises:
         ConfigError: none is, or what is missing would decide which.

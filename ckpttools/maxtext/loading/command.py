@@ -1,4 +1,4 @@
-"""The words of a MaxText command: program, configuration file, settings as key=value."""
+"""Parse a MaxText command: program, configuration file, and settings as key=value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_DEPTH = 50
 
 @dataclass(frozen=True)
 class ParsedCommand:
-    """A command, read.
+    """A parsed command.
 
     Attributes:
         program: the module or script that it runs; None where none is named.
@@ -37,7 +37,7 @@ class ParsedCommand:
 
 
 def parse_command(words: Sequence[str]) -> ParsedCommand:
-    """A command as MaxText reads it.
+    """Parse a command as MaxText does.
 
     Args:
         words: `base.yml key=value …`, with or without `python3 -m maxtext.….train` before it.
@@ -58,7 +58,7 @@ def parse_command(words: Sequence[str]) -> ParsedCommand:
 
 
 def _without_program(words: list[str]) -> tuple[str | None, list[str]]:
-    """The program that a command runs, and the words after it; variables may be set before it."""
+    """Return the program that a command runs, and the words after it."""
     before = dropwhile(lambda word: word == "env" or _VARIABLE.match(word), words)
     words = rest if (rest := list(before)) and _is_program(rest[0]) else words
     program = None
@@ -97,7 +97,7 @@ def _not_a_setting_error(word: str) -> UsageError:
 
 
 def parse_value(word: str, text: str) -> Any:
-    """The value of a setting.
+    """Return the value of a setting.
 
     Raises:
         FormatError: it is no YAML.
@@ -122,7 +122,7 @@ def _set_nested(into: dict[str, Any], keys: Sequence[str], value: Any) -> None:
 
 
 def merge_nested(below: Mapping[str, Any], above: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    """Two configurations as one: groups one by one, everything else from `above` where both have it."""
+    """Merge two configurations, group by group; `above` takes precedence."""
     built = dict(below)
     for name, value in above.items():
         inner = built.get(name)

@@ -1,4 +1,4 @@
-"""From a command and the files that it names to settings, in the order in which MaxText merges them."""
+"""Merge a command and its configuration files into settings, in MaxText's order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MAX_CHAIN = 16
 
 @dataclass(frozen=True)
 class Layer:
-    """Settings of one origin.
+    """Settings from one source.
 
     Attributes:
         source: what it is called.
@@ -38,7 +38,7 @@ class Layer:
 
 
 def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Settings:
-    """The settings of a run.
+    """Return the settings of a run.
 
     Args:
         command: what is run.
@@ -68,7 +68,7 @@ def merge_settings(command: ParsedCommand, environment: Mapping[str, str]) -> Se
 
 
 def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Settings by name, those of the one group that matters with its name before theirs."""
+    """Yield settings by name, with the prefix of the LoRA group."""
     for name, value in values.items():
         if name == LORA and isinstance(value, Mapping):
             yield from ((f"{LORA}.{inner}", item) for inner, item in value.items())
@@ -77,7 +77,7 @@ def flat_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def read_layers(path: Location, notes: list[str]) -> list[Layer]:
-    """A file and those that it is based on, the deepest first.
+    """Return a configuration file and its base files, the base first.
 
     Args:
         path: of the file.
@@ -101,7 +101,7 @@ def read_layers(path: Location, notes: list[str]) -> list[Layer]:
 
 
 def _base_location(file: Location, below: str) -> Location:
-    """The file that `base_config` names: beside the other, or in MaxText."""
+    """Return the file that `base_config` names, next to the other file or in MaxText."""
     if "://" in below or below.startswith("/"):
         return parse(below)
     beside = file.parent / below
@@ -110,7 +110,7 @@ def _base_location(file: Location, below: str) -> Location:
 
 
 def _installed_file(location: Location) -> Location | None:
-    """The file of an installed MaxText that is meant by a path of its sources."""
+    """Return the file of an installed MaxText for a path in its sources."""
     own = _installed_configs()
     name = str(location).partition(_OWN_FILES)[2] or (location.name if _is_base(location) else "")
     return own / name if own is not None and name and (own / name).is_file() else None
@@ -122,7 +122,7 @@ def _is_base(location: Location) -> bool:
 
 @cache
 def _installed_configs() -> Location | None:
-    """Where the configurations of an installed MaxText are; None without one."""
+    """Return the configuration directory of an installed MaxText; None without one."""
     spec = find_spec("maxtext")
     homes = spec.submodule_search_locations if spec else None
     result = [parse(str(home)) / "configs" for home in homes or ()]
@@ -130,7 +130,7 @@ def _installed_configs() -> Location | None:
 
 
 def model_layer(layers: list[Layer], path: Location | None) -> Layer:
-    """What the model says, which stands above files and below what is said beside them.
+    """Return the settings of the named model, which override files but not the command line.
 
     Args:
         layers: what is said, weaker ones first.
@@ -152,7 +152,7 @@ def model_layer(layers: list[Layer], path: Location | None) -> Layer:
 
 
 def _without_overrides(model: Layer, declared: Layer) -> Layer:
-    """The model without what the command line says."""
+    """Return the model's settings that the command line does not set."""
     return Layer(
         model.source, {name: item for name, item in model.values.items() if name not in declared.values}
     )
@@ -163,7 +163,7 @@ def _may_override(*layers: Layer) -> bool:
 
 
 def _model_conflicts(model: Layer, declared: Layer, files: list[Layer]) -> Iterator[Problem]:
-    """Settings of the model that the command line has otherwise."""
+    """Yield settings that the model and the command line set differently."""
     twice = [
         name
         for name, value in model.values.items()
@@ -177,7 +177,7 @@ def _model_conflicts(model: Layer, declared: Layer, files: list[Layer]) -> Itera
 
 
 def _environment(environment: Mapping[str, str], layers: list[Layer]) -> Layer:
-    """What variables of the environment say of settings that are known."""
+    """Return the known settings in environment variables."""
     names = {*DEFAULTS, *(name for layer in layers for name in layer.values)}
     result = {
         name: environment[variable]
@@ -206,7 +206,7 @@ def _environment_conflicts(env: Layer, model: Layer, declared: Layer) -> Iterato
 
 
 def read_yaml(path: Location) -> dict[str, Any]:
-    """The settings in a YAML file.
+    """Return the settings in a YAML file.
 
     Raises:
         StorageError: it is not there, or cannot be read.

@@ -1,4 +1,4 @@
-"""What MaxText says of its models: the sizes in its configs/models/*.yml, the same in both versions."""
+"""The sizes of MaxText's models from configs/models/*.yml, the same in both versions."""
 
 from __future__ import annotations
 
@@ -126,5 +126,5 @@ KNOWN_NAMES = frozenset({*MODELS, *_OTHERS})
 
 
 def architecture(model_name: str) -> str:
-    """The name under which MaxText looks for a model's sizes."""
+    """Return the name under which MaxText looks up a model's sizes."""
     return model_name.replace(_INSTRUCT, "")

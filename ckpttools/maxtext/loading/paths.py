@@ -1,4 +1,4 @@
-"""What a path in a setting leads to: the item that is read, or why MaxText finds none there."""
+"""Resolve paths in settings: the item that MaxText reads, or why it finds none."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KEYS = ("model", "model_params")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPath:
-    """Where a path leads.
+    """The target of a path.
 
     Attributes:
         item: directory whose arrays are read; None if MaxText finds none.
@@ -53,12 +53,12 @@ class ResolvedPath:
 
     @property
     def path(self) -> str | None:
-        """What is read; None if nothing is found."""
+        """Return what is read; None if nothing is found."""
         return self.shown if self.item is None else str(self.item)
 
 
 def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
-    """What MaxText reads for a path.
+    """Return what MaxText reads for a path.
 
     Args:
         setting: that has it.
@@ -81,7 +81,7 @@ def resolve_path(setting: str, text: str, version: Version) -> ResolvedPath:
 
 
 def unreadable_reason(setting: str, text: str) -> Problem | None:
-    """Why MaxText does not read a path, whatever is there; None if it does."""
+    """Return why MaxText cannot read a path, whatever it contains; None if it can."""
     location = parse(text)
     if problem := other_store(location):
         return problem
@@ -98,7 +98,7 @@ def unreadable_reason(setting: str, text: str) -> Problem | None:
 
 
 def step_number(item: Location) -> int | None:
-    """The step that an item is of, by the name of its directory or the one above."""
+    """Return the step of an item, from the name of its directory or the parent."""
     own = Step(item).number
     return own if own is not None else Step(item.parent).number
 
@@ -110,7 +110,7 @@ def _key(text: str, version: Version) -> str:
 
 
 def other_store(location: Location) -> Problem | None:
-    """Why MaxText reads nothing from a store; None if it does."""
+    """Return why MaxText cannot read from a store; None if it can."""
     scheme = location.store.scheme
     if scheme in _READABLE_SCHEMES:
         return None
@@ -128,7 +128,7 @@ def _missing_problem(location: Location, setting: str, api: str) -> Problem:
 
 
 def _find_item_v0(location: Location, setting: str) -> Location | Problem:
-    """The item at a path that must be its own: Orbax adds nothing to it and cuts nothing off."""
+    """Return the item at a path that must be exact in Orbax v0."""
     if not location.is_dir():
         return _missing_problem(location, setting, "v0")
     if not is_item(location):
@@ -137,7 +137,7 @@ def _find_item_v0(location: Location, setting: str) -> Location | Problem:
 
 
 def _find_item_v1(location: Location, setting: str) -> Location | Problem:
-    """The item below the step that a path means, or the step itself where it is bare."""
+    """Return the item in the step of a path, or the step itself, as Orbax v1 does."""
     root = location.parent if location.name == ITEM else location
     item = root / ITEM if (root / ITEM).is_dir() else root
     if not is_item(item):
@@ -149,7 +149,7 @@ def _find_item_v1(location: Location, setting: str) -> Location | Problem:
 
 
 def _v1_problem(root: Location, item: Location) -> Problem | None:
-    """Why Orbax's newer API does not take a directory in which there is an item."""
+    """Return why Orbax v1 refuses a directory with an item."""
     if (root / V1_FILE).is_file():
         if item == root or not has_metadata(root):
             return Problem(
@@ -183,12 +183,12 @@ def _doctor_hint(location: Location) -> str:
 
 
 def rewrite_hint(item: Location) -> str:
-    """How an item under another name becomes one that MaxText finds."""
+    """Return a hint for converting an item to a name that MaxText finds."""
     return f"`ckpt convert to-orbax {quote(str(item))} DST --item {ITEM}` writes one that is found"
 
 
 def _no_item_problem(location: Location, setting: str, api: str) -> Problem:
-    """Of a directory that is no item: what it is instead."""
+    """Describe a directory that is not an item."""
     instead = _nearby_item_hint(location, setting, api)
     if instead:
         return Problem(f"{location} is not the directory of an item: there is no {TREE_FILE} in it", instead)
@@ -204,7 +204,7 @@ def _no_item_problem(location: Location, setting: str, api: str) -> Problem:
 
 
 def _nearby_item_hint(location: Location | None, setting: str, api: str) -> str | None:
-    """Which path would have been one, above or below."""
+    """Return a hint that names a nearby item, above or below."""
     result = orbax_at(location) if location is not None and location.is_dir() else None
     match result:
         case OrbaxItem(directory=directory):
@@ -218,7 +218,7 @@ def _nearby_item_hint(location: Location | None, setting: str, api: str) -> str 
 
 
 def _step_item_hint(step: Step, setting: str, api: str) -> str:
-    """Which item of a step can be named, or made."""
+    """Return a hint that names an item of a step."""
     names = {item.directory.name: item.directory for item in step.items}
     if api == "v0" and len(names) > 1 and ITEM not in names:
         return "set it to one of " + ", ".join(map(str, names.values()))
@@ -229,7 +229,7 @@ def _step_item_hint(step: Step, setting: str, api: str) -> str:
 
 
 def problem_of(error: CheckpointError) -> Problem:
-    """An error of opening as a problem."""
+    """Return an error of opening as a problem."""
     text = " ".join(error.message.split())
     where = f" ({error.location})" if error.location and isinstance(error, FormatError) else ""
     return Problem(f"{text}{where}", error.hint)
@@ -259,7 +259,7 @@ class OrbaxSteps:
 
     @property
     def text(self) -> str:
-        """What there is, in a line."""
+        """Summarize the steps in one line."""
         if not self.steps and not self.passed_over:
             return "no step is there" if self.directory.is_dir() else "not there"
         listed = "no finished step"
@@ -270,7 +270,7 @@ class OrbaxSteps:
 
 
 def list_committed_steps(directory: Location) -> OrbaxSteps:
-    """What Orbax's manager lists in a directory.
+    """List the steps in a directory as Orbax's manager does.
 
     Raises:
         StorageError: it may not be looked into.
@@ -287,7 +287,7 @@ def list_committed_steps(directory: Location) -> OrbaxSteps:
 
 
 def _skip_reason(location: Location) -> str | None:
-    """Why a directory is not listed as a step; None for one that is."""
+    """Return why a directory is not listed as a step; None if it is."""
     if IN_PROGRESS in location.name:
         return "an unfinished save"
     if not _STEP.fullmatch(location.name):

@@ -1,4 +1,4 @@
-"""What is found out about a run of MaxText before it starts, as frozen dataclasses."""
+"""The prediction of what a MaxText run loads, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Expected = Literal["full state", "parameters", "adapter", "nothing"]
 
 @dataclass(frozen=True, slots=True)
 class RunSetting:
-    """One of MaxText's settings, as the run would have it.
+    """A MaxText setting as a run would have it.
 
     Attributes:
         name: "run_name"; of a group, "lora.lora_restore_path".
@@ -36,7 +36,7 @@ class RunSetting:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why MaxText would fail, or load something else than what is named.
+    """A reason why MaxText would fail or load something else.
 
     Attributes:
         what: a sentence.
@@ -49,7 +49,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A rule that MaxText goes through, in its order.
+    """A rule that MaxText applies, in its order.
 
     Attributes:
         rule: its name.
@@ -64,7 +64,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Resolution:
-    """What a run would load.
+    """The prediction of what a run would load.
 
     Attributes:
         maxtext: version whose rules these are.
@@ -98,7 +98,7 @@ class Resolution:
 
     @property
     def loads(self) -> bool:
-        """Whether what is named will be loaded, adapters included."""
+        """Return whether the named checkpoint will be loaded, including adapters."""
         return self.outcome == "loads" and (self.adapter is None or self.adapter.loads)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""MaxText's rules in its order, from settings to what is loaded."""
+"""Apply MaxText's rules in order, from settings to the checkpoint that is loaded."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _DESCRIPTIONS: Mapping[Rule, str] = {
 
 @dataclass(frozen=True, slots=True)
 class _RuleTarget:
-    """What a rule leads to, before the checkpoint is opened."""
+    """The target of a rule, before the checkpoint is opened."""
 
     rule: Rule
     expected: Expected
@@ -55,7 +55,7 @@ class _RuleTarget:
 
 
 def resolve_run(settings: Settings, version: Version, environment: Mapping[str, str]) -> Resolution:
-    """What a run would load.
+    """Return what a run would load.
 
     Args:
         settings: of the run.
@@ -89,7 +89,7 @@ def resolve_run(settings: Settings, version: Version, environment: Mapping[str, 
 
 
 def _with_verdict(built: Resolution, is_hidden: bool) -> Resolution:
-    """With outcome and verdict."""
+    """Return the resolution with its outcome and verdict."""
     outcome: Outcome
     if built.problems:
         outcome = "fails"
@@ -115,7 +115,7 @@ def _verdict(built: Resolution, outcome: Outcome) -> str:
 
 
 def _named_paths(settings: Settings) -> Iterator[tuple[Rule, str]]:
-    """The paths that are set, in MaxText's order."""
+    """Yield the paths that are set, in MaxText's order."""
     yield from ((name, text) for name in _PATHS if (text := settings.text(name)))
 
 
@@ -127,7 +127,7 @@ def _found_text(target: ResolvedPath, path: str | None) -> str:
 
 
 def _resolve_named(settings: Settings, version: Version) -> _RuleTarget | None:
-    """What the paths in the settings lead to; None where there are none."""
+    """Return the target of the paths in the settings; None without paths."""
     rule, text = next(_named_paths(settings), (None, ""))
     layout = settings.text("source_checkpoint_layout")
     if layout == "safetensors_dynamic":
@@ -143,7 +143,7 @@ def _resolve_named(settings: Settings, version: Version) -> _RuleTarget | None:
 def _with_contents(
     result: _RuleTarget, settings: Settings, version: Version, blank: Resolution
 ) -> Resolution:
-    """With what is in the checkpoint that a rule leads to."""
+    """Return the resolution with the problems of the checkpoint's contents."""
     item, problems, notes = result.target.item, list(result.target.problems), list(blank.notes)
     is_orbax = result.rule not in _HF_RULES
     if item is not None and is_orbax:
@@ -169,7 +169,7 @@ def _with_contents(
 
 
 def _adapter(settings: Settings, version: Version, blank: Resolution, is_resumed: bool) -> Resolution | None:
-    """What becomes of `lora.lora_restore_path`."""
+    """Return the resolution of `lora.lora_restore_path`."""
     text = settings.text("lora.lora_restore_path")
     if not text:
         return None
@@ -206,7 +206,7 @@ _HUB, _BUCKET = "hf://", "gs://"
 
 
 def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
-    """What source_checkpoint_layout=safetensors_dynamic reads.
+    """Return what source_checkpoint_layout=safetensors_dynamic reads.
 
     Args:
         text: a directory, or a repository of the Hub; "" for the one that MaxText has for the model.
@@ -235,7 +235,7 @@ def resolve_dynamic(text: str, settings: Settings) -> ResolvedPath:
 
 
 def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> ResolvedPath:
-    """What source_checkpoint_layout=safetensors reads, for a full state.
+    """Return what source_checkpoint_layout=safetensors reads for a full state.
 
     Raises:
         StorageError: it cannot be looked at.
@@ -253,7 +253,7 @@ def resolve_conversion_fn(text: str, settings: Settings, version: Version) -> Re
 
 
 def _weights_directory(location: Location) -> ResolvedPath:
-    """Only whether there are weights in it."""
+    """Return the directory if it contains safetensors files."""
     if location.is_dir() and any(entry.name.endswith(".safetensors") for entry in location.entries()):
         return ResolvedPath(location)
     return ResolvedPath(
@@ -268,7 +268,7 @@ _MULTI_TIER, _EMERGENCY = "enable_multi_tier_checkpointing", "enable_emergency_c
 
 @dataclass(frozen=True, slots=True)
 class OwnRun:
-    """What is found of a run's own checkpoints.
+    """The checkpoints of the run itself.
 
     Attributes:
         tried: where was looked.
@@ -286,7 +286,7 @@ class OwnRun:
 
 
 def find_own_run(settings: Settings, environment: Mapping[str, str]) -> OwnRun:
-    """The run's own checkpoints, as the manager that MaxText makes would list them.
+    """Find the run's own checkpoints as MaxText's manager would list them.
 
     Args:
         settings: of the run.
@@ -329,7 +329,7 @@ def _checkpoints(name: str, settings: Settings, notes: list[str]) -> Location:
 
 
 def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
-    """What the local disk has; None where it is not here."""
+    """Return the steps on the local disk; None if it is not on this host."""
     location = parse(settings.text("local_checkpoint_directory"))
     if not location.is_dir():
         notes.append(
@@ -348,7 +348,7 @@ def _local_steps(settings: Settings, notes: list[str]) -> OrbaxSteps | None:
 
 
 def _latest_step(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
-    """The latest step of all places."""
+    """Return the latest step of all locations."""
     if not seen:
         return OwnRun(Tried("resume", settings.text("local_checkpoint_directory"), "not here"))
     several = len(seen) > 1
@@ -373,7 +373,7 @@ def _latest_step(seen: Sequence[OrbaxSteps], settings: Settings) -> OwnRun:
 
 
 def _skip_latest_hint(latest: Location, earlier: Sequence[int]) -> str:
-    """How a run goes on without its latest step, which cannot be opened."""
+    """Return a hint on how a run resumes without its damaged latest step."""
     is_uncommitted = Step(latest).declared.is_uncommitted
     way = remedy(latest, latest.parent, is_uncommitted=is_uncommitted)
     then = f"MaxText goes on with step {earlier[-1]}" if earlier else "MaxText starts from step 0"
@@ -394,7 +394,7 @@ def _no_item_problem(step: Location, names: Sequence[str]) -> Problem:
 
 
 def _finished_problems(step: int, settings: Settings) -> Iterator[Problem]:
-    """Whether the run has reached its last step already."""
+    """Yield a problem if the run has already reached its last step."""
     steps = settings.number("steps")
     if steps == -1:
         steps = settings.number("learning_rate_schedule_steps")

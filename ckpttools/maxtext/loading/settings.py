@@ -1,4 +1,4 @@
-"""The settings that decide what a run loads, and what MaxText refuses of them."""
+"""The settings that decide what a run loads, and the problems that MaxText finds in them."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What is said, and MaxText's defaults for the rest.
+    """The declared settings, with MaxText's defaults for the others.
 
     Attributes:
         declared: by name.
@@ -114,17 +114,17 @@ class Settings:
         return self.declared.get(name) or RunSetting(name, DEFAULTS[name], DEFAULT)
 
     def text(self, name: str) -> str:
-        """A text; "" where it is not one."""
+        """Return a text setting; "" if it is not a text."""
         value = self[name].value
         return value if isinstance(value, str) and value.lower() != "none" else ""
 
     def flag(self, name: str) -> bool:
-        """Whether a switch is on; its default where the value does not say."""
+        """Return whether a switch is on; its default if the value is invalid."""
         value = _WORDS.get(str(self[name].value).lower())
         return bool(DEFAULTS[name]) if value is None else value
 
     def number(self, name: str) -> float | None:
-        """A number; None where it is not one."""
+        """Return a numeric setting; None if it is not a number."""
         value = self[name].value
         try:
             return float(str(value)) if value is not None else None
@@ -132,18 +132,18 @@ class Settings:
             return None
 
     def is_declared(self, name: str) -> bool:
-        """Whether a setting is said at all, or a file stands for all of them."""
+        """Return whether a setting is declared, or a file declares all of them."""
         return name in self.declared or self.has_file
 
     @property
     def non_default(self) -> tuple[RunSetting, ...]:
-        """Those that decide what is loaded and are not at their defaults, in order."""
+        """Return the deciding settings that are not at their defaults, in order."""
         declared = [self.declared[name] for name in DEFAULTS if name in self.declared and name not in SIZES]
         return tuple(item for item in declared if item.value != DEFAULTS[item.name])
 
 
 def settings_problems(settings: Settings, version: Version) -> Iterator[Problem]:
-    """What MaxText refuses before it looks anywhere.
+    """Yield what MaxText refuses before it looks at any checkpoint.
 
     Args:
         settings: of the run.
@@ -181,7 +181,7 @@ def _type_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def _type_mismatch(setting: RunSetting) -> str | None:
-    """What MaxText wants instead of a value; None where it takes it."""
+    """Return what MaxText expects instead of a value; None if it accepts it."""
     expected, value = DEFAULTS[setting.name], setting.value
     if isinstance(expected, bool):
         return None if str(value).lower() in _WORDS else "MaxText wants true or false"

@@ -1,4 +1,4 @@
-"""Whether what a checkpoint holds is what MaxText would look for: kind, flavour, layers, sizes."""
+"""Check whether a checkpoint contains what MaxText looks for: kind, flavour, layers, sizes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _AXES: Mapping[Path, Sequence[str | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class WeightsCheck:
-    """What was found in a checkpoint.
+    """The result of checking a checkpoint.
 
     Attributes:
         problems: why MaxText fails, or takes something else.
@@ -56,7 +56,7 @@ class WeightsCheck:
 def check_weights(
     tree: Tree, expected: Expected, key: str, settings: Settings, version: Version
 ) -> WeightsCheck:
-    """What MaxText would miss in a checkpoint.
+    """Return what MaxText would miss in a checkpoint.
 
     Args:
         tree: of the item that it reads.
@@ -82,7 +82,7 @@ def check_weights(
 
 
 def _model_name(settings: Settings) -> str:
-    """The name of the model; of one that has none of its own, that of its blocks, spelled like one."""
+    """Return the name of the model, or that of its decoder block in the same spelling."""
     name = settings.text("model_name")
     if name != DEFAULT or settings["decoder_block"].source == "default":
         return name
@@ -90,7 +90,7 @@ def _model_name(settings: Settings) -> str:
 
 
 def _nesting_problems(tree: Tree, key: str, where: str) -> Iterator[Problem]:
-    """Whether parameters are where MaxText looks for them."""
+    """Yield a problem if parameters are not where MaxText looks for them."""
     above = (PARAMS, PARAMS) if key == PARAMS else (key,)
     result = [path for path in tree.arrays if path[: len(above)] == above]
     if any(not _is_adapter(path) for path in result):
@@ -135,7 +135,7 @@ def _state_problems(tree: Tree, view: MaxTextView, expected: Expected, where: st
 
 
 def _layer_problems(view: MaxTextView, settings: Settings, where: str) -> Iterator[Problem]:
-    """Whether layers are stacked as scan_layers says."""
+    """Yield a problem if layers are not stacked as scan_layers says."""
     if not view.is_maxtext or _is_pipelined(settings):
         return
     setting = settings["scan_layers"]
@@ -175,7 +175,7 @@ def _is_sized(settings: Settings) -> bool:
 
 
 def _size_problems(view: MaxTextView, settings: Settings) -> Iterator[Problem]:
-    """Settings of the model with another size than the arrays have."""
+    """Yield model settings that contradict the sizes of arrays."""
     if not view.is_maxtext or not _is_sized(settings):
         return
     result = _measured_sizes(view)
@@ -198,7 +198,7 @@ def _model_hint(name: str) -> str:
 
 
 def _measured_sizes(view: MaxTextView) -> Mapping[str, set[int]]:
-    """Setting -> the sizes that the arrays have."""
+    """Map settings to the sizes of arrays."""
     result: dict[str, set[int]] = {}
 
     def note(name: str, size: int) -> None:
@@ -242,7 +242,7 @@ def _notes(view: MaxTextView, expected: Expected, settings: Settings) -> Iterato
 
 
 def _adapter_problems(tree: Tree, settings: Settings) -> Iterator[Problem]:
-    """What becomes of `lora.lora_restore_path`."""
+    """Yield the problems of `lora.lora_restore_path`."""
     where = str(tree.metadata.location)
     adapters = [path for path in tree.arrays if _is_adapter(path)]
     if not any(path[0] == DECODER for path in adapters):
@@ -270,7 +270,7 @@ _DECAY = "A_log"
 def unread_layouts(
     view: MaxTextView, expected: Expected, version: Version, model: str, where: str
 ) -> Iterator[Problem]:
-    """What of a checkpoint another version has written otherwise than this one reads it.
+    """Yield the parts of a checkpoint whose layout this version does not read.
 
     Args:
         view: of the checkpoint.
@@ -298,7 +298,7 @@ def _auxiliary_problems(view: MaxTextView, version: Version, where: str) -> Iter
 
 
 def _variable_problems(view: MaxTextView, version: Version, where: str) -> Iterator[Problem]:
-    """Variables among the parameters with their layers on another axis than this version has them."""
+    """Yield variables whose layers are on another axis than in this version."""
     for path in misplaced_variables(view, version):
         got = view.arrays[view.homes[path]].shape
         yield Problem(
@@ -328,7 +328,7 @@ _OLDER = (_collection_problems,)
 def _linear_attention_problems(
     view: MaxTextView, version: Version, model: str, where: str
 ) -> Iterator[Problem]:
-    """Models of linear and full attention in turn: positions of the cycle, or kinds of layers."""
+    """Yield a problem if layers are stacked by position instead of kind, or vice versa."""
     stacks = sorted(keystr(key) for key in view.stacked_keys if key[:1] == (LAYERS,))
     if not stacks or not any(path[-1] == _DECAY for path in view.decoder):
         return
@@ -358,7 +358,7 @@ def _linear_attention_problems(
 
 
 def _carried_model(view: MaxTextView) -> str | None:
-    """The family of the configuration that was carried along, None where none says one."""
+    """Return the family of the carried configuration; None if there is none."""
     try:
         return family_of(view.metadata.config or {}, CONFIG).name
     except CheckpointError:

@@ -1,4 +1,4 @@
-"""YAML as OmegaConf, and so MaxText, reads it."""
+"""Parse YAML as OmegaConf, and therefore MaxText, does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(text: str) -> Any:
-    """The value of a YAML text, as OmegaConf reads it.
+    """Return the value of a YAML text, as OmegaConf reads it.
 
     Raises:
         ValueError: it is none.

@@ -1,4 +1,4 @@
-"""MaxText's settings and the commands of xpk for a plan, filled in as far as it goes."""
+"""MaxText's settings and the xpk commands for a plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINE = " \\\n  "
 
 
 def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: int | None) -> dict[str, str]:
-    """MaxText's settings of a way to save.
+    """Return MaxText's settings for a way to save.
 
     Args:
         mode: where to.
@@ -39,12 +39,12 @@ def settings_for(mode: Mode, local: int | None, persistent: int | None, keep: in
 
 
 def period_setting(mode: Mode) -> str:
-    """The setting that says how many steps lie between persistent checkpoints."""
+    """Return the name of the setting for steps between persistent checkpoints."""
     return "multi_tier_checkpointing_backup_interval_steps" if mode == "multi-tier" else "checkpoint_period"
 
 
 def commands_for(mode: Mode, slices: int, ramdisk: str, settings: Mapping[str, str]) -> tuple[str, ...]:
-    """The commands of xpk that make the cluster and start the training."""
+    """Return the xpk commands that create the cluster and start the training."""
     words = " ".join(f"{name}={value}" for name, value in settings.items())
     train = f'"python3 -m maxtext.trainers.pre_train.train ${{CONFIG}} {words}"'
     cluster = [

@@ -19,7 +19,7 @@ _HALVINGS = 50
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """Where checkpoints are saved, and which failures they are for.
+    """A destination of checkpoints and the failures that it covers.
 
     Attributes:
         name: "local" or "persistent".
@@ -36,12 +36,12 @@ class Tier:
 
     @property
     def young_seconds(self) -> float:
-        """The interval that loses least, to first order."""
+        """Return the best interval to first order."""
         return sqrt(2 * self.save_seconds * self.failure_seconds)
 
     @property
     def best_seconds(self) -> float:
-        """The interval that loses least; a save that has to wait for the one before it gains nothing."""
+        """Return the interval with the least loss. A save that waits for the previous one gains nothing."""
         low, high = 0.0, 1.0
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
@@ -51,7 +51,7 @@ class Tier:
         return max(high * self.failure_seconds, busy)
 
     def lost(self, interval: float) -> float:
-        """The part of the time that is lost with an interval of so many seconds, 0 to 1."""
+        """Return the fraction of time lost with an interval in seconds, from 0 to 1."""
         hold = max(self.save_seconds, self.write_seconds - interval)
         # After a failure: what restoring takes, and what was trained while the last save was still written.
         again = self.write_seconds + max(0.0, self.write_seconds - hold)
@@ -61,14 +61,14 @@ class Tier:
         )
 
     def best_steps(self, step_seconds: float, multiple: int = 1) -> int:
-        """The best interval in steps: of the two multiples of so many around it the one that loses less."""
+        """Return the best interval in steps, rounded to the better neighboring multiple."""
         fewer = max(1, int(self.best_seconds / step_seconds) // multiple) * multiple
         return min((fewer, fewer + multiple), key=lambda steps: self.lost(steps * step_seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class SaveInterval:
-    """How often one tier saves.
+    """The save interval of one tier.
 
     Attributes:
         tier: its name.
@@ -93,7 +93,7 @@ class SaveInterval:
     def of(
         cls, tier: Tier, step_seconds: float | None, multiple: int = 1, steps: int | None = None
     ) -> SaveInterval:
-        """That of a tier.
+        """Return the save interval of a tier.
 
         Args:
             tier: what a save and a failure of it cost.
@@ -118,6 +118,6 @@ class SaveInterval:
 
 
 def count_kept_checkpoints(total_steps: int, period: int, limit: int | None) -> int:
-    """Checkpoints of a run that are there at its end, one every `period` steps and one at the last."""
+    """Return how many checkpoints exist at the end of a run."""
     saved = total_steps // period + (total_steps % period > 0)
     return saved if limit is None else min(saved, limit)

@@ -1,4 +1,4 @@
-"""What there is to know of the checkpoints of a training before it begins."""
+"""The plan for checkpoints of a training run, and the ramdisk that each host needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ramdisk:
-    """Bytes that a ramdisk should have.
+    """The size that a ramdisk should have, in bytes.
 
     Attributes:
         documented: 2 x (state / hosts of a slice) x 1.15, as MaxText's documentation says.
@@ -32,7 +32,7 @@ class Ramdisk:
 
 
 def ramdisk(state_bytes: int, hosts: int, host_bytes: int | None) -> Ramdisk:
-    """The ramdisk of each host.
+    """Return the ramdisk size of each host.
 
     Args:
         state_bytes: of a full training state.
@@ -47,7 +47,7 @@ def ramdisk(state_bytes: int, hosts: int, host_bytes: int | None) -> Ramdisk:
 
 @dataclass(frozen=True, repr=False)
 class TrainingPlan:
-    """A plan of saving.
+    """A plan for saving checkpoints.
 
     Attributes:
         path: what the model was told by.

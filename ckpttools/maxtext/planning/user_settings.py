@@ -1,4 +1,4 @@
-"""What the user says of saving: checked with the plan, and before it where both say the same."""
+"""Check the user's settings for saving, alone and together with the plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ckpttools.stores.location import Location
 
 
 def parse_user_settings(settings: Sequence[str]) -> dict[str, str]:
-    """Settings of the user, by name.
+    """Return the user's settings by name.
 
     Raises:
         UsageError: one is no `NAME=VALUE`.
@@ -31,12 +31,12 @@ def parse_user_settings(settings: Sequence[str]) -> dict[str, str]:
 def effective_run(
     mode: Mode, best: int | None, keep: int | None, words: Mapping[str, str]
 ) -> tuple[int | None, int | None]:
-    """The steps between persistent checkpoints, and how many are kept; what the user has set goes first."""
+    """Return the steps between persistent checkpoints and the number kept; the user's settings win."""
     return declared_steps(words, period_setting(mode)) or best, declared_steps(words, KEEP) or keep
 
 
 def declared_steps(words: Mapping[str, str], name: str) -> int | None:
-    """The number, above 0, that the user has set; None where there is none."""
+    """Return the positive number that the user set; None if there is none."""
     declared = words.get(name, "")
     return int(declared) or None if declared.isdecimal() else None
 
@@ -44,7 +44,7 @@ def declared_steps(words: Mapping[str, str], name: str) -> int | None:
 def find_refusals(
     file: Location | None, planned: Mapping[str, str], settings: Sequence[str]
 ) -> Iterator[str]:
-    """Why MaxText would refuse settings: those of the user one by one, then all together.
+    """Yield the reasons why MaxText would refuse settings, singly and then together.
 
     Args:
         file: a configuration of MaxText's, whose settings the plan's go before.
@@ -69,7 +69,7 @@ _TRUE_WORDS = ("true", "t", "yes", "y", "on", "1")
 
 
 def refused_combinations(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Why MaxText would refuse settings of which each alone is one; nothing where it takes them.
+    """Yield the reasons why MaxText would refuse a combination of valid settings.
 
     Args:
         settings: name -> value, as text or as what it stands for; those that are absent have MaxText's
