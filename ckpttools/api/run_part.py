@@ -18,7 +18,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.budget import baseline_bytes, memory_error
 from ckpttools.core.message_terms import as_planned
 from ckpttools.core.options import parse_size_option
-from ckpttools.plan.parts import Part, dealt, parse_part, part_here
+from ckpttools.plan.parts import Part, dealt, detect_part, parse_part
 from ckpttools.plan.plan_file import Header, PlanFile, PlannedSource
 from ckpttools.plan.task import cores
 from ckpttools.run.events import Observer
@@ -81,7 +81,7 @@ def run_part(
         SourceChangedError: a source is not what it was when the plan was made.
         CheckpointError: of any kind; what was done stays.
     """
-    which = part_here(parts) if part is None else parse_part(part) if isinstance(part, str) else part
+    which = detect_part(parts) if part is None else parse_part(part) if isinstance(part, str) else part
     allowed = None if memory is None else parse_size_option("memory", memory)
     code = user_code(map=map, family=family)
     file = opened_plan(plan)

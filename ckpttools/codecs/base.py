@@ -154,7 +154,7 @@ class Decompressor(Protocol):
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
 
-class OneMember(Stream):
+class SingleMemberStream(Stream):
     """Decoder of a stream with exactly one member and no trailing data, as tensorstore requires for zarr v2.
 
     gzip and bz2 files may have several members; `fault` is the decompressor's error for damaged data.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckpttools.codecs.base import CodecSpec
-from ckpttools.codecs.streams import Stream, Swapped
+from ckpttools.codecs.streams import Stream, SwappedStream
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.dtypes import DType
 
@@ -33,7 +33,7 @@ class BytesCodec:
 
     def decoded(self, stream: Stream, dtype: DType) -> Stream:
         """Return a stream of elements in native byte order."""
-        return stream if self.is_little else Swapped(stream, dtype.number_bytes)
+        return stream if self.is_little else SwappedStream(stream, dtype.number_bytes)
 
 
 LITTLE_ENDIAN = BytesCodec()

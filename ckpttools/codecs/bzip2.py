@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bz2
 
-from ckpttools.codecs.base import Codec, OneMember
+from ckpttools.codecs.base import Codec, SingleMemberStream
 from ckpttools.codecs.streams import READ_BYTES, Stream
 from ckpttools.core.dataclass import dataclass
 
@@ -20,4 +20,4 @@ class Bz2(Codec):
         return 4 * READ_BYTES + (6 << 20)
 
     def decoded(self, encoded: Stream, limit: int) -> Stream:
-        return OneMember(self, encoded, bz2.BZ2Decompressor(), OSError)
+        return SingleMemberStream(self, encoded, bz2.BZ2Decompressor(), OSError)

@@ -12,7 +12,7 @@ from ckpttools.codecs.base import Codec, CodecSpec, Unknown
 from ckpttools.codecs.bytes import LITTLE_ENDIAN, BytesCodec
 from ckpttools.codecs.registry import CodecStep, codec_steps
 from ckpttools.codecs.sharding import ShardIndex, ShardingCodec
-from ckpttools.codecs.streams import ByteRange, Fetched, Stream
+from ckpttools.codecs.streams import ByteRange, RangeStream, Stream
 from ckpttools.codecs.tensorstore import COPIES, WholeChunkDecoder, whole_chunk_decoder
 from ckpttools.codecs.transpose import Transpose
 from ckpttools.core.dataclass import dataclass
@@ -79,7 +79,7 @@ class Coding:
         """
         if self.fallback is not None:
             return self.fallback.decoded(stored, tuple(extent[axis] for axis in self.order))
-        stream: Stream = Fetched(stored)
+        stream: Stream = RangeStream(stored)
         limit = self.nbytes + self.nbytes // _SHARE + _SLACK
         for codec in reversed(self.codecs):
             stream = codec.decoded(stream, limit)
@@ -119,7 +119,7 @@ class Coding:
         return replace(self, shape=shape, order=tuple(order[axis] for axis in self.order))
 
 
-def coding_of(
+def parse_coding(
     codecs: Sequence[CodecSpec], chunk: Shape, dtype: DType, document: Mapping[str, Any]
 ) -> tuple[Coding, ShardIndex | None]:
     """Return the encoding of pieces, and the index of shards; None if chunks are not shards.
@@ -130,18 +130,20 @@ def coding_of(
         dtype: of the elements.
         document: the `zarr.json`, for the tensorstore fallback.
     """
-    order, rest = ordered(codec_steps(codecs), len(chunk))
+    order, rest = split_order(codec_steps(codecs), len(chunk))
     if order is not None and len(rest) == 1 and isinstance(rest[0], ShardingCodec):
         shard = rest[0].shard(tuple(chunk[axis] for axis in order), order)
         if shard is not None:
-            piece = _of_piece(rest[0].codecs, tuple(rest[0].piece), dtype, document)
+            piece = _parse_piece(rest[0].codecs, tuple(rest[0].piece), dtype, document)
             return piece.below(order), shard
-    return _of_piece(codecs, chunk, dtype, document), None
+    return _parse_piece(codecs, chunk, dtype, document), None
 
 
-def _of_piece(codecs: Sequence[CodecSpec], shape: Shape, dtype: DType, document: Mapping[str, Any]) -> Coding:
-    order, rest = ordered(codec_steps(codecs), len(shape))
-    built = of_bytes(rest[1:])
+def _parse_piece(
+    codecs: Sequence[CodecSpec], shape: Shape, dtype: DType, document: Mapping[str, Any]
+) -> Coding:
+    order, rest = split_order(codec_steps(codecs), len(shape))
+    built = bytes_codecs(rest[1:])
     if order is not None and built is not None and rest and isinstance(rest[0], BytesCodec):
         return Coding(shape, dtype, order, rest[0], built)
     return Coding(
@@ -149,14 +151,14 @@ def _of_piece(codecs: Sequence[CodecSpec], shape: Shape, dtype: DType, document:
     )
 
 
-def ordered(steps: Sequence[CodecStep], rank: int) -> tuple[Shape | None, Sequence[CodecStep]]:
+def split_order(steps: Sequence[CodecStep], rank: int) -> tuple[Shape | None, Sequence[CodecStep]]:
     """Return the memory order of axes, None if it is invalid, and the remaining steps."""
     if steps and isinstance(steps[0], Transpose):
         return steps[0].order(rank), steps[1:]
     return tuple(range(rank)), steps
 
 
-def of_bytes(steps: Sequence[CodecStep]) -> tuple[Codec, ...] | None:
+def bytes_codecs(steps: Sequence[CodecStep]) -> tuple[Codec, ...] | None:
     """Return the steps if they are all known codecs from bytes to bytes; None otherwise."""
     known = tuple(step for step in steps if isinstance(step, Codec) and not isinstance(step, Unknown))
     return known if len(known) == len(steps) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from ckpttools.codecs.base import Codec, OneMember
+from ckpttools.codecs.base import Codec, SingleMemberStream
 from ckpttools.codecs.streams import READ_BYTES, ByteRange, Stream
 from ckpttools.core.dataclass import dataclass
 
@@ -22,7 +22,7 @@ class Zlib(Codec):
         return 4 * READ_BYTES + (2 << 20)
 
     def decoded(self, encoded: Stream, limit: int) -> Stream:
-        return OneMember(self, encoded, zlib.decompressobj(), zlib.error)
+        return SingleMemberStream(self, encoded, zlib.decompressobj(), zlib.error)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Gzip(Zlib):
     zarr3 = zarr2 = "gzip"
 
     def decoded(self, encoded: Stream, limit: int) -> Stream:
-        return OneMember(self, encoded, zlib.decompressobj(16 + zlib.MAX_WBITS), zlib.error)
+        return SingleMemberStream(self, encoded, zlib.decompressobj(16 + zlib.MAX_WBITS), zlib.error)
 
     def is_whole(self, chunk: ByteRange, decoded: int | None) -> bool:
         """Compare the last four bytes, which hold the number of decoded bytes."""

@@ -56,7 +56,7 @@ def _step(spec: CodecSpec) -> CodecStep:
             piece, location = settings.get("chunk_shape", ()), settings.get("index_location", "end")
             return ShardingCodec(piece, codecs, codec_steps(codecs), codec_steps(index), location == "start")
         case _:
-            return _parsed(_find("zarr3", name), name, settings)
+            return _create_codec(_find("zarr3", name), name, settings)
 
 
 def flat_steps(steps: Iterable[CodecStep]) -> Iterator[CodecStep]:
@@ -69,10 +69,10 @@ def flat_steps(steps: Iterable[CodecStep]) -> Iterator[CodecStep]:
 def compressor_of(compressor: Mapping[str, Any]) -> Codec:
     """Return the codec of a `compressor` in a `.zarray`."""
     name = str(compressor.get("id"))
-    return _parsed(_find("zarr2", name), name, compressor)
+    return _create_codec(_find("zarr2", name), name, compressor)
 
 
-def _parsed(kind: type[Codec] | None, name: str, settings: Mapping[str, Any]) -> Codec:
+def _create_codec(kind: type[Codec] | None, name: str, settings: Mapping[str, Any]) -> Codec:
     return kind.parse(settings) if kind else replace(Unknown.parse(settings), named=name)
 
 

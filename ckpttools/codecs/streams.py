@@ -90,7 +90,7 @@ class ByteRange:
         return ByteRange(self.source, self.offset, self.nbytes - size)
 
 
-class Fetched(Stream):
+class RangeStream(Stream):
     """A stream of a range of a file."""
 
     def __init__(self, stored: ByteRange) -> None:
@@ -140,7 +140,7 @@ class ConstantChunk(Stream):
         return count
 
 
-class Swapped(Stream):
+class SwappedStream(Stream):
     """A stream of elements with reversed bytes."""
 
     def __init__(self, stream: Stream, number_bytes: int) -> None:

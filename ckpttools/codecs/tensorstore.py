@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ckpttools.codecs.base import CodecSpec
-from ckpttools.codecs.streams import ByteRange, BytesStream, Fetched, Stream
+from ckpttools.codecs.streams import ByteRange, BytesStream, RangeStream, Stream
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.core.region import Shape
@@ -30,7 +30,7 @@ class WholeChunkDecoder:
 
     def decoded(self, stored: ByteRange, extent: Shape) -> Stream:
         """Return the chunk's elements; zeros outside `extent`, the part that is inside the array."""
-        values = {"zarr.json": self.text.encode(), self.key: Fetched(stored).rest()}
+        values = {"zarr.json": self.text.encode(), self.key: RangeStream(stored).rest()}
         return BytesStream(_decoded("zarr3", values, extent))
 
 

@@ -14,7 +14,7 @@ from ckpttools.core.region import Region
 from ckpttools.digest.block_hasher import BlockHasher, Room
 from ckpttools.digest.digest import Digest
 from ckpttools.digest.stacks import WholeArray, cheapest_reads, wholes
-from ckpttools.plan.pieces import Item, Tiles, consecutive, fitted_pieces
+from ckpttools.plan.pieces import Item, Tiles, consecutive, fit_pieces
 from ckpttools.run.events import Watch
 from ckpttools.run.scanning import scan
 
@@ -114,7 +114,7 @@ class Digester:
         """Reads arrays once; some may find no room and stay incomplete."""
         items: list[Item] = [(whole.array,) for whole in reads]
         reserved = ROOM_BYTES + self.nbytes
-        fit = fitted_pieces(items, memory=memory, jobs=jobs, scratch=0, reserved=reserved)
+        fit = fit_pieces(items, memory=memory, jobs=jobs, scratch=0, reserved=reserved)
         self._room.nbytes = memory - fit.projected_peak + ROOM_BYTES
         largest = {id(whole.array): self._largest(whole) for whole in reads}
         tiles = Tiles()

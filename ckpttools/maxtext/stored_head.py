@@ -17,7 +17,7 @@ from ckpttools.core.text import plural
 from ckpttools.mapping.coverage import NotCoveredError
 from ckpttools.maxtext.model_options import family_for
 from ckpttools.maxtext.tied_embeddings import Head, right_head
-from ckpttools.plan.pieces import Tiles, fitted_pieces
+from ckpttools.plan.pieces import Tiles, fit_pieces
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,7 +78,7 @@ class StoredHead:
         if head.shape != table.shape:
             return HeadDeviation(head.shape[0] if head.shape else 0, head.shape[0] if head.shape else 0, None)
         items = list(_parts(head, table, max_rows))
-        fit = fitted_pieces(items, memory=memory, jobs=1, scratch=_SCRATCH, reserved=reserved)
+        fit = fit_pieces(items, memory=memory, jobs=1, scratch=_SCRATCH, reserved=reserved)
         rows, differing, largest = 0, 0, 0.0
         for item in items:
             unequal = np.zeros(item[0].shape[:1], bool)

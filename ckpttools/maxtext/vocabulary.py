@@ -16,7 +16,7 @@ from ckpttools.core.errors import ConfigError
 from ckpttools.core.message_terms import option
 from ckpttools.core.region import Region, Shape, split_evenly
 from ckpttools.maxtext.layout import VOCABULARY
-from ckpttools.plan.pieces import Tiles, fitted_pieces
+from ckpttools.plan.pieces import Tiles, fit_pieces
 
 WAYS = ("keep", "drop")
 """What a user may want of such rows, whatever they hold."""
@@ -88,7 +88,7 @@ class Surplus:
             FormatError, StorageError: they cannot be read.
         """
         item = (self.rows,)
-        fit = fitted_pieces([item], memory=memory, jobs=1, scratch=_COMPARED_ELEMENTS, reserved=reserved)
+        fit = fit_pieces([item], memory=memory, jobs=1, scratch=_COMPARED_ELEMENTS, reserved=reserved)
         limit = fit.piece_bytes // self.rows.dtype.itemsize
         for piece in Tiles(min(_MAX_PIECE_BYTES, fit.piece_bytes))(item, limit):
             row = self._first_learned_in(piece)

@@ -45,12 +45,12 @@ from ckpttools.plan.value_lines import (
     SOURCE,
     TUPLE,
     NotInLinesError,
+    decode_dataclass,
+    decode_json,
     dtype_name,
-    json_of,
+    encode_dataclass,
+    encode_json,
     list_line,
-    made_of,
-    of_json,
-    said_of,
 )
 from ckpttools.stores.base import File
 
@@ -82,16 +82,16 @@ class NodeLines:
         """
         result = self._numbers.get(id(array))
         if result is None:
-            declared = self._said(array)
+            declared = self._encode(array)
             result = self._numbers[id(array)] = len(self.lines)
             # Keep the object alive, since the key is its address.
             self._kept.append(array)
             self.lines.append(list_line(declared))
         return result
 
-    def _said(self, array: LazyArray) -> list[object]:
+    def _encode(self, array: LazyArray) -> list[object]:
         kind = array.shape, dtype_name(array.dtype)
-        declared = self._leaf(array, kind) or self._of_parts(array, kind) or self._of_one(array, kind)
+        declared = self._leaf(array, kind) or self._combined(array, kind) or self._derived(array, kind)
         if declared is None:
             raise NotInLinesError(f"{array!r}")
         return declared
@@ -106,10 +106,10 @@ class NodeLines:
             case SeededNoise():
                 return ["seeded", *kind, array.key, array.scale.hex()]
             case Decoded(encoded=code):
-                return ["decoded", *kind, self._plain(code)]
+                return ["decoded", *kind, self._encode_field(code)]
         return None
 
-    def _of_parts(self, array: LazyArray, kind: _Kind) -> list[object] | None:
+    def _combined(self, array: LazyArray, kind: _Kind) -> list[object] | None:
         """Encode an array with several inputs; return None for others."""
         match array:
             case Stack():
@@ -125,14 +125,14 @@ class NodeLines:
                 return ["mean", *kind, weights, self._all(array.parts)]
             case Dequantized():
                 numbers = self._all((array.codes, *array.scales))
-                decoding = said_of(array.decoding, OPS)
+                decoding = encode_dataclass(array.decoding, OPS)
                 return ["dequantized", *kind, numbers, array.blocks, array.packed, decoding]
             case Chunked(gaps=None):
                 parts = (array.part(index) for index in grid_indices(array.shape, array.chunk))
                 return ["chunked", *kind, array.chunk, array.part_scratch, self._all(parts)]
         return None
 
-    def _of_one(self, array: LazyArray, kind: _Kind) -> list[object] | None:
+    def _derived(self, array: LazyArray, kind: _Kind) -> list[object] | None:
         """Encode an array with one input; return None for others."""
         match array:
             case Take():
@@ -147,26 +147,26 @@ class NodeLines:
             case Repeated():
                 return ["repeated", *kind, self.number(array.source), array.axis, array.times]
             case Elementwise():
-                return ["elementwise", *kind, self.number(array.source), said_of(array.op, OPS)]
+                return ["elementwise", *kind, self.number(array.source), encode_dataclass(array.op, OPS)]
             case BlockCodes() | BlockScales():
-                encoder = said_of(array.encoder, OPS)
+                encoder = encode_dataclass(array.encoder, OPS)
                 return [type(array).__name__, *kind, self.number(array.source), encoder, array.name]
         return None
 
     def _all(self, arrays: Iterable[LazyArray]) -> list[int]:
         return [self.number(item) for item in arrays]
 
-    def _plain(self, value: object) -> object:
+    def _encode_field(self, value: object) -> object:
         """Encode a field of an encoded chunk; shared objects, such as codecs, get their own lines."""
         if isinstance(value, File):
             return {SOURCE: self._source(value)}
         if isinstance(value, tuple):
-            return {TUPLE: [self._plain(item) for item in value]}
+            return {TUPLE: [self._encode_field(item) for item in value]}
         if not is_dataclass(value) or isinstance(value, DType):
-            return json_of(value)
+            return encode_json(value)
         result = self._numbers.get(id(value))
         if result is None:
-            declared = said_of(value, ENCODED, self._plain)
+            declared = encode_dataclass(value, ENCODED, self._encode_field)
             result = self._numbers[id(value)] = len(self.lines)
             self._kept.append(value)
             self.lines.append(list_line(declared))
@@ -183,19 +183,19 @@ class Nodes:
 
     def __init__(self, lines: Sequence[bytes], source: Callable[[int], ByteSource]) -> None:
         self._lines, self._source = lines, source
-        self._made: dict[int, LazyArray] = {}
+        self._arrays: dict[int, LazyArray] = {}
         self._objects: dict[int, object] = {}
 
     def array(self, number: int) -> LazyArray:
         """Return the array of a line. Raise FormatError if the line does not describe an array."""
-        result = self._made.get(number)
+        result = self._arrays.get(number)
         if result is None:
             try:
                 result = self._array(json.loads(self._lines[number]))
             except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
                 raise FormatError("a line of the plan does not describe an array", got=error) from error
             # Another thread may have created it first.
-            result = self._made.setdefault(number, result)
+            result = self._arrays.setdefault(number, result)
         return result
 
     def _array(self, declared: list[Any]) -> LazyArray:
@@ -203,12 +203,12 @@ class Nodes:
             case ["take", source, axis, index]:
                 return take(self.array(source), axis, index)
             case [str(kind), shape, name, *rest]:
-                return self._made_of(kind, tuple(shape), DTYPES[name], rest)
+                return self._decode(kind, tuple(shape), DTYPES[name], rest)
         raise ValueError(f"{declared!r:.80}")
 
-    def _made_of(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray:
-        for made_by in (self._leaf, self._of_parts, self._of_one):
-            built = made_by(kind, shape, dtype, rest)
+    def _decode(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray:
+        for decode in (self._leaf, self._combined, self._derived):
+            built = decode(kind, shape, dtype, rest)
             if built is not None:
                 return built
         raise ValueError(f"{kind!r:.80}")
@@ -223,11 +223,11 @@ class Nodes:
             case "seeded", [key, scale]:
                 return SeededNoise(shape, dtype, key, float.fromhex(scale))
             case "decoded", [code]:
-                return Decoded(shape, dtype, self._unplain(code))
+                return Decoded(shape, dtype, self._decode_field(code))
         return None
 
-    def _of_parts(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
-        """Decode the result of `NodeLines._of_parts`."""
+    def _combined(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
+        """Decode the result of `NodeLines._combined`."""
         match kind, rest:
             case "stack", [axis, numbers]:
                 return Stack(shape, dtype, cast("tuple[LazyArray, ...]", _Parts(self, numbers)), axis)
@@ -244,14 +244,16 @@ class Nodes:
             case "dequantized", [numbers, blocks, packed, decoding]:
                 codes, *scales = map(self.array, numbers)
                 cells = tuple(map(tuple, blocks))
-                return Dequantized(shape, dtype, codes, tuple(scales), cells, packed, made_of(decoding, OPS))
+                return Dequantized(
+                    shape, dtype, codes, tuple(scales), cells, packed, decode_dataclass(decoding, OPS)
+                )
             case "chunked", [chunk, part_scratch, numbers]:
                 part = _LineGrid(self, grid_shape(shape, tuple(chunk)), numbers)
                 return Chunked(shape, dtype, tuple(chunk), part, part_scratch)
         return None
 
-    def _of_one(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
-        """Decode the result of `NodeLines._of_one`; "take" has no shape of its own."""
+    def _derived(self, kind: str, shape: Shape, dtype: DType, rest: list[Any]) -> LazyArray | None:
+        """Decode the result of `NodeLines._derived`; "take" has no shape of its own."""
         match kind, rest:
             case "relayout", [source, split, order, merge]:
                 groups = tuple(map(tuple, split))
@@ -263,27 +265,27 @@ class Nodes:
             case "repeated", [source, axis, times]:
                 return Repeated(shape, dtype, self.array(source), axis, times)
             case "elementwise", [source, op]:
-                return Elementwise(shape, dtype, self.array(source), made_of(op, OPS))
+                return Elementwise(shape, dtype, self.array(source), decode_dataclass(op, OPS))
             case "BlockCodes" | "BlockScales", [source, encoder, name]:
                 built = BlockCodes if kind == "BlockCodes" else BlockScales
-                return built(shape, dtype, self.array(source), made_of(encoder, OPS), name)
+                return built(shape, dtype, self.array(source), decode_dataclass(encoder, OPS), name)
         return None
 
-    def _unplain(self, value: Any) -> Any:
-        """Decode the result of `NodeLines._plain`."""
+    def _decode_field(self, value: Any) -> Any:
+        """Decode the result of `NodeLines._encode_field`."""
         match value:
             case {"source": number}:
                 return self._source(number)
             case {"tuple": values}:
-                return tuple(map(self._unplain, values))
+                return tuple(map(self._decode_field, values))
             case {"line": number}:
                 return self._object(number)
-        return of_json(value)
+        return decode_json(value)
 
     def _object(self, number: int) -> object:
         result = self._objects.get(number)
         if result is None:
-            built = made_of(json.loads(self._lines[number]), ENCODED, self._unplain)
+            built = decode_dataclass(json.loads(self._lines[number]), ENCODED, self._decode_field)
             result = self._objects.setdefault(number, built)
         return result
 

@@ -59,7 +59,7 @@ def dealt(sizes: Sequence[int], count: int) -> list[int]:
         count: number of parts; some are empty if there are fewer items.
     """
     ends = list(accumulate(sizes, initial=0))
-    limit = _least_most(ends, max(sizes, default=0), count)
+    limit = _smallest_maximum(ends, max(sizes, default=0), count)
     # The earliest start of each part such that the remaining parts can take the rest.
     earliest = [len(sizes)]
     for _ in range(count):
@@ -77,19 +77,19 @@ def dealt(sizes: Sequence[int], count: int) -> list[int]:
     return cuts
 
 
-def _least_most(ends: Sequence[int], largest: int, count: int) -> int:
+def _smallest_maximum(ends: Sequence[int], largest: int, count: int) -> int:
     """Return the smallest possible size of the largest part."""
     low, high = max(largest, -(-ends[-1] // count)) - 1, ends[-1]
     while high - low > 1:
         middle = (low + high) // 2
-        if _is_enough(ends, middle, count):
+        if _fits(ends, middle, count):
             high = middle
         else:
             low = middle
     return high
 
 
-def _is_enough(ends: Sequence[int], limit: int, count: int) -> bool:
+def _fits(ends: Sequence[int], limit: int, count: int) -> bool:
     """Return whether `count` parts of at most `limit` bytes can take all items."""
     position = 0
     for _ in range(count):
@@ -140,7 +140,7 @@ def invalid_process_numbers() -> str:
     return ""
 
 
-def part_here(count: int | None = None, environment: Mapping[str, str] = os.environ) -> Part:
+def detect_part(count: int | None = None, environment: Mapping[str, str] = os.environ) -> Part:
     """Detect the part of this process.
 
     Args:
@@ -151,7 +151,7 @@ def part_here(count: int | None = None, environment: Mapping[str, str] = os.envi
     Raises:
         UsageError: the part or the number of parts cannot be detected, or two engines contradict each other.
     """
-    _check_one_of(environment)
+    _check_single_engine(environment)
     for engine in ENGINES:
         if engine.number in environment and (
             count is not None or engine.count in environment or not engine.count
@@ -165,7 +165,7 @@ def part_here(count: int | None = None, environment: Mapping[str, str] = os.envi
     )
 
 
-def _check_one_of(environment: Mapping[str, str]) -> None:
+def _check_single_engine(environment: Mapping[str, str]) -> None:
     """Raise UsageError if two engines number this process differently.
 
     If several srun tasks run in one job-array task or pod, all of them have its number.
@@ -176,7 +176,7 @@ def _check_one_of(environment: Mapping[str, str]) -> None:
     if result and tasks != "1":
         raise UsageError(
             f"{result[0].words} and a step of srun both number this process",
-            got=f"{_said(result[0], environment)} and {tasks} tasks of srun",
+            got=f"{_variable_text(result[0], environment)} and {tasks} tasks of srun",
             expected=f"one process for each {result[0].number}",
             hint=f"start it without srun, or give the part: {option('part', 'I/N')}",
         )
@@ -184,23 +184,23 @@ def _check_one_of(environment: Mapping[str, str]) -> None:
         if environment[other.number] != environment[result[0].number]:
             raise UsageError(
                 f"{result[0].words} and {other.words} number this process differently",
-                got=f"{_said(result[0], environment)} and {_said(other, environment)}",
+                got=f"{_variable_text(result[0], environment)} and {_variable_text(other, environment)}",
                 expected="one of them, or the same number",
                 hint=f"give the part: {option('part', 'I/N')}; or unset the wrong variable",
             )
 
 
-def _said(engine: Engine, environment: Mapping[str, str]) -> str:
+def _variable_text(engine: Engine, environment: Mapping[str, str]) -> str:
     return f"{engine.number}={environment[engine.number]}"
 
 
 def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> Part:
-    number = _whole(engine.number, environment)
+    number = _parse_number(engine.number, environment)
     numbers = _numbers(engine, environment)
     if count is not None:
         # A job array that repeats a few parts has their numbers, and its own first index and count.
         if len(numbers) == count and numbers != range(count):
-            raise _not_from_0(engine, number, numbers, count)
+            raise _numbering_error(engine, number, numbers, count)
         return Part(number, count)
     if not engine.count:
         raise UsageError(
@@ -208,11 +208,11 @@ def _part(engine: Engine, count: int | None, environment: Mapping[str, str]) -> 
             got=f"{engine.number}={number}",
             hint=f"give {option('parts', 'N')}, the completions of the job",
         )
-    started = _whole(engine.count, environment)
+    started = _parse_number(engine.count, environment)
     if not started:
         raise UsageError(
             f"the environment describes {engine.words} without processes",
-            got=f"{_said(engine, environment)}, {engine.count}=0",
+            got=f"{_variable_text(engine, environment)}, {engine.count}=0",
             expected=f"{engine.count}=1 or more",
             hint=f"give the part: {option('part', 'I/N')}",
         )
@@ -229,11 +229,13 @@ def _numbers(engine: Engine, environment: Mapping[str, str]) -> range:
     """Return all indices that an engine assigns, without gaps; an empty range if it sets no limits."""
     if not {engine.first, engine.last} <= environment.keys():
         return range(0)
-    step = _whole(engine.step, environment) if engine.step in environment else 1
-    return range(_whole(engine.first, environment), _whole(engine.last, environment) + 1, max(1, step))
+    step = _parse_number(engine.step, environment) if engine.step in environment else 1
+    return range(
+        _parse_number(engine.first, environment), _parse_number(engine.last, environment) + 1, max(1, step)
+    )
 
 
-def _not_from_0(engine: Engine, number: int, numbers: range, count: int) -> UsageError:
+def _numbering_error(engine: Engine, number: int, numbers: range, count: int) -> UsageError:
     """Return the error for a job array with as many tasks as parts, but other numbers."""
     return UsageError(
         "the job array does not number its tasks from 0",
@@ -248,7 +250,7 @@ def _range_text(numbers: range) -> str:
     return f"{numbers[0]} to {numbers[-1]}{step}"
 
 
-def _whole(name: str, environment: Mapping[str, str]) -> int:
+def _parse_number(name: str, environment: Mapping[str, str]) -> int:
     text = environment[name]
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{name} is not a number", got=text, expected="0, 1, 2, …")

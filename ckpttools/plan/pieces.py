@@ -58,7 +58,7 @@ class ScanMemory:
     projected_peak: int
 
 
-def fitted_pieces(
+def fit_pieces(
     items: Sequence[Item], *, memory: int, jobs: int | None, scratch: int, reserved: int = 0
 ) -> ScanMemory:
     """Choose workers and pieces that fit the memory; smaller pieces are tried before fewer workers.

@@ -23,7 +23,7 @@ from ckpttools.core.region import ceil_div
 from ckpttools.core.text import array_count, plural
 from ckpttools.formats.base import Layout, Writer
 from ckpttools.formats.placement import ChunkFiles, Placement, Referenced
-from ckpttools.plan.streamed import cut_in_order, groups, in_write_order, most_groups, task_sizes
+from ckpttools.plan.streamed import cut_in_order, estimate_groups, groups, sort_by_output, task_sizes
 from ckpttools.plan.task import LARGEST_TASK, Task, cut, reading_costs
 from ckpttools.stores.costs import Streams
 
@@ -250,10 +250,10 @@ def build(
         FormatError: chunks of the source are missing.
     """
     refuse_incomplete(tree.arrays.values(), tree.metadata.location)
-    jobs, limit, layout = _fitted(tree, writer, memory, jobs, reserved, streams, division)
+    jobs, limit, layout = _fit_memory(tree, writer, memory, jobs, reserved, streams, division)
     share = division.share_bytes if division else min(limit, _share(_written(tree, layout).values(), jobs))
     division = Division(limit, share)
-    tasks = _in_order(tree, layout, limit) if streams else _in_any_order(tree, layout, division)
+    tasks = _streamed_tasks(tree, layout, limit) if streams else _unordered_tasks(tree, layout, division)
     buffer = max((task.bytes_out for task in tasks), default=0)
     scratch = _scratch_bytes(tree, layout)
     reserved += jobs * streams.memory if streams else 0
@@ -263,15 +263,15 @@ def build(
     )
 
 
-def _in_order(tree: Tree, layout: Layout, limit: int) -> list[Task]:
+def _streamed_tasks(tree: Tree, layout: Layout, limit: int) -> list[Task]:
     """Return the tasks for streamed files."""
     written = _written(tree, layout)
     sizes = task_sizes(written, layout, limit)
     cuts = (cut_in_order(path, written[path], layout.placements[path], size) for path, size in sizes.items())
-    return in_write_order(chain.from_iterable(cuts), layout)
+    return sort_by_output(chain.from_iterable(cuts), layout)
 
 
-def _in_any_order(tree: Tree, layout: Layout, division: Division) -> list[Task]:
+def _unordered_tasks(tree: Tree, layout: Layout, division: Division) -> list[Task]:
     """Return the tasks for files that are written at any offset, sources in file order."""
     tasks = (
         task
@@ -294,7 +294,7 @@ def _share(arrays: Collection[LazyArray], jobs: int) -> int:
     return max(_SMALLEST_SHARE, ceil_div(nbytes, _TASKS_PER_WORKER * jobs))
 
 
-def _fitted(
+def _fit_memory(
     tree: Tree,
     writer: Writer,
     memory: int,
@@ -307,16 +307,16 @@ def _fitted(
     layout = writer.layout(tree, LARGEST_TASK)
     encodes = any(placement.codec for placement in layout.placements.values())
     if streams:
-        jobs = max(1, min(jobs, most_groups(layout, streams.file_bytes)))
+        jobs = max(1, min(jobs, estimate_groups(layout, streams.file_bytes)))
     least = 0
     is_far = bool(reading_costs(_written(tree, layout).values()).requests)
-    choices = _in_order_from_far(jobs) if streams and is_far else _choices(jobs)
+    choices = _remote_choices(jobs) if streams and is_far else _choices(jobs)
     if division:
         choices = ((count, division.max_bytes) for count in range(jobs, 0, -1))
     for count, limit in choices:
         # Encoded chunks are made by one task each, so smaller tasks mean smaller chunks.
         layout = writer.layout(tree, limit) if encodes else layout
-        needed = reserved + _needed(tree, layout, count, limit, streams)
+        needed = reserved + _estimate_memory(tree, layout, count, limit, streams)
         if needed <= memory:
             return count, limit, layout
         # Many small tasks can take more than a few large ones.
@@ -334,7 +334,7 @@ def _choices(jobs: int) -> Iterator[tuple[int, int]]:
     yield from ((1, limit) for limit in sizes[_GOOD_SIZES:])
 
 
-def _in_order_from_far(jobs: int) -> Iterator[tuple[int, int]]:
+def _remote_choices(jobs: int) -> Iterator[tuple[int, int]]:
     """Yield workers and bytes of a task for streamed files with remote sources, best first.
 
     Each task of a transposed matrix reads all of it, so large tasks come before many workers.
@@ -344,7 +344,7 @@ def _in_order_from_far(jobs: int) -> Iterator[tuple[int, int]]:
     yield from _choices(jobs)
 
 
-def _needed(tree: Tree, layout: Layout, jobs: int, limit: int, streams: Streams | None) -> int:
+def _estimate_memory(tree: Tree, layout: Layout, jobs: int, limit: int, streams: Streams | None) -> int:
     """Return the maximum resident bytes with tasks of this size."""
     written = _written(tree, layout)
     sizes = task_sizes(written, layout, limit) if streams else dict.fromkeys(written, limit)

@@ -16,7 +16,7 @@ from ckpttools.core.region import ceil_div
 from ckpttools.plan.node_lines import NodeLines
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.plan_file import KIND, KINDS, Header, PlanFile, PlannedSource
-from ckpttools.plan.value_lines import NotInLinesError, said_of_placement, texts
+from ckpttools.plan.value_lines import NotInLinesError, encode_placement, texts
 from ckpttools.stores.base import File, is_inside
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
@@ -57,19 +57,19 @@ def encoded(plan: Plan, header: Header) -> bytes:
     first: list[object] = [KIND, asdict(header), [len(arrays), len(nodes.lines), len(tasks)]]
     declared = [
         *texts([first]),
-        *_small([sources.declared(), sources.inline, sizes, counts, plan.layout.files, heads]),
+        *_compact_json([sources.declared(), sources.inline, sizes, counts, plan.layout.files, heads]),
     ]
     text = "\n".join([*declared, *texts(arrays), *nodes.lines, *texts(tasks), ""]).encode()
     return text + f"{hashlib.sha256(text).hexdigest()}\n".encode()
 
 
-def _small(values: Iterable[object]) -> Iterator[str]:
+def _compact_json(values: Iterable[object]) -> Iterator[str]:
     return (json.dumps(value, separators=(",", ":")) for value in values)
 
 
 def _arrays(plan: Plan, nodes: NodeLines) -> Iterator[list[object]]:
     for path in dict.fromkeys(task.path for task in plan.tasks):
-        yield [path, nodes.number(plan.tree.arrays[path]), said_of_placement(plan.layout.placements[path])]
+        yield [path, nodes.number(plan.tree.arrays[path]), encode_placement(plan.layout.placements[path])]
 
 
 class _Sources:
@@ -78,7 +78,7 @@ class _Sources:
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
         self._listed: list[ByteSource] = []
-        self._held: dict[int, int] = {}
+        self._inline_indices: dict[int, int] = {}
         self.inline: dict[int, str] = {}
 
     def number(self, source: ByteSource) -> int:
@@ -94,11 +94,11 @@ class _Sources:
         return result
 
     def _inline_number(self, source: Bytes) -> int:
-        result = self._held.get(id(source))
+        result = self._inline_indices.get(id(source))
         if result is None:
             if source.size > _LARGEST_INLINE:
                 raise NotInLinesError(f"{source!r:.80}")
-            result = self._held[id(source)] = len(self._listed)
+            result = self._inline_indices[id(source)] = len(self._listed)
             self._listed.append(source)
             self.inline[result] = base64.b64encode(source.read(0, source.size)).decode()
         return result
@@ -107,10 +107,10 @@ class _Sources:
         """Return the sources in the order of their indices."""
         count = max(1, len(self._listed))
         samples = max(2, min(MOST_BLOCKS, _MOST_SAMPLES // count), _MIN_SAMPLES // count)
-        return [list(asdict(_planned(item, samples)).values()) for item in self._listed]
+        return [list(asdict(_plan_source(item, samples)).values()) for item in self._listed]
 
 
-def _planned(source: ByteSource, samples: int) -> PlannedSource:
+def _plan_source(source: ByteSource, samples: int) -> PlannedSource:
     if isinstance(source, Bytes) or not isinstance(source, File):
         return PlannedSource(source.path, source.path, source.size, source.version, is_inline=True)
     location = parse(source.path)
@@ -146,16 +146,16 @@ def decoded(data: bytes, location: object) -> PlanFile:
     *lines, checksum, rest = data.split(b"\n") if data.count(b"\n") > 1 else (b"", b"", b"")
     whole = len(data) - len(checksum) - 1
     if not lines[0].startswith(f'["{KIND}"'.encode()):
-        raise _no_plan(lines[0], location)
+        raise _not_a_plan_error(lines[0], location)
     if rest or hashlib.sha256(data[:whole]).hexdigest().encode() != checksum:
         raise FormatError(
             "the plan is damaged or incomplete",
             location=location,
             got=f"{len(data)} bytes with another checksum",
-            hint=f"copy it again, or recreate it with {_writing()}",
+            hint=f"copy it again, or recreate it with {_writing_command()}",
         )
     try:
-        return _made(
+        return _parse_lines(
             lines, len(data), checksum.decode(), location if isinstance(location, Location) else None
         )
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
@@ -163,11 +163,11 @@ def decoded(data: bytes, location: object) -> PlanFile:
             "the plan has invalid contents",
             location=location,
             got=f"{type(error).__name__}: {error}",
-            hint=f"recreate it with {_writing()}",
+            hint=f"recreate it with {_writing_command()}",
         ) from error
 
 
-def _no_plan(line: bytes, location: object) -> FormatError:
+def _not_a_plan_error(line: bytes, location: object) -> FormatError:
     """Return the error for a file that does not begin like a plan."""
     if line.startswith(f'["{KINDS}'.encode()):
         return FormatError(
@@ -178,17 +178,17 @@ def _no_plan(line: bytes, location: object) -> FormatError:
             hint="use that version for all parts, or recreate the plan",
         )
     return FormatError(
-        f"the file is not a plan of {_writing()}",
+        f"the file is not a plan of {_writing_command()}",
         location=location,
         got=repr(line[:40].decode(errors="replace")),
     )
 
 
-def _writing() -> str:
+def _writing_command() -> str:
     return step("ckpttools.write_plan", "ckpt plan")
 
 
-def _made(lines: Sequence[bytes], size: int, checksum: str, location: Location | None) -> PlanFile:
+def _parse_lines(lines: Sequence[bytes], size: int, checksum: str, location: Location | None) -> PlanFile:
     _, header, sizes = json.loads(lines[0])
     sources, inline, groups, counts, files, heads = map(json.loads, lines[1:7])
     for name in (*files, *heads):

@@ -29,7 +29,7 @@ from ckpttools.formats.base import Layout
 from ckpttools.plan.node_lines import Nodes
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
-from ckpttools.plan.value_lines import placement_of
+from ckpttools.plan.value_lines import decode_placement
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
@@ -259,7 +259,7 @@ class PlanFile:
         for number in dict.fromkeys(item[0] for item in declared):
             path, node, placement = json.loads(self._lines[arrays_at + number])
             paths[number] = tuple(path)
-            placements[tuple(path)] = placement_of(placement)
+            placements[tuple(path)] = decode_placement(placement)
             arrays[tuple(path)] = nodes.array(node)
         tasks = tuple(
             Task(paths[number], Region(tuple(start), tuple(end)), bytes_in, bytes_out, ("", 0))

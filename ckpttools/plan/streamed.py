@@ -21,7 +21,7 @@ from ckpttools.plan.task import Task, prices, task_of
 # Tasks slightly larger than a part of an upload: while one is sent, the next one is read.
 _SMALLEST_TASK = 16 << 20
 # Accepted ratio of the reading cost to that of the best size.
-_AS_GOOD = 1.05
+_COST_TOLERANCE = 1.05
 
 
 def grid_boxes(shape: Sequence[int], limit: int, stride: int | None = None) -> Iterator[Region]:
@@ -80,9 +80,9 @@ def _task_size(path: Path, array: LazyArray, placement: Placement, limit: int) -
     sizes = [_SMALLEST_TASK]
     while sizes[-1] < min(limit, placement.nbytes):
         sizes.append(min(2 * sizes[-1], limit))
-    costs = {size: _cost(path, array, placement, size) for size in sizes if size >= _least(placement)}
+    costs = {size: _cost(path, array, placement, size) for size in sizes if size >= _smallest_task(placement)}
     best = min(costs.values(), default=0.0)
-    return next((size for size, cost in costs.items() if cost <= _AS_GOOD * best), limit)
+    return next((size for size, cost in costs.items() if cost <= _COST_TOLERANCE * best), limit)
 
 
 def _cost(path: Path, array: LazyArray, placement: Placement, size: int) -> float:
@@ -91,7 +91,7 @@ def _cost(path: Path, array: LazyArray, placement: Placement, size: int) -> floa
     return prices(array).of(array.read_cost(region)) / region.size
 
 
-def _least(placement: Placement) -> int:
+def _smallest_task(placement: Placement) -> int:
     """Return the minimum bytes of a task."""
     return placement.chunk_nbytes if placement.codec else placement.itemsize
 
@@ -110,7 +110,7 @@ def cut_in_order(path: Path, array: LazyArray, placement: Placement, limit: int)
 
 def _regions(path: Path, shape: Shape, placement: Placement, limit: int) -> Iterator[Region]:
     """Yield regions of an array in the order of the file's bytes, none of which precede an earlier one's."""
-    least = _least(placement)
+    least = _smallest_task(placement)
     if limit < least:
         raise MemoryBudgetError(
             "an encoded chunk does not fit" if placement.codec else "one element does not fit",
@@ -123,7 +123,7 @@ def _regions(path: Path, shape: Shape, placement: Placement, limit: int) -> Iter
     for cells in grid_boxes(
         [placement.grid[axis] for axis in placement.order], _cells(placement, limit), stride
     ):
-        region = _covered(shape, placement, cells)
+        region = _cover(shape, placement, cells)
         if region.size * placement.itemsize <= limit:
             yield region
         else:
@@ -136,7 +136,7 @@ def _cells(placement: Placement, limit: int) -> int:
     return max(1, limit // placement.chunk_nbytes)
 
 
-def _covered(shape: Shape, placement: Placement, cells: Region) -> Region:
+def _cover(shape: Shape, placement: Placement, cells: Region) -> Region:
     """Return the region that chunks cover; their indices have the axes in the order of the placement."""
     first, last = [0] * len(shape), [0] * len(shape)
     for axis, start, stop in zip(placement.order, cells.start, cells.stop, strict=True):
@@ -146,7 +146,7 @@ def _covered(shape: Shape, placement: Placement, cells: Region) -> Region:
     )
 
 
-def in_write_order(tasks: Iterable[Task], layout: Layout) -> list[Task]:
+def sort_by_output(tasks: Iterable[Task], layout: Layout) -> list[Task]:
     """Sort tasks by file and offset of their output; appended chunks keep their order."""
     return sorted(tasks, key=lambda task: _first_byte(task, layout.placements[task.path]))
 
@@ -164,7 +164,7 @@ def groups(tasks: Sequence[Task], layout: Layout, limit: int) -> Iterator[Sequen
     """Yield the indices of the tasks of each object.
 
     Args:
-        tasks: as `in_write_order` sorts them.
+        tasks: as `sort_by_output` sorts them.
         layout: the locations that they write.
         limit: maximum bytes of chunks, before encoding, that are appended to one object.
     """
@@ -187,7 +187,7 @@ def groups(tasks: Sequence[Task], layout: Layout, limit: int) -> Iterator[Sequen
         yield group
 
 
-def most_groups(layout: Layout, limit: int) -> int:
+def estimate_groups(layout: Layout, limit: int) -> int:
     """Estimate the number of groups, which limits the number of useful workers."""
     appended = chunks = 0
     for placement in layout.placements.values():

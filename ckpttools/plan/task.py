@@ -82,7 +82,7 @@ def tile_shape(
         The shape; None if a single cell has more elements.
     """
     while prod(shape) > limit:
-        halves = (_halved(shape, axis, cells, whole) for axis in range(len(shape)))
+        halves = (_halve_axis(shape, axis, cells, whole) for axis in range(len(shape)))
         shorter = [half for half in halves if half != shape]
         if not shorter:
             return None
@@ -90,7 +90,7 @@ def tile_shape(
     return shape
 
 
-def _halved(shape: Shape, axis: int, cells: Sequence[Shape], whole: bool) -> Shape:
+def _halve_axis(shape: Shape, axis: int, cells: Sequence[Shape], whole: bool) -> Shape:
     """Return the shape with one axis halved, rounded up to full cells; the same shape if impossible."""
     length = shape[axis]
     cell = max((item[axis] for item in cells if item[axis] < length), default=length if whole else 1)

@@ -29,7 +29,7 @@ class NotInLinesError(Exception):
     """An array or placement has no text form."""
 
 
-def said_of(
+def encode_dataclass(
     value: Any, rooms: tuple[str, ...], plain: Callable[[object], object] | None = None
 ) -> list[object]:
     """Encode a dataclass of given rooms as its name and fields.
@@ -37,7 +37,7 @@ def said_of(
     Args:
         value: the object.
         rooms: allowed prefixes of class names.
-        plain: encodes a field; None for `json_of`.
+        plain: encodes a field; None for `encode_json`.
 
     Raises:
         NotInLinesError: the object is something else.
@@ -47,13 +47,15 @@ def said_of(
     if not (is_dataclass(kind) and name.startswith(rooms) and "<" not in name):
         raise NotInLinesError(f"{value!r:.80}")
     declared = {
-        field.name: (plain or json_of)(getattr(value, field.name)) for field in fields(kind) if field.init
+        field.name: (plain or encode_json)(getattr(value, field.name)) for field in fields(kind) if field.init
     }
     return [name, declared]
 
 
-def made_of(declared: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] | None = None) -> Any:
-    """Decode the result of `said_of`. Raise ValueError if the name is not allowed."""
+def decode_dataclass(
+    declared: Any, rooms: tuple[str, ...], unplain: Callable[[Any], object] | None = None
+) -> Any:
+    """Decode the result of `encode_dataclass`. Raise ValueError if the name is not allowed."""
     name, values = declared
     module, _, kind = str(name).partition(":")
     # A plan file must not be able to import other modules or create other classes.
@@ -65,10 +67,10 @@ def made_of(declared: Any, rooms: tuple[str, ...], unplain: Callable[[Any], obje
         raise ValueError(f"{name!r:.80} is not allowed in a plan") from error
     if not (isinstance(result, type) and is_dataclass(result) and result.__module__ == module):
         raise ValueError(f"{name!r:.80} is not allowed in a plan")
-    return result(**{key: (unplain or of_json)(value) for key, value in values.items()})
+    return result(**{key: (unplain or decode_json)(value) for key, value in values.items()})
 
 
-def json_of(value: object) -> object:
+def encode_json(value: object) -> object:
     """Encode a field as JSON. Raise NotInLinesError if that is impossible."""
     match value:
         case DType():
@@ -78,22 +80,22 @@ def json_of(value: object) -> object:
         case None | bool() | int() | float() | str():
             return value
         case tuple():
-            return {TUPLE: [json_of(item) for item in value]}
+            return {TUPLE: [encode_json(item) for item in value]}
     # An op may contain others.
-    return {OP: said_of(value, OPS)}
+    return {OP: encode_dataclass(value, OPS)}
 
 
-def of_json(value: Any) -> object:
-    """Decode the result of `json_of`. Raise ValueError for anything else."""
+def decode_json(value: Any) -> object:
+    """Decode the result of `encode_json`. Raise ValueError for anything else."""
     match value:
         case {"dtype": name}:
             return DTYPES[name]
         case {"bytes": text}:
             return bytes.fromhex(text)
         case {"tuple": values}:
-            return tuple(map(of_json, values))
+            return tuple(map(decode_json, values))
         case {"op": declared}:
-            return made_of(declared, OPS)
+            return decode_dataclass(declared, OPS)
         case dict() | list():
             raise ValueError(f"{value!r:.80} is not a value")
     return value
@@ -116,7 +118,7 @@ def texts(lines: Iterable[Iterable[object]]) -> Iterator[str]:
     return map(list_line, lines)
 
 
-def said_of_placement(placement: Placement) -> list[object]:
+def encode_placement(placement: Placement) -> list[object]:
     """Encode a placement. Raise NotInLinesError if it writes nothing."""
     match placement.home:
         case DataFile(file, offset, per_file):
@@ -127,12 +129,12 @@ def said_of_placement(placement: Placement) -> list[object]:
             home = ["appended", file, limit]
         case other:
             raise NotInLinesError(f"{other!r:.80}")
-    codec = None if placement.codec is None else said_of(placement.codec, CODECS)
+    codec = None if placement.codec is None else encode_dataclass(placement.codec, CODECS)
     return [placement.shape, placement.itemsize, placement.chunk, home, codec]
 
 
-def placement_of(declared: Any) -> Placement:
-    """Decode the result of `said_of_placement`. Raise FormatError if it is not a placement."""
+def decode_placement(declared: Any) -> Placement:
+    """Decode the result of `encode_placement`. Raise FormatError if it is not a placement."""
     homes: Mapping[str, Callable[..., DataFile | ChunkFiles | Appended]] = {
         "file": DataFile,
         "chunks": ChunkFiles,
@@ -143,7 +145,7 @@ def placement_of(declared: Any) -> Placement:
         outside = [item for item in home if isinstance(item, str) and item and not is_inside(f"d/{item}")]
         if outside or str(home[0]).startswith("/"):
             raise ValueError(f"a file outside the destination, {home}")
-        built = None if codec is None else made_of(codec, CODECS)
+        built = None if codec is None else decode_dataclass(codec, CODECS)
         return Placement(tuple(shape), itemsize, tuple(chunk), homes[kind](*home), built)
     except (ValueError, TypeError, KeyError, IndexError) as error:
         raise FormatError("a line of the plan does not describe a placement", got=error) from error

@@ -20,7 +20,7 @@ from ckpttools.array.lazy import ByteSource, require_booleans
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
-from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fitted_pieces
+from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fit_pieces
 from ckpttools.quantized.scale_checks import list_all_damaged
 from ckpttools.run.threads import WorkerThread, join_all, start_some
 from ckpttools.stores.base import check_unchanged
@@ -105,7 +105,7 @@ def scan(
         CheckpointError: a piece cannot be read, or a boolean array has other bytes. It is raised in place of
             the piece, after the preceding results. A file that changed during the scan is reported last.
     """
-    fit = fitted_pieces(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
+    fit = fit_pieces(items, memory=memory, jobs=jobs, scratch=scratch, reserved=reserved)
     return _Scan(items, visit, fit, cut or Tiles(), name, into).seen(observe)
 
 

@@ -23,7 +23,7 @@ from ckpttools.core.region import Region, Shape, grid_cell, split_evenly
 from ckpttools.formats.base import Writer
 from ckpttools.formats.placement import Placement
 from ckpttools.plan.plan import Plan
-from ckpttools.plan.streamed import in_write_order
+from ckpttools.plan.streamed import sort_by_output
 from ckpttools.plan.task import Task
 from ckpttools.run.entries import UnfinishedError
 from ckpttools.run.events import Observer, Receipt
@@ -218,7 +218,7 @@ def _assign_tasks(plan: Plan, count: int) -> _ProcessTasks:
     for owner, task in _owned_tasks(plan):
         tasks[owner].append(task)
     if plan.streams is not None:
-        tasks = [in_write_order(item, plan.layout) for item in tasks]
+        tasks = [sort_by_output(item, plan.layout) for item in tasks]
     groups = [sum(1 for _ in replace(plan, tasks=tuple(item)).groups) for item in tasks]
     return _ProcessTasks(
         replace(plan, tasks=tuple(chain.from_iterable(tasks))),

@@ -14,7 +14,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.notes import Notes
 from ckpttools.core.region import Region, Shape
 from ckpttools.core.text import array_count
-from ckpttools.plan.pieces import PIECE_BYTES, fitted_pieces
+from ckpttools.plan.pieces import PIECE_BYTES, fit_pieces
 from ckpttools.sharding.array_targets import ArrayTarget
 from ckpttools.sharding.assignments import Assignment
 from ckpttools.sharding.exchange import (
@@ -159,7 +159,7 @@ def plan_load(expected: Request, sharing: ReadSharing, *, memory: int, notes: No
     cost, staged = projected_cost(local, PIECE_BYTES), _staging(routes, room, memory)
     shared = any(route.way != "direct" for route in routes)
     alone = projected_cost([route.needed for route in routes], PIECE_BYTES) if shared else cost
-    fitted_pieces([(item.array,) for item in local], memory=memory, jobs=1, scratch=0, reserved=staged)
+    fit_pieces([(item.array,) for item in local], memory=memory, jobs=1, scratch=0, reserved=staged)
     return LoadPlan(
         arrays=len(expected.arrays),
         processes=jax.process_count(),

@@ -153,7 +153,7 @@ class FormatTests:
             for file in sorted(location / name for name, _ in location.walk()):
                 whole = file.read_bytes()
                 file.write_bytes(whole[: len(whole) // 2])
-                self._opens_the_same_or_refuses(location, tree)
+                self._check_same_or_error(location, tree)
                 file.write_bytes(whole)
 
     @_SETTINGS
@@ -225,7 +225,7 @@ class FormatTests:
             assert result == {keystr(path): (array.shape, array.dtype, 0) for path, array in arrays}
             assert all(file.kind != "missing" and file.dead >= 0 for file in storage.files)
 
-    def _opens_the_same_or_refuses(self, location: Location, tree: Tree) -> None:
+    def _check_same_or_error(self, location: Location, tree: Tree) -> None:
         try:
             back = self.format.open(location, ReadOptions())
             for path, array in back.arrays.items():

@@ -218,21 +218,21 @@ def _array(draw: st.DrawFn, depth: int, values: bool, shape: Shape, dtype: DType
         with np.errstate(invalid="ignore"):
             cast = source.truth.view(DTYPES["bfloat16"].numpy).astype(dtype.numpy)
         return Known(elementwise(source.array, Cast(dtype, DTYPES["bfloat16"])), cast.view(dtype.carrier))
-    return _relaid(draw, shape, dtype, inner)
+    return _draw_relayout(draw, shape, dtype, inner)
 
 
 def _mean(parts: Sequence[Known], dtype: DType) -> Known:
     """Return a weighted mean with the weights 2/2, 3/2 and so on; every NaN has the same bits."""
     terms = [part.truth.view(part.array.dtype.numpy) for part in parts]
     with np.errstate(all="ignore"):
-        built, wide = (_summed(terms, item) for item in (dtype.numpy, np.dtype(np.float64)))
+        built, wide = (_weighted_sum(terms, item) for item in (dtype.numpy, np.dtype(np.float64)))
         built = np.where(np.isfinite(built), built, wide).astype(dtype.numpy)
     built[np.isnan(built)] = np.nan
     array = mean([part.array for part in parts], range(2, len(parts) + 2), 2, dtype)
     return Known(array, built.view(dtype.carrier))
 
 
-def _summed(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> np.ndarray:
+def _weighted_sum(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> np.ndarray:
     total = np.zeros((), dtype)
     for k, item in enumerate(terms):
         term = item.astype(dtype) * dtype.type(k + 2)
@@ -240,7 +240,9 @@ def _summed(terms: Sequence[np.ndarray], dtype: np.dtype[np.generic]) -> np.ndar
     return np.asarray(total / dtype.type(2))
 
 
-def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape, DType], Known]) -> Known:
+def _draw_relayout(
+    draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape, DType], Known]
+) -> Known:
     """Draw a permutation of atoms that ends in `shape`: its atoms first, then an order, then source axes."""
     groups = [_factors(draw, length) for length in shape]
     lengths = [length for group in groups for length in group]
@@ -259,7 +261,7 @@ def _relaid(draw: st.DrawFn, shape: Shape, dtype: DType, inner: Callable[[Shape,
 def relaid_arrays(draw: st.DrawFn) -> Known:
     """A permutation of the atoms of an array that is stored contiguously."""
     dtype = draw(dtypes(packed=True))
-    return _relaid(draw, draw(shapes(limit=300)), dtype, partial(_leaf, draw))
+    return _draw_relayout(draw, draw(shapes(limit=300)), dtype, partial(_leaf, draw))
 
 
 @cache

@@ -25,7 +25,7 @@ class ReadRefusedError(AssertionError):
 
 
 @dataclass(frozen=True)
-class Refusing:
+class UnreadableFile:
     """A file of any size that uses no memory and cannot be read, for tests of planning.
 
     Attributes:
@@ -64,7 +64,7 @@ def trees(
         structure: whether to include lists, empty leaves, strings and scalars.
         most_leaves: approximate maximum number of leaves.
     """
-    leaves = _flattened(draw(_nested(tuple(dtypes), structure, most_leaves)), ())
+    leaves = _flatten(draw(_nested(tuple(dtypes), structure, most_leaves)), ())
     if not any(isinstance(leaf, LazyArray) for leaf in leaves.values()):
         leaves["weight",] = draw(_arrays(tuple(dtypes)))
     scalars = [path for path, item in leaves.items() if _may_be_scalar(item)]
@@ -110,11 +110,11 @@ def _nodes(below: st.SearchStrategy[object], structure: bool) -> st.SearchStrate
     return st.one_of(mappings, st.lists(below, min_size=1, max_size=3)) if structure else mappings
 
 
-def _flattened(node: object, path: Path) -> dict[Path, Leaf]:
+def _flatten(node: object, path: Path) -> dict[Path, Leaf]:
     if isinstance(node, Mapping):
-        return {p: leaf for key, below in node.items() for p, leaf in _flattened(below, (*path, key)).items()}
+        return {p: leaf for key, below in node.items() for p, leaf in _flatten(below, (*path, key)).items()}
     if isinstance(node, list):
-        return {p: leaf for k, below in enumerate(node) for p, leaf in _flattened(below, (*path, k)).items()}
+        return {p: leaf for k, below in enumerate(node) for p, leaf in _flatten(below, (*path, k)).items()}
     assert isinstance(node, LazyArray | Empty | Text)
     return {path: node}
 

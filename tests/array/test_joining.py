@@ -16,7 +16,7 @@ from ckpttools.mapping.row_conversion import with_parts
 from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.testing.strategies import stored
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 F32 = DTYPES["float32"]
 LENGTHS = st.integers(1, 6)
@@ -82,7 +82,7 @@ def test_the_shape_of_all_parts_is_expected(shape):
     """Nothing is read of an array that is not as long as its parts."""
     lengths = {"embed": 2, "heads": 3, "query": 1, "key": 4, "value": 2}
     with pytest.raises(CoverageError, match=r"expected \[2, 21\]"):
-        table(SEVERAL, **lengths).to_right({"all": Stored(shape, F32, Refusing("all"), 0)})
+        table(SEVERAL, **lengths).to_right({"all": Stored(shape, F32, UnreadableFile("all"), 0)})
 
 
 def test_an_array_of_parts_says_nothing_of_lengths():

@@ -39,7 +39,7 @@ from ckpttools.testing.strategies import (
     shapes,
     stored,
 )
-from ckpttools.testing.trees import ReadRefusedError, Refusing
+from ckpttools.testing.trees import ReadRefusedError, UnreadableFile
 
 BF16, F32, U8 = DTYPES["bfloat16"], DTYPES["float32"], DTYPES["uint8"]
 orders = cache(st.permutations)
@@ -288,7 +288,7 @@ def test_chunks_cost_what_all_that_are_met_cost(data):
 @given(st.data())
 def test_looking_at_an_expression_reads_nothing(data):
     shape = data.draw(shapes(min_rank=2, max_rank=3))
-    part = Stored(shape, BF16, Refusing("f", 1 << 40), 100)
+    part = Stored(shape, BF16, UnreadableFile("f", 1 << 40), 100)
     whole = relayout(
         stack([part] * 3, 1),
         [(n,) for n in (shape[0], 3, *shape[1:])],
@@ -306,13 +306,13 @@ def test_looking_at_an_expression_reads_nothing(data):
 
 
 def test_a_transpose_of_a_huge_array_takes_little_scratch():
-    huge = Stored((1 << 20, 1 << 18), BF16, Refusing("f"), 0)
+    huge = Stored((1 << 20, 1 << 18), BF16, UnreadableFile("f"), 0)
     turned = relayout(huge, [(1 << 20,), (1 << 18,)], (1, 0), (1, 1))
     assert elementwise(turned, Cast(F32)).scratch_bytes < 8 << 20
 
 
 def test_a_cast_of_a_huge_array_holds_what_is_under_it():
-    part = Stored((3, 5), F32, Refusing("f"), 0)
+    part = Stored((3, 5), F32, UnreadableFile("f"), 0)
     assert elementwise(part, Cast(BF16)).scratch_bytes >= 2 * part.nbytes
 
 
@@ -422,7 +422,7 @@ def test_scratch_is_given_back_when_reading_fails():
     scratch = Scratch(1 << 14)
     for _ in range(9):
         with pytest.raises(ReadRefusedError):
-            Stored((9, 9), F32, Refusing("f"), 0).read_into(
+            Stored((9, 9), F32, UnreadableFile("f"), 0).read_into(
                 Region.whole((9, 9)), np.empty((9, 18), "<u4")[:, ::2], scratch
             )
     with scratch.take((scratch.nbytes,), np.dtype("u1")):

@@ -19,11 +19,11 @@ from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.errors import FormatError, MemoryBudgetError, ShapeError
 from ckpttools.core.region import Region, Shape, contiguous_runs
-from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, consecutive, fitted_pieces, grain
+from ckpttools.plan.pieces import PIECE_BYTES, Cut, Item, Tiles, consecutive, fit_pieces, grain
 from ckpttools.run.scanning import scan
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.strategies import Known, chunk_shapes, chunked, lazy_arrays, noise, shapes, stored
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 MIB = 1 << 20
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
@@ -173,11 +173,11 @@ class TestErrors:
             )
 
     def test_too_little_memory_says_how_much_is_expected_and_reads_nothing(self):
-        item = (Stored((1 << 30,), BF16, Refusing("none", 1 << 31), 0),)
+        item = (Stored((1 << 30,), BF16, UnreadableFile("none", 1 << 31), 0),)
         with pytest.raises(MemoryBudgetError) as caught:
             scan([item], copied, memory=MIB, jobs=8)
         expected = int(str(caught.value.expected).split()[2].removesuffix("MiB,")) * MIB
-        assert fitted_pieces([item], memory=expected, jobs=8, scratch=0).projected_peak <= expected
+        assert fit_pieces([item], memory=expected, jobs=8, scratch=0).projected_peak <= expected
 
 
 def test_stopping_early_stops_the_workers():
@@ -201,9 +201,12 @@ def test_workers_do_not_run_far_ahead_of_whoever_listens():
 
 @given(memory=st.integers(1, 1 << 33), jobs=st.integers(1, 64), scratch=st.integers(0, 100 * MIB))
 def test_what_fits_is_projected_within_the_memory(memory: int, jobs: int, scratch: int):
-    item = (Stored((1 << 30,), BF16, Refusing("none"), 0), Stored((1 << 30,), F32, Refusing("none"), 0))
+    item = (
+        Stored((1 << 30,), BF16, UnreadableFile("none"), 0),
+        Stored((1 << 30,), F32, UnreadableFile("none"), 0),
+    )
     try:
-        fit = fitted_pieces([item], memory=memory, jobs=jobs, scratch=scratch)
+        fit = fit_pieces([item], memory=memory, jobs=jobs, scratch=scratch)
     except MemoryBudgetError:
         assert memory < 110 * MIB + scratch
         return
@@ -227,19 +230,19 @@ class TestTiles:
                 assert region.start[longest] % chunk[longest] == 0
 
     def test_stacked_layers_are_taken_one_by_one(self):
-        part = Stored((64, 1 << 20), BF16, Refusing("none"), 0)
+        part = Stored((64, 1 << 20), BF16, UnreadableFile("none"), 0)
         array = stack([part] * 4, 1)
         sizes = {region.shape for region in Tiles()((array,), 64 * MIB)}
         assert len(sizes) == 1
         assert all(shape[1] == 1 and shape[2] == 1 << 20 for shape in sizes)
 
     def test_pieces_stay_small_where_nothing_is_gained(self):
-        array = Stored((1 << 15, 1 << 15), BF16, Refusing("none"), 0)
+        array = Stored((1 << 15, 1 << 15), BF16, UnreadableFile("none"), 0)
         assert {region.size * 2 for region in Tiles()((array,), 64 * MIB)} == {PIECE_BYTES}
 
     def test_an_encoded_chunk_may_be_larger_than_a_piece(self):
         def part(index: Shape) -> Stored:
-            return Stored((1 << 13, 1 << 12), BF16, Refusing("nothing is read"), 0)
+            return Stored((1 << 13, 1 << 12), BF16, UnreadableFile("nothing is read"), 0)
 
         array = _Whole((1 << 13, 1 << 13), BF16, (1 << 13, 1 << 12), part, 0)
         assert {region.shape for region in Tiles()((array,), 32 * MIB)} == {(1 << 13, 1 << 12)}
@@ -260,7 +263,7 @@ import json, sys
 import numpy as np
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.array.nodes import Stored, relayout
-from ckpttools.plan.pieces import fitted_pieces
+from ckpttools.plan.pieces import fit_pieces
 from ckpttools.core.process_memory import peak_bytes
 from ckpttools.run.scanning import scan
 from ckpttools.stores.local.file import LocalFile
@@ -271,7 +274,7 @@ plain = Stored((file.size // 2 // side, side), dtype, file, 0)
 array = relayout(plain, [(n,) for n in plain.shape], (1, 0), (1, 1)) if transposed == "yes" else plain
 items, limits = [(array,), (plain, plain)], dict(memory=int(memory), jobs=int(jobs), scratch=0)
 total = sum(seen.result for seen in scan(items, lambda *a: sum(int(v.max()) for v in a[2]), **limits))
-projected = fitted_pieces(items, **limits).projected_peak
+projected = fit_pieces(items, **limits).projected_peak
 print(json.dumps({"peak": peak_bytes(), "projected": projected, "total": total}))
 """
 

@@ -13,7 +13,7 @@ from ckpttools.array.nodes import Relayout, pad_array, relayout, stack, window
 from ckpttools.array.scratch import Scratch
 from ckpttools.core.dtypes import DTYPES
 from ckpttools.core.region import Region
-from ckpttools.plan.pieces import fitted_pieces
+from ckpttools.plan.pieces import fit_pieces
 from ckpttools.quantized.dequantized_tree import dequantize_tree
 from ckpttools.run import scanning
 from ckpttools.sharding.scatter import ReadResources, buffers, read_parts
@@ -76,10 +76,10 @@ def test_what_is_read_in_small_pieces_by_several_workers_is_what_numpy_cuts(data
     limit = data.draw(st.sampled_from((16, 200, 1 << 20)))
 
     def small(*arguments, **options):
-        return replace(fitted_pieces(*arguments, **options), piece_bytes=limit)
+        return replace(fit_pieces(*arguments, **options), piece_bytes=limit)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "fitted_pieces", small)
+        patch.setattr(scanning, "fit_pieces", small)
         result = dict(read_parts(local, ReadResources(1 << 30, data.draw(st.sampled_from((1, 3))))))
     assert sorted(result) == list(range(len(local)))
     for number, parts in result.items():

@@ -35,7 +35,7 @@ from ckpttools.formats.registry import open_tree
 from ckpttools.formats.safetensors.write import SafetensorsWriter
 from ckpttools.formats.zarr.write import ZarrWriter
 from ckpttools.testing.strategies import chunk_shapes, chunked, dtypes, lazy_arrays, noise, shapes, stored
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 ckpt = partial(ended, "diff")
 
@@ -289,7 +289,7 @@ class TestMeasures:
         assert [item.outcome for item in result] == ["dtype", "equal"]
 
     def test_only_what_both_have_is_read(self):
-        refusing = Stored((1 << 20,), DTYPES["int8"], Refusing("a", 1 << 20), 0)
+        refusing = Stored((1 << 20,), DTYPES["int8"], UnreadableFile("a", 1 << 20), 0)
         short = stored(noise((2,), DTYPES["int8"]), DTYPES["int8"])
         result = diff(Pairing({"a": refusing, "b": refusing}, {"b": short, "c": refusing}), **PLENTY)
         assert {item.outcome for item in result} == {"only in A", "shape", "only in B"}

@@ -295,7 +295,7 @@ def test_columns_that_find_no_room_are_read_again():
         peak = SimpleNamespace(projected_peak=PLENTY["memory"] - room + digester.ROOM_BYTES)
         with (
             patch.object(pieces, "PIECE_BYTES", layer),
-            patch.object(digester, "fitted_pieces", lambda *_, peak=peak, **__: peak),
+            patch.object(digester, "fit_pieces", lambda *_, peak=peak, **__: peak),
         ):
             digests = Digester(arrays, "xxh3-128").digests(**PLENTY)
         assert [item.digest for item in digests.values()] == expected
@@ -309,7 +309,7 @@ def test_no_room_at_all_is_an_error():
     peak = SimpleNamespace(projected_peak=PLENTY["memory"] + digester.ROOM_BYTES)
     with (
         patch.object(pieces, "PIECE_BYTES", 200),
-        patch.object(digester, "fitted_pieces", lambda *_, **__: peak),
+        patch.object(digester, "fit_pieces", lambda *_, **__: peak),
         blocks_of(),
         pytest.raises(MemoryBudgetError, match="no array"),
     ):

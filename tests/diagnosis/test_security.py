@@ -22,7 +22,7 @@ from support.safetensors_files import packed
 
 import ckpttools
 from ckpttools.core.user_code import CodeNotAllowedError
-from ckpttools.plan.value_lines import ENCODED, OPS, made_of
+from ckpttools.plan.value_lines import ENCODED, OPS, decode_dataclass
 
 CODE = """
 from pathlib import Path
@@ -208,7 +208,7 @@ class TestPlans:
     @pytest.mark.parametrize("name", ["nothing:Known", "..os:system", ":", "x:y:z"])
     def test_plan_lines_import_only_known_names(self, room: str, name: str) -> None:
         with pytest.raises((ValueError, AttributeError)):
-            made_of([f"{room}{name}", {}], (*OPS, *ENCODED))
+            decode_dataclass([f"{room}{name}", {}], (*OPS, *ENCODED))
 
 
 def test_family_named_by_checkpoint_never_runs(

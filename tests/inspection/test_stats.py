@@ -34,7 +34,7 @@ from ckpttools.inspection.moments import Extremes, Moments, extremes, near_zero
 from ckpttools.inspection.stats import ArrayStats, Statistics, inspect_stats, statistics_of
 from ckpttools.stores.memory import Bytes
 from ckpttools.testing.strategies import lazy_arrays, noise, shapes, stored
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 MIB = 1 << 20
 BF16, F16, F32, F64 = (DTYPES[name] for name in ("bfloat16", "float16", "float32", "float64"))
@@ -612,7 +612,7 @@ class TestCommand:
 
 def test_nothing_is_read_before_it_is_asked_for():
     small = Stored((100,), BF16, Bytes("b", bytes(200)), 0)
-    tree = Tree({("a",): Stored((1 << 20,), BF16, Refusing("a", 1 << 21), 0), ("b",): small})
+    tree = Tree({("a",): Stored((1 << 20,), BF16, UnreadableFile("a", 1 << 21), 0), ("b",): small})
     assert layer_rows(tree) == {}
     assert len(inspect_stats(tree, "b", memory=1 << 30, jobs=1).arrays) == 1
 

@@ -16,7 +16,7 @@ from ckpttools.mapping.sizes import Observation, Size, require, sizes_from_confi
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Scale
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 ROWS = (
@@ -48,7 +48,7 @@ def right_shapes(lengths=LENGTHS, tied=False):
 
 
 def unread(shapes):
-    return {key: Stored(shape, F32, Refusing(key), 0) for key, shape in shapes.items()}
+    return {key: Stored(shape, F32, UnreadableFile(key), 0) for key, shape in shapes.items()}
 
 
 def refused(shapes, built=None, **options):

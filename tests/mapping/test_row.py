@@ -20,7 +20,7 @@ from ckpttools.mapping.sizes import Size
 from ckpttools.mapping.table import Table
 from ckpttools.mapping.values import Fill, Multiply, Scale, Shift, Whole
 from ckpttools.testing.strategies import dtypes, noise, regions, statements, stored
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 
 def tensor(sizes, dtype, seed):
@@ -113,7 +113,7 @@ def test_a_table_of_one_row_goes_there_and_back(statement):
 def test_converting_a_row_reads_nothing(statement):
     built = row(statement.text)
     sources = {
-        key: Stored(built.right.shape(statement.sizes), DTYPES["int8"], Refusing(key), 0)
+        key: Stored(built.right.shape(statement.sizes), DTYPES["int8"], UnreadableFile(key), 0)
         for key in built.right.keys(statement.sizes)
     }
     for array in respelled(built.right, built.left, statement.sizes, sources).values():

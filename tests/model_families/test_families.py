@@ -19,7 +19,7 @@ from ckpttools.mapping.values import Fill, Whole
 from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.registry import OF_MAXTEXT, UNFIT, families, family_named, family_of
 from ckpttools.testing.strategies import noise, stored
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 F32, BF16 = DTYPES["float32"], DTYPES["bfloat16"]
 BUILT_IN = ("llama", "mistral", "qwen2", "qwen3")
@@ -225,7 +225,9 @@ def test_an_odd_head_cannot_be_interleaved():
     config = config_of("llama", head_dim=3, **LLAMA3_ROPES[0])
     shapes = llama_shapes(config)
     with pytest.raises(CheckpointError):
-        bound(config).to_left({key: Stored(shape, BF16, Refusing(key), 0) for key, shape in shapes.items()})
+        bound(config).to_left(
+            {key: Stored(shape, BF16, UnreadableFile(key), 0) for key, shape in shapes.items()}
+        )
 
 
 def test_rotary_buffers_of_old_checkpoints_are_dropped():

@@ -27,7 +27,7 @@ from ckpttools.model_families.family import FlagRule
 from ckpttools.model_families.hf_defaults import default_fields
 from ckpttools.model_families.registry import family_named, family_of
 from ckpttools.testing.models import shapes_of
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 # What transformers takes for each field that is left out of a model's configuration; tests/oracle/silent.py.
 ANSWERS = json.loads((FIXTURES / "silent.json").read_bytes())
@@ -57,7 +57,7 @@ def tensors(case):
     if list(directory.glob("*.safetensors")):
         return open_tree(directory).arrays
     return {
-        (name,): Stored(shape, BF16, Refusing(name, 1 << 40), 0)
+        (name,): Stored(shape, BF16, UnreadableFile(name, 1 << 40), 0)
         for name, shape in shapes_of(config_of(case)).items()
     }
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpttools.core.errors import UsageError
-from ckpttools.plan.parts import Part, dealt, parse_part, part_here
+from ckpttools.plan.parts import Part, dealt, detect_part, parse_part
 
 SIZES = st.lists(st.integers(0, 1000), max_size=40)
 
@@ -78,7 +78,7 @@ STEP = {"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}
     ],
 )
 def test_the_engine_says_which_part(environment, count, part):
-    assert part_here(count, environment) == part
+    assert detect_part(count, environment) == part
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_the_engine_says_which_part(environment, count, part):
 )
 def test_what_the_engine_leaves_open_is_refused(environment, count, says):
     with pytest.raises(UsageError, match=says):
-        part_here(count, environment)
+        detect_part(count, environment)
 
 
 def test_the_numbers_of_a_job_array_are_said():
@@ -112,5 +112,5 @@ def test_the_numbers_of_a_job_array_are_said():
         (array(11, 3, 11, count=2), "2 tasks, 3 to 11, of which this is 11"),
     ):
         with pytest.raises(UsageError, match="skips some numbers") as error:
-            part_here(None, environment)
+            detect_part(None, environment)
         assert error.value.got == numbers

@@ -635,11 +635,11 @@ class TestSources:
             assert "plan" in refused(plan, "--part", "0/1", code=3)
 
     def test_a_plan_names_nothing_but_what_plans_name(self, plan):
-        from ckpttools.plan.value_lines import made_of
+        from ckpttools.plan.value_lines import decode_dataclass
 
         for name in ("os:system", "ckpttools.mapping.values:np", "ckpttools.core.dtypes:DType"):
             with pytest.raises((ValueError, AttributeError)):
-                made_of([name, {}], ("ckpttools.mapping.",))
+                decode_dataclass([name, {}], ("ckpttools.mapping.",))
 
     def test_another_version_does_no_part(self, plan, monkeypatch):
         from ckpttools.api import plans

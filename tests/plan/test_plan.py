@@ -25,7 +25,7 @@ from ckpttools.plan import plan as planning
 from ckpttools.plan.plan import build
 from ckpttools.plan.task import cut
 from ckpttools.testing.strategies import chunk_shapes, lazy_arrays, noise, shapes, shuffled, stored
-from ckpttools.testing.trees import Refusing
+from ckpttools.testing.trees import UnreadableFile
 
 BF16, F32 = DTYPES["bfloat16"], DTYPES["float32"]
 MIB = 1 << 20
@@ -133,7 +133,7 @@ def large_trees(draw):
     leaves = {}
     for number in range(draw(st.integers(1, 3))):
         shape = draw(LARGE)
-        array = Stored(shape, draw(st.sampled_from((BF16, F32))), Refusing(f"f{number}", 1 << 50), 8)
+        array = Stored(shape, draw(st.sampled_from((BF16, F32))), UnreadableFile(f"f{number}", 1 << 50), 8)
         kind = draw(st.sampled_from(("plain", "turned", "stacked", "cast", "both")))
         if kind in ("turned", "both"):
             order = draw(st.permutations(range(len(shape))))
@@ -180,7 +180,7 @@ def test_less_than_the_least_is_refused(tree, jobs):
 
 def test_a_terabyte_asks_for_no_more_than_it_must():
     """Fewer, larger tasks take less memory than a million small ones."""
-    huge = Tree({("w",): Stored((1000, 4096, 128256), BF16, Refusing("f", 1 << 50), 0)})
+    huge = Tree({("w",): Stored((1000, 4096, 128256), BF16, UnreadableFile("f", 1 << 50), 0)})
     assert least(huge, OrbaxWriter()) < 320 * MIB
 
 
@@ -196,7 +196,7 @@ def test_awkward_shapes_stay_within_the_budget(small):
 
 
 def test_more_memory_is_used_for_workers_first_then_for_larger_tasks():
-    tree = Tree({("w",): Stored((16384, 16384), F32, Refusing("f", 1 << 31), 0)})
+    tree = Tree({("w",): Stored((16384, 16384), F32, UnreadableFile("f", 1 << 31), 0)})
     plans = [build(tree, OrbaxWriter(), memory=m * MIB, jobs=4) for m in (110, 128, 256, 1024)]
     assert [plan.jobs for plan in plans] == sorted(plan.jobs for plan in plans)
     assert plans[-1].jobs == 4
@@ -235,7 +235,7 @@ def test_tasks_that_hold_more_than_a_chunk_hold_whole_ones(shape, limit, codec, 
 
 
 def test_a_matrix_is_cut_along_the_axis_it_is_stored_along():
-    array = Stored((4096, 4096), BF16, Refusing("f"), 0)
+    array = Stored((4096, 4096), BF16, UnreadableFile("f"), 0)
     placement = Placement((4096, 4096), 2, (512, 4096), DataFile("data"))
     regions = [task.region for task in cut(("w",), array, placement, 8 * MIB)]
     assert regions == [Region((1024 * k, 0), (1024 * (k + 1), 4096)) for k in range(4)]
@@ -243,7 +243,7 @@ def test_a_matrix_is_cut_along_the_axis_it_is_stored_along():
 
 def one_leaf(**changes):
     options = {"path": "f", "version": "1", "offset": 0, "shape": (6, 4, 4), "dtype": BF16} | changes
-    source = Refusing(options["path"], 1 << 20, options["version"])
+    source = UnreadableFile(options["path"], 1 << 20, options["version"])
     array = Stored(options["shape"], options["dtype"], source, options["offset"])
     axes = range(3)
     order = options.get("order", axes)
@@ -284,7 +284,7 @@ def test_a_relative_name_is_that_of_the_directory_the_process_is_in(tmp_path, mo
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        array = Stored((3, 3), BF16, Refusing("model.safetensors"), 0)
+        array = Stored((3, 3), BF16, UnreadableFile("model.safetensors"), 0)
         described.append(next(iter(Describer().lines(array))))
     assert described[0] != described[1]
     assert str(tmp_path / "a") in described[0][1]
@@ -299,7 +299,7 @@ def test_every_difference_changes_the_fingerprint():
 
 
 def test_the_scan_axis_of_a_square_stack_changes_the_fingerprint():
-    parts = [Stored((3, 3), BF16, Refusing(f"f{k}"), 0) for k in range(3)]
+    parts = [Stored((3, 3), BF16, UnreadableFile(f"f{k}"), 0) for k in range(3)]
     plans = [build(Tree({("w",): stack(parts, k)}), Grids({}), memory=1 << 30, jobs=1) for k in range(3)]
     assert len({plan.fingerprint() for plan in plans}) == 3
 
@@ -322,7 +322,7 @@ def test_only_nodes_can_be_described():
 
 
 def test_sources_are_listed_once_by_path():
-    parts = [Stored((3,), BF16, Refusing(path), 0) for path in ("b", "a", "b")]
+    parts = [Stored((3,), BF16, UnreadableFile(path), 0) for path in ("b", "a", "b")]
     plan = build(Tree({("w",): stack(parts, 0)}), Grids({}), memory=1 << 30, jobs=1)
     assert [source.path for source in plan.sources] == ["a", "b"]
 
@@ -330,7 +330,7 @@ def test_sources_are_listed_once_by_path():
 def test_tasks_follow_their_sources():
     """Arrays are listed by name, but read in file order."""
     locations = {"a": 16, "b": 0, "c": 8}
-    arrays = {(name,): Stored((4,), BF16, Refusing("f"), offset) for name, offset in locations.items()}
+    arrays = {(name,): Stored((4,), BF16, UnreadableFile("f"), offset) for name, offset in locations.items()}
     plan = build(Tree(arrays), Grids({}), memory=1 << 30, jobs=1)
     assert [task.path for task in plan.tasks] == [("b",), ("c",), ("a",)]
 
@@ -343,7 +343,7 @@ def test_an_empty_tree_is_a_plan_of_nothing():
 
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
 def test_an_array_without_elements_needs_no_task(shape):
-    tree = Tree({(name,): Stored(n, BF16, Refusing("f"), 0) for name, n in (("w", shape), ("v", (2,)))})
+    tree = Tree({(name,): Stored(n, BF16, UnreadableFile("f"), 0) for name, n in (("w", shape), ("v", (2,)))})
     writer = Grids({("w",): tuple(max(1, n) for n in shape)})
     plan = build(tree, writer, memory=1 << 30, jobs=1)
     assert [task.path for task in plan.tasks] == [("v",)]

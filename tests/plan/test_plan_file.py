@@ -23,7 +23,7 @@ from ckpttools.mapping.values import Add, Cast, Multiply
 from ckpttools.plan.node_lines import NodeLines, Nodes
 from ckpttools.plan.parts import dealt
 from ckpttools.plan.plan_encoding import decoded, encoded
-from ckpttools.plan.value_lines import NotInLinesError, made_of
+from ckpttools.plan.value_lines import NotInLinesError, decode_dataclass
 from ckpttools.testing.strategies import lazy_arrays, regions, stored
 from ckpttools.transforms.conversion import Convert
 from ckpttools.transforms.functions import InMemory
@@ -124,7 +124,7 @@ def test_what_lines_do_not_know_is_refused():
 )
 def test_nothing_is_made_but_what_plans_name(name):
     with pytest.raises((ValueError, AttributeError)):
-        made_of([name, {}], ("ckpttools.mapping.",))
+        decode_dataclass([name, {}], ("ckpttools.mapping.",))
 
 
 @pytest.mark.parametrize("count", [1, 3, 40])

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from ckpttools.codecs.base import CodecSpec, configuration_of
 from ckpttools.codecs.bytes import LITTLE, LITTLE_ENDIAN, BytesCodec
-from ckpttools.codecs.coding import of_bytes, ordered
+from ckpttools.codecs.coding import bytes_codecs, split_order
 from ckpttools.codecs.registry import CodecStep, codec_steps
 from ckpttools.codecs.sharding import ShardingCodec
 from ckpttools.codecs.transpose import transpose_spec
@@ -68,7 +68,7 @@ class Chain:
 
 def parse_chain(codecs: Sequence[CodecSpec], chunk: Shape) -> Chain | None:
     """The chain that a `zarr.json` lists; None where it cannot be separated from the axes."""
-    order, steps = ordered(codec_steps(codecs), len(chunk))
+    order, steps = split_order(codec_steps(codecs), len(chunk))
     rest = codecs[len(codecs) - len(steps) :]
     if order is None:
         return None
@@ -87,4 +87,4 @@ def parse_chain(codecs: Sequence[CodecSpec], chunk: Shape) -> Chain | None:
 
 
 def _know_no_axes(steps: Sequence[CodecStep]) -> bool:
-    return len(steps) > 0 and isinstance(steps[0], BytesCodec) and of_bytes(steps[1:]) is not None
+    return len(steps) > 0 and isinstance(steps[0], BytesCodec) and bytes_codecs(steps[1:]) is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 from ckpttools.codecs.base import CodecSpec, WritableCodec, configuration_of
 from ckpttools.codecs.bytes import LITTLE
-from ckpttools.codecs.coding import coding_of
+from ckpttools.codecs.coding import parse_coding
 from ckpttools.codecs.registry import codec_steps
 from ckpttools.core.dtypes import DType, from_zarr3
 from ckpttools.core.errors import FormatError
@@ -65,7 +65,7 @@ def parse_array(document: Mapping[str, Any], location: str) -> ZarrArray:
         raise FormatError("an unknown zarr data type", location=location, got=name)
     shape, chunk = checked_grid(lengths, grid, location)
     codecs = tuple(listed)
-    coding, shard = coding_of(codecs, chunk, dtype, document)
+    coding, shard = parse_coding(codecs, chunk, dtype, document)
     fill = fill_element(document.get("fill_value"), dtype, location)
     steps, chain = codec_steps(codecs), parse_chain(codecs, chunk)
     return ZarrArray(shape, dtype, chunk, _keys(document, location), coding, shard, fill, steps, chain)
