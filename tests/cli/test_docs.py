@@ -372,7 +372,7 @@ def test_a_command_can_be_added_as_the_page_says(tmp_path):
     (tmp_path / "largest_command.py").write_text("command = 1")
     (broken,) = ckpt_session(["largest"], path=tmp_path)
     assert broken["code"] == 2
-    assert "largest of largest_command is no command" in broken["output"]
+    assert "largest of largest_command is not a command" in broken["output"]
 
 
 @pytest.fixture
