@@ -76,7 +76,7 @@ def raise_on_signal() -> Iterator[None]:
     except ValueError:  # only the main thread may say what a signal does
         yield
         return
-    sys.unraisablehook = partial(_is_main_thread_idle, hook)
+    sys.unraisablehook = partial(_reraise_lost, hook)
     try:
         yield
     finally:
@@ -107,7 +107,7 @@ def _end_process(number: int, frame: FrameType | None) -> NoReturn:
     os._exit(128 + number)
 
 
-def _is_main_thread_idle(before: Callable[[UnraisableHookArgs], object], lost: UnraisableHookArgs) -> None:
+def _reraise_lost(before: Callable[[UnraisableHookArgs], object], lost: UnraisableHookArgs) -> None:
     """Raise again an exception that was lost, for example in a finalizer."""
     if not isinstance(lost.exc_value, Stopped):
         before(lost)
