@@ -1,4 +1,4 @@
-"""What two plans have in common that put the same bytes of the same files in the same places."""
+"""Descriptions of arrays that are equal if the same bytes of the same files make up the same elements."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ from ckpttools.stores.registry import parse
 
 
 def sources(arrays: Iterable[LazyArray]) -> Iterator[ByteSource]:
-    """The files that reading these arrays reads; one may come several times."""
+    """Yield the files of these arrays; a file may come several times."""
     for array in distinct_arrays(arrays):
         if not source_arrays(array):
             yield from array.sources()
 
 
-# What knows its chunks takes so many times the memory of what lies in one piece: keys, places, its metadata.
+# An array with chunks takes this many times the memory of a contiguous one: keys, offsets and metadata.
 _CHUNKED = 3
 
 
 def nodes(arrays: Iterable[LazyArray]) -> int:
-    """How many arrays these are with all that they are made of, each counted once, by their memory."""
+    """Count these arrays and all their sources once each, weighted by the memory that they take."""
     return sum(_CHUNKED if isinstance(array, Chunked) else 1 for array in distinct_arrays(arrays))
 
 
 Identify: TypeAlias = Callable[[ByteSource], tuple[str, str]]
-"""The one name of a file, and something that changes when its content does."""
+"""A function from a file to its unique name and a version that changes with its content."""
 
 
 def identity(source: ByteSource) -> tuple[str, str]:
-    """A file's own name, however the path to it is written, and its version."""
-    # What an index holds is called after its array, wherever the process is.
+    """Return the canonical name of a file, and its version."""
+    # Data inside an index is named after its array, whatever the working directory is.
     return source.path if isinstance(source, Bytes) else str(parse(source.path).resolve()), source.version
 
 
 def fingerprint_once(identify: Identify) -> Identify:
-    """The same, asked once for each file: many arrays lie in few files.
+    """Cache `identify` for each file, because many arrays share few files.
 
-    It is for one fingerprint. Later a link may lead elsewhere, or the process be in another directory.
+    Use the result for one fingerprint only: links and the working directory may change later.
     """
     known: dict[tuple[str, str], tuple[str, str]] = {}
 
@@ -67,10 +67,10 @@ def fingerprint_once(identify: Identify) -> Identify:
 
 
 class Describer:
-    """Describes arrays as plain values; what several are made of is described once and has a number.
+    """Describes arrays as plain values; a shared source is described once and then referred to by its index.
 
     Args:
-        identify: says which file a source is.
+        identify: returns the identity of a source file.
     """
 
     def __init__(self, identify: Identify = identity) -> None:
@@ -78,7 +78,7 @@ class Describer:
         self._numbers: dict[int, int] = {}
 
     def lines(self, array: LazyArray) -> Iterator[object]:
-        """What an array is made of, as far as that was not said before, and then its number."""
+        """Yield the descriptions of sources that are new, then the index of the array."""
         yield from self._new(array)
         yield self._numbers[id(array)]
 
@@ -97,7 +97,7 @@ class Describer:
 
 
 def _described(array: LazyArray, identify: Identify) -> list[object]:
-    """What an array is made of, as plain values: arrays described alike hold the same elements.
+    """Describe an array by plain values; arrays with equal descriptions have the same elements.
 
     Raises:
         TypeError: not a node of the closed set.
@@ -123,12 +123,12 @@ def _described(array: LazyArray, identify: Identify) -> list[object]:
 
 
 def _own_fields(array: LazyArray) -> list[object]:
-    """What an array makes of those that it is made of."""
+    """Return the values of the fields that are not source arrays."""
     kind = type(array)
     return [kind.__name__, *[repr(getattr(array, name)) for name in _own_names(kind)]]
 
 
 @cache
 def _own_names(kind: type[LazyArray]) -> tuple[str, ...]:
-    """Names of the fields that say what an array of a class makes of others."""
+    """Return the names of the fields of a class that are not source arrays."""
     return tuple(field.name for field in fields(kind) if field.name not in INNER)

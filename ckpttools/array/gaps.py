@@ -1,4 +1,4 @@
-"""Chunks that an array lacks: reported where it is shown, refused where all of it is expected."""
+"""Missing chunks of arrays: reported by inspections, refused by commands that read complete arrays."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MOST_FAULTS = 3
 
 @dataclass(frozen=True, slots=True)
 class MissingChunks:
-    """What several arrays lack together.
+    """The missing chunks of several arrays.
 
     Attributes:
-        missing, chunks: of those arrays; how many are missing, and how many there should be.
-        arrays: what each lacks.
-        hint: where the chunks may be.
+        missing, chunks: number of missing chunks, and of all chunks, of those arrays.
+        arrays: the gaps of each array.
+        hint: the likely location of the chunks.
     """
 
     missing: int
@@ -44,7 +44,7 @@ class MissingChunks:
 
 
 def missing_chunks(arrays: Iterable[LazyArray]) -> MissingChunks | None:
-    """What the stored arrays that these are made of lack; None if that is nothing."""
+    """Return the missing chunks of the stored sources of these arrays, or None if they are complete."""
     gaps = tuple(array.gaps for array in distinct_arrays(arrays) if isinstance(array, Chunked) and array.gaps)
     if not gaps:
         return None
@@ -52,10 +52,10 @@ def missing_chunks(arrays: Iterable[LazyArray]) -> MissingChunks | None:
 
 
 def refuse_incomplete(arrays: Iterable[LazyArray], location: str) -> None:
-    """Raises an error that lists all arrays with missing chunks.
+    """Raise an error that lists all arrays with missing chunks.
 
     Raises:
-        FormatError, StorageError: there are some; as reading the first of them would raise.
+        FormatError, StorageError: chunks are missing; the class is that of reading the first such array.
     """
     lacking = missing_chunks(arrays)
     if lacking is not None:

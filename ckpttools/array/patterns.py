@@ -1,4 +1,4 @@
-"""Globs of paths, as users write them: of a whole path, or of a key with everything below it."""
+"""Globs that match a complete path, or a key and everything below it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from ckpttools.array.tree import Path, dotted, keystr
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether a whole name matches a pattern, or is the pattern: a copied name means itself."""
-    # Names may have brackets.
+    """Return whether a complete name matches a pattern, or equals it (so that copied names match)."""
+    # Names may contain brackets.
     return fnmatchcase(name, pattern) or name == pattern
 
 
 def first_match(path: Path, patterns: Iterable[str]) -> str | None:
-    """The first of `patterns` that names the path or a key above it.
+    """Return the first of `patterns` that matches the path or a key above it.
 
-    `*` stands for any text and `?` for any character, borders between keys included, so `**` says no more
-    than `*`; `[0-9]` is one character of several. Keys are joined by "/" or by ".".
+    `*` matches any text and `?` any character, separators included, so `**` is the same as `*`; `[0-9]`
+    matches one of several characters. Keys are joined by "/" or by ".".
     """
     names = [*prefixes(keystr(path), "/"), *prefixes(dotted(path), ".")]
     return next((p for p in patterns if any(matches(name, p) for name in names)), None)
 
 
 def prefixes(name: str, separator: str) -> list[str]:
-    """The name, and what of it ends before a separator, longest first."""
+    """Return the name and its prefixes that end before a separator, longest first."""
     result = [name]
     while separator in result[-1]:
         result.append(result[-1].rpartition(separator)[0])
@@ -35,7 +35,7 @@ def prefixes(name: str, separator: str) -> list[str]:
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
-    """The names that match a pattern. Most patterns are names as they are, which may be thousands."""
+    """Return the names that match a pattern; fast for thousands of patterns that are plain names."""
     literal = {*patterns}
     wild = tuple(sorted(filter(_is_wild, literal)))
     matches = _any_of(wild).match if wild else lambda name: None
@@ -43,7 +43,7 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _literal(name: str) -> str:
-    """A pattern of this name alone."""
+    """Return a pattern that matches only this name."""
     return re.sub(r"[*?[]", r"[\g<0>]", name)
 
 
@@ -57,11 +57,11 @@ def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def expand_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    """The same patterns for whole dotted names: one of keys above some names gets `.*`.
+    """Adapt patterns to complete dotted names: append `.*` to patterns of keys above some names.
 
     Args:
         patterns: as of `first_match`, of names whose keys are joined by ".".
-        names: that there are; a pattern of one of them, or of none, stays as it is.
+        names: the known names; a pattern that equals one of them, or matches none, is unchanged.
     """
     patterns = tuple(patterns)
     if not patterns:
@@ -72,7 +72,7 @@ def expand_branches(patterns: Iterable[str], names: Iterable[str]) -> tuple[str,
     def is_of(pattern: str, some: set[str]) -> bool:
         return pattern in some or (_is_wild(pattern) and bool(matching(some, [pattern])))
 
-    # Brackets of a name that was copied are no glob.
+    # Brackets in a copied name are not a glob.
     return tuple(
         f"{_literal(item) if item in above else item}.*"
         if is_of(item, above) and not is_of(item, known)

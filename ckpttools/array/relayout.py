@@ -1,4 +1,4 @@
-"""A permutation of elements that is a permutation of axes, split and merged."""
+"""Arrays with their axes split, reordered and merged."""
 
 from __future__ import annotations
 
@@ -28,13 +28,12 @@ if TYPE_CHECKING:
 class Relayout(Derived):
     """Another array with its axes split into atoms, the atoms reordered, and merged again.
 
-    A transpose, a reshape, a head split and RoPE's interleaving are all of this kind: a permutation of
-    elements that is a permutation of atoms.
+    Transposes, reshapes, head splits and the interleaving of RoPE are permutations of atoms.
 
     Attributes:
         split: for each source axis the lengths of its atoms, outermost first; their product is the axis.
-        order: for each target atom its number among the source's atoms, all of them counted through.
-        merge: for each target axis how many target atoms it is made of.
+        order: for each target atom its index among all atoms of the source.
+        merge: for each target axis the number of target atoms that it consists of.
     """
 
     split: tuple[Shape, ...]
@@ -48,7 +47,7 @@ class Relayout(Derived):
 
     @cached_property
     def _target_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each target axis the source numbers of its atoms."""
+        """For each target axis the source indices of its atoms."""
         rest = iter(self.order)
         return tuple(tuple(next(rest) for _ in range(count)) for count in self.merge)
 
@@ -59,7 +58,7 @@ class Relayout(Derived):
 
     @property
     def has_transposed_matrices(self) -> bool:
-        """Whether neighbours in the source are neighbours along the last axis but one."""
+        """Whether neighbors in the source are neighbors along the second to last axis."""
         innermost = max((atom for atom in self.order if self._atoms[atom] != 1), default=None)
         return self.ndim > 1 and innermost in self._target_groups[-2]
 
@@ -69,7 +68,7 @@ class Relayout(Derived):
             self._read_box(atoms, view.reshape([atoms.shape[a] for a in self.order]), scratch)
 
     def _atom_boxes(self, region: Region) -> Iterator[tuple[Region, Region]]:
-        """The region cut into parts that are boxes of atoms: (part, box in the source's atom order)."""
+        """Cut a region into boxes of atoms: yield (part, box in the source's atom order)."""
         groups = self._target_groups
         lengths = tuple(tuple(self._atoms[a] for a in group) for group in groups)
         ranges = zip(region.start, region.stop, strict=True)
@@ -83,7 +82,7 @@ class Relayout(Derived):
             yield part, Region(tuple(start), tuple(stop))
 
     def _read_box(self, atoms: Region, out: np.ndarray, scratch: Scratch) -> None:
-        """Reads one box of atoms through read blocks of the source; `out` has the target's atom order."""
+        """Read one box of atoms through read blocks of the source; `out` has the target's atom order."""
         from ckpttools.array.copy import copy
 
         if self._read_into_target(atoms, out, scratch):
@@ -106,7 +105,7 @@ class Relayout(Derived):
                 copy(target, view.transpose(self.order), scratch)
 
     def _read_into_target(self, atoms: Region, out: np.ndarray, scratch: Scratch) -> bool:
-        """Whether the source has written into `out`, as one does in any order: no number is moved then."""
+        """Let the source write directly into `out`, so that no element is moved; return whether it did."""
         if not (self.source.can_read_in_any_order and self._cover(atoms) == atoms):
             return False
         view = out.transpose(sorted(range(out.ndim), key=self.order.__getitem__))
@@ -134,7 +133,7 @@ class Relayout(Derived):
             yield from self._cover_boxes(piece)
 
     def _cover(self, atoms: Region) -> Region:
-        """The smallest box around `atoms` whose every read block is a box of the source, too."""
+        """Return the smallest box around `atoms` whose read blocks are all boxes of the source."""
         starts: list[int] = []
         stops: list[int] = []
         for group, first in zip(self.split, self._group_starts, strict=True):
@@ -152,7 +151,7 @@ class Relayout(Derived):
         return tuple(sum(counts[:k]) for k in range(len(counts)))
 
     def _source_region(self, atoms: Region) -> Region:
-        """The source's region that a box of atoms spans."""
+        """Return the source's region that a box of atoms spans."""
         starts: list[int] = []
         stops: list[int] = []
         for group, first in zip(self.split, self._group_starts, strict=True):
@@ -204,30 +203,30 @@ def relayout(
 
 
 def _is_one_axis(atoms: Sequence[tuple[int, int]]) -> bool:
-    """Whether axes, each a length and a stride, are one in memory."""
+    """Return whether axes, given as (length, stride), are one axis in memory."""
     long = [atom for atom in atoms if atom[0] > 1]
     return all(outer == length * inner for (_, outer), (length, inner) in itertools.pairwise(long))
 
 
 def transpose_axes(array: LazyArray, order: Sequence[int]) -> LazyArray:
-    """`array` with its axes in another order."""
+    """Reorder the axes of `array`."""
     return relayout(array, [(length,) for length in array.shape], order, [1] * array.ndim)
 
 
 def swap_last_axes(array: LazyArray) -> LazyArray:
-    """`array` with its last two axes exchanged."""
+    """Swap the last two axes of `array`."""
     *outer, rows, columns = range(array.ndim)
     return transpose_axes(array, (*outer, columns, rows))
 
 
 def reshape_in_order(source: LazyArray, same: Permutation) -> LazyArray:
-    """`source` in another shape, by a permutation that moves nothing."""
+    """Change the shape of `source` by a permutation that keeps the order of elements."""
     shape = same.shape
     return source if shape == source.shape else Relayout(shape, source.dtype, source, *same)
 
 
 def split_axes(array: LazyArray, groups: Sequence[Shape]) -> LazyArray:
-    """The same elements in the same order."""
+    """Split the axes of an array into groups of axes; the elements keep their order."""
     shape = tuple(length for group in groups for length in group)
     if isinstance(array, Stored):
         return replace(array, shape=shape)
@@ -235,10 +234,10 @@ def split_axes(array: LazyArray, groups: Sequence[Shape]) -> LazyArray:
 
 
 def reshape_array(source: LazyArray, shape: Shape) -> LazyArray:
-    """`source` with axes merged into others, or with axes of length one that it lacks or has besides.
+    """Merge axes of `source`, and add or remove axes of length one.
 
     Raises:
-        ShapeError: an axis would have to be cut.
+        ShapeError: an axis would have to be split.
     """
     if shape == source.shape:
         return source
@@ -250,7 +249,7 @@ def reshape_array(source: LazyArray, shape: Shape) -> LazyArray:
 
 
 def _merge_counts(before: Shape, after: Shape) -> tuple[int, ...]:
-    """For each axis after, how many of the axes before it is made of."""
+    """Return for each new axis the number of old axes that it consists of."""
     rest, counts = list(before), []
     for length in after:
         count, product = 0, 1

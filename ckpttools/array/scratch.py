@@ -1,7 +1,7 @@
-"""Temporary memory of one worker: one block, handed out and given back like a stack.
+"""Temporary memory of one worker: one block that is used like a stack.
 
-The plan knows how much a task takes; the worker owns exactly that much and reuses it for every task, so
-the peak is the sum of the blocks, whatever the model.
+The plan knows how much a task takes. The worker owns exactly that much and reuses it for every task, so the
+peak is the sum of the blocks for models of any size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Scratch:
     """A stack of buffers inside one page-aligned block of `nbytes`.
 
     Attributes:
-        counts: what functions of elements have counted since `take_counts`.
+        counts: the counts of element functions since the last `take_counts`.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -39,20 +39,20 @@ class Scratch:
         return self._block.nbytes
 
     def tally(self, told: Mapping[str, float]) -> None:
-        """Adds to the counts, as `ckpttools.core.tally` does."""
+        """Add to the counts, as `ckpttools.core.tally` does."""
         add_counts(self.counts, told)
 
     def take_counts(self) -> Mapping[str, float]:
-        """What was counted since the last call; counting begins anew."""
+        """Return the counts since the last call, and reset them."""
         taken, self.counts = self.counts, {}
         return taken
 
     @contextmanager
     def take(self, shape: Sequence[int], dtype: np.dtype[np.generic]) -> Iterator[np.ndarray]:
-        """An uninitialised C-ordered array, valid inside the `with`.
+        """Yield an uninitialized C-ordered array that is valid inside the `with` block.
 
         Raises:
-            MemoryError: more was taken than the plan projected; a defect of the plan, never of the input.
+            MemoryError: more was taken than the plan projected; the plan is wrong, not the input.
         """
         count = prod(shape) * dtype.itemsize
         bottom = self._top

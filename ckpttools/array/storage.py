@@ -1,4 +1,4 @@
-"""How a checkpoint lies in its files, as plain facts that formats tell and `ckpttools.inspect` looks at."""
+"""The storage of a checkpoint in files: plain facts that formats provide and `ckpttools.inspect` looks at."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from ckpttools.core.region import Shape
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file.
+    """A file of a checkpoint.
 
     Attributes:
         name: relative to the checkpoint's root.
-        kind: "data" has bytes of arrays, "index" says where these are, "unused" is a data file of which
-            nothing is in use, "missing" is one that the index names and that is not there, "other" is any
-            other, such as metadata.
+        kind: "data" contains bytes of arrays, "index" locates them, "unused" is a data file that nothing
+            refers to, "missing" is a file that the index names but that does not exist, "other" is any other
+            file, such as metadata.
         nbytes: length of the file.
         live: bytes of arrays in it, each counted once.
         index: bytes of it that are headers, documents or nodes of the index in use.
         arrays: arrays that have bytes in it.
         chunks: chunks, or whole tensors, in it.
         links: names that the file has; with more than one it is shared.
-        lost: bytes that the index looks for in it and that it does not have.
+        lost: bytes that the index expects in it but that it does not have.
     """
 
     name: str
@@ -37,24 +37,24 @@ class StoredFile:
 
     @property
     def dead(self) -> int:
-        """Bytes that nothing refers to: gaps, and what later writes superseded."""
+        """Bytes that nothing refers to: gaps, and data that later writes replaced."""
         return self.nbytes - self.live - self.index if self.kind != "other" else 0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """One array.
+    """A stored array.
 
     Attributes:
         path: keys joined by "/".
         shape, dtype: of the array.
         chunk: shape of the grid's cells.
-        piece: what a reader fetches at least: an inner chunk where chunks are shards, else a chunk. None
-            where any part can be fetched by itself, as from a plain C-ordered range.
+        piece: the smallest unit that a reader fetches: an inner chunk where chunks are shards, else a chunk.
+            None where any part can be fetched by itself, as from a plain C-ordered range.
         codecs: how a piece becomes bytes, first step first; empty for plain C order.
         chunks: cells of the grid.
-        missing: those that are not stored.
-        nbytes: bytes that the others take.
+        missing: number of cells that are not stored.
+        nbytes: bytes of the stored cells.
         compressed, transposed: whether a codec makes the data smaller, or puts axes into another order.
     """
 
@@ -97,7 +97,7 @@ FINE, MANY = 64 << 10, 1024
 
 
 def has_giant_chunks(chunks: int, chunk_nbytes: int) -> bool:
-    """Whether an array is one chunk that is read whole for any part of it.
+    """Return whether an array is one large chunk, which is read completely for any part of it.
 
     Args:
         chunks: of the array.
@@ -107,16 +107,16 @@ def has_giant_chunks(chunks: int, chunk_nbytes: int) -> bool:
 
 
 def has_tiny_chunks(chunks: int, chunk_nbytes: int) -> bool:
-    """Whether requests take longer than bytes: of many small chunks. Arguments as of `has_giant_chunks`."""
+    """Return whether chunks are so small that requests take longer than bytes; arguments as above."""
     return chunks >= MANY and chunk_nbytes < FINE
 
 
 @dataclass(frozen=True, slots=True)
 class Sharding:
-    """Where the parts of one array were.
+    """The sharding of an array when it was saved.
 
     Attributes:
-        kind: JAX's name of it, such as "NamedSharding".
+        kind: JAX's name of the sharding, such as "NamedSharding".
         mesh: name and length of each axis of the device mesh; empty where there was none.
         spec: for each axis of the array the mesh axes that it is cut along; later axes are whole.
         device: the one device of a `SingleDeviceSharding`.

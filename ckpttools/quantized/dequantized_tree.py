@@ -1,4 +1,4 @@
-"""A tree with quantised weights as the tree of the numbers that they stand for."""
+"""Trees whose quantized weights are replaced by their dequantized values."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from ckpttools.quantized.weights import quantized_in
 
 @dataclass(frozen=True, slots=True)
 class DequantizedTree:
-    """A tree of plain numbers.
+    """A tree with dequantized weights.
 
     Attributes:
-        tree: without scales; its configuration says nothing of quantisation.
-        notes: what dequantising does to values.
-        weights: what was dequantised, by the paths that it has in `tree`.
+        tree: without scales; its configuration does not mention quantization.
+        notes: the effects of dequantization on values.
+        weights: the dequantized weights by their paths in `tree`.
         declared: what the configuration said of quantisation, in words; empty where nothing was dequantised.
         dtype, like: of the numbers, and how products are rounded.
         of_scales: those of the remarks that are about the values of scales.
@@ -46,7 +46,7 @@ class DequantizedTree:
     of_scales: tuple[str, ...] = ()
 
     def notes_without(self, names: Collection[str]) -> Notes:
-        """The notes where arrays of the tree are left out later: of the others."""
+        """Return the notes without those about arrays that are left out later."""
         result = [item for path, item in self.weights.items() if dotted(path) not in names]
         return _value_notes(result, self.dtype, self.like) + Notes(remarks=self.notes.remarks)
 
@@ -54,7 +54,7 @@ class DequantizedTree:
 def dequantize_tree(
     tree: Tree, dtype: DType | None = None, *, like: Like = "float32", weights: Weights | None = None
 ) -> DequantizedTree:
-    """A tree with the numbers that quantised weights stand for in place of them; only stored shapes are read.
+    """Replace quantized weights by their dequantized values; only stored shapes are read.
 
     Args:
         tree: any checkpoint; one without quantised weights stays as it is.
@@ -92,7 +92,7 @@ def dequantize_tree(
 
 
 def _path(path: Path, weight: Weight) -> Path:
-    """The path of a logical array: of another last key where the name has one."""
+    """Return the path of a dequantized array, whose last key may lose its ending."""
     if weight.name == weight.codes:
         return path
     last = str(path[-1])
@@ -134,7 +134,7 @@ def _is_exact(weight: Weight, dtype: DType) -> bool:
 
 
 class NumericTree(NamedTuple):
-    """A tree of plain numbers, and what was done to get it; empty where nothing was."""
+    """A tree, and a remark on its dequantization that is empty if nothing was dequantized."""
 
     tree: Tree
     remark: str = ""
@@ -143,13 +143,13 @@ class NumericTree(NamedTuple):
 def dequantize_where_possible(
     tree: Tree, dtype: DType | None = None, *, is_read: bool = False
 ) -> NumericTree:
-    """The numbers of a tree; the tree as it is where not all of its quantised weights can be dequantised.
+    """Dequantize a tree, or return it unchanged if some quantized weights cannot be dequantized.
 
     Args:
         tree: any checkpoint.
         dtype: of the numbers; None for bfloat16.
-        is_read: whether all numbers are going to be read: scales are looked at before, and what is left as
-            it is stored is told of.
+        is_read: whether all values are going to be read: scales are checked first, and the remark mentions
+            weights that stay as they are stored.
 
     Raises:
         FormatError: a scale that is looked at makes no finite number; lists all.
@@ -166,7 +166,7 @@ def dequantize_where_possible(
 
 
 def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[NumericTree, NumericTree]:
-    """Two trees that can be compared: as they are where both store their weights alike, else as numbers.
+    """Make two trees comparable: unchanged if both store their weights in the same way, else dequantized.
 
     Those of one are in the dtype that the other has most of, in float32 where both are quantised: rounding
     would make different products equal. Where one has codes of which no numbers can be made, because nothing
@@ -180,7 +180,7 @@ def make_comparable(a: Tree, b: Tree, *, is_read: bool = False) -> tuple[Numeric
 
 
 def _keep_stored(tree: Tree, is_read: bool) -> NumericTree:
-    """A tree as it is, with what of it stands for no numbers."""
+    """Return the tree unchanged, with a remark on weights that cannot be dequantized."""
     if not is_read:
         return NumericTree(tree)
     result = weights_in(tree)
@@ -190,7 +190,7 @@ def _keep_stored(tree: Tree, is_read: bool) -> NumericTree:
 
 
 def _damage(faults: Sequence[str]) -> str:
-    """What to say of quantised weights whose codes and scales are looked at as they are stored."""
+    """Return the remark on quantized weights whose codes and scales stay as they are stored."""
     if not faults:
         return ""
     more = f", and {len(faults) - 1:,} more" if len(faults) > 1 else ""
@@ -198,14 +198,14 @@ def _damage(faults: Sequence[str]) -> str:
 
 
 def _stored_alike(a: Tree, b: Tree) -> bool:
-    """Whether the same weights are quantised in the same way, if any are."""
+    """Return whether both trees quantize the same weights in the same way."""
     return _weight_schemes(weights_in(a).readable.values()) == _weight_schemes(
         weights_in(b).readable.values()
     )
 
 
 def _has_only_codes(tree: Tree) -> bool:
-    """Whether it has quantised weights of which no numbers can be made."""
+    """Return whether the tree has quantized weights that cannot be dequantized."""
     return bool(weights_in(tree).faults and quantized_in(tree).weights)
 
 
@@ -232,7 +232,7 @@ def _schemes(weights: Collection[Weight]) -> str:
 
 
 def weights_of_arrays(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
-    """The quantised weights that arrays are of, by the names of their codes; empty where one is of none."""
+    """Return the quantized weights that own these arrays; empty if one array belongs to none."""
     arrays = by_name(tree.arrays)
     owners = {
         id(arrays[stored]): name
@@ -249,12 +249,12 @@ def weights_of_arrays(tree: Tree, differing: Collection[LazyArray]) -> set[str]:
 
 
 def is_dequantized(array: LazyArray) -> bool:
-    """Whether numbers of a quantised weight are in it."""
+    """Return whether an array contains dequantized values."""
     return any(isinstance(part, Dequantized) for part in distinct_arrays([array]))
 
 
 def dequantize_weights(tree: Tree, names: Collection[str]) -> dict[str, LazyArray]:
-    """The numbers of those of some weights of which any can be made, in float32."""
+    """Dequantize the named weights to float32; skip those that cannot be dequantized."""
     arrays, readable, location = (
         by_name(tree.arrays),
         shaped_weights_in(tree).readable,

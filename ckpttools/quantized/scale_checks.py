@@ -1,7 +1,7 @@
-"""What can be said of quantised weights only by looking: scales that are no numbers, or not positive.
+"""Checks of scale values: scales that are not finite numbers, or not positive.
 
-All scales are looked at when they are used. Here those are that lie on this machine, before any other byte is
-read: of MXFP4 1/17 of the bytes, of blocks of 128 x 128 next to none.
+All scales are checked when they are used. Scales on local disks are checked before any other byte is
+read: 1/17 of the bytes of MXFP4, next to nothing of blocks of 128 x 128.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ScaleCheck:
         return dtype
 
     def apply(self, source: np.ndarray, target: np.ndarray, dtype: DType) -> None:
-        """Copies carriers of scales.
+        """Copy scales, as carriers.
 
         Raises:
             DamagedScalesError: of one no finite number can be made.
@@ -102,7 +102,7 @@ _MOST_FAR = 1000
 def damaged_error(
     lines: Iterable[str], *, location: str | None = None, got: str | None = None, hint: str = GET_AGAIN
 ) -> DamagedScalesError:
-    """The error for damaged scales.
+    """Return the error for damaged scales.
 
     Args:
         lines: one for each quantised weight that has some.
@@ -119,17 +119,17 @@ def damaged_error(
 
 
 def damage_text(decode: Decode) -> str:
-    """How a line goes on after the value of a damaged scale."""
+    """Return the end of a line about a damaged scale, after its value."""
     return f"of which no finite {decode.result} can be made"
 
 
 def are_local(scales: Iterable[LazyArray]) -> bool:
-    """Whether reading them takes no request to a store behind a network."""
+    """Return whether all scales are stored locally, so that reading them takes no network request."""
     return all(getattr(source, "price", 1) == 1 for scale in scales for source in scale.sources())
 
 
 def list_all_damaged(error: BaseException, arrays: Iterable[LazyArray]) -> BaseException:
-    """The error with all damaged scales of some arrays, where it is about one; else as it is.
+    """Extend an error about damaged scales to all damaged scales; return other errors unchanged.
 
     Args:
         error: what reading them has raised.
@@ -160,7 +160,7 @@ def list_all_damaged(error: BaseException, arrays: Iterable[LazyArray]) -> BaseE
 
 
 def _error_of(result: Mapping[Decode, float], hint: str) -> DamagedScalesError:
-    """The error for damaged scales: of one checkpoint under its place, of several each with its own."""
+    """Return the error for damaged scales, with the location of each if there are several checkpoints."""
     locations = {decode.location for decode in result}
     named = ((d.name if len(locations) == 1 else d.where, d, value) for d, value in result.items())
     lines = dict.fromkeys(f"{name}: {value:g}, {damage_text(d)}" for name, d, value in named)
@@ -201,7 +201,7 @@ _Part = tuple[Weight, Region]
 
 @dataclass(frozen=True, slots=True)
 class ValueFaults:
-    """What is wrong with the values of quantised weights, a line for each.
+    """Faulty scale values of quantized weights, one line for each weight.
 
     Attributes:
         damaged: scales that make no finite numbers.
@@ -393,7 +393,7 @@ def _odd_factors(
 
 
 def _are_in_range(scales: Sequence[np.ndarray], decode: Decode, signs: bool) -> bool:
-    """Whether carriers of scales make finite numbers, and positive ones if `signs`."""
+    """Return whether scales give finite values, and positive ones if `signs`."""
     first, *others = scales
     factors = decode.factors([_extremes(first.reshape(-1), decode.scales[0]), *others])
     return not (decode.out_of_range_factors(factors).size or (signs and factors.min(initial=1) <= 0))
