@@ -12,6 +12,7 @@ from ckpttools.api.sources import PathReading, opened, read_options
 from ckpttools.array.gaps import refuse_incomplete
 from ckpttools.array.tree import Tree
 from ckpttools.core.argument_checks import validate_arguments, validate_fields
+from ckpttools.core.budget import DEFAULT_MEMORY
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.notes import Notes
@@ -24,8 +25,6 @@ from ckpttools.stores.concurrency import requesting
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import begun_at
 from ckpttools.stores.registry import LocationLike, parse
-
-DEFAULT_MEMORY = 1 << 30
 
 
 @validate_fields

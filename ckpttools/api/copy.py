@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from ckpttools.api.arguments import Size
-from ckpttools.api.conversion import DEFAULT_MEMORY, Resources
+from ckpttools.api.conversion import Resources
 from ckpttools.api.overwrite_guard import optimizer_in
 from ckpttools.api.prepared import command
 from ckpttools.api.sources import Observe
@@ -15,7 +15,7 @@ from ckpttools.copying.prepared import Effort, PreparedCopy
 from ckpttools.copying.selection import selected
 from ckpttools.copying.target import CopyTarget
 from ckpttools.copying.whole import check_whole
-from ckpttools.core.budget import limit_memory
+from ckpttools.core.budget import DEFAULT_MEMORY, limit_memory
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import parse_size_option

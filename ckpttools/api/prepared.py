@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 
 from ckpttools.api.arguments import Size
 from ckpttools.api.calls import Call
-from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
+from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.sources import Source, location_of
 from ckpttools.core.argument_checks import Named, validate_arguments
-from ckpttools.core.budget import format_size, limit_memory
+from ckpttools.core.budget import DEFAULT_MEMORY, format_size, limit_memory
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option

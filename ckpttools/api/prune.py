@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ckpttools.api.conversion import DEFAULT_MEMORY, Conversion, Resources
+from ckpttools.api.conversion import Conversion, Resources
 from ckpttools.api.prepared import command, prepare
 from ckpttools.api.tree_plan import plan_tree
 from ckpttools.array.gaps import refuse_incomplete
+from ckpttools.core.budget import DEFAULT_MEMORY
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.message_terms import option

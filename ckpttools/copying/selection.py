@@ -18,6 +18,7 @@ from ckpttools.formats.interrupted import absent, begun_in, next_step, refuse_in
 from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import open_all_steps, open_tree
+from ckpttools.formats.zarr.legacy_runs import LegacyRun, is_legacy_step, legacy_items, legacy_run
 from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import begun_at, unfinished_at
@@ -68,8 +69,12 @@ def selected(source: Location, steps: Sequence[int] = (), latest: int | None = N
             hint=f"name the directory that it is in: {source.parent}",
         )
     result = orbax_at(source)
+    legacy = legacy_run(source) if isinstance(result, OrbaxRun) else None
     if isinstance(result, OrbaxRun) and result.steps:
-        return _RunRoot(source, result).selected(steps, latest)
+        legacy = legacy if legacy is not None and legacy.path == result.path else None
+        return _RunRoot(source, result.path, result.steps, legacy).selected(steps, latest)
+    if legacy is not None:
+        return _RunRoot(source, legacy.path, {}, legacy).selected(steps, latest)
     if (steps or latest is not None) and (states := numbered_states(source)):
         return _chosen_states(source, states, steps, latest)
     if steps or latest is not None:
@@ -126,38 +131,72 @@ def _part_of(step: Step, name: str) -> FileGroup:
 
 @dataclass(frozen=True)
 class _RunRoot:
-    """A directory with steps, maybe one below what was named."""
+    """A run: the given directory or its directory `checkpoints`.
+
+    Attributes:
+        source: The given directory.
+        path: The directory with the steps.
+        orbax_steps: Steps with `_METADATA`, by number.
+        legacy: Steps of older versions of Orbax; None if there are none.
+    """
 
     source: Location
-    run: OrbaxRun
+    path: Location
+    orbax_steps: Mapping[int, Step]
+    legacy: LegacyRun | None
+
+    @cached_property
+    def steps(self) -> Mapping[int, Step]:
+        """All steps by number, in order."""
+        legacy = {} if self.legacy is None else self.legacy.steps
+        # Other directories next to steps with `_METADATA` may end in a number, too.
+        is_mixed = bool(self.orbax_steps)
+        others = {
+            number: Step(location)
+            for number, location in legacy.items()
+            if number not in self.orbax_steps and not (is_mixed and not is_legacy_step(location))
+        }
+        return dict(sorted({**self.orbax_steps, **others}.items()))
 
     def selected(self, steps: Sequence[int], latest: int | None) -> CopySelection:
-        result = self.run.steps
-        answers = at_once(self.source.store, self._why_unfinished, result.values())
-        reasons = dict(zip(result, answers, strict=True))
+        answers = at_once(self.source.store, self._why_unfinished, self.steps)
+        reasons = dict(zip(self.steps, answers, strict=True))
         self._check(steps, reasons)
         finished = sorted(number for number, reason in reasons.items() if reason is None)
         expected = sorted(set(steps)) if steps else finished
         if latest is not None:
             expected = expected[-latest:]
         if not expected:
-            left = begun_in(self.run.path)
+            left = begun_in(self.path)
             raise FormatError(
                 "no step is finished",
-                location=self.run.path,
+                location=self.path,
                 got=f"step {format_ranges(reasons)}, none of them whole",
-                hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.run.path))}` says more",
+                hint=next_step(left) if left else f"`ckpt doctor {quote(str(self.path))}` says more",
             )
-        chosen = [_part_of(self.run.steps[number], self._name(number)) for number in expected]
+        chosen = [self._part(number) for number in expected]
         beside = list(self._beside())
         parts = [FileGroup(location, self._below(location)) for location, reason in beside if reason is None]
         directories = [part for part in parts if part.source.is_dir()]
         small = {part.name: part.source for part in parts if part.source.is_file()}
         left_out = {self._below(location): reason for location, reason in beside if reason is not None}
         left_out |= {self._name(number): reason for number, reason in reasons.items() if reason is not None}
-        return CopySelection([*directories, *chosen], small, left_out, self._below(self.run.path))
+        return CopySelection([*directories, *chosen], small, left_out, self._below(self.path))
 
-    def _why_unfinished(self, step: Step) -> str | None:
+    def _part(self, number: int) -> FileGroup:
+        step = self.steps[number]
+        if number in self.orbax_steps:
+            return _part_of(step, self._name(number))
+        items = legacy_items(step.path)
+        for item in items:
+            refuse_incomplete(open_tree(item).arrays.values(), str(item))
+        commits = commits_of([item.relative_to(step.path) for item in items])
+        return FileGroup(step.path, self._name(number), number, commits)
+
+    def _why_unfinished(self, number: int) -> str | None:
+        if self.legacy is not None and number not in self.orbax_steps:
+            return self.legacy.mismatch_reason(number)
+        step = self.orbax_steps[number]
         name = step.path.name
         # What is asked of a conversion is several requests: only where its name tells that there may be one.
         is_asked = any(item != name and item.startswith(name) for item in self._names)
@@ -165,20 +204,20 @@ class _RunRoot:
 
     @cached_property
     def _names(self) -> list[str]:
-        return [entry.name for entry in self.run.path.entries()]
+        return [entry.name for entry in self.path.entries()]
 
     def _check(self, steps: Sequence[int], reasons: Mapping[int, str | None]) -> None:
         """Raises where a step that is expected is not there or not whole, or any has lost something."""
         for number in steps or reasons:
             if number not in reasons:
                 got = f"step {format_ranges(reasons)}"
-                raise UsageError(f"there is no step {number}", location=self.run.path, got=got)
-            reason, step = reasons[number], self.run.steps[number]
+                raise UsageError(f"there is no step {number}", location=self.path, got=got)
+            reason, step = reasons[number], self.steps[number]
             if reason is None:
                 continue
             if steps:
                 raise _unfinished(step.path, reason)
-            if step.is_damaged and not begun_at(step.path):
+            if self._is_damaged(number) and not begun_at(step.path):
                 whole = sorted(item for item, why in reasons.items() if why is None)
                 others = " ".join(option("steps", item) for item in whole[-3:])
                 raise FormatError(
@@ -189,24 +228,30 @@ class _RunRoot:
                     f"to copy others, name them: {others or 'none is whole'}",
                 )
 
+    def _is_damaged(self, number: int) -> bool:
+        """Whether an unfinished step was saved completely."""
+        if self.legacy is not None and number not in self.orbax_steps:
+            return not self.legacy.is_skippable(number)
+        return self.orbax_steps[number].is_damaged
+
     def _name(self, number: int) -> str:
-        return self._below(self.run.steps[number].path)
+        return self._below(self.steps[number].path)
 
     def _below(self, location: Location) -> str:
         return location.relative_to(self.source)
 
     def _beside(self) -> Iterator[tuple[Location, str | None]]:
         """What lies beside the steps, and why it is left out; None where it belongs to the run."""
-        if self.run.path != self.source:
-            inner = self.run.path.name
+        if self.path != self.source:
+            inner = self.path.name
             for entry in self.source.entries():
                 if entry.name != inner:
                     yield self.source / entry.name, f"it is not in {inner}, where the steps are"
-        steps = {step.path.name for step in self.run.steps.values()}
-        for entry in self.run.path.entries():
+        steps = {step.path.name for step in self.steps.values()}
+        for entry in self.path.entries():
             if entry.name in steps:
                 continue
-            location = self.run.path / entry.name
+            location = self.path / entry.name
             yield location, _why_not_beside(location)
 
 

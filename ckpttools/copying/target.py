@@ -16,6 +16,7 @@ from ckpttools.core.text import sample_names
 from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import is_own_file
+from ckpttools.formats.zarr.legacy_runs import legacy_run
 from ckpttools.stores.abilities import Puts
 from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
@@ -125,7 +126,7 @@ def _check_run(destination: Location, selection: CopySelection) -> None:
         for entry in location.entries()
         if entry.name not in small and not any(entry.name.startswith(name) for name in names)
     ]
-    if others and not OrbaxRun(location).steps:
+    if others and not OrbaxRun(location).steps and legacy_run(location) is None:
         _refuse_begun(location)
         raise DestinationExistsError(
             f"{location} exists, and is not a run",

@@ -26,6 +26,8 @@ _MIN_PER_ARRAY = 1 << 10
 _MAX_PER_ARRAY = 3584
 # Additional memory of a worker in the hint: buffers for any common chunk.
 _WORKER_BYTES = 16 << 20
+# The memory limit of commands that write.
+DEFAULT_MEMORY = 1 << 30
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", re.IGNORECASE)
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 

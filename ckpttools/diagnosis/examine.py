@@ -24,6 +24,8 @@ from ckpttools.formats.foreign import foreign_error
 from ckpttools.formats.interrupted import refuse_empty
 from ckpttools.formats.orbax.steps import Step
 from ckpttools.formats.sidecar_files import CONFIG
+from ckpttools.formats.zarr import untyped_arrays
+from ckpttools.formats.zarr.legacy_runs import is_legacy_step
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.location import is_unanswered
 from ckpttools.stores.registry import LocationLike, parse
@@ -177,8 +179,11 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
 def _counted(inventory: Inventory) -> Iterator[str]:
     result = {location for other in inventory.others.values() for location in other}
     hierarchies = [hierarchy for hierarchy in inventory.hierarchies if result.isdisjoint(hierarchy.parents)]
+    trees = inventory.others.get(untyped_arrays.FORMAT.name, ())
+    above = {Step(location) for tree in trees for location in (tree, tree.parent)}
+    legacy = [step for step in above if step.number is not None and is_legacy_step(step.path)]
     counts = [
-        (len(inventory.steps), "step", "steps"),
+        (len(inventory.steps) + len(legacy), "step", "steps"),
         (len(inventory.items), "item", "items"),
         (len(inventory.weights), "directory of safetensors", "directories of safetensors"),
         (len(hierarchies), "zarr v3 hierarchy", "zarr v3 hierarchies"),

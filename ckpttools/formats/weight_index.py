@@ -227,10 +227,15 @@ def _unlisted(named: Mapping[str, str], there: Mapping[str, str]) -> list[tuple[
 
 
 def _set_aside(index: Location) -> str:
-    """The commands that replace an index by one of all files next to it."""
+    """Return the commands that replace an index by one of all files next to it.
+
+    Files of `torch.save` are opened without an index; only safetensors get a new one.
+    """
     names = (index.with_name(f"{index.name}.aside{number or ''}") for number in itertools.count())
     aside = quote(str(next(name for name in names if not name.lexists())))
-    return f"mv -n {quote(str(index))} {aside} && ckpt doctor {quote(str(index.parent))} --fix index"
+    rename = f"mv -n {quote(str(index))} {aside}"
+    is_written = index.name.endswith(".safetensors.index.json")
+    return f"{rename} && ckpt doctor {quote(str(index.parent))} --fix index" if is_written else rename
 
 
 def visible_files(folder: Location) -> list[str]:

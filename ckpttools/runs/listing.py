@@ -29,7 +29,7 @@ from ckpttools.formats.orbax.steps import (
     orbax_at,
 )
 from ckpttools.formats.registry import open_tree
-from ckpttools.formats.zarr.legacy_runs import is_legacy_step
+from ckpttools.formats.zarr.legacy_runs import LegacyRun, is_legacy_step, legacy_items, legacy_run
 from ckpttools.maxtext.loading.paths import EMERGENCY_ITEMS, list_committed_steps
 from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
@@ -176,11 +176,24 @@ def run_at(path: Location) -> OrbaxRun:
     refuse_empty(path)
     if isinstance(result, OrbaxRun) and numbered_states(path):
         return OrbaxRun(path.absolute())
+    if run := _legacy_run_at(path.absolute()):
+        return OrbaxRun(run.path)
     raise FormatError(
         f"{path} is not a run with steps",
         expected="a directory with steps of Orbax or of a trainer in it, or in its directory checkpoints",
         hint=f"`ckpt {quote(str(path))}` says what it is",
     )
+
+
+def _legacy_run_at(path: Location) -> LegacyRun | None:
+    """Return the run of old Orbax at a path, or above it if the path is a step or an item of the run."""
+    if not path.is_dir():
+        return None
+    for location in (path, path.parent, path.parent.parent):
+        run = legacy_run(location)
+        if run is not None and (location == path or not {path, *path.parents}.isdisjoint(run.steps.values())):
+            return run
+    return None
 
 
 def looked_at(run: OrbaxRun, look: Callable[[OrbaxRun], _T]) -> _T:
@@ -251,25 +264,43 @@ def _flax_steps(run: OrbaxRun) -> Iterator[StepListing]:
 
 def _legacy_steps(run: OrbaxRun) -> Iterator[StepListing]:
     """The steps next to those with `_METADATA` that older versions of Orbax wrote."""
+    legacy = legacy_run(run.path)
+    if legacy is None:
+        return
     known = {step.path for step in run.steps.values()}
-    for location in directories(run.path):
-        step = Step(location)
-        if step.number is None or step.is_in_progress or location in known or not is_legacy_step(location):
+    for number, location in legacy.steps.items():
+        if location in known or (run.steps and not is_legacy_step(location)):
             continue
         usage = usage_of(location)
-        try:
-            item, fault = tree_listing(open_tree(location), ""), None
-        except StorageError:
-            raise
-        except CheckpointError as error:
-            item, fault = ItemListing("", "unreadable"), error.line
+        items = [_legacy_item(item, location) for item in legacy_items(location)]
+        fault = legacy.mismatch_reason(number) or next((fault for _, fault in items if fault), None)
         modified = None if usage.modified is None else usage.modified / 1e9
-        yield StepListing(step.number, location.name, (item,), usage.nbytes, usage.own, modified, fault)
+        yield StepListing(
+            number,
+            location.name,
+            tuple(item for item, _ in items),
+            usage.nbytes,
+            usage.own,
+            modified,
+            fault,
+            _metrics(Step(location)),
+        )
+
+
+def _legacy_item(location: Location, step: Location) -> tuple[ItemListing, str | None]:
+    """List an item of old Orbax. Returns it, and why it cannot be opened."""
+    name = "" if location == step else location.name
+    try:
+        return tree_listing(open_tree(location), name), None
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        return ItemListing(name, "unreadable"), error.line
 
 
 def _resumed_item(step: Step) -> str | None:
     """The item that MaxText restores: `items`, and of emergency checkpoints the other names."""
-    names = {item.directory.name for item in step.items}
+    names = {item.directory.name for item in step.items} or {item.name for item in legacy_items(step.path)}
     return next((name for name in (ITEM, *EMERGENCY_ITEMS) if name in names), None)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, suppress_step_warnings
 from ckpttools.core.text import sample_names
-from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, V1_FILE
+from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, COMMIT_FILE, TREE_FILE, V1_FILE
 from ckpttools.formats.orbax.owned_files import strangers_in_item
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step
 from ckpttools.formats.registry import open_tree
@@ -110,7 +110,9 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     def fate(each: StepListing) -> StepFate:
         why = _why_not_whole(each)
         if each.step not in run.steps:
-            why = "it is a file of Flax, which prune does not delete"
+            is_legacy = (run.path / each.name).is_dir()
+            layout = f"it has the layout of Orbax before {TREE_FILE}" if is_legacy else "it is a file of Flax"
+            why = f"{layout}, which prune does not delete"
         elif why is None and each.step > max(whole):
             why = "it is later than the last finished step"
         if why is not None:

@@ -7,21 +7,19 @@ DeepSpeed `global_step10`; verl and DeepSpeed note the step to go on with in a f
 from __future__ import annotations
 
 import re
-from functools import partial
 
 from ckpttools.core.errors import CheckpointError, StorageError
 from ckpttools.core.text import sort_naturally
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree
 from ckpttools.formats.torch.latest import LATEST, text_in
-from ckpttools.formats.zarr.legacy_runs import LegacyRun, legacy_run
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing, tree_listing
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.concurrency import at_once
 from ckpttools.stores.location import Location
 
 _STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
-# Steps of Orbax before `_METADATA`.
+# Steps without the files by which steps of Orbax are recognized.
 _PLAIN = re.compile(r"(?P<number>\d{1,18})", re.ASCII)
 _TRACKED = re.compile(rf"(?:{_STEP.pattern})|(?P<alone>\d{{1,18}})", re.DOTALL)
 _TRACKERS = ("latest_checkpointed_iteration.txt", LATEST)
@@ -38,7 +36,7 @@ def trained_run(location: Location) -> RunListing | None:
     if not run.is_dir():
         return None
     run, names = _steps_in(run)
-    steps = at_once(run.store, partial(_listed, legacy=legacy_run(run)), [run / name for name in names])
+    steps = at_once(run.store, _listed, [run / name for name in names])
     if not any(step.items for step in steps):
         return None
     tracker, latest = _tracked(run)
@@ -82,7 +80,7 @@ def _tracked(run: Location) -> tuple[str, int | None]:
     return "", None
 
 
-def _listed(step: Location, legacy: LegacyRun | None) -> StepListing:
+def _listed(step: Location) -> StepListing:
     match, usage = _STEP.fullmatch(step.name) or _PLAIN.fullmatch(step.name), usage_of(step)
     result = (
         {"": step}
@@ -99,11 +97,8 @@ def _listed(step: Location, legacy: LegacyRun | None) -> StepListing:
             items.append(ItemListing(name, "unreadable"))
             wrong.append(f"{name}: {error.line}" if name else error.line)
     unfinished = "; ".join(wrong) if result else "there is no checkpoint in it that is read"
-    number = int(match["number"]) if match else 0
-    if legacy is not None and step in legacy.steps.values():
-        unfinished = unfinished or legacy.mismatch_reason(number) or ""
     return StepListing(
-        number,
+        int(match["number"]) if match else 0,
         step.name,
         tuple(items),
         usage.nbytes,

@@ -164,10 +164,65 @@ def test_an_index_that_says_otherwise(tmp_path):
     with pytest.raises(FormatError, match="do not hold the same tensors"):
         open_tree(wrong)
     twice = sharded(tmp_path / "t", {first: ["a"], second: ["a"]}, {"a": first, "b": second})
-    with pytest.raises(FormatError, match="the same tensors in several files") as caught:
+    with pytest.raises(FormatError, match="several files have the same tensors") as caught:
         open_tree(twice)
     assert caught.value.message.endswith(f":\n    a: in {first}, {second}")
-    assert str(caught.value.location) == str(twice)
+    assert str(caught.value.location) == str(twice / "pytorch_model.bin.index.json")
+
+
+FIRST, SECOND = NAMES
+THIRD = "pytorch_model-00003-of-00002.bin"
+
+
+@pytest.mark.parametrize(
+    ("files", "index", "expected"),
+    [
+        ({FIRST: "a", SECOND: "b"}, {"a": FIRST, "b": SECOND}, ""),
+        ({FIRST: "a", SECOND: "b"}, {"a": FIRST, "b": f"./{SECOND}"}, ""),
+        ({FIRST: "ac", SECOND: "b"}, {"a": FIRST, "b": SECOND}, "1 tensor that it does not list"),
+        ({FIRST: "ac", SECOND: "bd"}, {"a": FIRST, "b": SECOND}, "2 tensors that it does not list"),
+        ({FIRST: "ac", SECOND: "b"}, {"a": FIRST, "b": SECOND, "c": SECOND}, "1 tensor in other files"),
+        ({FIRST: "a", SECOND: "b"}, {"a": SECOND, "b": FIRST}, "2 tensors in other files"),
+        ({FIRST: "ab", SECOND: "b"}, {"a": FIRST, "b": SECOND}, "1 tensor in several files"),
+        ({FIRST: "ab", SECOND: "ab"}, {"a": SECOND, "b": SECOND, "c": FIRST}, None),
+        ({FIRST: "ab", SECOND: "b"}, {"a": FIRST, "b": FIRST, "c": SECOND}, None),
+        ({FIRST: "a", SECOND: "b", THIRD: "a"}, {"a": FIRST, "b": SECOND}, "skipped as by transformers"),
+        ({FIRST: "a", SECOND: "b", THIRD: "c"}, {"a": FIRST, "b": SECOND}, None),
+        ({FIRST: "a", SECOND: "b"}, {"a": FIRST, "b": SECOND, "c": SECOND}, None),
+    ],
+)
+def test_shards_that_disagree_with_their_index_are_read_as_by_transformers(tmp_path, files, index, expected):
+    """transformers updates one state dict with every file that the index names, in the order of the names."""
+    values, loaded = {}, {}
+    for number, (file, tensors) in enumerate(files.items()):
+        values[file] = {name: np.full(3, number, "f4") for name in tensors}
+        save(tmp_path / file, {name: whole(array) for name, array in values[file].items()})
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": index}))
+    for file in sorted({name.removeprefix("./") for name in index.values()}):
+        loaded.update(values[file])
+    if expected is None:
+        with pytest.raises(FormatError) as caught:
+            open_tree(tmp_path)
+        assert "--fix index" not in str(caught.value)
+        return
+    tree = open_tree(tmp_path)
+    assert {path[0]: array.read().tolist() for path, array in tree.arrays.items()} == {
+        name: array.tolist() for name, array in loaded.items()
+    }
+    assert expected in "".join(tree.metadata.notes.remarks) and bool(expected) == bool(
+        tree.metadata.notes.remarks
+    )
+
+
+def test_later_shard_replaces_tensor_under_another_spelling_of_its_name(tmp_path):
+    save(tmp_path / SECOND, {"a.b": whole(np.ones(3, "f4"))})
+    save(tmp_path / "pytorch_model-00000-of-00002.bin", {"c": whole(np.zeros(3, "f4"))})
+    index = tmp_path / "pytorch_model.bin.index.json"
+    first = "pytorch_model-00000-of-00002.bin"
+    index.write_text(json.dumps({"weight_map": {"a.b": SECOND, "c": first, "x": FIRST}}))
+    save(tmp_path / FIRST, {"a": {"b": whole(np.zeros(3, "f4"))}, "x": whole(np.zeros(3, "f4"))})
+    values = {dotted(path): array.read().tolist() for path, array in open_tree(tmp_path).arrays.items()}
+    assert values == {"a.b": [1, 1, 1], "c": [0, 0, 0], "x": [0, 0, 0]}
 
 
 # ---- views of storages
@@ -547,7 +602,8 @@ def test_an_index_that_leaves_a_file_of_its_series_out(tmp_path):
         save(tmp_path / name, {name[14:19]: whole(np.ones(3, "f4"))})
     index = tmp_path / "pytorch_model.bin.index.json"
     index.write_text(json.dumps({"weight_map": {"00001": names[0]}}))
-    assert f"of a file of the same series:\n    {names[1]}" in run("hash", tmp_path, code=3)
+    output = run("hash", tmp_path, code=3)
+    assert f"which no other file has:\n    {names[1]}" in output and "mv -n" in output
     index.write_text(json.dumps({"weight_map": {"00001": names[0], "00002": names[1]}}))
     run("hash", tmp_path)
 

@@ -1,6 +1,7 @@
 """Arrays of tensorstore without the metadata of a tree: Levanter, T5X, Pax, and what JAX itself writes."""
 
 import json
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -448,6 +449,98 @@ def test_legacy_run_opens_its_latest_finished_step(tmp_path, names, add, in_data
     assert f"{count} of zarr-tree\n" in ckpt("doctor", root).output
     run("convert", "to-safetensors", root, tmp_path / "out")
     run("verify", tmp_path / "out", "--against", root)
+
+
+@pytest.mark.parametrize(
+    ("names", "add", "latest"),
+    [
+        (("9/default", "10/default"), None, 10),
+        (("9/items", "10/items"), None, 10),
+        (("9", "10"), None, 10),
+        (("checkpoint_9", "checkpoint_10"), None, None),  # Orbax lists plain numbers
+        (("checkpoints/9", "checkpoints/10"), None, 10),
+        (("9/params", "9/opt_state", "10/params", "10/opt_state"), None, 10),
+        (("10/params", "10/opt_state"), None, 10),
+        (("10/default",), _with_logs, 10),
+        (("9/default", "10/default"), _with_metrics, 10),
+        (("9/default", "10/default"), _with_commit_files, 10),
+        (("9/default", "10/default"), _with_unfinished_save, 10),
+        (("9/default", "10/default"), _with_unfinished_empty_save, 10),
+    ],
+)
+def test_commands_agree_on_the_steps_of_a_legacy_run(tmp_path, names, add, latest):
+    root, steps = tmp_path / "run", sorted({int(re.search(r"\d+", name)[0]) for name in names})
+    if add:
+        add(root)
+    for name in names:
+        write_legacy_item(root / name)
+    listing = ckpttools.ls(root)
+    assert [step.step for step in listing.finished] == steps
+    assert (listing.latest, listing.resumes) == (latest, latest)
+    assert ckpttools.ls(root / names[-1]).path == listing.path
+    pruned = ckpttools.prune.plan(listing.path, keep_last=1).report
+    assert [(step.step, step.fate) for step in pruned.steps] == [(step, "left alone") for step in steps]
+    assert all("the layout of Orbax before _METADATA" in step.why for step in pruned.steps)
+    report = ckpttools.copy(root, tmp_path / "copy")
+    parts = [part.name for part in report.parts if re.search(r"\d", part.name)]
+    assert len(parts) == len(steps)
+    is_unfinished = add in (_with_unfinished_save, _with_unfinished_empty_save)
+    assert [*report.left_out] == ["11.orbax-checkpoint-tmp-17"] * is_unfinished
+    assert not [*(tmp_path / "copy").rglob("*orbax-checkpoint-tmp*")]
+    assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == steps
+    again = ckpttools.copy(root, tmp_path / "copy")
+    assert {part.outcome for part in again.parts} == {"there already"}
+    output = ckpt("doctor", root).output
+    items = f"{len(names)} checkpoint{'s' * (len(names) > 1)} of zarr-tree\n"
+    assert f"{len(steps)} step{'s' * (len(steps) > 1)}, " in output and items in output
+    assert " no errors" in output.replace("\n", " ") or "healthy" in output
+
+
+def test_copy_takes_chosen_steps_of_a_legacy_run_and_adds_them(tmp_path):
+    for step in ("1", "2", "3"):
+        write_legacy_item(tmp_path / "run" / step / "default")
+    ckpttools.copy(tmp_path / "run", tmp_path / "copy", latest=1)
+    assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == [3]
+    ckpttools.copy(tmp_path / "run", tmp_path / "copy", steps=[1])
+    assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == [1, 3]
+    with pytest.raises(UsageError, match="there is no step 7"):
+        ckpttools.copy(tmp_path / "run", tmp_path / "copy", steps=[7])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda run: shutil.rmtree(run / "10/default"),
+        lambda run: (run / "10/default/checkpoint").unlink(),
+        lambda run: shutil.rmtree(run / "10/default/params.kernel"),
+        lambda run: (run / "10/default/params.kernel/.zarray").unlink(),
+    ],
+)
+def test_copy_refuses_a_damaged_step_of_a_legacy_run(tmp_path, damage):
+    for step in ("9", "10"):
+        write_legacy_item(tmp_path / "run" / step / "default")
+    damage(tmp_path / "run")
+    with pytest.raises(FormatError):
+        ckpttools.copy(tmp_path / "run", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    ckpttools.copy(tmp_path / "run", tmp_path / "copy", steps=[9])
+    assert open_tree(tmp_path / "copy").metadata.step == 9
+
+
+def test_copy_of_a_legacy_run_to_a_bucket_gets_commit_files(tmp_path, cloud):
+    for step in ("9", "10"):
+        write_legacy_item(tmp_path / "run" / step / "default")
+    location = cloud.filled({}) / "copy"
+    ckpttools.copy(tmp_path / "run", location)
+    assert [step.step for step in ckpttools.ls(location).finished] == [9, 10]
+    assert open_tree(location).metadata.step == 10
+
+
+def test_copy_of_a_run_with_both_layouts_has_all_steps(tmp_path):
+    shutil.copytree(ROOT / "fixtures/golden/llama3.1/maxtext_scanned/0", tmp_path / "run/5")
+    write_legacy_item(tmp_path / "run/2/default")
+    ckpttools.copy(tmp_path / "run", tmp_path / "copy")
+    assert [step.step for step in ckpttools.ls(tmp_path / "copy").finished] == [2, 5]
 
 
 @pytest.mark.parametrize(

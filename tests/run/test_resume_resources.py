@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,6 +149,29 @@ def test_option_that_matters_is_named_with_both_values(model, tmp_path, monkeypa
         assert ckpt(*words, "bfloat16", "--jobs", "8").exit_code != 0
     output = " ".join(run(*words, "float16", "--jobs", "1", "--memory", "300MiB", code=2).split())
     assert "(with --dtype bfloat16, now --dtype float16)" in output
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A model with one array of 96 MiB, which does not fit into small tasks."""
+    location = tmp_path_factory.mktemp("large") / "model.safetensors"
+    ckpttools.save({"w": np.zeros((96, 1 << 18), np.float32)}, location, format="safetensors")
+    return location
+
+
+@pytest.mark.parametrize("first", [None, "1GiB", "3GiB", "800MB"])
+@pytest.mark.parametrize("second", ["104MiB", "108MiB", "112MiB"])
+def test_too_little_memory_for_the_recorded_tasks_is_named(large, tmp_path, monkeypatch, first, second):
+    words = ("cast", large, tmp_path / "out", "--dtype", "bfloat16", "--jobs", "1")
+    memory = () if first is None else ("--memory", first)
+    with monkeypatch.context() as patch:
+        patch.setattr("ckpttools.formats.safetensors.write.SafetensorsWriter.finish", _stop)
+        assert ckpt(*words, *memory).exit_code != 0
+    output = " ".join(run(*words, "--memory", second, code=2).split())
+    before = {None: "1024MiB", "1GiB": "1024MiB", "3GiB": "3072MiB", "800MB": "762MiB"}[first]
+    assert f"(with --memory {before}, now --memory {second}, into which its tasks do not fit)" in output
+    assert "with --overwrite" in output and "to resume it, run in" in output
+    run(*words, *memory)
 
 
 def _stop(*arguments: object) -> None:

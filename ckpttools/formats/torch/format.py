@@ -12,6 +12,7 @@ from ckpttools.array.tree import Leaf, Metadata, Tree, dotted
 from ckpttools.array.tree import Path as TreePath
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError, FormatError, listing
+from ckpttools.core.notes import Notes
 from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.left_out import left_out
 from ckpttools.formats.read_only import ReadOnlyFormat
@@ -46,8 +47,16 @@ class TorchFormat(ReadOnlyFormat):
         files = [_opened(result.folder / name, options) for name in result.names]
         for file in files:
             _check_names(file)
-        result.check([(dotted(at), file.location.name) for file in files for at in file.state.leaves])
-        return _tree(path, result.folder, files)
+        # As in transformers, later files replace tensors of earlier ones.
+        notes = result.check_as_loaded(
+            [
+                (dotted(at), name)
+                for name, file in zip(result.names, files, strict=True)
+                for at in file.state.leaves
+            ],
+            lambda name: map(dotted, _opened(result.folder / name, options).state.leaves),
+        )
+        return _tree(path, result.folder, files, notes)
 
     def faults(self, path: Location, options: ReadOptions) -> Iterable[CheckpointError]:
         for file in _files_below(path):
@@ -107,16 +116,19 @@ def _check_names(file: _StateFile) -> None:
         )
 
 
-def _tree(path: Location, folder: Location, files: Sequence[_StateFile]) -> Tree:
+def _tree(path: Location, folder: Location, files: Sequence[_StateFile], remarks: tuple[str, ...]) -> Tree:
     leaves: dict[TreePath, Leaf] = {}
     scalars: set[TreePath] = set()
     others: dict[TreePath, str] = {}
     for file in files:
-        leaves |= file.state.leaves
+        # Nested and dotted keys can spell the same name.
+        names = {dotted(at) for at in file.state.leaves}
+        leaves = {at: leaf for at, leaf in leaves.items() if dotted(at) not in names} | file.state.leaves
         scalars |= file.state.scalars
         others |= file.state.others
     config = sidecar_config(folder)
+    notes = left_out(others) + Notes(remarks=remarks)
     metadata = Metadata(
-        FORMAT.name, config=config, scalars=frozenset(scalars), location=str(path), notes=left_out(others)
+        FORMAT.name, config=config, scalars=frozenset(scalars), location=str(path), notes=notes
     )
     return Tree(leaves, metadata)

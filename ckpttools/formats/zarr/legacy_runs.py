@@ -57,7 +57,7 @@ class LegacyRun:
                 self._warn_of_later(candidate, skipped)
                 return self.steps[candidate]
             skipped[candidate] = reason
-            if not self._is_skippable(candidate):
+            if not self.is_skippable(candidate):
                 break
         raise self._unfinished(skipped)
 
@@ -84,9 +84,11 @@ class LegacyRun:
 
     @property
     def _has_commit_file(self) -> bool:
-        return any((location / COMMIT_FILE).is_file() for location in self.steps.values())
+        # Steps with `_METADATA` in the same run are of a newer version, whose commit files prove nothing.
+        steps = filter(is_legacy_step, self.steps.values())
+        return any((location / COMMIT_FILE).is_file() for location in steps)
 
-    def _is_skippable(self, number: int) -> bool:
+    def is_skippable(self, number: int) -> bool:
         """Whether an unfinished step may be skipped in favor of an earlier one.
 
         It may in a bucket, where an interrupted save leaves a step without its commit file.
@@ -121,9 +123,14 @@ def has_state(path: Location) -> bool:
     return location.is_file() and begins_as_state(location)
 
 
+def legacy_items(step: Location) -> list[Location]:
+    """Return the items in a step of Orbax before `_METADATA`: the step itself, or directories in it."""
+    return [step] if has_state(step) else [path for path in directories(step) if has_state(path)]
+
+
 def is_legacy_step(path: Location) -> bool:
     """Whether a directory is a step of Orbax before `_METADATA`, or an item in it is."""
-    return not has_metadata(path) and (has_state(path) or any(map(has_state, directories(path))))
+    return not has_metadata(path) and bool(legacy_items(path))
 
 
 def legacy_run(path: Location) -> LegacyRun | None:
@@ -132,6 +139,8 @@ def legacy_run(path: Location) -> LegacyRun | None:
     Raises:
         StorageError: A directory cannot be read.
     """
+    if has_state(path):
+        return None  # an item, whose arrays may be in numbered directories
     for location in (path, path / "checkpoints"):
         named: dict[str, dict[int, Location]] = {}
         numbered = [step for step in map(Step, directories(location)) if step.number is not None]

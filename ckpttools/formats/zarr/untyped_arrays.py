@@ -41,7 +41,7 @@ from ckpttools.formats.read_only import ReadOnlyFormat
 from ckpttools.formats.sidecar_files import CONFIG, sidecar_config
 from ckpttools.formats.zarr import zarr2, zarr3
 from ckpttools.formats.zarr.chunks import DOCUMENTS, has_array
-from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, has_state, legacy_run
+from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, has_state, legacy_items, legacy_run
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.stores.base import DirEntry
 from ckpttools.stores.concurrency import at_once
@@ -95,7 +95,9 @@ class BareFormat(ReadOnlyFormat):
     def checkpoints_in(self, path: Location) -> Sequence[Location]:
         """As `ckpttools.formats.base.SupportsStepFiles.checkpoints_in`."""
         run = _run_at(path)
-        return [_located(path)] if run is None else [_located(step) for step in run.finished]
+        if run is None:
+            return [_located(path)]
+        return [item for step in run.finished for item in legacy_items(step)]
 
     def lies_at(self, path: Location) -> Location:
         """See `SupportsLocation.lies_at`; steps keep small arrays and their number in files."""

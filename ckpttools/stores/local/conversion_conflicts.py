@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckpttools.core.budget import DEFAULT_MEMORY, format_size, parse_size
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.stores.publishing import JobInfo
@@ -36,7 +37,8 @@ def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) ->
         go_on = f"to resume it, {_again(begun)}"
     hint = f"{go_on}; otherwise {discard}"
     if _is_alike(begun, purpose):
-        what = f"another conversion: the same command, started with other options{_changes(begun, purpose)}"
+        changes = _changes(begun, purpose) or _describe_smaller_memory(begun, purpose)
+        what = f"another conversion: the same command, started with other options{changes}"
         hint = f"to start over with the new options, {discard}; {go_on}"
     return UsageError(
         f"{directory} contains the beginning of {what}",
@@ -59,6 +61,26 @@ def _changes(begun: JobInfo, purpose: JobInfo) -> str:
     new = [item for item in now if item not in before]
     changes = [f"{word} {' '.join(options)}" for word, options in (("with", old), ("now", new)) if options]
     return f" ({', '.join(changes)})" if changes else ""
+
+
+def _describe_smaller_memory(begun: JobInfo, purpose: JobInfo) -> str:
+    """Describe the memory limits of two commands if the tasks that one began may not fit into the other's."""
+    before, now = _parse_memory_limit(begun.command), _parse_memory_limit(purpose.command)
+    if not begun.division or before is None or now is None or before <= now:
+        return ""
+    old, new = (option("memory", format_size(memory)) for memory in (before, now))
+    return f" (with {old}, now {new}, into which its tasks do not fit)"
+
+
+def _parse_memory_limit(command: str) -> int | None:
+    """Return the memory limit of a command in bytes; None if it cannot be parsed."""
+    words = command.replace("--memory=", "--memory ").split()
+    if "--memory" not in words:
+        return DEFAULT_MEMORY
+    try:
+        return parse_size(words[words.index("--memory") + 1])
+    except (IndexError, UsageError):
+        return None
 
 
 def _options(command: str) -> Iterator[str]:
