@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from support.command_line import run, succeed
 from support.trees import tree_with
@@ -369,7 +369,9 @@ def per_parameter(model, *head):
 class TestMomentsAreNotKeptSilently:
     @given(models(), st.integers(1, 3), st.sampled_from([(), ("run",), ("state",)]))
     @example(NETWORK, 2, ())
-    def test_what_mirrors_by_names_of_its_own(self, model, moments, head):
+    def test_unnamed_moments_are_refused_until_the_user_decides(self, model, moments, head):
+        # A module that mirrors another one, such as optimizer/decoder/mlp, is unclear by itself.
+        assume(not any(path != other and path[-len(other) :] == other for path in model for other in model))
         names = ("first", "second", "third")[:moments]
         state = {k: item for name in names for k, item in below(("tx_state", name), model).items()}
         leaves = {**below(("params",), model), **state, ("tx_state", "count"): COUNT}
