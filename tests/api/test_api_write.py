@@ -128,9 +128,9 @@ def test_a_tree_is_a_source_as_good_as_its_path(tmp_path):
     }
     for inside in (tmp_path / "tree" / "0" / "items", tmp_path / "tree" / "0" / "items" / "x"):
         for call in (ckpttools.select, ckpttools.cast, ckpttools.convert):
-            with pytest.raises(UsageError, match=r"`destination` (is|lies in) `source`"):
+            with pytest.raises(UsageError, match=r"`destination` (is|is in) `source`"):
                 call(tree, inside, **({"dtype": "float32"} if call is ckpttools.cast else {"keep": "params"}))
-        with pytest.raises(UsageError, match=r"`destination` (is|lies in) `source`"):
+        with pytest.raises(UsageError, match=r"`destination` (is|is in) `source`"):
             ckpttools.save(tree, inside)
     with pytest.raises(UsageError, match="open already"):
         ckpttools.select(tree, tmp_path / "step", keep="params", step=3)
@@ -182,8 +182,8 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path):
         "are about `force_unroll`": lambda: ckpttools.unstack(STACKED, out, keep_step=True),
         "`strict` applies only to the rules of `map`": lambda: ckpttools.convert(HF, out, strict=True),
         "`force` applies only to casts": lambda: ckpttools.convert(HF, out, force=True),
-        "lies in `source`": lambda: ckpttools.unstack(STACKED, STACKED / "out"),
-        "lies in `like`": lambda: ckpttools.maxtext_to_hf(STACKED, HF / "out", like=HF),
+        "is in `source`": lambda: ckpttools.unstack(STACKED, STACKED / "out"),
+        "is in `like`": lambda: ckpttools.maxtext_to_hf(STACKED, HF / "out", like=HF),
         "is `source` itself": lambda: ckpttools.hf_to_maxtext(HF, HF),
         "nothing to resume": lambda: ckpttools.hf_to_maxtext(HF, out, resume=True),
     }
