@@ -474,7 +474,7 @@ def test_what_is_said_of_the_wrong_thing_is_told(tmp_path, base):
     assert f"`ckpt {base}` says what it is" in run("adapter", "merge", base, base, tmp_path / "o", code=3)
     assert "a MaxText checkpoint came from" in run(*merge, "--like", base, "--dry-run", code=2)
     assert "unknown family 'lama'" in run(*merge, "--family", "lama", code=2)
-    assert "DST lies in ADAPTER" in run(*merge[:-1], PEFT / "plain" / "out", "--dry-run", code=2)
+    assert "DST is in ADAPTER" in run(*merge[:-1], PEFT / "plain" / "out", "--dry-run", code=2)
     ckpttools.merge_adapter(base, tmp_path / "out", adapter=PEFT / "plain")
     extract = "adapter", "extract", tmp_path / "out", base, "memory://adapters/extracted", "--rank", 2
     done = run(*extract, "--overwrite")

@@ -45,7 +45,7 @@ def test_a_row_that_is_not_zero_is_found_wherever_it_is(data, axis, name):
     array = chunked(carried, dtype, chunk) if chunk else stored(carried, dtype)
     extra = Surplus.of("a", array, axis, kept)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary, "_ELEMENTS", data.draw(st.sampled_from([1, 3, 1 << 18])))
+        patch.setattr(vocabulary, "_COMPARED_ELEMENTS", data.draw(st.sampled_from([1, 3, 1 << 18])))
         row = extra.first_learned(memory=PLENTY)
     learned = np.flatnonzero((np.moveaxis(beyond, axis, 0).astype(np.float32) != 0).any(axis=1)) + kept
     assert (row is None) == (learned.size == 0)
