@@ -38,7 +38,7 @@ from ckpttools.formats.registry import writer_for, writer_options
 from ckpttools.maxtext.layout import SCAN_LAYERS, STEPS
 from ckpttools.maxtext.view import view_of
 from ckpttools.run.overlap_check import check_apart
-from ckpttools.stores.concurrency import at_once, requesting
+from ckpttools.stores.concurrency import map_concurrently, use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -124,7 +124,7 @@ def list_saves(
         FormatError: nothing there is of a host.
         CheckpointError: nothing is there, or it cannot be read.
     """
-    with requesting(requests):
+    with use_concurrency(requests):
         shares = _shares(_locations(hosts), max_index_bytes)
         faults = {str(share.step.path): share.fault for share in shares if share.fault is not None}
         saves = tuple(_listed(save) for save in saves_of(shares))
@@ -182,7 +182,7 @@ def assemble(
     rest = {name: value for name, value in common.items() if name not in {**opening, **writing}}
     how: dict[str, Any] = {"item": TREE_ITEM, **rest}
     read, locations, preferred = read_options(opening), _locations(hosts), _locations(prefer)
-    with requesting(writing.get("requests")):
+    with use_concurrency(writing.get("requests")):
         save = _chosen(_shares(locations, read.max_index_bytes), read.step).preferring(preferred)
         _refuse_unnamed(save)
         for share in save.shares:
@@ -218,7 +218,7 @@ def _shares(hosts: Sequence[Location], max_index_bytes: int) -> list[HostShare]:
             expected="directories of hosts with STEP/state, or one with those of several hosts in it",
             hint="`ckpt PATH` says what is there",
         )
-    at_once(hosts[0].store, lambda share: share.fault, result.values())
+    map_concurrently(hosts[0].store, lambda share: share.fault, result.values())
     return list(result.values())
 
 

@@ -21,9 +21,9 @@ from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Division, Plan
 from ckpttools.plan.task import cores, reading_costs
 from ckpttools.run.events import Observer, Receipt
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import begun_at
+from ckpttools.stores.publishing import find_unfinished
 from ckpttools.stores.registry import LocationLike, parse
 
 
@@ -68,7 +68,7 @@ class Resources:
         # What these import takes memory before it is known whether there is enough.
         from ckpttools.plan.plan import build
 
-        with requesting(self.requests):
+        with use_concurrency(self.requests):
             costs = reading_costs(tree.arrays.values())
             reserved = costs.memory + (_hashing_bytes(tree) if self.manifest else 0)
             streams = self.destination.store.streams if self.destination else None
@@ -86,7 +86,7 @@ class Resources:
 
         That command may have had more memory or workers, and have divided the arrays into other tasks.
         """
-        begun = begun_at(self.destination) if self.destination else None
+        begun = find_unfinished(self.destination) if self.destination else None
         division = Division.from_text(begun.division) if begun else None
         if begun is None or division is None:
             return None
@@ -156,14 +156,14 @@ class Conversion:
         command: str = "",
         planned: str = "",
         check_replaced: Callable[[], None] = lambda: None,
-        conclude: Callable[[], None] = lambda: None,
+        finalize: Callable[[], None] = lambda: None,
     ) -> Receipt:
         """Run the plan.
 
         Args:
             destination, overwrite, observe, command, planned: see `ckpttools.run.executor.execute`.
             check_replaced: raises, before all else, where something is there that may not be replaced.
-            conclude: called when the checkpoint has its name; not where there is a manifest.
+            finalize: called when the checkpoint has its name; not where there is a manifest.
             manifest: file that gets the digests of all arrays; replaced only if `overwrite`. They are
                 computed while data is in memory; arrays that do not pass through it are read once more.
 
@@ -190,9 +190,9 @@ class Conversion:
             command=command,
             planned=planned,
         )
-        with requesting(self.requests):
+        with use_concurrency(self.requests):
             if manifest is None:
-                return run(conclude=conclude)
+                return run(finalize=finalize)
             from ckpttools.api.output_file import check_manifest
             from ckpttools.digest.watching import run_hashing
 

@@ -20,8 +20,8 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import option
 from ckpttools.core.options import parse_size_option
 from ckpttools.run.overlap_check import check_apart
-from ckpttools.stores.concurrency import at_once, requesting
-from ckpttools.stores.outside_links import check_outside_links, outside_links
+from ckpttools.stores.concurrency import map_concurrently, use_concurrency
+from ckpttools.stores.outside_links import check_outside_links, find_outside_links
 from ckpttools.stores.publishing import staging_of
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.sharing import RepositoryOptions, shared
@@ -77,13 +77,13 @@ def copy(
     if latest is not None and latest < 1:
         raise UsageError(f"{option('latest', latest)} means no step", expected="1 or more")
     resources = Resources(parse_size_option("memory", memory), jobs, destination=written, requests=requests)
-    with limit_memory(resources.memory), requesting(requests):
+    with limit_memory(resources.memory), use_concurrency(requests):
         selection, target = selected(read, tuple(steps), latest), CopyTarget(written, overwrite, optimizer_in)
         there = target.result(selection, verify=verify)
         effort = Effort(resources.memory, jobs, resources.workers, requests)
         links = {name: target for part in selection.parts for name, target in part.outside_links.items()}
-        links |= outside_links(read, (location.key for location in selection.small.values()))
+        links |= find_outside_links(read, (location.key for location in selection.small.values()))
         check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
         built = PreparedCopy(read, target, selection, there, effort, verify, observe, command)
-        unchecked = chain.from_iterable(at_once(read.store, check_whole, built.todo))
+        unchecked = chain.from_iterable(map_concurrently(read.store, check_whole, built.todo))
     return replace(built, unchecked=tuple(unchecked))

@@ -27,7 +27,7 @@ from ckpttools.run.events import Event, Observer, Receipt
 from ckpttools.run.parts import PartReceipt
 from ckpttools.sharding.distributed_job import JOB_BYTES, Service, mark_gone
 from ckpttools.stores.relocation import AS_PLANNED
-from ckpttools.stores.shares import this_process
+from ckpttools.stores.shares import describe_this_process
 
 _LOOK_SECONDS = 0.5
 # The destination is asked less and less often what is there: thousands of objects may tell.
@@ -90,7 +90,7 @@ def _other(job: Service, plan: Callable[[], Prepared], told: Callbacks) -> None:
     if not declared:
         raise OtherProcessError(_end_of(job))
     file = decoded(zlib.decompress(declared), "what process 0 has planned")
-    job.set_status(_HERE, this_process())
+    job.set_status(_HERE, describe_this_process())
     observe = _heeding(lambda: _check_ended(job), told.observe)
     # Only code that this process's own command line names may run, not code that process 0 names.
     code = {} if file.header.has_tasks else _own_code(plan())

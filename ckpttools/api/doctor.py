@@ -9,7 +9,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import UsageError
 from ckpttools.diagnosis.examine import Diagnosis, examine, mend
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 
 
 @validate_arguments
@@ -46,7 +46,7 @@ def doctor(
     if location is None:
         raise UsageError("a tree that was made has no files", expected="a path, or a tree that was opened")
     reading = (observe or (lambda done, total: None)) if checksums else None
-    with requesting(requests):
+    with use_concurrency(requests):
         return (
             mend(location, *names, read=read, reading=reading) if names else examine(location, read, reading)
         )

@@ -17,9 +17,9 @@ from ckpttools.inspection.tree import TreeReport, inspect_tree
 from ckpttools.maxtext.model_files import sidecar_names
 from ckpttools.model_families.registry import families
 from ckpttools.quantized.dequantized_tree import dequantize_where_possible, make_comparable
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
-from ckpttools.stores.registry import LocationLike, counted, parse
+from ckpttools.stores.registry import LocationLike, count_traffic, parse
 
 
 @validate_arguments
@@ -49,7 +49,7 @@ def inspect(
         CheckpointError: nothing is there, or it cannot be read.
         UsageError: there are arrays, and none matches the pattern.
     """
-    with requesting(requests), counted() as traffic:
+    with use_concurrency(requests), count_traffic() as traffic:
         read = read_options(reading)
         everything = read if isinstance(source, Tree) else replace(read, all_items=True)
         tree = opened(source, everything, *([] if against is None else [against]))

@@ -21,7 +21,7 @@ from ckpttools.quantized.dequantized_tree import dequantize_where_possible
 from ckpttools.sharding.loading import JobProgress
 from ckpttools.sharding.mesh import parse_mesh
 from ckpttools.sharding.rules import RulesLike, resolve_rules
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.registry import LocationLike
 from ckpttools.transforms.dequantize import declares_quantization, refuse_few_bits
@@ -97,7 +97,7 @@ class PreparedLoad:
             self.observe(done, total)
 
         self.observe(0, total)
-        with requesting(self.requests):
+        with use_concurrency(self.requests):
             return execute_load(
                 self.request, self.plan, jobs=self.jobs, observe=observe, observe_job=self.observe_job
             )
@@ -184,7 +184,7 @@ def load(
     leaves = () if template is None else template.leaves
     is_cut = any(leaf.axes or is_abstract(leaf.sharding) for leaf in leaves)
     where = _where(shardings, rules, mesh, memory_kind, is_cut=is_cut)
-    with limit_memory(memory), requesting(loading.get("requests")):
+    with limit_memory(memory), use_concurrency(loading.get("requests")):
         tree = opened(source, read_options(part_of(loading, Opening)))
         plain = tree if dtype is None else _numbers(tree, None if dtype == "like" else dtype_of(dtype))
         built, notes = converted(plain, to, template, declared, memory)

@@ -6,7 +6,7 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import FormatError
 from ckpttools.runs.listing import RunListing, listed, looked_at, run_at
 from ckpttools.runs.trained import trained_run
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.registry import LocationLike, parse
 
 
@@ -23,7 +23,7 @@ def ls(run: LocationLike, *, requests: int | None = None) -> RunListing:
         UsageError: it is no run.
         CheckpointError: nothing is there, or it cannot be read.
     """
-    with requesting(requests):
+    with use_concurrency(requests):
         try:
             result = run_at(parse(run))
         except FormatError:

@@ -30,7 +30,7 @@ from ckpttools.maxtext.config.run_settings import GivenSettings, find_contradict
 from ckpttools.maxtext.config.setting_kinds import find_mistakes
 from ckpttools.maxtext.layout import SCAN_LAYERS
 from ckpttools.maxtext.versions import NEWEST, version_called
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.registry import LocationLike
 
 
@@ -67,7 +67,7 @@ def maxtext_config(
         UsageError: a word of `check` is no setting.
     """
     version = version_called(maxtext)
-    with requesting(requests):
+    with use_concurrency(requests):
         model = _seen(source, text_of(like), text_of(family), read_options(reading))
         try:
             values = model_settings(model.family, model.facts, model.location)

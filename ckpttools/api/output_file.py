@@ -5,7 +5,7 @@ from __future__ import annotations
 from ckpttools.core.errors import UsageError
 from ckpttools.formats.registry import is_own_file
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import PLAN_MARK, begun_at, staging_of
+from ckpttools.stores.publishing import PLAN_MARK, find_unfinished, staging_of
 from ckpttools.stores.registry import LocationLike, parse
 
 
@@ -21,7 +21,7 @@ def check_output_file(path: Location, source: LocationLike, destination: Locatio
         UsageError: nothing can be written there; the file would be part of what is written, or have the name
             of one of the source's own files.
     """
-    path.check_takes_files()
+    path.check_accepts_files()
     real = path.resolve()
     if destination is not None:
         _check_outside(path, real, destination)
@@ -50,7 +50,7 @@ def check_manifest(path: Location, source: LocationLike, destination: Location, 
     from ckpttools.digest.manifest import check_manifest_name
 
     check_output_file(path, source, destination)
-    is_begun = path.lexists() and begun_at(destination) is not None
+    is_begun = path.lexists() and find_unfinished(destination) is not None
     check_manifest_name(path, overwrite=overwrite or is_begun)
 
 

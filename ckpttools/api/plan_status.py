@@ -19,7 +19,7 @@ from ckpttools.core.errors import UsageError
 from ckpttools.core.text import plural
 from ckpttools.plan.parts import Part, dealt, parse_part
 from ckpttools.plan.plan_file import PlanFile
-from ckpttools.run.entries import stretches
+from ckpttools.run.entries import index_ranges
 from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.location import Location
 from ckpttools.stores.relocation import Roots
@@ -147,7 +147,7 @@ def plan_status(plan: Planned, *, root: Roots = ()) -> PlanStatus:
         _state(standing, len(done) == header.tasks, bool(working), partial(_is_taken, file, destination)),
         standing.other,
         tuple(parts),
-        tuple(stretches(sorted(left))) if standing.is_begun else (),
+        tuple(index_ranges(sorted(left))) if standing.is_begun else (),
         count,
         () if count is None else tuple(_not_begun(file, count, parts, left)),
     )

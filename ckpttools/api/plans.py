@@ -83,7 +83,7 @@ def write_plan(prepared: Prepared, file: LocationLike) -> PlanWritten:
         CheckpointError: what would stop the conversion before it writes anything.
     """
     location = parse(file, is_written=True)
-    location.check_takes_files()
+    location.check_accepts_files()
     check_output_file(location, prepared.plan.tree.metadata.location, prepared.destination)
     content = content_of(prepared)
     built = decoded(content, location)

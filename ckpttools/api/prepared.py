@@ -31,11 +31,11 @@ from ckpttools.core.text import array_count
 from ckpttools.formats.sidecar import WithSidecars
 from ckpttools.plan.plan import Plan
 from ckpttools.run.events import Fetching, Observer, Receipt
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import check_fetched, fetch
 from ckpttools.stores.location import Location
 from ckpttools.stores.models import model_at
-from ckpttools.stores.outside_links import check_outside_links, outside_links
+from ckpttools.stores.outside_links import check_outside_links, find_outside_links
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.stores.sharing import RepositoryOptions, shared
 
@@ -199,12 +199,12 @@ def prepare(
     base = str(parse(like)) if like is not None and model_card else ""
     location = shared(location, RepositoryOptions(public, model_card, base))
     resources = Resources(parse_size_option("memory", memory), jobs, written is not None, location, requests)
-    with limit_memory(resources.memory), requesting(requests):
+    with limit_memory(resources.memory), use_concurrency(requests):
         conversion = plan(resources)
     links: dict[str, str] = {}
     for root in (read, None if like is None else parse(like)):
         if root is not None and root.store.scheme == "file":
-            links |= outside_links(root.folder(), _files_read(root.folder(), conversion))
+            links |= find_outside_links(root.folder(), _files_read(root.folder(), conversion))
     texts = check_outside_links(links, is_public=public, is_allowed=allow_outside_links)
     conversion = conversion.with_remarks(texts)
     return Prepared(conversion, location, overwrite, written, observe, command, download)

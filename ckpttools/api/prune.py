@@ -33,8 +33,8 @@ from ckpttools.runs.policy import Best, Keep
 from ckpttools.runs.prune import PruneDecision, StepFate, commit_texts, decided
 from ckpttools.runs.removal import Removal, check_can_rename, tidy, tidy_all
 from ckpttools.runs.usage import usage_of
-from ckpttools.stores.abilities import Renames
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.abilities import SupportsRename
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 
@@ -104,7 +104,7 @@ class PreparedPrune:
         Raises:
             CheckpointError: reading or writing fails; the same run can be finished, or undone.
         """
-        with requesting(self.requests), locked_run(self.location):
+        with use_concurrency(self.requests), locked_run(self.location):
             if self.decision is None:
                 return self._gone_on()
             if begun(self.location) is not None:
@@ -255,7 +255,7 @@ def prune(
         CheckpointError: it is no run, or it cannot be read or written.
     """
     keep = Keep(keep_last, keep_every, None if keep_best is None else Best.of(keep_best))
-    with requesting(requests):
+    with use_concurrency(requests):
         location = parse(run, is_written=True).absolute()
         if finish or undo:
             return _going_on(location, finish, undo, keep, requests)
@@ -275,7 +275,7 @@ def prune(
         if begun(result.path) is not None:
             with locked_run(result.path):
                 raise interrupted(result.path)
-        if strip_older and not isinstance(result.path.store, Renames):
+        if strip_older and not isinstance(result.path.store, SupportsRename):
             raise UsageError(
                 "in a bucket no step is replaced by another: nothing there can be renamed",
                 location=result.path,

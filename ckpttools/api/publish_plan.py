@@ -18,13 +18,13 @@ from ckpttools.core.argument_checks import validate_arguments
 from ckpttools.core.errors import CheckpointError, DestinationExistsError, UsageError
 from ckpttools.core.message_terms import as_planned, option
 from ckpttools.plan.plan_file import PlanFile
-from ckpttools.run.entries import unfinished
+from ckpttools.run.entries import unfinished_error
 from ckpttools.run.events import Observer, Receipt
 from ckpttools.run.parts import finished_tasks
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
 from ckpttools.stores.relocation import Relocation, Roots
-from ckpttools.stores.shares import PublishedError, Standing, at_work, claimed_error
+from ckpttools.stores.shares import PublishedError, Standing, active_members, claimed_error
 
 # Of whoever waits for another process that publishes, and for parts.
 _LOOK_SECONDS = 1.0
@@ -126,7 +126,7 @@ def _published(
                 observe=observe,
                 planned=header.plan,
                 check_replaced=partial(check_unpublished, file, destination),
-                conclude=partial(_conclude, file, destination, warn),
+                finalize=partial(_conclude, file, destination, warn),
             )
             return again.reported(receipt)
         except LockedError:
@@ -150,7 +150,7 @@ def _conclude(file: PlanFile, destination: Location, warn: Callable[[str], None]
 
 def _check_done(file: PlanFile, standing: Standing, destination: Location) -> None:
     """Raise UnfinishedError if tasks are missing, or UsageError if nothing was begun."""
-    count, working = file.header.tasks, at_work(standing.members)
+    count, working = file.header.tasks, active_members(standing.members)
     if not standing.is_begun and (standing.other or destination.exists()):
         raise UsageError(
             f"nothing of this plan is at {destination}",
@@ -164,7 +164,7 @@ def _check_done(file: PlanFile, standing: Standing, destination: Location) -> No
     waits = f"publish with {option('wait', True)}, which waits for parts that are at work"
     locked = claimed_error("a part is still at work", working, destination, waits) if working else None
     if missing:
-        error = unfinished(missing, count, destination, locked.got if locked else None)
+        error = unfinished_error(missing, count, destination, locked.got if locked else None)
         raise error.at(hint=f"{locked.hint}; {error.hint}") if locked else error
     if locked:
         raise locked

@@ -109,7 +109,7 @@ def _html(tree: Tree, scan: ScanSettings, *, stats: bool) -> str:
 
 def _check(output: Location, source: Location | None, overwrite: bool) -> None:
     """Refuse invalid arguments before anything is read."""
-    output.check_takes_files()
+    output.check_accepts_files()
     if output.is_dir():
         raise DestinationExistsError(f"{output} is a directory", expected="the name of a file")
     if source is not None and output.exists() and _is_part(output.resolve(), source.resolve()):

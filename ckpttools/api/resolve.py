@@ -13,7 +13,7 @@ from ckpttools.maxtext.loading.configuration import merge_settings
 from ckpttools.maxtext.loading.report import Resolution
 from ckpttools.maxtext.loading.resolution import resolve_run
 from ckpttools.maxtext.versions import NEWEST, version_called
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.registry import LocationLike
 
 _TRAINERS = ("pre_train.train", "train.py")
@@ -47,7 +47,7 @@ def resolve(
     version = version_called(maxtext)
     read = parse_command(list(map(str, command)))
     declared = _with(read, settings)
-    with requesting(requests):
+    with use_concurrency(requests):
         built = resolve_run(merge_settings(declared, os.environ), version, os.environ)
     return _for_program(built, read.program)
 

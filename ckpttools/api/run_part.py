@@ -24,7 +24,7 @@ from ckpttools.plan.task import cores
 from ckpttools.run.events import Observer
 from ckpttools.run.parts import PartReceipt, execute_part, finished_tasks
 from ckpttools.run.source_copies import SourceCopy, SourceStates, identify_copy, read_source_states
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.costs import Costs
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, LockedError, staging_of
@@ -118,7 +118,7 @@ def part_done(
     if is_published or share.first == share.stop:
         return PartReceipt(str(part), destination, is_published=is_published)
     tasks = file.tasks_of(share.first, share.stop)
-    with requesting(header.requests), ExitStack() as closing:
+    with use_concurrency(header.requests), ExitStack() as closing:
         if header.has_tasks:
             workers = _workers(file, memory or header.memory, jobs, relocation)
             plan, opened = file.part(share.first, share.stop, workers, relocation.there)

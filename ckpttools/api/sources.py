@@ -16,7 +16,7 @@ from ckpttools.formats.base import ReadOptions
 from ckpttools.formats.registry import is_checkpoint, open_tree, require_ranks, require_step
 from ckpttools.formats.several import has_weights
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import fetch
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
@@ -216,7 +216,7 @@ def scanning(declared: Scanning) -> Iterator[ScanSettings]:
         parse_size_option("memory", declared.get("memory", DEFAULT_MEMORY)),
         declared.get("download", False),
     )
-    with limit_memory(memory), requesting(declared.get("requests")):
+    with limit_memory(memory), use_concurrency(declared.get("requests")):
         yield ScanSettings(
             memory, declared.get("jobs"), declared.get("observe"), read_options(opening), download
         )

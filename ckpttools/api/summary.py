@@ -27,7 +27,7 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.inspection.tree import TreeReport
 from ckpttools.plan.plan_encoding import is_plan, read_plan
 from ckpttools.runs.listing import ItemListing, RunListing, listed, listed_step
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import has_readable_scheme
@@ -74,7 +74,7 @@ def summary(path: LocationLike, *, requests: int | None = None) -> Summary:
     if not location.exists():
         raise absent(location)
     refuse_interrupted(location)
-    with requesting(requests):
+    with use_concurrency(requests):
         result = orbax_at(location) if location.is_dir() else None
         if isinstance(result, OrbaxRun) and result.steps:
             return _of_run(location, result)

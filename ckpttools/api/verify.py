@@ -28,7 +28,7 @@ from ckpttools.digest.manifest import Manifest
 from ckpttools.digest.pairing import NamedArrays, Pairing
 from ckpttools.maxtext.model_options import check_choice
 from ckpttools.quantized.dequantized_tree import dequantize_weights, make_comparable, weights_of_arrays
-from ckpttools.stores.contents import FileDifference, ListsContents, differing
+from ckpttools.stores.contents import FileDifference, SupportsContents, differing
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import LocationLike, parse
 from ckpttools.transforms.dequantize import dequantize_with_notes
@@ -138,7 +138,7 @@ def verify(
 
 def _of_the_hub(checkpoint: Source) -> str | None:
     """What takes a place alone, if its store says what is in its files."""
-    is_listed = not isinstance(checkpoint, Tree) and isinstance(parse(checkpoint).store, ListsContents)
+    is_listed = not isinstance(checkpoint, Tree) and isinstance(parse(checkpoint).store, SupportsContents)
     return "ckpttools.verify_files compares it with what its store lists" if is_listed else None
 
 
@@ -412,7 +412,7 @@ def verify_files(
         StorageError: nothing is there, or the store cannot be read.
     """
     location = parse(checkpoint)
-    if not isinstance(location.store, ListsContents):
+    if not isinstance(location.store, SupportsContents):
         raise UsageError(
             f"{location.store.scheme}:// does not say what its files hold",
             location=location,

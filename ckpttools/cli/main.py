@@ -194,10 +194,10 @@ class _Root(LazyGroup):
 
     def _instead(self, ctx: click.Context, name: str, known: Sequence[str]) -> str:
         from ckpttools.formats.interrupted import next_step
-        from ckpttools.stores.publishing import begun_at
+        from ckpttools.stores.publishing import find_unfinished
         from ckpttools.stores.registry import parse
 
-        begun = begun_at(parse(name))
+        begun = find_unfinished(parse(name))
         if begun is not None:
             return f"Interrupted conversion: {next_step(begun)}."
         meant = super()._instead(ctx, name, known)
@@ -294,9 +294,9 @@ def main() -> None:
 @contextmanager
 def report_traffic() -> Iterator[None]:
     """Print on stderr how many requests were made and how many bytes were read, unless the command fails."""
-    from ckpttools.stores.registry import counted
+    from ckpttools.stores.registry import count_traffic
 
-    with counted() as traffic:
+    with count_traffic() as traffic:
         try:
             yield
         except click.exceptions.Exit:  # for example because checkpoints differ

@@ -9,7 +9,7 @@ from shlex import quote
 from ckpttools.api.plan_status import PartStatus, PlanStatus
 from ckpttools.cli.units import format_disk, format_duration
 from ckpttools.core.text import first_names, plural
-from ckpttools.run.entries import stretches
+from ckpttools.run.entries import index_ranges
 from ckpttools.run.parts import PartReceipt
 
 _STATES = {
@@ -73,7 +73,7 @@ def _part_lines(result: PlanStatus, count: int) -> str:
     states["done"] += count - len(own) - len(result.not_begun)
     declared = [f"{states[state]} {state}" for state in _ORDER if states[state]]
     if result.not_begun:
-        which = _group_parts(stretches(result.not_begun), f"/{count}")
+        which = _group_parts(index_ranges(result.not_begun), f"/{count}")
         declared.append(f"{len(result.not_begun)} not begun ({which})")
     others = [part.part for part in result.parts if part.state == "at work" and part.part not in own]
     if others:

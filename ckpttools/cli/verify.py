@@ -18,7 +18,7 @@ from ckpttools.cli.units import format_disk
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import flag
 from ckpttools.core.text import fold_lines, plural, printable
-from ckpttools.stores.contents import ListsContents
+from ckpttools.stores.contents import SupportsContents
 from ckpttools.stores.location import Location
 
 if TYPE_CHECKING:
@@ -69,7 +69,11 @@ def verify(path: Location, as_json: bool, progress: bool, **options: Any) -> Non
       ckpt verify ~/maxtext/llama3.1-8b --manifest llama.json
       ckpt verify hf://meta-llama/Llama-3.1-8B
     """
-    if options["against"] is None and options["manifest"] is None and isinstance(path.store, ListsContents):
+    if (
+        options["against"] is None
+        and options["manifest"] is None
+        and isinstance(path.store, SupportsContents)
+    ):
         resources = {name: options[name] for name in _FILE_MESSAGES}
         _verify_files(path, as_json, progress, **resources)
         return

@@ -66,7 +66,7 @@ def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
     from ckpttools.api.plan_report import describe
     from ckpttools.cli.plan_text import print_plan
     from ckpttools.stores import parse
-    from ckpttools.stores.publishing import begun_at
+    from ckpttools.stores.publishing import find_unfinished
 
     report = describe(prepared, source)
     if as_json:
@@ -75,7 +75,7 @@ def _print_plan(prepared: Prepared, source: Location, as_json: bool) -> None:
         print_plan(report)
     # An obstacle to the conversion fails the dry run too, after the plan is printed.
     prepared.check()
-    begun = begun_at(parse(prepared.destination))
+    begun = find_unfinished(parse(prepared.destination))
     if begun is not None:
         what = "begins anew" if prepared.overwrite else "is refused"
         print_stderr(f"{begun.location} exists: the command that began it resumes it; any other {what}")

@@ -9,10 +9,10 @@ from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES, PIECE_BYTES, FileRange, pieces_of
 from ckpttools.core.dataclass import dataclass
 from ckpttools.stores.base import Status
-from ckpttools.stores.concurrency import in_threads
+from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.evidence import combine_evidence, get_stamp, load_evidence, save_evidence
 from ckpttools.stores.location import Location
-from ckpttools.stores.outside_links import outside_links
+from ckpttools.stores.outside_links import find_outside_links
 from ckpttools.stores.sharing import is_of_repository
 
 _MIN_THREADS = 2
@@ -119,7 +119,7 @@ def _by_link(part: FileGroup, location: Location, there: Mapping[str, Status]) -
     for name, result in part.files.items():
         if name in there and result.identity is not None and there[name].identity == result.identity:
             return f"{name} is a link to {part.source / name}, not a copy"
-    links = outside_links(location, ((location / name).key for name in there))
+    links = find_outside_links(location, ((location / name).key for name in there))
     return next((f"{name} is a link to {links[name]}, not a copy" for name in sorted(links)), None)
 
 
@@ -150,7 +150,7 @@ def find_differing_file(part: FileGroup, location: Location, names: Sequence[str
     pieces = pieces_of({name: part.files[name].size for name in names}, PIECE_BYTES)
     threads = max(_MIN_THREADS, *(item.store.costs.requests or 1 for item in (part.source, location)))
     try:
-        in_threads(threads, compare, pieces)
+        map_in_threads(threads, compare, pieces)
     except _DifferenceError as error:
         return str(error)
     return None

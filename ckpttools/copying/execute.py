@@ -21,8 +21,8 @@ from ckpttools.stores.evidence import get_stamp, get_stamp_text, save_evidence
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import (
     JobInfo,
-    PublishesChecked,
     Staging,
+    SupportsCheckedPublish,
     SupportsPublished,
     Work,
     staging_of,
@@ -82,7 +82,7 @@ def copy_part(
         part: what.
         location: final name; it appears only when everything is there.
         room: what copying may take.
-        overwrite, check_replaced: as of `ckpttools.stores.publishing.Publishes.staging`.
+        overwrite, check_replaced: as of `ckpttools.stores.publishing.SupportsPublishing.staging`.
         verify: whether all that was written is read again.
         add_commits: whether the commit files are written that are missing.
         command: the command line, for whoever finds the work unfinished; "" where there is none.
@@ -113,7 +113,7 @@ def copy_part(
                 stamps = done.stamps if streams is None else _object_stamps(part, work.content, staged)
             _publish(work, part, location)
         # What a store has listed before is not what is there now: `work` tells it so when it ends.
-        work.conclude()
+        work.finalize()
         if isinstance(work, SupportsPublished):
             done = replace(done, published=work.published)
     return _check_published(part, location, done, stamps, was_complete=was_complete, verify=verify)
@@ -172,7 +172,7 @@ def _sizes(files: Mapping[str, Status]) -> Mapping[str, int]:
 
 def _publish(work: Work, part: FileGroup, location: Location) -> None:
     """Publish a copy. An older copy is deleted only after all files were checked."""
-    if isinstance(work, PublishesChecked):
+    if isinstance(work, SupportsCheckedPublish):
         work.publish_checked(lambda: check_files(part, _sizes(files_below(location)), location))
     else:
         work.publish()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from ckpttools.core.errors import FormatError
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import DirEntry, FileKind, Status
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK
 
@@ -20,7 +20,7 @@ def files_below(directory: Location) -> Mapping[str, Status]:
         StorageError: nothing is here, or the store cannot answer.
     """
     names = sorted(_names(directory))
-    result = at_once(directory.store, lambda name: (directory / name).stat(), names)
+    result = map_concurrently(directory.store, lambda name: (directory / name).stat(), names)
     for name, status in zip(names, result, strict=True):
         if status.kind is not FileKind.FILE:
             raise _refused(directory / name, "something that was a file when it was listed")

@@ -16,8 +16,8 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.stores.base import Status
 from ckpttools.stores.evidence import Stamp, get_stamp
 from ckpttools.stores.location import Location
-from ckpttools.stores.outside_links import outside_links
-from ckpttools.stores.samples import sampled_files
+from ckpttools.stores.outside_links import find_outside_links
+from ckpttools.stores.samples import sample_files
 
 # By these a reader finds that a checkpoint is there, and what is in it. The last ones come last.
 _TELLING = (
@@ -69,8 +69,8 @@ class FileGroup:
 
     @cached_property
     def outside_links(self) -> Mapping[str, str]:
-        """The files that symbolic links pull in; see `ckpttools.stores.outside_links.outside_links`."""
-        return outside_links(self.source, ((self.source / name).key for name in self.files))
+        """The files that symbolic links pull in; see `ckpttools.stores.outside_links.find_outside_links`."""
+        return find_outside_links(self.source, ((self.source / name).key for name in self.files))
 
     @cached_property
     def stamps(self) -> Mapping[str, Stamp]:
@@ -113,11 +113,11 @@ class FileGroup:
 
     def fingerprint(self) -> str:
         """The same for two copies of the same files: it names their sizes and versions, and of local files
-        some of their bytes, too; errors as of `ckpttools.stores.samples.sample_digests`."""
+        some of their bytes, too; errors as of `ckpttools.stores.samples.compute_sample_digests`."""
         files = [[name, result.size, result.version] for name, result in self.files.items()]
         is_local = self.source.store.scheme == "file"
         opened = [(self.source / name).open(result) for name, result in self.files.items() if is_local]
-        described = [str(self.source.resolve()), files, self.commits, sampled_files(opened)]
+        described = [str(self.source.resolve()), files, self.commits, sample_files(opened)]
         return hashlib.sha256(json.dumps(described).encode(errors="surrogatepass")).hexdigest()
 
 

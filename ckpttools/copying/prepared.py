@@ -17,12 +17,12 @@ from ckpttools.copying.target import CopyTarget
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.process_memory import peak_bytes
 from ckpttools.core.text import plural, sample_names
-from ckpttools.stores.concurrency import requesting
+from ckpttools.stores.concurrency import use_concurrency
 from ckpttools.stores.fetching import Observe
 from ckpttools.stores.location import Location
 from ckpttools.stores.outside_links import check_outside_links
 from ckpttools.stores.publishing import Published
-from ckpttools.stores.registry import counted
+from ckpttools.stores.registry import count_traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class PreparedCopy:
         Raises:
             CheckpointError: reading or writing fails. Parts that are complete stay; the same call goes on.
         """
-        with requesting(self.effort.requests), counted() as traffic:
+        with use_concurrency(self.effort.requests), count_traffic() as traffic:
             report = self._run(observe or self.observe)
             return replace(report, traffic=traffic())
 

@@ -19,9 +19,9 @@ from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxItem, OrbaxRun, Step, orbax_at
 from ckpttools.formats.registry import open_all_steps, open_tree
 from ckpttools.formats.zarr.legacy_runs import LegacyRun, is_legacy_step, legacy_items, legacy_run
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import begun_at, unfinished_at
+from ckpttools.stores.publishing import find_unfinished, read_unfinished
 
 # Beside steps lie descriptions of the run. What is larger is copied by itself.
 _LARGEST_BESIDE = 16 << 20
@@ -159,7 +159,7 @@ class _RunRoot:
         return dict(sorted({**self.orbax_steps, **others}.items()))
 
     def selected(self, steps: Sequence[int], latest: int | None) -> CopySelection:
-        answers = at_once(self.source.store, self._why_unfinished, self.steps)
+        answers = map_concurrently(self.source.store, self._why_unfinished, self.steps)
         reasons = dict(zip(self.steps, answers, strict=True))
         self._check(steps, reasons)
         finished = sorted(number for number, reason in reasons.items() if reason is None)
@@ -217,7 +217,7 @@ class _RunRoot:
                 continue
             if steps:
                 raise _unfinished(step.path, reason)
-            if self._is_damaged(number) and not begun_at(step.path):
+            if self._is_damaged(number) and not find_unfinished(step.path):
                 whole = sorted(item for item, why in reasons.items() if why is None)
                 others = " ".join(option("steps", item) for item in whole[-3:])
                 raise FormatError(
@@ -265,7 +265,7 @@ def _why_not_beside(location: Location) -> str | None:
         return state_fault(location)
     if location.is_link():
         return "it is a link to a directory, or to nothing"
-    if unfinished_at(location):
+    if read_unfinished(location):
         return "a conversion that was interrupted, or is going on"
     if Step(location).number is not None:
         return "it is named like a step, but does not belong to this run"

@@ -8,7 +8,7 @@ from ckpttools.copying.part import FileGroup
 from ckpttools.copying.pieces import BLOCK_BYTES, FileRange, digest_of
 from ckpttools.core.errors import SourceChangedError
 from ckpttools.core.message_terms import retry_term
-from ckpttools.stores.concurrency import at_once, in_threads
+from ckpttools.stores.concurrency import map_concurrently, map_in_threads
 from ckpttools.stores.evidence import get_stamp_text
 
 _THREADS = 4
@@ -30,7 +30,7 @@ def check_source(part: FileGroup, copied: Iterable[tuple[FileRange, str]], *, ve
         CheckpointError: a file cannot be read.
     """
     files = [(part.source / name).open(result) for name, result in part.files.items()]
-    at_once(part.source.store, lambda file: file.check_unchanged(), files)
+    map_concurrently(part.source.store, lambda file: file.check_unchanged(), files)
     now = part.current_files()
     if now.keys() != part.files.keys():
         name = sorted(now.keys() ^ part.files.keys())[0]
@@ -66,4 +66,4 @@ def _check_content(part: FileGroup, copied: Iterable[tuple[FileRange, str]], nam
                     hint=f"wait until nothing writes to it, then {retry_term()}",
                 )
 
-    in_threads(_THREADS, check, [item for item in copied if item[0].name in names])
+    map_in_threads(_THREADS, check, [item for item in copied if item[0].name in names])

@@ -17,10 +17,10 @@ from ckpttools.formats.interrupted import begun_in, next_step
 from ckpttools.formats.orbax.steps import OrbaxRun
 from ckpttools.formats.registry import is_own_file
 from ckpttools.formats.zarr.legacy_runs import legacy_run
-from ckpttools.stores.abilities import Puts
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.abilities import SupportsPut
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import begun_at
+from ckpttools.stores.publishing import find_unfinished
 from ckpttools.stores.sharing import is_of_repository
 
 
@@ -79,10 +79,10 @@ class CopyTarget:
         def look(part: FileGroup) -> CopyComparison | None:
             location = self.of(part)
             # What was begun is gone on with, or refused by who looks into its journal.
-            return None if begun_at(location) else compare_status(part, location, verify=verify)
+            return None if find_unfinished(location) else compare_status(part, location, verify=verify)
 
         result: dict[str, CopyComparison] = {}
-        compared_parts = at_once(self.location.store, look, selection.parts)
+        compared_parts = map_concurrently(self.location.store, look, selection.parts)
         for part, status in zip(selection.parts, compared_parts, strict=True):
             comparison = status
             if status is not None and status.difference is None:
@@ -98,7 +98,7 @@ class CopyTarget:
 
     def _check_small(self, small: Mapping[str, Location]) -> None:
         """The same of single files beside the steps of a run."""
-        if small and not isinstance(self.location.store, Puts):
+        if small and not isinstance(self.location.store, SupportsPut):
             raise UsageError(
                 f"what lies beside the steps of a run cannot be copied to {self.location}",
                 got=sample_names(list(small)),
@@ -138,7 +138,7 @@ def _check_run(destination: Location, selection: CopySelection) -> None:
 
 def _refuse_begun(location: Location) -> None:
     """Raises DestinationExistsError where another copy to a place was interrupted."""
-    left = begun_at(location) or begun_in(location)
+    left = find_unfinished(location) or begun_in(location)
     if left is not None:
         raise DestinationExistsError(
             f"another {left.kind} to {location} was interrupted",

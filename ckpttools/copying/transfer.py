@@ -26,8 +26,8 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError
 from ckpttools.core.message_terms import retry_term
 from ckpttools.run.bindings import BindingSink, new_run_id, select_sound_records
-from ckpttools.run.threads import JournaledThreads, WorkerThread, start_some
-from ckpttools.stores.abilities import Links, LinkTrials
+from ckpttools.run.threads import JournaledThreads, WorkerThread, start_threads
+from ckpttools.stores.abilities import LinkTrials, SupportsLinks
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.evidence import get_stamp_text
 from ckpttools.stores.location import Location
@@ -121,7 +121,7 @@ class _TransferState:
         self._keep_recorded(pieces)
         resumed = sum(piece.stop - piece.start for piece in pieces if piece.number in self.digests)
         self.observe(resumed)
-        copy = partial(self._copy, trials=self._trials())
+        copy = partial(self._copy, link_trials=self._trials())
         todo = [piece for piece in pieces if piece.number not in self.digests]
         self.unwritten.update(piece.name for piece in todo)
         self._work(todo, copy)
@@ -180,9 +180,9 @@ class _TransferState:
     def _work(self, pieces: Sequence[FileRange], act: _Act) -> None:
         todo = iter(pieces)
         self.threads = JournaledThreads(self.files, self.work)
-        with self.threads.working() as workers:
+        with self.threads.running_threads() as workers:
             if jobs := min(self.room.jobs, len(pieces)):
-                start_some(lambda: self._worker(todo, act), jobs, workers)
+                start_threads(lambda: self._worker(todo, act), jobs, workers)
         if self.threads.error is not None:
             raise self.threads.error
 
@@ -205,18 +205,26 @@ class _TransferState:
     def _trials(self) -> LinkTrials | None:
         """What finds out what the store copies itself; None where that would not be a copy."""
         store = self.destination
-        return store.trials(self.work.content.key) if isinstance(store, Links) and store.link_copies else None
+        return (
+            store.link_trials(self.work.content.key)
+            if isinstance(store, SupportsLinks) and store.link_copies
+            else None
+        )
 
     def _open(self, name: str) -> File:
         return (self.part.source / name).open(self.part.files[name])
 
-    def _copy(self, piece: FileRange, buffer: np.ndarray, trials: LinkTrials | None) -> None:
+    def _copy(self, piece: FileRange, buffer: np.ndarray, link_trials: LinkTrials | None) -> None:
         with self._open(piece.name) as source:
-            if trials is not None and trials.refusal(source) is None and self._linked(source, piece.name):
+            if (
+                link_trials is not None
+                and link_trials.refusal(source) is None
+                and self._linked(source, piece.name)
+            ):
                 self._note(piece, _UNREAD)
                 return
             digester, bindings = PieceDigester(), tuple[str, ...]()
-            with closing(self.files.passes(piece.number)) as sinks:
+            with closing(self.files.write_passes(piece.number)) as sinks:
                 for sink in sinks:
                     digester, bound = PieceDigester(), BindingSink(sink)  # each sink gets all of it
                     if not self._written(piece, source, bound, buffer, digester):
@@ -236,7 +244,7 @@ class _TransferState:
 
     def _linked(self, source: File, name: str) -> bool:
         content = self.work.content
-        assert isinstance(content.store, Links)
+        assert isinstance(content.store, SupportsLinks)
         if not content.store.link(source, (content / name).key):
             return False
         with self.threads.lock:
@@ -260,7 +268,7 @@ class _TransferState:
             source.read_into(offset, part)
             sink.write(piece.name, offset, part, address)
             digester.add(part)
-            if not sink.is_rehearsal:
+            if not sink.is_dry_pass:
                 self._tell(piece, offset + len(part))
         return True
 

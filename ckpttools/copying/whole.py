@@ -16,7 +16,7 @@ from ckpttools.formats.orbax.metadata import TREE_FILE, parse_tree
 from ckpttools.formats.orbax.steps import OrbaxItem, OrbaxRun, orbax_at
 from ckpttools.formats.registry import open_tree
 from ckpttools.formats.sidecar import PATTERNS
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 # Other files that repositories keep in Git LFS.
@@ -61,7 +61,7 @@ def _check_pointers(part: FileGroup) -> Iterator[str]:
         if 0 < result.size <= MAX_POINTER_BYTES
         and ("/" not in name or _is_named(name, (*PATTERNS, *_LARGE_FILES)))
     ]
-    heads = at_once(part.source.store, lambda name: (part.source / name).read_bytes(), small)
+    heads = map_concurrently(part.source.store, lambda name: (part.source / name).read_bytes(), small)
     pointers = {name: head for name, head in zip(small, heads, strict=True) if is_pointer(head)}
     for name in pointers:
         if _is_named(name, PATTERNS):

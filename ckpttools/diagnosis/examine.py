@@ -27,7 +27,7 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr import untyped_arrays
 from ckpttools.formats.zarr.legacy_runs import is_legacy_step
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.location import is_unanswered
+from ckpttools.stores.location import is_store_failure
 from ckpttools.stores.registry import LocationLike, parse
 
 # The check that opens everything: its findings are reported only if no other check says more.
@@ -169,7 +169,7 @@ def _looked(check: Check, inventory: Inventory) -> Iterator[Finding]:
         for finding in check.look(inventory):
             yield replace(finding, check=check.name)
     except Exception as error:
-        if is_unanswered(error, inventory.path):
+        if is_store_failure(error, inventory.path):
             raise
         what = f"the check {check.name!r} stopped: {type(error).__name__}: {error}"
         why = "the files are damaged in a way that it did not expect; what it looks for was not looked for"

@@ -38,8 +38,8 @@ from ckpttools.formats.sidecar_files import CONFIG
 from ckpttools.formats.zarr.chunks import ChunkTables, chunk_tables
 from ckpttools.formats.zarr.zarr3 import DOCUMENT as ZARR3
 from ckpttools.stores.fetching import Observe
-from ckpttools.stores.location import Location, kept_unless_unanswered
-from ckpttools.stores.publishing import unfinished_at
+from ckpttools.stores.location import Location, require_file_error
+from ckpttools.stores.publishing import read_unfinished
 
 # What the fix set-aside appends.
 SET_ASIDE = ".unfinished"
@@ -128,7 +128,7 @@ class ListedItem:
         try:
             return entries_of(self.path, max_index_bytes=self.read.max_index_bytes)
         except CheckpointError as error:
-            return kept_unless_unanswered(error, self.path)
+            return require_file_error(error, self.path)
 
     @cached_property
     def tables(self) -> ChunkTables | None:
@@ -238,7 +238,7 @@ def json_or_error(path: Location) -> Mapping[str, Any] | CheckpointError:
     try:
         return json_object(path.read_bytes(), str(path), FormatError, hint, make=None)
     except CheckpointError as error:
-        return kept_unless_unanswered(error, path)
+        return require_file_error(error, path)
 
 
 def inventory_of(path: Location, read: ReadOptions | None = None) -> Inventory:
@@ -259,7 +259,7 @@ def inventory_of(path: Location, read: ReadOptions | None = None) -> Inventory:
         return Inventory(
             path, weights=tuple(_one_file(path)), read=read or ReadOptions(), others=_others([path])
         )
-    if unfinished_at(path):
+    if read_unfinished(path):
         return Inventory(path, leftovers=(path,))
     walk = _Walk(read or ReadOptions())
     walk.visit(path, 0)
@@ -309,7 +309,7 @@ class _Walk:
             IN_PROGRESS in path.name
             or path.name == PRUNE_DIRECTORY
             or path.name.endswith(SET_ASIDE)
-            or unfinished_at(path)
+            or read_unfinished(path)
         ):
             self._leftovers.append(path)
         # The directory of the prune, which is a leftover, names it.

@@ -19,7 +19,7 @@ from ckpttools.stores.location import Location
 class CarriesOut(Protocol):
     """Executes a plan."""
 
-    def __call__(self, *, watch: Watch, conclude: Callable[[], None]) -> Receipt: ...
+    def __call__(self, *, watch: Watch, finalize: Callable[[], None]) -> Receipt: ...
 
 
 def hashing_bytes(tree: Tree) -> int:
@@ -52,9 +52,9 @@ def run_hashing(plan: Plan, run: CarriesOut, path: Location, *, overwrite: bool)
             "the digests do not fit into the memory allowed", plan.memory, plan.memory + lacking
         )
 
-    def conclude() -> None:
+    def finalize() -> None:
         digests = digester.digests(memory=plan.memory, jobs=plan.jobs)
         texts = everything.texts(plan.tree)
         Manifest(DEFAULT_ALGORITHM, everything, digests, texts=texts).write(path, overwrite=overwrite)
 
-    return run(watch=digester.watching(plan.tree), conclude=conclude)
+    return run(watch=digester.watching(plan.tree), finalize=finalize)

@@ -24,7 +24,7 @@ from ckpttools.core.options import Option
 from ckpttools.core.region import Shape
 from ckpttools.formats.orbax.ocdbt import MAX_INDEX_BYTES
 from ckpttools.formats.placement import ChunkFiles, Placement, Range, Referenced
-from ckpttools.stores.checksums import Checksummed
+from ckpttools.stores.checksums import ChecksummedRange
 from ckpttools.stores.location import Location
 
 SIDECARS = "hf"
@@ -164,7 +164,7 @@ class SupportsFaults(Protocol):
 class SupportsChecksums(Protocol):
     """A format whose files have checksums of data that are not looked at when arrays are read."""
 
-    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """What has one, in a file or directory of this format, whole or damaged; reads no array.
 
         Raises:

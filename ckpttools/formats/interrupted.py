@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import SUFFIX, Unfinished, begun_at, unfinished_at
+from ckpttools.stores.publishing import SUFFIX, Unfinished, find_unfinished, read_unfinished
 from ckpttools.stores.registry import parse
 
 
 def absent(location: Location) -> CheckpointError:
     """The error of a place at which there is nothing."""
-    known = location.store.why_absent(location.key)
+    known = location.store.absence_reason(location.key)
     if known is not None:
         return known
-    left = begun_at(location)
+    left = find_unfinished(location)
     hint = f"check the spelling of the path{_fetched(location)}" if left is None else next_step(left)
     return StorageError(f"{location} is not there", hint=hint)
 
@@ -34,7 +34,7 @@ def refuse_empty(location: Location) -> None:
 
 def refuse_interrupted(location: Location) -> None:
     """Raises FormatError if `location` is a directory in which a conversion grows, whatever lies in it."""
-    left = unfinished_at(location)
+    left = read_unfinished(location)
     if left is not None:
         what = "what is being written" if left.writer else f"an interrupted {left.kind}"
         raise FormatError(f"{what} is not a checkpoint yet", location=location, hint=next_step(left))
@@ -44,7 +44,7 @@ def begun_in(directory: Location) -> Unfinished | None:
     """What an interrupted copy of a run has left among its steps, in a directory or one level below."""
     for above in (directory, directory / "checkpoints"):
         for item in above.directories() if above.is_dir() else ():
-            if item.name.endswith(SUFFIX) and (left := unfinished_at(item)) is not None:
+            if item.name.endswith(SUFFIX) and (left := read_unfinished(item)) is not None:
                 return left
     return None
 

@@ -8,7 +8,7 @@ conversions must give equal bytes. Receipts name any source.
 from __future__ import annotations
 
 from ckpttools.array.tree import Tree
-from ckpttools.stores.abilities import Pins
+from ckpttools.stores.abilities import SupportsPinning
 from ckpttools.stores.registry import parse
 
 SOURCE = "ckpttools_source"
@@ -23,7 +23,7 @@ def with_origin(built: Tree, read: Tree) -> Tree:
         read: the checkpoint as it was opened; of one that has no pinned name nothing is said.
     """
     location = parse(read.metadata.location) if read.metadata.location else None
-    if location is None or not isinstance(location.store, Pins):
+    if location is None or not isinstance(location.store, SupportsPinning):
         return built
-    pinned = location.store.pinned(location.key)
-    return built.with_metadata(custom={**built.metadata.custom, SOURCE: pinned}) if pinned else built
+    pinned_uri = location.store.pinned_uri(location.key)
+    return built.with_metadata(custom={**built.metadata.custom, SOURCE: pinned_uri}) if pinned_uri else built

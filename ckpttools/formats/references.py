@@ -26,7 +26,7 @@ from ckpttools.formats.blocks import Stretch
 from ckpttools.formats.orbax.ocdbt import MAX_INLINE_VALUE
 from ckpttools.formats.placement import Placement, Referenced
 from ckpttools.formats.zarr.chunking import LARGEST
-from ckpttools.stores.abilities import Links, LinkTrials
+from ckpttools.stores.abilities import LinkTrials, SupportsLinks
 from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
@@ -132,7 +132,7 @@ def find(tree: Tree, references: References, directory: str) -> SharedArrays:
 def _trials(destination: Location) -> LinkTrials | None:
     """What tries links to a destination; None where its store has none."""
     store = destination.store
-    return store.trials(destination.key) if isinstance(store, Links) else None
+    return store.link_trials(destination.key) if isinstance(store, SupportsLinks) else None
 
 
 class _ReferenceSearch:

@@ -99,5 +99,5 @@ def sidecar_directory(tree: Tree) -> Location:
     """
     location = parse(tree.metadata.location)
     folder = location.folder()
-    is_beside = tree.metadata.config is not None or (is_adapter(tree) and is_file(folder / ADAPTER))
-    return folder if is_beside else folder / SIDECARS
+    is_alongside = tree.metadata.config is not None or (is_adapter(tree) and is_file(folder / ADAPTER))
+    return folder if is_alongside else folder / SIDECARS

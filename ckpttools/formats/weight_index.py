@@ -16,7 +16,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, counted_listing,
 from ckpttools.core.text import first_names, plural, sample_names
 from ckpttools.formats.sidecar_files import is_file, sidecar_json
 from ckpttools.stores.base import is_inside
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _INDEX_HINT = "fetch the index again, or remove it: the files themselves say which tensors they hold"
@@ -319,7 +319,7 @@ def _files_of_index(folder: Location, index: Location, named: Sequence[str]) -> 
     """
     names = tuple(named)
     # Symbolic links are followed: in the Hugging Face cache every file is one, to a blob elsewhere.
-    there = at_once(folder.store, lambda name: is_file(folder / name), names)
+    there = map_concurrently(folder.store, lambda name: is_file(folder / name), names)
     missing = [name for name, is_there in zip(names, there, strict=True) if not is_there]
     if missing:
         _refuse_stale(folder, index, names, missing)

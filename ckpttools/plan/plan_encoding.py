@@ -21,7 +21,7 @@ from ckpttools.stores.base import File, is_inside
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, sample_digests
+from ckpttools.stores.samples import BLOCK_BYTES, MOST_BLOCKS, compute_sample_digests
 
 # Limits on sampled blocks of all local files together. A few files share the minimum, which is that of 128
 # files. Reading it takes 10 ms from the page cache, and 5 s from a disk with a seek time of 5 ms.
@@ -118,7 +118,7 @@ def _plan_source(source: ByteSource, samples: int) -> PlannedSource:
     if blocks > MOST_BLOCKS:
         # These samples include those of the fingerprint, so that a difference is reported with its file.
         blocks += (1 - blocks) % (MOST_BLOCKS - 1)
-    sample = sample_digests(source, blocks) if location.store.scheme == "file" else ""
+    sample = compute_sample_digests(source, blocks) if location.store.scheme == "file" else ""
     return PlannedSource(
         str(location.absolute()), str(location.resolve()), source.size, source.version, sample
     )

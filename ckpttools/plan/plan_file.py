@@ -34,8 +34,8 @@ from ckpttools.stores.base import File
 from ckpttools.stores.location import Location
 from ckpttools.stores.memory import Bytes
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import BLOCK_BYTES, sample_digests, sample_starts
-from ckpttools.stores.shares import this_process
+from ckpttools.stores.samples import BLOCK_BYTES, compute_sample_digests, sample_starts
+from ckpttools.stores.shares import describe_this_process
 
 # Arrays named in a message.
 _MAX_NAMES = 4
@@ -138,7 +138,8 @@ class PlannedSource:
             difference = "" if differs is None else f", other bytes at {differs:,}{owners(differs)}"
             raise SourceChangedError(
                 f"{file.path} is not the file that was planned",
-                got=f"{file.size} bytes, version {file.version}{difference}, read by {this_process()}",
+                got=f"{file.size} bytes, version {file.version}{difference}, "
+                f"read by {describe_this_process()}",
                 expected=f"{self.size} bytes, version {self.version}",
                 hint="make the plan again; if the file was copied here, keep its modification time"
                 if differs is None
@@ -151,7 +152,7 @@ class PlannedSource:
         if not self.sample:
             return None
         planned = self.sample.split(":")
-        current = sample_digests(file, len(planned)).split(":")
+        current = compute_sample_digests(file, len(planned)).split(":")
         starts = sample_starts(self.size, len(planned))
         differing = (start for start, a, b in zip(starts, planned, current, strict=True) if a != b)
         return next(differing, None)

@@ -21,16 +21,16 @@ import numpy as np
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
-from ckpttools.stores.abilities import FindsHoles
+from ckpttools.stores.abilities import SupportsHoleDetection
 from ckpttools.stores.base import File, FileKind, Status
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import (
-    FindsChangedFiles,
-    IdentifiesFiles,
-    KeepsFiles,
     Record,
     Sink,
+    SupportsChangedFiles,
+    SupportsFileIdentity,
+    SupportsKeepFiles,
     file_identity,
 )
 
@@ -47,7 +47,7 @@ class _ResumedWork(Protocol):
     def content(self) -> Location: ...
     @property
     def records(self) -> Sequence[Record]: ...
-    def enter(self, records: Iterable[Record]) -> None: ...
+    def record(self, records: Iterable[Record]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +167,12 @@ class BindingSink:
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self._has_identities = isinstance(sink, IdentifiesFiles)
+        self._has_identities = isinstance(sink, SupportsFileIdentity)
         self._written: dict[str, _WrittenData] = defaultdict(_WrittenData)
 
     @property
-    def is_rehearsal(self) -> bool:
-        return self._sink.is_rehearsal
+    def is_dry_pass(self) -> bool:
+        return self._sink.is_dry_pass
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
         """Write data; see `Sink.write`."""
@@ -197,7 +197,7 @@ class BindingSink:
     @property
     def bindings(self) -> tuple[str, ...]:
         """The bindings of everything that was written, as text."""
-        if not isinstance(self._sink, IdentifiesFiles):
+        if not isinstance(self._sink, SupportsFileIdentity):
             return ()
         return tuple(
             FileBinding(
@@ -261,16 +261,16 @@ def select_sound_records(
         return records, False  # an object is complete, or it does not exist
     # Records of versions that wrote no bindings never count.
     bound = [parsed for record in records if (parsed := _BoundRecord.parse(record)) is not None]
-    if isinstance(work, FindsChangedFiles):
+    if isinstance(work, SupportsChangedFiles):
         changed = set(work.changed_files())
         names = [[FileBinding.file_of(text) for text in record.bindings] for record in bound]
         void = {index for index, item in enumerate(names) if not changed.isdisjoint(item)}
     else:
         void = _find_void_records(work, bound, is_sampled)
     if void:
-        work.enter([[_VOID, [[bound[index].run, bound[index].task] for index in sorted(void)]]])
+        work.record([[_VOID, [[bound[index].run, bound[index].task] for index in sorted(void)]]])
     sound = [record for index, record in enumerate(bound) if index not in void]
-    if isinstance(work, KeepsFiles):
+    if isinstance(work, SupportsKeepFiles):
         work.keep_files(FileBinding.file_of(text) for record in sound for text in record.bindings)
     return [record.record for record in sound], bool(void)
 
@@ -285,7 +285,7 @@ def _find_void_records(
         for text in record.bindings:
             files[FileBinding.file_of(text)].append((index, text, is_sampled(record.task)))
     find_lost = partial(_find_lost_records, work.content, work.content.status())
-    results = at_once(work.content.store, find_lost, list(files.items()))
+    results = map_concurrently(work.content.store, find_lost, list(files.items()))
     return {index for indexes in results for index in indexes}
 
 
@@ -323,7 +323,11 @@ def _is_held(text: str, file: File, identity: str, *, is_sampled: bool) -> bool:
     if file.size < binding.end or not _is_same_file(binding.identity, identity):
         return False
     samples = binding.samples if is_sampled else ()
-    if is_sampled and isinstance(file, FindsHoles) and any(file.has_hole(*span) for span in binding.ranges):
+    if (
+        is_sampled
+        and isinstance(file, SupportsHoleDetection)
+        and any(file.has_hole(*span) for span in binding.ranges)
+    ):
         return False
     try:
         return all(file.read(offset, len(data)) == data for offset, data in samples)

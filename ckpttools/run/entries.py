@@ -16,7 +16,7 @@ from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Record
-from ckpttools.stores.shares import who_does_what
+from ckpttools.stores.shares import members_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class FinishedTask:
         return cls(int(task), locations, dict(counts), (), digest, copy, process)
 
 
-def kept(records: Iterable[Record], plan: Plan, content: Location) -> list[FinishedTask]:
+def select_kept_tasks(records: Iterable[Record], plan: Plan, content: Location) -> list[FinishedTask]:
     """Return the finished tasks of an earlier run whose bytes are still in their files.
 
     Args:
@@ -96,7 +96,7 @@ def kept(records: Iterable[Record], plan: Plan, content: Location) -> list[Finis
     return [entry for entry in result.values() if is_held(entry)]
 
 
-def left_of(plan: Plan, done: Iterable[FinishedTask]) -> list[Task]:
+def unfinished_tasks(plan: Plan, done: Iterable[FinishedTask]) -> list[Task]:
     """Return the unfinished tasks of a plan."""
     finished = {entry.task for entry in done}
     return [task for number, task in enumerate(plan.tasks) if number not in finished]
@@ -106,7 +106,7 @@ class UnfinishedError(UsageError):
     """Tasks are missing in a checkpoint that should be published."""
 
 
-def unfinished(
+def unfinished_error(
     missing: Sequence[int], count: int, location: object, got: str | None = None
 ) -> UnfinishedError:
     """Return the error that lists unfinished tasks.
@@ -117,9 +117,9 @@ def unfinished(
         location: where they are missing.
         got: active processes.
     """
-    ask = who_does_what()
+    ask = members_command()
     rest = plan_step('ckpttools.run_part(plan, "0/1")', "--part 0/1")
-    listed = listing([_range_text(*stretch) for stretch in stretches(missing)], folds=False)
+    listed = listing([_range_text(*stretch) for stretch in index_ranges(missing)], folds=False)
     return UnfinishedError(
         f"{len(missing)} of {plural(count, 'task')} are missing:{listed}",
         location=location,
@@ -129,7 +129,7 @@ def unfinished(
     )
 
 
-def stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
+def index_ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """Return sorted numbers as ranges (first, stop) without gaps."""
     result: list[tuple[int, int]] = []
     for number in numbers:

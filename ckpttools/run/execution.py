@@ -19,8 +19,8 @@ from ckpttools.run.bindings import new_run_id
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.events import Observer, TaskDone, Watch
 from ckpttools.run.source_copies import NO_SOURCE_COPY, SourceCopy
-from ckpttools.run.task_runner import DoesTasks, InThread, see_nothing
-from ckpttools.run.threads import Enters, JournaledThreads, WorkerThread, is_ending, start_some
+from ckpttools.run.task_runner import TaskRunner, ThreadRunner, ignore_output
+from ckpttools.run.threads import JournaledThreads, RecordsTasks, WorkerThread, is_ending, start_threads
 from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.publishing import Sink
 
@@ -34,7 +34,7 @@ _Group: TypeAlias = tuple[int, Sequence[int]]
 class TaskFiles(Protocol):
     """The methods of `DataFiles` that an execution needs."""
 
-    def passes(self, group: int) -> Generator[Sink]: ...
+    def write_passes(self, group: int) -> Generator[Sink]: ...
     def extend(self, name: str, end: int) -> None: ...
     def sync(self) -> None: ...
 
@@ -46,10 +46,10 @@ class Execution:
         self,
         plan: Plan,
         files: TaskFiles,
-        work: Enters,
+        work: RecordsTasks,
         observe: Observer,
-        watch: Watch = see_nothing,
-        processes: Sequence[DoesTasks] = (),
+        watch: Watch = ignore_output,
+        processes: Sequence[TaskRunner] = (),
         run: str = "",
         copy: SourceCopy = NO_SOURCE_COPY,
     ) -> None:
@@ -80,15 +80,15 @@ class Execution:
         finished = {entry.task for entry in done}
         groups = enumerate(self._plan.groups)
         todo = iter([(number, tasks) for number, tasks in groups if not finished.issuperset(tasks)])
-        with self._threads.working() as workers:
+        with self._threads.running_threads() as workers:
             try:
-                doers = iter(self._processes)
+                runners = iter(self._processes)
                 limit = len(self._processes) or self._plan.jobs
-                start_some(lambda: self._start(todo, next(doers, None)), limit, workers)
+                start_threads(lambda: self._start(todo, next(runners, None)), limit, workers)
             except MemoryBudgetError as error:
                 if not is_ending(error):
                     raise
-                self._threads.guarded(lambda: self._worker(todo, InThread(self._plan, self._watch)))
+                self._threads.run_guarded(lambda: self._worker(todo, ThreadRunner(self._plan, self._watch)))
         if self._threads.error is not None:
             raise list_all_damaged(self._threads.error, self._plan.tree.arrays.values())
         return self._extents
@@ -99,18 +99,18 @@ class Execution:
         paths = (keystr(path) for path in self._plan.tree.arrays)
         return {path: dict(self._counts[path]) for path in paths if path in self._counts}
 
-    def _start(self, todo: Iterator[_Group], process: DoesTasks | None) -> WorkerThread:
-        doer = process or InThread(self._plan, self._watch)
+    def _start(self, todo: Iterator[_Group], process: TaskRunner | None) -> WorkerThread:
+        doer = process or ThreadRunner(self._plan, self._watch)
         return self._threads.thread(lambda: self._worker(todo, doer))
 
-    def _worker(self, todo: Iterator[_Group], doer: DoesTasks) -> None:
+    def _worker(self, todo: Iterator[_Group], doer: TaskRunner) -> None:
         while not self._threads.stop.is_set():
             with self._threads.lock:
                 group = next(todo, None)
             if group is None:
                 return
             entries: list[FinishedTask] = []
-            with closing(self._files.passes(group[0])) as sinks:
+            with closing(self._files.write_passes(group[0])) as sinks:
                 for sink in sinks:
                     entries = list(self._entries(group, sink, doer))
                     if len(entries) < len(group[1]):
@@ -123,7 +123,7 @@ class Execution:
                 )
                 self._tell(group[1][-1])
 
-    def _entries(self, group: _Group, sink: Sink, doer: DoesTasks) -> Iterator[FinishedTask]:
+    def _entries(self, group: _Group, sink: Sink, doer: TaskRunner) -> Iterator[FinishedTask]:
         """Do the tasks of a group until another thread fails.
 
         The caller reports the last task after it has recorded the group.
@@ -132,7 +132,7 @@ class Execution:
             if self._threads.stop.is_set():
                 return
             yield doer(number, sink)
-            if not sink.is_rehearsal and number != group[1][-1]:
+            if not sink.is_dry_pass and number != group[1][-1]:
                 with self._threads.lock:
                     self._tell(number)
 

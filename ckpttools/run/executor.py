@@ -17,7 +17,7 @@ from ckpttools.formats.placement import Appended
 from ckpttools.plan.plan import Plan
 from ckpttools.quantized.errors import drop_error_counts, quantization_errors
 from ckpttools.run.bindings import select_sound_records
-from ckpttools.run.entries import FinishedTask, kept, left_of, unfinished
+from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_error, unfinished_tasks
 from ckpttools.run.events import Comparing, Observer, Publishing, Receipt, Started, Watch
 from ckpttools.run.execution import Execution
 from ckpttools.run.fingerprint import fingerprint, source_of
@@ -32,22 +32,22 @@ from ckpttools.run.source_copies import (
     select_comparable,
     source_state_record,
 )
-from ckpttools.run.task_runner import DoesTasks, see_nothing
+from ckpttools.run.task_runner import TaskRunner, ignore_output
 from ckpttools.run.worker_processes import worker_processes
-from ckpttools.stores.abilities import Links
+from ckpttools.stores.abilities import SupportsLinks
 from ckpttools.stores.base import File, check_unchanged
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import (
     DataFiles,
     JobInfo,
-    KeepsFiles,
-    PublishesChecked,
     Staging,
+    SupportsCheckedPublish,
+    SupportsKeepFiles,
     SupportsPublished,
     Work,
     staging_of,
 )
-from ckpttools.stores.registry import LocationLike, counted, parse
+from ckpttools.stores.registry import LocationLike, count_traffic, parse
 
 
 def execute(
@@ -59,8 +59,8 @@ def execute(
     check_replaced: Callable[[Location], None] = lambda destination: None,
     check_published: Callable[[Location], None] = lambda destination: None,
     observe: Observer = lambda event: None,
-    watch: Watch = see_nothing,
-    conclude: Callable[[], None] = lambda: None,
+    watch: Watch = ignore_output,
+    finalize: Callable[[], None] = lambda: None,
     command: str = "",
     planned: str = "",
 ) -> Receipt:
@@ -77,7 +77,7 @@ def execute(
             raises, the older one gets its name back.
         observe: called with every event, from several threads but one at a time.
         watch: receives everything that is written, except data of earlier runs and referenced data.
-        conclude: called when the checkpoint is published and before the journal is removed. If it raises, the
+        finalize: called when the checkpoint is published and before the journal is removed. If it raises, the
             same command can resume.
         command: the command line, for messages about unfinished work; "" if there is none.
         planned: fingerprint under which other processes have done all tasks, so that only the last steps
@@ -91,23 +91,23 @@ def execute(
     started = time.monotonic()
     location = parse(destination)
     staging = staging_of(location, overwrite, partial(check_replaced, location))
-    own = _checked(plan, writer, location, staging, planned)
+    own = _check_and_fingerprint(plan, writer, location, staging, planned)
     directory = str(parse(".").absolute()) if command else ""
     division = plan.division.to_text() if plan.division else ""
     purpose = JobInfo(own, source_of(plan), command, directory, division)
-    with counted() as traffic, ExitStack() as opened:
+    with count_traffic() as traffic, ExitStack() as opened:
         work = _open_work(opened, staging, purpose, plan, location, overwrite=overwrite)
         if work.is_complete:
-            done = _Done(len(plan.tasks), plan.bytes_out)
+            done = _TaskResults(len(plan.tasks), plan.bytes_out)
             observe(Started(plan, done.tasks, done.bytes_out))
         else:
-            done = _made(plan, writer, work, observe, watch, only_last_steps=bool(planned))
-            if isinstance(work, PublishesChecked):
+            done = _write_content(plan, writer, work, observe, watch, only_last_steps=bool(planned))
+            if isinstance(work, SupportsCheckedPublish):
                 work.publish_checked(partial(check_published, location))
             else:
                 work.publish()
-        conclude()
-        work.conclude()
+        finalize()
+        work.finalize()
         published = work.published if isinstance(work, SupportsPublished) else None
     receipt = Receipt(
         destination=location,
@@ -140,7 +140,7 @@ def _open_work(
     if not overwrite:
         raise _stale_error(purpose.source, location)
     # Replace it like any other checkpoint.
-    work.conclude()
+    work.finalize()
     opened.close()
     return opened.enter_context(staging.opened(purpose, plan.layout.nbytes))
 
@@ -164,12 +164,14 @@ def check(
 ) -> None:
     """Raise the errors that stop `execute` before it writes anything; arguments as there."""
     location = parse(destination)
-    _checked(
+    _check_and_fingerprint(
         plan, writer, location, staging_of(location, overwrite, partial(check_replaced, location)), planned
     )
 
 
-def _checked(plan: Plan, writer: Writer, destination: Location, staging: Staging, planned: str = "") -> str:
+def _check_and_fingerprint(
+    plan: Plan, writer: Writer, destination: Location, staging: Staging, planned: str = ""
+) -> str:
     """Return the fingerprint of a run after all checks that precede the first write."""
     own, source = planned or fingerprint(plan, writer), plan.tree.metadata.location
     if source:
@@ -187,7 +189,7 @@ def _checked(plan: Plan, writer: Writer, destination: Location, staging: Staging
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _TaskResults:
     """The result of a run's tasks.
 
     Attributes:
@@ -204,12 +206,12 @@ class _Done:
     forked: int = 0
 
 
-def _made(
+def _write_content(
     plan: Plan, writer: Writer, work: Work, observe: Observer, watch: Watch, *, only_last_steps: bool
-) -> _Done:
+) -> _TaskResults:
     """Write everything except the final name."""
     records, _ = select_sound_records(work)
-    if isinstance(work, KeepsFiles):
+    if isinstance(work, SupportsKeepFiles):
         homes = (placement.home for placement in plan.layout.placements.values())
         work.keep_files((), {home.file for home in homes if isinstance(home, Appended)})
     copy = identify_plan_copy(plan)
@@ -217,14 +219,14 @@ def _made(
         # When the work is resumed, only digests can show that the finished tasks read the same model.
         plan = replace(plan, has_digests=True)
     # The fingerprint covers sizes, times and samples, which other content can share.
-    done: Sequence[FinishedTask] = select_comparable(kept(records, plan, work.content), copy)
+    done: Sequence[FinishedTask] = select_comparable(select_kept_tasks(records, plan, work.content), copy)
     if only_last_steps and len(done) < len(plan.tasks):
         missing = sorted({*range(len(plan.tasks))} - {entry.task for entry in done})
-        raise unfinished(missing, len(plan.tasks), work.content)
+        raise unfinished_error(missing, len(plan.tasks), work.content)
     check_same_model(plan, done, copy, work.content, lambda *nbytes: observe(Comparing(*nbytes)))
     bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
     # A watch sees only tasks of this process.
-    left = left_of(plan, done) if watch is see_nothing else ()
+    left = unfinished_tasks(plan, done) if watch is ignore_output else ()
     # Fork before `Started`, whose observer may start a thread.
     with worker_processes(plan, work, left) as processes:
         observe(Started(plan, len(done), bytes_done))
@@ -234,20 +236,20 @@ def _made(
         with closing(work.data_files(plan.layout.files, plan.layout.heads)) as files:
             try:
                 run, extents, done = _run_tasks(
-                    plan, files, work, done, copy, observe, watch, processes.doers
+                    plan, files, work, done, copy, observe, watch, processes.runners
                 )
                 observe(Publishing())
                 check_unchanged(plan.sources)
                 files.write_heads()
                 writer.finish(work.content, plan.tree, plan.layout, extents)
                 bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
-                work.enter([source_state_record(identify_plan_copy(plan))])
+                work.record([source_state_record(identify_plan_copy(plan))])
             except SourceChangedError:
                 # The bytes that were read, or would be copied at the end, differ from the plan. A source that
                 # is only missing, such as an unmounted disk, may come back unchanged.
                 work.discard()
                 raise
-    return _Done(len(done), bytes_done, run.counts, unlinked, processes.nbytes)
+    return _TaskResults(len(done), bytes_done, run.counts, unlinked, processes.nbytes)
 
 
 def _run_tasks(
@@ -258,7 +260,7 @@ def _run_tasks(
     copy: SourceCopy,
     observe: Observer,
     watch: Watch,
-    processes: Sequence[DoesTasks],
+    processes: Sequence[TaskRunner],
 ) -> tuple[Execution, Extents, Sequence[FinishedTask]]:
     """Run the unfinished tasks, and repeat all tasks if a source file may have changed.
 
@@ -278,7 +280,7 @@ def _run_tasks(
         return run, run.work(kept_tasks), kept_tasks
 
     # A watch must not see anything twice.
-    return repeat_if_touched(attempt, partial(read_plan_states, plan), can_repeat=watch is see_nothing)
+    return repeat_if_touched(attempt, partial(read_plan_states, plan), can_repeat=watch is ignore_output)
 
 
 def link_files(layout: Layout, content: Location) -> int:
@@ -297,7 +299,7 @@ def link_files(layout: Layout, content: Location) -> int:
     copied = 0
     store = content.store
     for name, source in layout.links.items():
-        if not (isinstance(source, File) and isinstance(store, Links)):
+        if not (isinstance(source, File) and isinstance(store, SupportsLinks)):
             raise TypeError(f"{source!r} is not a file that can be linked into {content}")
         target, parts = (content / name).key, layout.used[name]
         if not store.link(source, target):

@@ -11,7 +11,7 @@ from ckpttools.formats.base import Writer
 from ckpttools.plan.plan import Plan
 from ckpttools.stores.base import File
 from ckpttools.stores.registry import parse
-from ckpttools.stores.samples import sampled_files
+from ckpttools.stores.samples import sample_files
 
 
 def is_local(source: ByteSource) -> bool:
@@ -54,7 +54,7 @@ def _samples(plan: Plan, identify: Identify, is_timed: Callable[[ByteSource], bo
         for source in plan.sources
         if isinstance(source, File) and is_timed(source)
     }
-    return sampled_files([files[name] for name in sorted(files)])
+    return sample_files([files[name] for name in sorted(files)])
 
 
 def source_of(plan: Plan) -> str:

@@ -8,7 +8,7 @@ from ckpttools.array.lazy import ByteSource
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import UsageError
 from ckpttools.core.message_terms import location as called
-from ckpttools.stores.abilities import HasAliases
+from ckpttools.stores.abilities import SupportsAliases
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import check_name
 from ckpttools.stores.registry import LocationLike, parse
@@ -85,7 +85,7 @@ def _path_aliases(location: Location) -> _PathAliases:
     store = real.store
     own: set[object] = {real}
     parents: set[object] = set(real.parents)
-    if isinstance(store, HasAliases):
+    if isinstance(store, SupportsAliases):
         own.update(store.aliases(real.key))
         parents.update(store.parent_aliases(real.key))
     return _PathAliases(frozenset(own), frozenset(parents))

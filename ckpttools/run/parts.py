@@ -13,7 +13,7 @@ from ckpttools.core.process_memory import peak_bytes
 from ckpttools.core.text import plural
 from ckpttools.plan.plan import Plan
 from ckpttools.run.bindings import drop_voided_records, new_run_id, select_sound_records, void_run
-from ckpttools.run.entries import FinishedTask, kept, left_of
+from ckpttools.run.entries import FinishedTask, select_kept_tasks, unfinished_tasks
 from ckpttools.run.events import Observer, Started
 from ckpttools.run.execution import Execution
 from ckpttools.run.source_copies import (
@@ -23,13 +23,13 @@ from ckpttools.run.source_copies import (
     repeat_if_touched,
     select_comparable,
 )
-from ckpttools.run.task_runner import DoesTasks
+from ckpttools.run.task_runner import TaskRunner
 from ckpttools.run.worker_processes import worker_processes
 from ckpttools.stores.base import check_unchanged
 from ckpttools.stores.costs import Traffic
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import DataFiles, IdentifiesFiles, JobInfo, Record, Sink, staging_of
-from ckpttools.stores.registry import counted
+from ckpttools.stores.publishing import DataFiles, JobInfo, Record, Sink, SupportsFileIdentity, staging_of
+from ckpttools.stores.registry import count_traffic
 from ckpttools.stores.shares import PartWork, Share, shared_staging
 
 
@@ -106,18 +106,21 @@ def execute_part(
     started = time.monotonic()
     staging = staging_of(destination, overwrite, check_replaced)
     staging.check(purpose.plan, nbytes)
-    with counted() as traffic, shared_staging(staging, destination).joined(purpose, nbytes, share) as work:
+    with (
+        count_traffic() as traffic,
+        shared_staging(staging, destination).joined(purpose, nbytes, share) as work,
+    ):
         # Check the records of other parts, too: this part recreates lost files at full length.
         records, has_voided = select_sound_records(work, lambda task: first <= task < first + len(plan.tasks))
-        shifted = _Shifted(work, first, len(plan.tasks))
+        renumber = _RenumberedRecords(work, first, len(plan.tasks))
         copy = identify()
-        kept_tasks = kept(shifted.shifted(records), plan, work.content)
+        kept_tasks = select_kept_tasks(renumber.renumber(records), plan, work.content)
         done: Sequence[FinishedTask] = select_comparable(kept_tasks, copy)
         bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
-        with worker_processes(plan, work, left_of(plan, done)) as processes:
+        with worker_processes(plan, work, unfinished_tasks(plan, done)) as processes:
             observe(Started(plan, len(done), bytes_done))
             if len(done) < len(plan.tasks):
-                runs = _PartRuns(plan, work, shifted, observe, processes.doers, identify)
+                runs = _PartRuns(plan, work, renumber, observe, processes.runners, identify)
                 done = _work(runs, done, copy, sources, states, has_voided=has_voided)
                 bytes_done = sum(plan.tasks[entry.task].bytes_out for entry in done)
     return PartReceipt(
@@ -143,14 +146,14 @@ class _PartRuns:
 
     plan: Plan
     work: PartWork
-    records: _Shifted
+    records: _RenumberedRecords
     observe: Observer
-    processes: Sequence[DoesTasks]
+    processes: Sequence[TaskRunner]
     identify: Callable[[], SourceCopy]
     run_ids: list[str] = field(default_factory=list)
 
     def run(
-        self, number: int, files: _Own, done: Sequence[FinishedTask], copy: SourceCopy
+        self, number: int, files: _OwnDataFiles, done: Sequence[FinishedTask], copy: SourceCopy
     ) -> Sequence[FinishedTask]:
         """Run all tasks but those in `done`, or all tasks in a repetition. Returns the tasks not run."""
         if number:
@@ -182,44 +185,44 @@ def _work(
     """
     layout, work = runs.plan.layout, runs.work
     with closing(work.data_files(layout.files, layout.heads)) as files:
-        own = _Own(files, work.token)
+        own = _OwnDataFiles(files, work.token)
         try:
             done = repeat_if_touched(lambda number: runs.run(number, own, done, copy), states)
             check_unchanged(sources())
         except SourceChangedError:
             # The data may mix two states of the source. Records that this process has voided must stay void.
             if has_voided:
-                work.enter(map(void_run, runs.run_ids))
+                work.record(map(void_run, runs.run_ids))
             else:
                 work.discard()
             raise
     return done
 
 
-class _Shifted:
+class _RenumberedRecords:
     """Renumbers the records of a part from 0."""
 
     def __init__(self, work: PartWork, first: int, count: int) -> None:
         self._work, self._first, self._count = work, first, count
 
-    def shifted(self, records: Iterable[Record]) -> Iterator[Record]:
+    def renumber(self, records: Iterable[Record]) -> Iterator[Record]:
         """Iterate over the records of the part, renumbered from 0."""
         for number, *rest in records:
             if isinstance(number, int) and 0 <= number - self._first < self._count:
                 yield [number - self._first, *rest]
 
-    def enter(self, records: Iterable[Record]) -> None:
-        self._work.enter([[self._first + int(str(number)), *rest] for number, *rest in records])
+    def record(self, records: Iterable[Record]) -> None:
+        self._work.record([[self._first + int(str(number)), *rest] for number, *rest in records])
 
 
-class _Own:
+class _OwnDataFiles:
     """Data files in which this process appends only to files of its own."""
 
     def __init__(self, files: DataFiles, token: str) -> None:
         self._files, self._token = files, token
 
-    def passes(self, group: int) -> Generator[Sink]:
-        with closing(self._files.passes(group)) as sinks:
+    def write_passes(self, group: int) -> Generator[Sink]:
+        with closing(self._files.write_passes(group)) as sinks:
             for sink in sinks:
                 yield _OwnSink(sink, self._token)
 
@@ -234,8 +237,8 @@ class _OwnSink:
     def __init__(self, sink: Sink, token: str) -> None:
         self._sink, self._token = sink, token
         self.write, self.write_whole = sink.write, sink.write_whole
-        self.is_rehearsal = sink.is_rehearsal
-        if isinstance(sink, IdentifiesFiles):
+        self.is_dry_pass = sink.is_dry_pass
+        if isinstance(sink, SupportsFileIdentity):
             self.identity = sink.identity
 
     def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:

@@ -22,7 +22,7 @@ from ckpttools.core.dataclass import dataclass
 from ckpttools.core.region import Region
 from ckpttools.plan.pieces import BATCH_PIECES, BATCHES_AHEAD, Cut, Item, ScanMemory, Tiles, fit_pieces
 from ckpttools.quantized.scale_checks import list_all_damaged
-from ckpttools.run.threads import WorkerThread, join_all, start_some
+from ckpttools.run.threads import WorkerThread, join_threads, start_threads
 from ckpttools.stores.base import check_unchanged
 
 Result_co = TypeVar("Result_co", covariant=True)
@@ -155,7 +155,7 @@ class _Scan(Generic[Result]):
     def seen(self, observe: Callable[[int], None]) -> Iterator[Seen[Result]]:
         workers: list[WorkerThread] = []
         try:
-            start_some(self._thread, self._fit.jobs, workers)
+            start_threads(self._thread, self._fit.jobs, workers)
             while (batch := self._first()) is not None:
                 for (index, region), result in zip(batch.pieces, batch.results, strict=False):
                     observe(self._nbytes(index, region))
@@ -168,7 +168,7 @@ class _Scan(Generic[Result]):
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
-            join_all(workers)
+            join_threads(workers)
 
     def _thread(self) -> WorkerThread:
         blocks = Scratch(self._fit.buffer_bytes), Scratch(self._fit.scratch_bytes)

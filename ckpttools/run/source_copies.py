@@ -25,13 +25,13 @@ from ckpttools.plan.plan import Plan
 from ckpttools.run.entries import FinishedTask
 from ckpttools.run.fingerprint import source_of
 from ckpttools.run.task_runner import hash_memory, open_task_values
-from ckpttools.stores.abilities import CopyIdentity, DistinguishesCopies
+from ckpttools.stores.abilities import CopyIdentity, SupportsCopyIdentity
 from ckpttools.stores.base import File
-from ckpttools.stores.concurrency import in_threads
+from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import Record
 from ckpttools.stores.registry import parse
-from ckpttools.stores.shares import this_process
+from ckpttools.stores.shares import describe_this_process
 
 
 class MixedCopiesError(FormatError):
@@ -83,7 +83,7 @@ def identify_copy(files: Iterable[tuple[str, str]]) -> SourceCopy:
     mounts = [identity.mount for _, identity in identities] if is_known else [secrets.token_hex(16)]
     ends = [xxhash.xxh3_64_hexdigest(repr(mounts).encode())] if any(mounts) else []
     identity = "@".join([xxhash.xxh3_128_hexdigest(repr(names).encode()), *ends])
-    return SourceCopy(identity, this_process(), is_known)
+    return SourceCopy(identity, describe_this_process(), is_known)
 
 
 def identify_plan_copy(plan: Plan) -> SourceCopy:
@@ -94,7 +94,7 @@ def identify_plan_copy(plan: Plan) -> SourceCopy:
 
 def _identity(location: Location, version: str) -> CopyIdentity:
     store = location.store
-    if isinstance(store, DistinguishesCopies):
+    if isinstance(store, SupportsCopyIdentity):
         return store.copy_identity(location.key)
     return CopyIdentity(version, is_reliable=bool(version))
 
@@ -146,7 +146,7 @@ def check_same_model(
 
     jobs = min(plan.jobs, len(others))
     observe(0, total)
-    results = in_threads(jobs, find_differing, [others[first::jobs] for first in range(jobs)])
+    results = map_in_threads(jobs, find_differing, [others[first::jobs] for first in range(jobs)])
     if wrong := sorted(chain.from_iterable(results), key=lambda entry: entry.task):
         raise _mixed_copies_error(plan, wrong, len(others), copy, content)
 
@@ -199,7 +199,7 @@ def read_source_states(paths: Iterable[str]) -> SourceStates:
     return {
         path: location.store.copy_identity(location.key).file
         for path, location in locations.items()
-        if isinstance(location.store, DistinguishesCopies)
+        if isinstance(location.store, SupportsCopyIdentity)
     }
 
 

@@ -48,7 +48,7 @@ def run_task(
     """
     placement = plan.layout.placements[task.path]
     with open_task_values(plan, task, buffer, scratch) as (memory, values):
-        digest = hash_memory(memory) if plan.has_digests and not files.is_rehearsal else ""
+        digest = hash_memory(memory) if plan.has_digests and not files.is_dry_pass else ""
         watch(task.path, task.region, values)
         if placement.codec is None:
             _write_raw(task, placement, memory, files)
@@ -126,7 +126,7 @@ def _location(placement: Placement, index: Shape, encoded: bytes, files: Sink) -
             raise TypeError("encoded chunks have no fixed place in a data file")
 
 
-class DoesTasks(Protocol):
+class TaskRunner(Protocol):
     """A worker that does tasks one after the other."""
 
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
@@ -141,14 +141,14 @@ class DoesTasks(Protocol):
         """
 
 
-def see_nothing(path: Path, region: Region, values: np.ndarray) -> None:
+def ignore_output(path: Path, region: Region, values: np.ndarray) -> None:
     """Ignore the output."""
 
 
-class InThread:
-    """Does tasks in the calling thread; see `DoesTasks`."""
+class ThreadRunner:
+    """Does tasks in the calling thread; see `TaskRunner`."""
 
-    def __init__(self, plan: Plan, watch: Watch = see_nothing) -> None:
+    def __init__(self, plan: Plan, watch: Watch = ignore_output) -> None:
         """Allocate the maximum memory of a task.
 
         Args:
@@ -160,8 +160,8 @@ class InThread:
         self._scratch, self._buffer = Scratch(plan.scratch_bytes), Scratch(plan.buffer_bytes)
 
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
-        """See `DoesTasks`."""
-        watch = see_nothing if sink.is_rehearsal else self._watch
+        """See `TaskRunner`."""
+        watch = ignore_output if sink.is_dry_pass else self._watch
         bound = BindingSink(sink)
         task = self._plan.tasks[number]
         chunks, digest = run_task(self._plan, task, bound, self._buffer, self._scratch, watch)

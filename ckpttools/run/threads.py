@@ -52,7 +52,7 @@ class WorkerThread(threading.Thread):
         super().join(timeout)
 
 
-def join_all(started: Iterable[WorkerThread]) -> None:
+def join_threads(started: Iterable[WorkerThread]) -> None:
     """Wait until all threads have ended, then raise the last interruption, such as `KeyboardInterrupt`.
 
     The threads have been asked to stop and finish their current task. Until then, repeated Ctrl-C has no
@@ -73,7 +73,7 @@ def join_all(started: Iterable[WorkerThread]) -> None:
         raise interruption
 
 
-def start_some(make: Callable[[], WorkerThread], limit: int, started: list[WorkerThread]) -> None:
+def start_threads(make: Callable[[], WorkerThread], limit: int, started: list[WorkerThread]) -> None:
     """Start threads until the limit is reached or the system has no memory for another one.
 
     Args:
@@ -126,16 +126,16 @@ def _require_room() -> None:
 _SYNC_SECONDS = 0.5
 
 
-class Syncs(Protocol):
+class SyncsFiles(Protocol):
     """The method of `DataFiles` that a journal needs."""
 
     def sync(self) -> None: ...
 
 
-class Enters(Protocol):
+class RecordsTasks(Protocol):
     """The method of `Work` that a journal needs."""
 
-    def enter(self, records: Iterable[Record]) -> None: ...
+    def record(self, records: Iterable[Record]) -> None: ...
 
 
 class JournaledThreads:
@@ -147,7 +147,9 @@ class JournaledThreads:
         error: the first error.
     """
 
-    def __init__(self, files: Syncs, work: Enters, check: Callable[[], object] = lambda: None) -> None:
+    def __init__(
+        self, files: SyncsFiles, work: RecordsTasks, check: Callable[[], object] = lambda: None
+    ) -> None:
         """Finished work is recorded in the journal of `work` after `files` are synced and `check` has
         passed.
         """
@@ -166,9 +168,9 @@ class JournaledThreads:
 
     def thread(self, target: Callable[[], None]) -> WorkerThread:
         """Create a thread without starting it."""
-        return WorkerThread(lambda: self.guarded(target))
+        return WorkerThread(lambda: self.run_guarded(target))
 
-    def guarded(self, target: Callable[[], None]) -> None:
+    def run_guarded(self, target: Callable[[], None]) -> None:
         """Run a function; an error stops all threads."""
         try:
             target()
@@ -178,7 +180,7 @@ class JournaledThreads:
             self.stop.set()
 
     @contextmanager
-    def working(self) -> Iterator[list[WorkerThread]]:
+    def running_threads(self) -> Iterator[list[WorkerThread]]:
         """Yield a list for the started threads, and wait for them at the end.
 
         Afterwards, `error` is set if there was one.
@@ -187,7 +189,7 @@ class JournaledThreads:
         syncer: list[WorkerThread] = []
         try:
             try:
-                start_some(lambda: self.thread(self._syncer), 1, syncer)
+                start_threads(lambda: self.thread(self._syncer), 1, syncer)
             except MemoryBudgetError as error:
                 if not is_ending(error):
                     raise
@@ -197,12 +199,12 @@ class JournaledThreads:
         finally:
             self.stop.set()
             try:
-                join_all((*workers, *syncer))
+                join_threads((*workers, *syncer))
             finally:
                 # Also after an error or an interruption, to keep the finished work. But after a failed sync,
                 # the system may report dropped bytes as durable (fsync(2)).
                 if not self._sync_failed:
-                    self.guarded(self._sync)
+                    self.run_guarded(self._sync)
 
     def _syncer(self) -> None:
         while not self.stop.wait(_SYNC_SECONDS):
@@ -215,5 +217,5 @@ class JournaledThreads:
             self._sync_failed = True
             self._files.sync()
             self._check()
-            self._work.enter(finished)
+            self._work.record(finished)
             self._sync_failed = False

@@ -28,9 +28,9 @@ from ckpttools.formats.placement import ChunkFiles
 from ckpttools.plan.plan import Plan
 from ckpttools.plan.task import Task
 from ckpttools.run.entries import FinishedTask
-from ckpttools.run.task_runner import InThread
+from ckpttools.run.task_runner import ThreadRunner
 from ckpttools.stores.base import File
-from ckpttools.stores.publishing import ForksWriters, Sink
+from ckpttools.stores.publishing import Sink, SupportsForkedWriters
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -50,37 +50,37 @@ _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _KEPT_BYTES = -1, -3, 32 << 20
 
 
-class WorkerProcesses:
+class WorkerPool:
     """The worker processes of one run.
 
     Attributes:
-        doers: one worker per process; empty if threads do the tasks.
+        runners: one worker per process; empty if threads do the tasks.
         nbytes: private memory of all processes after they have ended.
     """
 
     def __init__(self) -> None:
-        self.doers: list[InProcess] = []
+        self.runners: list[ProcessRunner] = []
         self.nbytes = 0
 
     def close(self) -> None:
         """End all processes at the same time: each takes 20 ms."""
-        for doer in self.doers:
+        for doer in self.runners:
             doer.dismiss()
-        self.nbytes += sum(doer.close() for doer in self.doers)
+        self.nbytes += sum(doer.close() for doer in self.runners)
 
 
 @contextmanager
-def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterator[WorkerProcesses]:
+def worker_processes(plan: Plan, work: object, tasks: Iterable[Task]) -> Iterator[WorkerPool]:
     """Start one process per planned worker; none if threads are better.
 
     Args:
         plan: the plan.
-        work: the destination; see `ckpttools.stores.publishing.ForksWriters`.
+        work: the destination; see `ckpttools.stores.publishing.SupportsForkedWriters`.
         tasks: the tasks for the processes.
     """
-    result = WorkerProcesses()
+    result = WorkerPool()
     try:
-        if isinstance(work, ForksWriters) and _is_worth_it(plan, tasks) and _may_fork():
+        if isinstance(work, SupportsForkedWriters) and _is_worth_it(plan, tasks) and _may_fork():
             # Memory that the garbage collector touches in a fork is copied.
             gc.freeze()
             try:
@@ -101,17 +101,17 @@ def _may_fork() -> bool:
     return thread_count() == 1 and not current_process().daemon
 
 
-def _fork(result: WorkerProcesses, plan: Plan, sink: Callable[[], Sink]) -> None:
+def _fork(result: WorkerPool, plan: Plan, sink: Callable[[], Sink]) -> None:
     # Before its handlers are installed, the fork would run those of this process, and an exception between
     # two lines would leak the process.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         for _ in range(plan.jobs):
-            result.doers.append(InProcess(plan, sink, result.doers))
+            result.runners.append(ProcessRunner(plan, sink, result.runners))
     except OSError:
         # The system has no resources for more processes; threads need less.
         result.close()
-        result.doers = []
+        result.runners = []
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -135,10 +135,10 @@ _Response: TypeAlias = tuple[Mapping[str, float], tuple[str, ...], str]
 """A process's response: counts, bindings and digest of a `FinishedTask`."""
 
 
-class InProcess:
+class ProcessRunner:
     """Does tasks in a forked process."""
 
-    def __init__(self, plan: Plan, sink: Callable[[], Sink], others: Sequence[InProcess]) -> None:
+    def __init__(self, plan: Plan, sink: Callable[[], Sink], others: Sequence[ProcessRunner]) -> None:
         """Fork the process.
 
         Args:
@@ -152,7 +152,7 @@ class InProcess:
         from multiprocessing import get_context
 
         self._plan = plan
-        self._here: InThread | None = None
+        self._here: ThreadRunner | None = None
         self._nbytes = 0
         self._is_dismissed = False
         context = get_context("fork")
@@ -170,14 +170,14 @@ class InProcess:
             far.close()
 
     def __call__(self, number: int, sink: Sink) -> FinishedTask:
-        """See `InThread`."""
+        """See `ThreadRunner`."""
         if self._here is None:
             response = self._request(number)
             if response is not None:
                 return FinishedTask(number, {}, *response)
             # Repeat the task in this process, with the memory of the fork: its error can be handled here.
             self.close()
-            self._here = InThread(self._plan)
+            self._here = ThreadRunner(self._plan)
         return self._here(number, sink)
 
     def _request(self, number: int) -> _Response | None:
@@ -194,7 +194,7 @@ class InProcess:
         code = self._process.exitcode
         return OtherProcessError(
             "a worker process was killed",
-            got=_described(code),
+            got=_describe_exit(code),
             hint="the system kills processes when memory runs out (see dmesg); "
             f"finished work is kept: {retry_term()}",
         )
@@ -221,7 +221,7 @@ class InProcess:
         return self._nbytes
 
 
-def _described(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     """Describe how a process ended; None if its exit code was lost."""
     if code is None:
         return "unknown exit code"
@@ -239,13 +239,13 @@ def _serve(
     _keep_memory()
     for end in inherited:
         end.close()
-    doer: InThread | None = None
+    doer: ThreadRunner | None = None
     files: Sink | None = None
     with suppress(EOFError, OSError):
         while (number := pipe.recv()) is not None:
             try:
                 files = files or sink()
-                doer = doer or InThread(plan)
+                doer = doer or ThreadRunner(plan)
                 entry = doer(number, files)
             except BaseException:
                 pipe.send(None)

@@ -21,7 +21,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.formats.json_file import read_json
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import PRUNE_DIRECTORY
-from ckpttools.stores.abilities import Removes, SupportsCacheInvalidation
+from ckpttools.stores.abilities import SupportsCacheInvalidation, SupportsRemove
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
 
@@ -60,13 +60,13 @@ class PruneJournal:
             raise interrupted(run)
 
 
-def removing(run: Location) -> Removes:
+def removing(run: Location) -> SupportsRemove:
     """The store of a run, where it can delete.
 
     Raises:
         UsageError: it cannot.
     """
-    if isinstance(run.store, Removes):
+    if isinstance(run.store, SupportsRemove):
         return run.store
     raise UsageError(
         f"nothing can be deleted in {run.store.scheme}://",

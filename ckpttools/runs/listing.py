@@ -35,7 +35,7 @@ from ckpttools.maxtext.view import view_of
 from ckpttools.runs.deletion_records import deletion_at
 from ckpttools.runs.metrics import METRICS, metrics_of
 from ckpttools.runs.usage import usage_of
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _T = TypeVar("_T")
@@ -225,7 +225,7 @@ def listed(run: OrbaxRun) -> RunListing:
     """
     seen = list_committed_steps(run.path)
     latest = None if seen.latest is None else Step(seen.steps[seen.latest])
-    steps = at_once(run.path.store, listed_step, run.steps.values())
+    steps = map_concurrently(run.path.store, listed_step, run.steps.values())
     steps = sorted([*steps, *_flax_steps(run), *_legacy_steps(run)], key=lambda step: step.step)
     names = _names(run) | {step.name for step in steps}
     item = None if latest is None else _resumed_item(latest)

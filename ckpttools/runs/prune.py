@@ -23,7 +23,7 @@ from ckpttools.runs.listing import RunListing, StepListing, listed
 from ckpttools.runs.policy import Keep
 from ckpttools.runs.usage import usage_of
 from ckpttools.stores.base import DirEntry
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 Fate = Literal["kept", "stripped", "deleted", "left alone"]
@@ -91,7 +91,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
     """
     # Before all else: what is written again from now on is another step.
     names = [step.path.name for step in run.steps.values()]
-    prints = at_once(run.path.store, lambda name: fingerprint(run.path / name), names)
+    prints = map_concurrently(run.path.store, lambda name: fingerprint(run.path / name), names)
     listing = listed(run)
     whole = {item.step: item for item in listing.steps if _why_not_whole(item) is None}
     if not whole:
@@ -129,7 +129,7 @@ def decided(run: OrbaxRun, keep: Keep, strip_older: bool) -> PruneDecision:
             return _made(each, "kept", f"{', '.join(kept)}; {unfit}")
         return _made(each, "stripped", ", ".join(kept))
 
-    fates = tuple(at_once(run.path.store, fate, listing.steps))
+    fates = tuple(map_concurrently(run.path.store, fate, listing.steps))
     deleted = [run.path / item.name for item in fates if item.fate == "deleted"]
     return PruneDecision(run, listing, fates, dict(zip(names, prints, strict=True)), usage_of(*deleted).own)
 

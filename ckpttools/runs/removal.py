@@ -17,7 +17,7 @@ from ckpttools.formats.orbax.finished import why_no_save
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import DELETING, Step, deletion_marker, has_new_files
 from ckpttools.runs.journal import PruneJournal, at_work, fingerprint, plan_of, removing
-from ckpttools.stores.abilities import Renames, SupportsCacheInvalidation
+from ckpttools.stores.abilities import SupportsCacheInvalidation, SupportsRename
 from ckpttools.stores.location import Location
 
 _REMOVED, _DELETING, _STRIPPED = "removed", DELETING, "stripped"
@@ -82,7 +82,7 @@ class Removal:
 
     @property
     def _renames(self) -> bool:
-        return isinstance(self.run.store, Renames)
+        return isinstance(self.run.store, SupportsRename)
 
     def _half_gone(self) -> list[str]:
         """Names of steps of which some is deleted; not of those that were saved again in their place."""
@@ -228,7 +228,7 @@ def check_can_rename(run: Location, names: Iterable[str]) -> None:
     Raises:
         StorageError: the file system cannot rename a step.
     """
-    if not isinstance(run.store, Renames):
+    if not isinstance(run.store, SupportsRename):
         return
     for name in (item for item in names if (run / item).is_dir()):
         try:
@@ -259,7 +259,7 @@ def tidy(run: Location) -> None:
     if plan_of(run).exists():
         return
     store.remove(at_work(run, _STRIPPED).key)
-    if isinstance(run.store, Renames) and at_work(run, _PROBE).exists():
+    if isinstance(run.store, SupportsRename) and at_work(run, _PROBE).exists():
         store.remove(at_work(run, _PROBE).key)
     if location.is_dir() and not location.entries():
         store.remove(location.key)

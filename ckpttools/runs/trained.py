@@ -15,7 +15,7 @@ from ckpttools.formats.registry import is_checkpoint, open_tree
 from ckpttools.formats.torch.latest import LATEST, text_in
 from ckpttools.runs.listing import ItemListing, RunListing, StepListing, tree_listing
 from ckpttools.runs.usage import usage_of
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _STEP = re.compile(r"(?:global_step|step|checkpoint|iter)[-_]?(?P<number>\d{1,18})", re.DOTALL)
@@ -36,7 +36,7 @@ def trained_run(location: Location) -> RunListing | None:
     if not run.is_dir():
         return None
     run, names = _steps_in(run)
-    steps = at_once(run.store, _listed, [run / name for name in names])
+    steps = map_concurrently(run.store, _listed, [run / name for name in names])
     if not any(step.items for step in steps):
         return None
     tracker, latest = _tracked(run)

@@ -17,7 +17,7 @@ from ckpttools.core.process_memory import available_bytes
 from ckpttools.core.text import printable_text
 from ckpttools.run.events import Receipt
 from ckpttools.sharding.save_shards import Abstract, ShardHolder
-from ckpttools.stores.concurrency import in_threads
+from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import LockedError
 
@@ -190,7 +190,7 @@ def refuse_concurrent_save(destination: Location) -> None:
 
 
 def _copy(shards: Collection[ShardHolder]) -> None:
-    in_threads(_COPIES, ShardHolder.copy_to_host, shards)
+    map_in_threads(_COPIES, ShardHolder.copy_to_host, shards)
 
 
 def _check_location(destination: Location, others: Iterable[Saving]) -> None:

@@ -1,8 +1,8 @@
 """Protocols for optional abilities of a store. A store has an ability if it has the protocol's methods.
 
-More protocols are next to the code that uses them: `ckpttools.stores.contents.ListsContents`,
-`ckpttools.stores.fetching.Fetches`, `ckpttools.stores.sharing.Shares`, and
-`ckpttools.stores.publishing.Publishes`.
+More protocols are next to the code that uses them: `ckpttools.stores.contents.SupportsContents`,
+`ckpttools.stores.fetching.SupportsFetch`, `ckpttools.stores.sharing.SupportsSharing`, and
+`ckpttools.stores.publishing.SupportsPublishing`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ckpttools.stores.base import File, Status
 
 
 @runtime_checkable
-class Puts(Protocol):
+class SupportsPut(Protocol):
     """A store that can write complete files."""
 
     def put(self, key: str, content: bytes) -> None:
@@ -28,7 +28,7 @@ class Puts(Protocol):
 
 
 @runtime_checkable
-class Writes(Protocol):
+class SupportsWrite(Protocol):
     """A store that can write at any offset into the unpublished files of a `Staging`."""
 
     def write(self, key: str, content: bytes) -> None:
@@ -57,7 +57,7 @@ class CopyIdentity(NamedTuple):
 
 
 @runtime_checkable
-class DistinguishesCopies(Protocol):
+class SupportsCopyIdentity(Protocol):
     """A store whose file versions are times, so that different contents can have equal versions."""
 
     def copy_identity(self, key: str) -> CopyIdentity:
@@ -69,7 +69,7 @@ class DistinguishesCopies(Protocol):
 
 
 @runtime_checkable
-class FindsHoles(Protocol):
+class SupportsHoleDetection(Protocol):
     """A file in a file system that knows which bytes were never written."""
 
     def has_hole(self, start: int, stop: int) -> bool:
@@ -81,7 +81,7 @@ class FindsHoles(Protocol):
 
 
 @runtime_checkable
-class HasAliases(Protocol):
+class SupportsAliases(Protocol):
     """A store in which one directory can have several paths that are not links."""
 
     def aliases(self, key: str) -> Iterable[object]:
@@ -99,7 +99,7 @@ class HasAliases(Protocol):
 
 
 @runtime_checkable
-class Walks(Protocol):
+class SupportsWalk(Protocol):
     """A store that lists everything below a key faster than directory by directory."""
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
@@ -121,7 +121,7 @@ class PendingUpload(NamedTuple):
 
 
 @runtime_checkable
-class KeepsUploads(Protocol):
+class SupportsUploads(Protocol):
     """A store that keeps the parts of an upload until the upload is completed or aborted."""
 
     def uploads(self, key: str) -> Sequence[PendingUpload]:
@@ -156,7 +156,7 @@ class StoredLock(NamedTuple):
 
 
 @runtime_checkable
-class KeepsLocks(Protocol):
+class SupportsLocks(Protocol):
     """A store whose locks are objects, which remain when their process is killed."""
 
     def locks(self, key: str) -> Sequence[StoredLock]:
@@ -172,7 +172,7 @@ class SupportsCacheInvalidation(Protocol):
 
 
 @runtime_checkable
-class Renames(Protocol):
+class SupportsRename(Protocol):
     """A store that can rename a file or a directory tree in one step."""
 
     def rename(self, old: str, new: str) -> None:
@@ -195,13 +195,13 @@ class Renames(Protocol):
 
 
 @runtime_checkable
-class Removes(Protocol):
+class SupportsRemove(Protocol):
     """A store that can delete. None of these methods asks for confirmation."""
 
     def claim(self, key: str, content: bytes) -> bool:
         """Create a small file unless its key exists; durable on return.
 
-        On a disk, a crash may leave part of the file. Errors as `Puts.put`.
+        On a disk, a crash may leave part of the file. Errors as `SupportsPut.put`.
 
         Returns:
             Whether the file was created; False if the key exists.
@@ -228,18 +228,18 @@ class Removes(Protocol):
 
 
 @runtime_checkable
-class Pins(Protocol):
+class SupportsPinning(Protocol):
     """A store in which content has permanent names."""
 
-    def pinned(self, key: str) -> str | None:
+    def pinned_uri(self, key: str) -> str | None:
         """Return the permanent URL of a key; None if it is unknown."""
 
 
 @runtime_checkable
-class Links(Protocol):
+class SupportsLinks(Protocol):
     """A store that can give a file a second key without moving its bytes through this process."""
 
-    def trials(self, key: str) -> LinkTrials:
+    def link_trials(self, key: str) -> LinkTrials:
         """Return an object that tests whether files can be linked below a key, which need not exist."""
 
     def link(self, source: File, key: str) -> bool:

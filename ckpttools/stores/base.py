@@ -160,7 +160,7 @@ def is_inside(name: str) -> bool:
     return bool(parts) and not name.startswith("/") and ".." not in parts and "\0" not in name
 
 
-def occurrences(words: bytes, source: File, end: int | None = None) -> int:
+def count_occurrences(words: bytes, source: File, end: int | None = None) -> int:
     """Count the occurrences of `words` before an offset, block by block; errors as reading."""
     end = source.size if end is None else end
     result, before = 0, b""
@@ -264,7 +264,7 @@ class Store(ABC):
         """Return the target of a link, which need not exist; None if the key is not a link."""
         return None
 
-    def instead_of_writing(self, key: str) -> str | None:
+    def write_alternative(self, key: str) -> str | None:
         """Return a hint for stores that cannot be written; None if this one can."""
         return None
 
@@ -284,7 +284,7 @@ class Store(ABC):
         """Whether a file with this key can be written."""
         return True
 
-    def why_absent(self, key: str) -> CheckpointError | None:
+    def absence_reason(self, key: str) -> CheckpointError | None:
         """Return the reason why a key does not exist, if the store knows it."""
         return None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import CheckpointError
 from ckpttools.stores.base import File
-from ckpttools.stores.concurrency import in_threads
+from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.fetching import Observe
 
 _BLOCK = 4 << 20
@@ -18,7 +18,7 @@ _MOST_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Checksummed:
+class ChecksummedRange:
     """A byte range with a stored checksum.
 
     Attributes:
@@ -35,11 +35,13 @@ class Checksummed:
     crc32: int
 
 
-Damaged = Sequence[tuple[Checksummed, int]]
+DamagedRanges = Sequence[tuple[ChecksummedRange, int]]
 """Ranges whose checksum differs from the stored one, with the actual checksum."""
 
 
-def damage_in(files: Sequence[Sequence[Checksummed]], tell: Observe) -> list[Damaged | CheckpointError]:
+def find_damage(
+    files: Sequence[Sequence[ChecksummedRange]], tell: Observe
+) -> list[DamagedRanges | CheckpointError]:
     """Find the damaged ranges of several files of one store, reading several files at once.
 
     Args:
@@ -58,7 +60,7 @@ def damage_in(files: Sequence[Sequence[Checksummed]], tell: Observe) -> list[Dam
             done += nbytes
             tell(done, total)
 
-    def look(result: Sequence[Checksummed]) -> Damaged | CheckpointError:
+    def look(result: Sequence[ChecksummedRange]) -> DamagedRanges | CheckpointError:
         try:
             read = [(item, _crc32_of(item, observe)) for item in result]
         except CheckpointError as error:
@@ -70,10 +72,10 @@ def damage_in(files: Sequence[Sequence[Checksummed]], tell: Observe) -> list[Dam
 
     costs = {item.file.costs.requests for result in files for item in result[:1]}
     requests = max((cost or 0 for cost in costs), default=0)
-    return in_threads(requests or min(os.cpu_count() or 1, _MOST_THREADS), look, files)
+    return map_in_threads(requests or min(os.cpu_count() or 1, _MOST_THREADS), look, files)
 
 
-def _crc32_of(each: Checksummed, observe: Callable[[int], None]) -> int:
+def _crc32_of(each: ChecksummedRange, observe: Callable[[int], None]) -> int:
     block, crc = memoryview(bytearray(min(_BLOCK, each.nbytes))), 0
     for start in range(0, each.nbytes, _BLOCK):
         part = block[: each.nbytes - start]

@@ -24,11 +24,11 @@ _REST = 20
 _WORTH = 128 << 10
 
 
-_asked: list[int] = []
+_requested: list[int] = []
 
 
 @contextmanager
-def requesting(requests: int | None) -> Iterator[None]:
+def use_concurrency(requests: int | None) -> Iterator[None]:
     """Set the number of concurrent reads of each store inside the `with`; None for the adaptive limit.
 
     The setting is process-wide: of two overlapping calls, the later one wins.
@@ -36,19 +36,19 @@ def requesting(requests: int | None) -> Iterator[None]:
     if requests is None:
         yield
         return
-    _asked.append(requests)
+    _requested.append(requests)
     try:
         yield
     finally:
-        _asked.remove(requests)
+        _requested.remove(requests)
 
 
-def asked_for() -> int | None:
+def requested_concurrency() -> int | None:
     """Return the number of concurrent reads that the user requested; None for the adaptive limit."""
-    return _asked[-1] if _asked else None
+    return _requested[-1] if _requested else None
 
 
-class _Measured(NamedTuple):
+class _Measurement(NamedTuple):
     """The rate reached with a limit: bytes per second, including the cost of requests."""
 
     limit: int
@@ -68,19 +68,19 @@ class Pace:
         self._changed = threading.Condition()
         self._limit = USUAL
         self._under_way = self._bytes_under_way = 0
-        self._before: _Measured | None = None
+        self._before: _Measurement | None = None
         self._rest, self._is_next_more, self._is_settled = 0, True, False
         self._begin_measuring()
 
     @property
     def limit(self) -> int:
         """Return the current limit of concurrent reads."""
-        return asked_for() or self._limit
+        return requested_concurrency() or self._limit
 
     @property
     def nbytes(self) -> int:
         """Return the maximum bytes of concurrent reads."""
-        return self._long * (asked_for() or USUAL)
+        return self._long * (requested_concurrency() or USUAL)
 
     @contextmanager
     def read(self, nbytes: int) -> Iterator[None]:
@@ -124,34 +124,34 @@ class Pace:
         # take effect.
         limit, is_settled = self._limit, self._is_settled
         if self._is_full and is_settled:
-            self._measured(_Measured(limit, self._work / seconds))
+            self._adapt(_Measurement(limit, self._work / seconds))
         self._is_settled = self._is_full and limit == self._limit
         self._begin_measuring()
 
-    def _measured(self, now: _Measured) -> None:
+    def _adapt(self, now: _Measurement) -> None:
         """Continue in a direction that improved the rate, or go back one step and rest."""
         before, self._before = self._before, now
         if self._rest:
             self._rest -= 1
             return
         if before is None or before.limit == now.limit:
-            self._limit = _more(now.limit) if self._is_next_more else _fewer(now.limit)
+            self._limit = _raised_limit(now.limit) if self._is_next_more else _lowered_limit(now.limit)
             self._is_next_more = not self._is_next_more
         elif now.limit > before.limit and now.rate > _BETTER * before.rate:
-            self._limit = _more(now.limit)
+            self._limit = _raised_limit(now.limit)
         elif now.limit < before.limit and now.rate > _AS_GOOD * before.rate:
-            self._limit = _fewer(now.limit)
+            self._limit = _lowered_limit(now.limit)
         else:
             self._limit, self._rest = before.limit, _REST
         if self._limit == now.limit:
             self._rest = _REST
 
 
-def _more(limit: int) -> int:
+def _raised_limit(limit: int) -> int:
     return min(MOST, round(limit * _STEP + 0.5))
 
 
-def _fewer(limit: int) -> int:
+def _lowered_limit(limit: int) -> int:
     return max(min(_LEAST, limit), round(limit / _STEP))
 
 
@@ -161,24 +161,28 @@ _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
 
 
-def writes_at_once() -> int:
+def write_concurrency() -> int:
     """Return the number of small objects that are written, copied or deleted at a time."""
-    return asked_for() or _WRITES_AT_ONCE
+    return requested_concurrency() or _WRITES_AT_ONCE
 
 
-def at_once(store: Store, function: Callable[[_Item], _Answer], items: Iterable[_Item]) -> list[_Answer]:
+def map_concurrently(
+    store: Store, function: Callable[[_Item], _Answer], items: Iterable[_Item]
+) -> list[_Answer]:
     """Map a function over items: sequentially on a disk, in threads for stores with `Costs.requests`.
 
     Raises the error of the first failed item; items that have not been started by then are skipped.
     """
     waiting = list(items)
-    return in_threads(store.costs.requests or 1, function, waiting)
+    return map_in_threads(store.costs.requests or 1, function, waiting)
 
 
-def in_threads(limit: int, function: Callable[[_Item], _Answer], items: Collection[_Item]) -> list[_Answer]:
+def map_in_threads(
+    limit: int, function: Callable[[_Item], _Answer], items: Collection[_Item]
+) -> list[_Answer]:
     """Map a function over items in at most `limit` threads, including this one.
 
-    Uses fewer threads if the system starts no more. Errors as `at_once`.
+    Uses fewer threads if the system starts no more. Errors as `map_concurrently`.
     """
     if min(limit, len(items)) <= 1:
         return [function(item) for item in items]

@@ -64,7 +64,7 @@ class Contents(NamedTuple):
 
 
 @runtime_checkable
-class ListsContents(Protocol):
+class SupportsContents(Protocol):
     """A store that declares the contents of its files."""
 
     def contents(self, key: str) -> Contents:
@@ -126,9 +126,9 @@ def differing(
             "not even one block of a file fits into the memory", memory, memory - room + _BLOCK, root
         )
     requests = min(costs.requests or os.cpu_count() or 1, room // _BLOCK)
-    at_once = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))
-    with ThreadPoolExecutor(requests) as reading, ThreadPoolExecutor(at_once) as hashing:
-        check = _FileHasher(root, reading, requests // at_once, observe)
+    map_concurrently = max(1, min(jobs or _HASHED_AT_ONCE, requests, len(files)))
+    with ThreadPoolExecutor(requests) as reading, ThreadPoolExecutor(map_concurrently) as hashing:
+        check = _FileHasher(root, reading, requests // map_concurrently, observe)
         futures = [hashing.submit(check, name, expected) for name, expected in sorted(files.items())]
         try:
             result = [future.result() for future in futures]

@@ -15,7 +15,7 @@ Observe = Callable[[int, int], None]
 
 
 @runtime_checkable
-class Fetches(Protocol):
+class SupportsFetch(Protocol):
     """A store that keeps local copies of its files and reads them once they exist."""
 
     def fetch(self, files: Sequence[File], observe: Observe) -> None:
@@ -39,7 +39,7 @@ def check_fetched(sources: Iterable[object]) -> None:
 
 
 def fetch(sources: Iterable[object], observe: Observe = lambda done, total: None) -> None:
-    """Copy sources to this machine if their store keeps local copies; errors as `Fetches.fetch`.
+    """Copy sources to this machine if their store keeps local copies; errors as `SupportsFetch.fetch`.
 
     Raises:
         UsageError: no source is in such a store.
@@ -50,10 +50,10 @@ def fetch(sources: Iterable[object], observe: Observe = lambda done, total: None
         store.fetch(files, observe)
 
 
-def _by_store(sources: Iterable[object]) -> dict[Fetches, list[File]]:
-    result: dict[Fetches, list[File]] = {}
+def _by_store(sources: Iterable[object]) -> dict[SupportsFetch, list[File]]:
+    result: dict[SupportsFetch, list[File]] = {}
     for file in {source.path: source for source in sources if isinstance(source, File)}.values():
         store: Store = parse(file.path).store
-        if isinstance(store, Fetches):
+        if isinstance(store, SupportsFetch):
             result.setdefault(store, []).append(file)
     return result

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from ckpttools.core.errors import CheckpointError, StorageError, UsageError
-from ckpttools.stores.abilities import Puts, Renames, Walks, Writes
+from ckpttools.stores.abilities import SupportsPut, SupportsRename, SupportsWalk, SupportsWrite
 from ckpttools.stores.base import LARGEST_WHOLE, DirEntry, File, FileKind, Status, Store
 
 _NO_PLAIN_NAME = re.compile(r"(?:^|/)\.?(?:/|$)")
@@ -210,7 +210,7 @@ class Location:
         Raises:
             StorageError: as `entries`.
         """
-        if isinstance(self.store, Walks):
+        if isinstance(self.store, SupportsWalk):
             yield from self.store.walk(self.key)
             return
         for entry in self.entries():
@@ -277,9 +277,9 @@ class Location:
         """
         return self.store.read(self.key, limit)
 
-    def check_takes_files(self) -> None:
+    def check_accepts_files(self) -> None:
         """Raise UsageError if the store has no `put`, whether or not the location exists."""
-        if not isinstance(self.store, Puts):
+        if not isinstance(self.store, SupportsPut):
             raise self._takes_nothing()
 
     def put(self, content: bytes) -> None:
@@ -289,7 +289,7 @@ class Location:
             UsageError: the store is read-only.
             StorageError, NoSpaceError: the file cannot be written; an existing file is kept.
         """
-        if not isinstance(self.store, Puts):
+        if not isinstance(self.store, SupportsPut):
             raise self._takes_nothing()
         self.store.put(self.key, content)
 
@@ -300,19 +300,19 @@ class Location:
             UsageError: the store cannot rename in one step.
             StorageError: it cannot be renamed.
         """
-        if not isinstance(self.store, Renames):
+        if not isinstance(self.store, SupportsRename):
             raise self._takes_nothing()
         self.store.rename(self.key, other.key)
 
     def write_bytes(self, content: bytes) -> None:
         """Write a small file of an unpublished checkpoint; errors as `put`."""
-        if not isinstance(self.store, Writes):
+        if not isinstance(self.store, SupportsWrite):
             raise self._takes_nothing()
         self.store.write(self.key, content)
 
     def write_at(self, offset: int, content: bytes) -> None:
         """Write into a file of an unpublished checkpoint; errors as `put`."""
-        if not isinstance(self.store, Writes):
+        if not isinstance(self.store, SupportsWrite):
             raise self._takes_nothing()
         self.store.write_at(self.key, offset, content)
 
@@ -321,7 +321,7 @@ class Location:
             f"{self.store.scheme}:// is read-only",
             location=self,
             expected="a writable location, such as a local directory",
-            hint=self.store.instead_of_writing(self.key),
+            hint=self.store.write_alternative(self.key),
         )
 
 
@@ -330,20 +330,20 @@ def _plain(path: PurePosixPath) -> str:
     return "" if text == "." else text
 
 
-def is_unanswered(error: Exception, location: Location) -> bool:
+def is_store_failure(error: Exception, location: Location) -> bool:
     """Whether an error means that a network store does not respond, rather than that the file is bad."""
     return isinstance(error, StorageError) and location.store.scheme != "file" and location.exists()
 
 
-def kept_unless_unanswered(error: CheckpointError, location: Location) -> CheckpointError:
+def require_file_error(error: CheckpointError, location: Location) -> CheckpointError:
     """Return the error if it describes the file itself; raise it if the store does not respond."""
-    if is_unanswered(error, location):
+    if is_store_failure(error, location):
         raise error
     return error
 
 
 @contextmanager
-def faults_told_elsewhere(location: Location) -> Iterator[None]:
+def suppress_file_errors(location: Location) -> Iterator[None]:
     """Suppress errors that describe files themselves, which other checks report.
 
     Raises:
@@ -352,4 +352,4 @@ def faults_told_elsewhere(location: Location) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
-        kept_unless_unanswered(error, location)
+        require_file_error(error, location)

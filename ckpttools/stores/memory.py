@@ -173,7 +173,7 @@ class MemoryStore(Store):
             for name in list(self._below(key)):
                 del self._files[_joined(key, name)]
 
-    def trials(self, key: str) -> LinkTrials:
+    def link_trials(self, key: str) -> LinkTrials:
         return _MemoryTrials()
 
     def link(self, source: File, key: str) -> bool:
@@ -197,7 +197,7 @@ class MemoryStore(Store):
     def unfinished(self, key: str) -> Unfinished | None:
         return Unfinished(Location(self, key)) if key in self.begun else None
 
-    def begun_at(self, key: str) -> Unfinished | None:
+    def find_unfinished(self, key: str) -> Unfinished | None:
         return self.unfinished(key + SUFFIX)
 
     def _below(self, key: str) -> Iterator[str]:
@@ -331,7 +331,7 @@ class MemoryWork:
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> MemoryDataFiles:
         return MemoryDataFiles(self.content, sizes, heads)
 
-    def enter(self, records: Iterable[Record]) -> None:
+    def record(self, records: Iterable[Record]) -> None:
         self.begun.records += records
 
     def discard(self) -> None:
@@ -344,14 +344,14 @@ class MemoryWork:
             self.staging.store.move(self.content.key, self.staging.key)
             self.begun.records.clear()
 
-    def conclude(self) -> None:
+    def finalize(self) -> None:
         """See `Work`; nothing remains to be removed."""
 
 
 class MemoryDataFiles:
     """Data files in memory; see `ckpttools.stores.publishing.DataFiles`."""
 
-    is_rehearsal: ClassVar[bool] = False
+    is_dry_pass: ClassVar[bool] = False
 
     def __init__(self, content: Location, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> None:
         self._content = content
@@ -361,7 +361,7 @@ class MemoryDataFiles:
         for name, size in sizes.items():
             self._grown(name, size)
 
-    def passes(self, group: int) -> Generator[MemoryDataFiles]:
+    def write_passes(self, group: int) -> Generator[MemoryDataFiles]:
         yield self
 
     def write_heads(self) -> None:

@@ -21,7 +21,7 @@ _REPOSITORY_PREFIXES = ("models--", "datasets--", "spaces--")
 _MAX_LISTED = 3
 
 
-def outside_links(root: Location, paths: Iterable[str]) -> Mapping[str, str]:
+def find_outside_links(root: Location, paths: Iterable[str]) -> Mapping[str, str]:
     """Find the files below a directory whose content is outside of it.
 
     Paths that are not below the directory are skipped: the user named them. In the cache of huggingface_hub,
@@ -58,7 +58,7 @@ def check_outside_links(links: Mapping[str, str], *, is_public: bool, is_allowed
     """Refuse to publish files that links pull in, and describe them for other destinations.
 
     Args:
-        links: the result of `outside_links`.
+        links: the result of `find_outside_links`.
         is_public: whether everyone can read the destination.
         is_allowed: whether the user allows such files.
 

@@ -4,9 +4,9 @@
     staging.check(plan, nbytes)                      raises errors before anything is written
     with staging.opened(purpose, nbytes) as work:    locks the destination for this process
         files = work.data_files(sizes, heads)        takes bytes of arrays, from any thread
-        work.enter(records)                          records durable tasks, which a resumed command skips
+        work.record(records)                         records durable tasks, which a resumed command skips
         work.publish()                               gives the complete, durable checkpoint its name
-        work.conclude()                              removes all traces of the work
+        work.finalize()                              removes all traces of the work
 
 `ckpttools.stores.local` uses a directory next to the destination and one rename, `memory` a dictionary, and
 the hub one commit (`ckpttools.stores.web.hub_staging`).
@@ -25,7 +25,7 @@ implemented differently there (`ckpttools.stores.objects.staging`):
   conversion resumes this.
 * The journal consists of objects in `<destination>.partial/journal/`, each written once. The lock is an
   object that its owner rewrites every few seconds, on the condition that it is unchanged (`objects/lock.py`).
-* `conclude` deletes the journal, then the lock, then the object that marks the work as done.
+* `finalize` deletes the journal, then the lock, then the object that marks the work as done.
 """
 
 from __future__ import annotations
@@ -130,11 +130,11 @@ class Sink(Protocol):
     """Writes the bytes of a group of tasks.
 
     Attributes:
-        is_rehearsal: whether the bytes are only inspected, and must be written once more.
+        is_dry_pass: whether the bytes are only inspected, and must be written once more.
     """
 
     @property
-    def is_rehearsal(self) -> bool: ...
+    def is_dry_pass(self) -> bool: ...
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
         """Write all of `data` at `offset`.
@@ -170,7 +170,7 @@ class Sink(Protocol):
 
 
 @runtime_checkable
-class IdentifiesFiles(Protocol):
+class SupportsFileIdentity(Protocol):
     """A sink whose files can be removed or replaced while they are written."""
 
     def identity(self, name: str) -> str:
@@ -178,7 +178,7 @@ class IdentifiesFiles(Protocol):
 
 
 @runtime_checkable
-class KeepsFiles(Protocol):
+class SupportsKeepFiles(Protocol):
     """Work that publishes only files of its plan."""
 
     def keep_files(self, names: Iterable[str], series: Iterable[str] = ()) -> None:
@@ -192,7 +192,7 @@ class KeepsFiles(Protocol):
 
 
 @runtime_checkable
-class FindsChangedFiles(Protocol):
+class SupportsChangedFiles(Protocol):
     """Work in a store whose files have versions."""
 
     def changed_files(self) -> Sequence[str]:
@@ -221,7 +221,7 @@ def file_identity(root: object, file: object) -> str:
 class DataFiles(Protocol):
     """The data files of an unpublished checkpoint, written by several threads."""
 
-    def passes(self, group: int) -> Generator[Sink]:
+    def write_passes(self, group: int) -> Generator[Sink]:
         """Yield the sinks of a group of tasks, whose bytes must be produced once per sink.
 
         The group is written when the generator ends, and durable after `sync`. Close the generator to give
@@ -236,7 +236,7 @@ class DataFiles(Protocol):
 
     def write_heads(self) -> None:
         """Write the first bytes of files that have declared ones, unless that was done; errors as
-        `passes`.
+        `write_passes`.
         """
 
     def extend(self, name: str, end: int) -> None:
@@ -248,7 +248,7 @@ class DataFiles(Protocol):
         """
 
     def sync(self) -> None:
-        """Make everything written so far durable; errors as `passes`."""
+        """Make everything written so far durable; errors as `write_passes`."""
 
     def close(self) -> None:
         """Release resources. Data that has not been synced may be lost."""
@@ -259,11 +259,11 @@ class Work(Protocol):
 
     @property
     def content(self) -> Location:
-        """Return the location of the unpublished checkpoint; its store has `Writes`."""
+        """Return the location of the unpublished checkpoint; its store has `SupportsWrite`."""
 
     @property
     def is_complete(self) -> bool:
-        """Return whether an earlier run of this plan has published everything, so that only `conclude`
+        """Return whether an earlier run of this plan has published everything, so that only `finalize`
         remains.
         """
 
@@ -282,7 +282,7 @@ class Work(Protocol):
             StorageError, NoSpaceError: the files cannot be created.
         """
 
-    def enter(self, records: Iterable[Record]) -> None:
+    def record(self, records: Iterable[Record]) -> None:
         """Record tasks whose bytes are durable, durably; errors as `data_files`."""
 
     def discard(self) -> None:
@@ -296,12 +296,12 @@ class Work(Protocol):
             StorageError, NoSpaceError: the store reports an error.
         """
 
-    def conclude(self) -> None:
+    def finalize(self) -> None:
         """Remove all traces of the work; errors as `data_files`."""
 
 
 @runtime_checkable
-class PublishesChecked(Protocol):
+class SupportsCheckedPublish(Protocol):
     """Work that keeps the replaced checkpoint until the new one has been checked under its name."""
 
     def publish_checked(self, check: Callable[[], None]) -> None:
@@ -317,7 +317,7 @@ class PublishesChecked(Protocol):
 
 
 @runtime_checkable
-class ForksWriters(Protocol):
+class SupportsForkedWriters(Protocol):
     """Work whose data files can be written by forked processes."""
 
     def files_of_fork(self, sizes: Mapping[str, int]) -> Sink:
@@ -430,7 +430,7 @@ class Unfinished:
 
 
 @runtime_checkable
-class Publishes(Protocol):
+class SupportsPublishing(Protocol):
     """A store in which checkpoints can be created."""
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> Staging:
@@ -446,36 +446,40 @@ class Publishes(Protocol):
     def unfinished(self, key: str) -> Unfinished | None:
         """Return the unfinished conversion whose staging location is `key`; None if there is none."""
 
-    def begun_at(self, key: str) -> Unfinished | None:
+    def find_unfinished(self, key: str) -> Unfinished | None:
         """Return the unfinished conversion to the destination `key`; None if there is none."""
 
 
 def staging_of(
     destination: Location, overwrite: bool = False, check_replaced: Callable[[], None] = lambda: None
 ) -> Staging:
-    """Return the staging of a destination; arguments as of `Publishes.staging`.
+    """Return the staging of a destination; arguments as of `SupportsPublishing.staging`.
 
     Raises:
         UsageError: the store cannot hold new checkpoints.
     """
-    if isinstance(destination.store, Publishes):
+    if isinstance(destination.store, SupportsPublishing):
         return destination.store.staging(destination.key, overwrite, check_replaced)
     raise UsageError(
         f"checkpoints cannot be written to {destination.store.scheme}://",
         location=destination,
         expected="a writable destination, such as a local directory",
-        hint=destination.store.instead_of_writing(destination.key),
+        hint=destination.store.write_alternative(destination.key),
     )
 
 
-def unfinished_at(location: Location) -> Unfinished | None:
+def read_unfinished(location: Location) -> Unfinished | None:
     """Return the unfinished conversion whose staging is at `location`; None if there is none."""
-    return location.store.unfinished(location.key) if isinstance(location.store, Publishes) else None
+    return location.store.unfinished(location.key) if isinstance(location.store, SupportsPublishing) else None
 
 
-def begun_at(destination: Location) -> Unfinished | None:
+def find_unfinished(destination: Location) -> Unfinished | None:
     """Return the unfinished conversion to a destination; None if there is none."""
-    return destination.store.begun_at(destination.key) if isinstance(destination.store, Publishes) else None
+    return (
+        destination.store.find_unfinished(destination.key)
+        if isinstance(destination.store, SupportsPublishing)
+        else None
+    )
 
 
 def check_name(destination: Location) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from ckpttools.stores.concurrency import MOST, Pace, asked_for
+from ckpttools.stores.concurrency import MOST, Pace, requested_concurrency
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -204,7 +204,7 @@ class _Threads:
         """Run a task, which must not raise, in some thread."""
         self._todo.put(task)
         with self._lock:
-            if self._idle.acquire(blocking=False) or self._count >= max(MOST, asked_for() or 0):
+            if self._idle.acquire(blocking=False) or self._count >= max(MOST, requested_concurrency() or 0):
                 return
             try:
                 threading.Thread(target=self._work, daemon=True).start()

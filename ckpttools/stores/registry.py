@@ -77,7 +77,7 @@ def parse(where: LocationLike, *, is_written: bool = False) -> Location:
 _IN_USE: dict[str, Store] = {}
 
 
-def in_use() -> list[Store]:
+def used_stores() -> list[Store]:
     """Return all stores that were used in this process except the local file system."""
     return list(_IN_USE.values())
 
@@ -121,19 +121,19 @@ def _no_store(scheme: str, text: str, is_written: bool) -> UsageError:
 
 
 @contextmanager
-def counted() -> Iterator[Callable[[], Mapping[str, Traffic]]]:
+def count_traffic() -> Iterator[Callable[[], Mapping[str, Traffic]]]:
     """Count the requests of all threads inside the `with`.
 
     Yields:
         A function that returns the traffic so far by address, such as "gs://", sorted. Local files and memory
         are not included.
     """
-    before = {id(store): store.traffic or Traffic() for store in in_use()}
+    before = {id(store): store.traffic or Traffic() for store in used_stores()}
 
     def since() -> Mapping[str, Traffic]:
         result = {
             f"{store.scheme}://": store.traffic - before.get(id(store), Traffic())
-            for store in in_use()
+            for store in used_stores()
             if store.traffic is not None
         }
         return {address: result[address] for address in sorted(result) if result[address].requests}

@@ -19,7 +19,7 @@ BLOCK_BYTES, MOST_BLOCKS = 4096, 8
 _MOST_SAMPLED = 64
 
 
-def sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
+def compute_sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
     """Return short digests of blocks that are spread evenly over a file, starting with the first block.
 
     Raises:
@@ -31,11 +31,11 @@ def sample_digests(file: File, blocks: int = MOST_BLOCKS) -> str:
 
 
 def sample_starts(size: int, blocks: int) -> list[int]:
-    """Return the offsets of the blocks that `sample_digests` reads in a file of `size` bytes."""
+    """Return the offsets of the blocks that `compute_sample_digests` reads in a file of `size` bytes."""
     last = max(0, size - BLOCK_BYTES)
     return [last * number // max(1, blocks - 1) for number in range(blocks)]
 
 
-def sampled_files(files: Sequence[File]) -> str:
-    """Return the sample digests of evenly chosen files; errors as `sample_digests`."""
-    return " ".join(map(sample_digests, files[:: ceil_div(len(files), _MOST_SAMPLED) or 1]))
+def sample_files(files: Sequence[File]) -> str:
+    """Return the sample digests of evenly chosen files; errors as `compute_sample_digests`."""
+    return " ".join(map(compute_sample_digests, files[:: ceil_div(len(files), _MOST_SAMPLED) or 1]))

@@ -2,7 +2,7 @@
 
     with staging.joined(purpose, nbytes, share) as work:    next to other shares, never to a single run
         files = work.data_files(sizes, heads)
-        work.enter(records)                                 in a journal of this process
+        work.record(records)                                in a journal of this process
 
 `Staging.opened` fails while a share is active. It includes the records of shares in those of the plan, and
 removes their journals with its own. The finished work of every process counts, so that any other division
@@ -56,7 +56,7 @@ class Share:
     first: int
     stop: int
 
-    def meets(self, other: Share) -> bool:
+    def overlaps(self, other: Share) -> bool:
         """Whether two shares overlap."""
         return max(self.first, other.first) < min(self.stop, other.stop)
 
@@ -136,8 +136,8 @@ class PartWork(Protocol):
     def data_files(self, sizes: Mapping[str, int], heads: Mapping[str, bytes]) -> DataFiles:
         """As `Work.data_files`."""
 
-    def enter(self, records: Iterable[Record]) -> None:
-        """As `Work.enter`."""
+    def record(self, records: Iterable[Record]) -> None:
+        """As `Work.record`."""
 
     def discard(self) -> None:
         """Discard the finished work of this process."""
@@ -178,7 +178,7 @@ def shared_staging(staging: object, destination: Location) -> SharedStaging:
 def check_free(share: Share, members: Iterable[Member], location: object) -> None:
     """Raise LockedError if an active process has groups of a share."""
     for member in members:
-        if member.is_alive and member.share.meets(share):
+        if member.is_alive and member.share.overlaps(share):
             raise claimed_error(
                 f"another process is doing tasks of part {share.name}", [member], location, "wait for it"
             )
@@ -239,17 +239,17 @@ def prepared(
                 return result
 
 
-def at_work(members: Iterable[Member]) -> list[Member]:
+def active_members(members: Iterable[Member]) -> list[Member]:
     """Return the processes that are at work."""
     return [member for member in members if member.is_alive]
 
 
-def this_process() -> str:
+def describe_this_process() -> str:
     """Return a description of this process, as in `Member.process`."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
-def who_does_what(begun: JobInfo | None = None) -> str:
+def members_command(begun: JobInfo | None = None) -> str:
     """Return the command that lists the processes of a plan.
 
     Args:
@@ -259,7 +259,7 @@ def who_does_what(begun: JobInfo | None = None) -> str:
     return plan_step("ckpttools.plan_status(plan)", "--status", words[2])
 
 
-def share_of(declared: Any) -> Share | None:
+def parse_share(declared: Any) -> Share | None:
     """Parse a share from a journal; None if it is malformed."""
     match declared:
         case [str(name), int(first), int(stop)]:

@@ -27,7 +27,7 @@ class RepositoryOptions:
 
 
 @runtime_checkable
-class Shares(Protocol):
+class SupportsSharing(Protocol):
     """A store of repositories with access control."""
 
     def shared(self, sharing: RepositoryOptions) -> Store:
@@ -48,7 +48,7 @@ def shared(destination: Location, sharing: RepositoryOptions) -> Location:
     """
     if sharing == RepositoryOptions():
         return destination
-    if isinstance(destination.store, Shares):
+    if isinstance(destination.store, SupportsSharing):
         return Location(destination.store.shared(sharing), destination.key)
     declared = option("public", True) if sharing.public else option("model_card", True)
     raise UsageError(
@@ -61,4 +61,4 @@ def shared(destination: Location, sharing: RepositoryOptions) -> Location:
 
 def is_of_repository(root: Location, path: str) -> bool:
     """Whether a file below a checkpoint belongs to the repository that contains it."""
-    return isinstance(root.store, Shares) and root.store.is_of_repository(path)
+    return isinstance(root.store, SupportsSharing) and root.store.is_of_repository(path)

@@ -26,8 +26,15 @@ from ckpttools.core.errors import (
     UsageError,
 )
 from ckpttools.stores import Location, parse
-from ckpttools.stores.abilities import Links, Puts, Writes
-from ckpttools.stores.publishing import JobInfo, KeepsFiles, LockedError, Publishes, Staging, Work
+from ckpttools.stores.abilities import SupportsLinks, SupportsPut, SupportsWrite
+from ckpttools.stores.publishing import (
+    JobInfo,
+    LockedError,
+    Staging,
+    SupportsKeepFiles,
+    SupportsPublishing,
+    Work,
+)
 
 _SETTINGS = settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 _NAMES = st.text(st.characters(codec="ascii", categories=("L", "N"), include_characters="._- "), min_size=1)
@@ -109,7 +116,7 @@ class StoreTests(ABC):
     def test_a_file_that_changes_has_another_version(self) -> None:
         with self.filled({"file": b"before"}) as location:
             file = location / "file"
-            self._needs(location, Puts)
+            self._needs(location, SupportsPut)
             before, opened = file.stat(), file.open()
             opened.check_unchanged()
             file.put(b"behind")
@@ -119,7 +126,7 @@ class StoreTests(ABC):
 
     def test_a_file_is_put_whole_or_not_at_all(self) -> None:
         with self.filled({"file": bytes(1 << 16)}) as location:
-            self._needs(location, Puts)
+            self._needs(location, SupportsPut)
             file, contents = location / "file", [bytes([number]) * (1 << 16) for number in range(2)]
 
             def put() -> None:
@@ -142,14 +149,14 @@ class StoreTests(ABC):
 
     def test_a_link_has_the_same_bytes_and_a_copy_those_asked_for(self) -> None:
         with self.filled({"file": bytes(range(100))}) as location:
-            self._needs(location, Links)
+            self._needs(location, SupportsLinks)
             store: Any = location.store
             source, linked, copied = (
                 (location / "file").open(),
                 location / "x" / "linked",
                 location / "copied",
             )
-            assert store.trials(linked.key).refusal(source) is None
+            assert store.link_trials(linked.key).refusal(source) is None
             assert store.link(source, linked.key) and store.link(source, linked.key)
             store.copy_parts(source, copied.key, [(10, 20), (30, 40)])
             assert linked.read_bytes() == bytes(range(100))
@@ -170,12 +177,12 @@ class StoreTests(ABC):
                 assert target.store.streams or not target.exists()
             with self._staging(target).opened(JobInfo("plan")) as work:
                 assert [list(record) for record in work.records] == [[0, [], {}]]
-                if isinstance(work, KeepsFiles):
+                if isinstance(work, SupportsKeepFiles):
                     work.keep_files((), {"d/more"})
                 self._write(work, "")
                 work.publish()
                 assert (target / "d" / "data").read_bytes() == bytes(range(200))
-                work.conclude()
+                work.finalize()
             more = f"d/more-{2 if target.store.streams else 0:05d}"
             assert {name for name, _ in target.walk()} == {"d/data", more, "chunk/0", "meta.json"}
             assert (target / more).read_bytes() == b"onetwo"
@@ -190,7 +197,7 @@ class StoreTests(ABC):
                 self._write(work, "")
                 assert (target / "old").read_bytes() == b"x"
                 work.publish()
-                work.conclude()
+                work.finalize()
             assert not (target / "old").exists() and (target / "meta.json").is_file()
 
     def test_a_destination_is_one_process_s(self) -> None:
@@ -201,7 +208,9 @@ class StoreTests(ABC):
                     raise AssertionError("two have it")
                 with suppress(_StoppedError):
                     self._write(work, "end")
-            assert isinstance(location.store, Publishes) and location.store.begun_at(target.key)
+            assert isinstance(location.store, SupportsPublishing) and location.store.find_unfinished(
+                target.key
+            )
             another = self._staging(target).opened(JobInfo("another"))
             with pytest.raises(UsageError, match="beginning of another"), another:
                 raise AssertionError("it was taken for its own")
@@ -212,9 +221,9 @@ class StoreTests(ABC):
                 assert list(work.records) == []
 
     def _staging(self, target: Location, overwrite: bool = False) -> Staging:
-        self._needs(target, Publishes)
-        self._needs(target, Writes)
-        assert isinstance(target.store, Publishes)
+        self._needs(target, SupportsPublishing)
+        self._needs(target, SupportsWrite)
+        assert isinstance(target.store, SupportsPublishing)
         return target.store.staging(target.key, overwrite, lambda: None)
 
     def _write(self, work: Work, stopped_in: str) -> None:
@@ -222,21 +231,21 @@ class StoreTests(ABC):
         data = memoryview(bytes(range(200)))
         with closing(work.data_files({"d/data": 200}, {"d/data": bytes(data[:20])})) as files:
             # Write in the order that a single thread must use if the store cannot write at offsets.
-            for sink in files.passes(0):
+            for sink in files.write_passes(0):
                 for start in range(20, 200, 60):
                     sink.write("d/data", start, data[start : start + 60], 0)
                     if stopped_in == "data":
                         raise _StoppedError
-            for sink in files.passes(1):
+            for sink in files.write_passes(1):
                 sink.write_whole("chunk/0", b"chunk")
             if not work.records:
-                for sink in files.passes(2):
+                for sink in files.write_passes(2):
                     name, start = sink.append("d/more", 6, b"one")
                     assert sink.append("d/more", 6, b"two") == (name, start + 3)
             files.write_heads()
             files.sync()
             if not work.records:
-                work.enter([[0, [], {}]])
+                work.record([[0, [], {}]])
         if stopped_in == "small":
             raise _StoppedError
         (work.content / "meta.json").write_bytes(b"{}")

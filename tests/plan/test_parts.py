@@ -312,7 +312,7 @@ class TestBeginning:
         monkeypatch.setattr(local, "_PREPARED_SECONDS", 0.3)
         monkeypatch.setattr(objects, "_PREPARED_SECONDS", 0.3)
         with staging_of(parse(destination)).opened(JobInfo("a")) as work:
-            work.enter([[0]])
+            work.record([[0]])
         slow, is_slow = threading.Event(), threading.Event()
         built = local.LocalStaging if "://" not in destination else objects.ObjectStaging
         name = "remove" if built is local.LocalStaging else "_give_up"
@@ -369,7 +369,7 @@ class TestBeginning:
             with pytest.raises(StorageError, match="no longer locked"):
                 work.claim.lock.renew()
             monkeypatch.setattr(lock, "_now", now)
-            work.enter([[1]])
+            work.record([[1]])
 
 
 def ended(joined):

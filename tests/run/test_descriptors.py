@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from ckpttools.core.errors import FormatError
-from ckpttools.stores.local.file import LocalFile, Reopened, iso_time
+from ckpttools.stores.local.file import LocalFile, ReopenableFile, iso_time
 
 SHARDS = 80
 
@@ -159,8 +159,8 @@ def test_a_file_nobody_has_any_more_is_closed(tmp_path):
 
 def test_what_is_lent_is_not_closed(tmp_path, few_files):
     (tmp_path / "kept").write_bytes(b"kept")
-    kept = Reopened(lambda: os.open(tmp_path / "kept", os.O_RDONLY))
-    with kept.lent() as descriptor:
+    kept = ReopenableFile(lambda: os.open(tmp_path / "kept", os.O_RDONLY))
+    with kept.use() as descriptor:
         for file in (files := numbered(tmp_path, 30)):
             file.read(0, 4)
         assert os.pread(descriptor, 4, 0) == b"kept"

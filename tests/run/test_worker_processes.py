@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import ckpttools
-from ckpttools.run.threads import WorkerThread, join_all, start_some
+from ckpttools.run.threads import WorkerThread, join_threads, start_threads
 from ckpttools.testing.models import LlamaSizes, write_llama
 
 # What a user runs, but for the least that is worth a process, and what happens before the third task.
@@ -24,7 +24,7 @@ import os, signal, sys
 import ckpttools.cli
 from ckpttools.run import worker_processes
 
-class Watched(worker_processes.InProcess):
+class Watched(worker_processes.ProcessRunner):
     asked = 0
     def __call__(self, number, sink):
         Watched.asked += 1
@@ -39,7 +39,7 @@ def before_third(worker):
     {happens}
 
 worker_processes._LEAST_BYTES = 1
-worker_processes.InProcess = Watched
+worker_processes.ProcessRunner = Watched
 from ckpttools.__main__ import main
 main()
 """
@@ -122,11 +122,11 @@ def test_what_a_plug_in_prints_in_them_is_not_lost(models: Models, receipt: obje
 
 # As a format does that is somebody else's, into a pipe.
 SPEAKS = """
-class Speaks(worker_processes.InThread):
+class Speaks(worker_processes.ThreadRunner):
     def __call__(self, number, sink):
         print("asked for a task")
         return super().__call__(number, sink)
-worker_processes.InThread = Speaks
+worker_processes.ThreadRunner = Speaks
 """
 
 
@@ -226,7 +226,7 @@ def test_a_thread_is_waited_for_until_it_has_ended():
         thread.start()
         signal.setitimer(signal.ITIMER_REAL, 0.02, 0.05)
         with pytest.raises(KeyboardInterrupt):
-            join_all([thread])
+            join_threads([thread])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -247,6 +247,6 @@ def test_a_thread_whose_start_is_interrupted_is_waited_for_as_well():
 
     started: list[WorkerThread] = []
     with pytest.raises(KeyboardInterrupt):
-        start_some(lambda: Interrupted(work), 2, started)
-    join_all([*started, WorkerThread(work)])  # the second one was interrupted before there was a thread
+        start_threads(lambda: Interrupted(work), 2, started)
+    join_threads([*started, WorkerThread(work)])  # the second one was interrupted before there was a thread
     assert ended == [True]

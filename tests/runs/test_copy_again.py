@@ -289,7 +289,7 @@ def test_copy_reports_source_changed_after_publishing(model, tmp_path, monkeypat
     def stop(self):
         raise StopError
 
-    monkeypatch.setattr(LocalWork, "conclude", stop)
+    monkeypatch.setattr(LocalWork, "finalize", stop)
     with suppress(StopError):
         ckpttools.copy(model, tmp_path / "out")
     monkeypatch.undo()

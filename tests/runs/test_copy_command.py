@@ -42,7 +42,7 @@ from ckpttools.core.errors import (
 from ckpttools.formats.orbax import ocdbt, ocdbt_encode
 from ckpttools.stores import parse
 from ckpttools.stores.local.staging import LocalStaging
-from ckpttools.stores.local.staging_names import unmark
+from ckpttools.stores.local.staging_names import remove_mark
 from ckpttools.stores.publishing import LockedError
 
 SHARDED = GOLDEN / "llama3.1" / "hf_sharded"
@@ -540,11 +540,11 @@ class TestInterrupted:
 
         def killed(self, journal):
             if not is_marked:
-                unmark(self.destination)
+                remove_mark(self.destination)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(LocalStaging, "conclude", killed)
+            patch.setattr(LocalStaging, "finalize", killed)
             patch.setattr(LocalStaging, "_leave", lambda *_: None)
             with pytest.raises(KeyboardInterrupt):
                 ckpttools.copy(run_of_steps, out)

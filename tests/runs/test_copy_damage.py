@@ -135,7 +135,7 @@ class TestEvidence:
 class TestDestinationThatChanges:
     @pytest.mark.parametrize("keep_times", [False, True])
     @pytest.mark.parametrize("name", [WEIGHTS, CONFIG])
-    @pytest.mark.parametrize("moment", ["publish_checked", "conclude"])
+    @pytest.mark.parametrize("moment", ["publish_checked", "finalize"])
     def test_copy_fails_if_its_copy_is_damaged(self, model, tmp_path, monkeypatch, moment, name, keep_times):
         original, out = getattr(LocalWork, moment), tmp_path / "out"
 
@@ -153,7 +153,7 @@ class TestDestinationThatChanges:
             assert files_in(out) == files_in(model)
 
     def test_copy_does_not_record_objects_that_changed(self, model, cloud, monkeypatch):
-        original, target = ObjectWork.conclude, f"{cloud.scheme}://{cloud.bucket}/out"
+        original, target = ObjectWork.finalize, f"{cloud.scheme}://{cloud.bucket}/out"
 
         def act(self):
             original(self)
@@ -162,7 +162,7 @@ class TestDestinationThatChanges:
             cloud.put({f"out/{WEIGHTS}": bytes(data)})
 
         with monkeypatch.context() as patch:
-            patch.setattr(ObjectWork, "conclude", act)
+            patch.setattr(ObjectWork, "finalize", act)
             with suppress(StorageError):
                 ckpttools.copy(model, target)
         with pytest.raises(DestinationExistsError, match="differs in content"):

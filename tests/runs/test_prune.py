@@ -631,7 +631,7 @@ class TestReportsAfterKill:
         with monkeypatch.context() as patch:
             patch.setattr(gcs.server, "fault", kept)
             # Each object is a state of its own, also where several are deleted at once.
-            patch.setattr(objects, "writes_at_once", lambda: 1)
+            patch.setattr(objects, "write_concurrency", lambda: 1)
             ckpttools.prune(run, keep_last=1)
         assert len(states) > 40
         location = parse(str(run).replace("gs://", f"{scheme}://"))
@@ -727,7 +727,7 @@ def killed(location, monkeypatch, after: int) -> bool:
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(objects, "writes_at_once", lambda: 1)
+        patch.setattr(objects, "write_concurrency", lambda: 1)
         for name in ("put", "delete"):
             patch.setattr(objects, name, counted(getattr(objects, name)))
         try:

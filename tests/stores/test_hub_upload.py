@@ -69,12 +69,12 @@ class TestDataFiles:
     def built(self, files, content=LARGE, again=None, piece=700_000) -> list[bool]:
         """Writes a group as a worker does; whether each pass was a rehearsal, as it says at its end."""
         result = []
-        with closing(files.passes(0)) as sinks:
+        with closing(files.write_passes(0)) as sinks:
             for number, sink in enumerate(sinks):
                 now = content if not number or again is None else again
                 for start in range(0, len(now), piece):
                     sink.write("a.safetensors", 10 + start, memoryview(now)[start : start + piece], 0)
-                result.append(sink.is_rehearsal)
+                result.append(sink.is_dry_pass)
         return result
 
     @property
@@ -98,7 +98,7 @@ class TestDataFiles:
         files.sizes, files.heads = {}, {}
         assert self.built(files, LARGE[:1000]) == [True]
         assert list(server.hub.objects.values()) == [b"\0" * 10 + LARGE[:1000]]
-        with closing(files.passes(1)) as sinks:
+        with closing(files.write_passes(1)) as sinks:
             for sink in sinks:
                 sink.write_whole("chunk/0.0", b"abc")
                 assert sink.append("d/x", 10**9, b"de") == ("d/x-00001", 0)
@@ -147,10 +147,10 @@ class TestDataFiles:
         assert "storage limit reached" in caught.value.got and not sent(server)
 
     def test_whoever_gives_up_leaves_nothing(self, server, files):
-        with pytest.raises(KeyError), closing(files.passes(0)) as sinks:
+        with pytest.raises(KeyError), closing(files.write_passes(0)) as sinks:
             for sink in sinks:
                 sink.write("a.safetensors", 10, memoryview(LARGE), 0)
-                if not sink.is_rehearsal:
+                if not sink.is_dry_pass:
                     raise KeyError
         assert server.hub.objects == {}
 

@@ -269,7 +269,7 @@ def test_bindings_detect_any_cut(tmp_path_factory, pieces, order, at):
 class _Entered:
     content: object
     records: object
-    enter: object
+    record: object
 
 
 def test_void_record_keeps_later_records(tmp_path):
@@ -689,7 +689,7 @@ class TestChangedSource:
         assert ckpttools.convert(source, tmp_path / "out", format="orbax").tasks_resumed >= 8
 
     @pytest.mark.parametrize("is_renamed", [False, True], ids=["in-place", "renamed"])
-    @pytest.mark.parametrize("is_killed_at", ["publish_checked", "conclude"])
+    @pytest.mark.parametrize("is_killed_at", ["publish_checked", "finalize"])
     def test_reference_uses_one_state_of_the_source(self, tmp_path, monkeypatch, is_renamed, is_killed_at):
         source, out = tmp_path / "hf", tmp_path / "out"
         write_llama(source, LLAMA)
@@ -697,10 +697,10 @@ class TestChangedSource:
             monkeypatch, is_killed_at, lambda: ckpttools.hf_to_maxtext(source, out, reference=True)
         )
         self.change_tail(source, is_renamed)
-        if is_killed_at == "conclude":
+        if is_killed_at == "finalize":
             with pytest.raises(SourceChangedError, match="may have changed since an interrupted run"):
                 ckpttools.hf_to_maxtext(source, out, reference=True)
-        ckpttools.hf_to_maxtext(source, out, reference=True, overwrite=is_killed_at == "conclude")
+        ckpttools.hf_to_maxtext(source, out, reference=True, overwrite=is_killed_at == "finalize")
         ckpttools.hf_to_maxtext(source, tmp_path / "expected")
         assert ckpttools.hash(out).digest == ckpttools.hash(tmp_path / "expected").digest
         assert not (tmp_path / "out.partial").exists()
@@ -718,7 +718,7 @@ class TestChangedSource:
         self, source, tmp_path, monkeypatch, overwrite
     ):
         out = tmp_path / "out"
-        self.interrupt(monkeypatch, "conclude", lambda: convert(source, out))
+        self.interrupt(monkeypatch, "finalize", lambda: convert(source, out))
         self.change(source)
         if not overwrite:
             with pytest.raises(SourceChangedError, match="may have changed since an interrupted run"):
@@ -731,7 +731,7 @@ class TestChangedSource:
         self, source, tmp_path, monkeypatch
     ):
         out = tmp_path / "out"
-        self.interrupt(monkeypatch, "conclude", lambda: convert(source, out))
+        self.interrupt(monkeypatch, "finalize", lambda: convert(source, out))
         self.change(source)
         os.utime(source / "model.safetensors")
         convert(source, out, overwrite=True)

@@ -22,7 +22,7 @@ from ckpttools.stores import parse
 from ckpttools.stores.objects import lock as locking
 from ckpttools.stores.objects import writing
 from ckpttools.stores.objects.client import IGNORED, QUOTED, UNQUOTED, Conditions
-from ckpttools.stores.objects.conditions import honored
+from ckpttools.stores.objects.conditions import probe_conditions
 from ckpttools.stores.objects.lock import Lock
 from ckpttools.stores.objects.writing import TakenError, put, read
 from ckpttools.stores.publishing import UNPROTECTED, LockedError
@@ -86,7 +86,7 @@ def keys(s3):
 
 def owners(s3, count: int) -> int:
     """Start several threads at once and count those that get a lock, which they hold until all have tried."""
-    honored(bucket_of(s3), "x.partial/lock-")
+    probe_conditions(bucket_of(s3), "x.partial/lock-")
     start, tried, won = threading.Barrier(count), threading.Semaphore(0), []
 
     def take(number):
@@ -108,13 +108,13 @@ class TestProbe:
     @pytest.mark.parametrize("kind", HONORED)
     def test_probe_finds_honored_conditions_and_leaves_no_object(self, s3, kind):
         s3.quirks.kind = kind
-        assert honored(bucket_of(s3), "x.partial/lock-") == HONORED[kind]
+        assert probe_conditions(bucket_of(s3), "x.partial/lock-") == HONORED[kind]
         assert keys(s3) == []
 
     def test_probe_runs_once_with_five_requests(self, s3):
         s3.quirks.log.clear()
         for _ in range(3):
-            honored(bucket_of(s3), "x.partial/lock-")
+            probe_conditions(bucket_of(s3), "x.partial/lock-")
         assert [method for method, _ in s3.quirks.log] == ["PUT"] * 4 + ["POST"]
 
     @pytest.mark.parametrize("scheme", ["gs", "az"])
@@ -125,13 +125,13 @@ class TestProbe:
             result.filled({"a": b""})
             before = set(gcs_server.buckets[result.bucket])
             bucket = parse(f"{scheme}://{result.bucket}/x").store._at(f"{result.bucket}/x")[0]
-            assert honored(bucket, "x.partial/lock-") == Conditions(True, QUOTED)
+            assert probe_conditions(bucket, "x.partial/lock-") == Conditions(True, QUOTED)
             assert set(gcs_server.buckets[result.bucket]) == before
 
     def test_probe_reports_missing_permission(self, s3):
         s3.quirks.refuse = lambda method, path: 403 if method == "PUT" else 0
         with pytest.raises(StorageError, match="not allowed"):
-            honored(bucket_of(s3), "x.partial/lock-")
+            probe_conditions(bucket_of(s3), "x.partial/lock-")
         assert not bucket_of(s3).is_probed
 
     @settings(max_examples=40, deadline=None)
@@ -145,7 +145,7 @@ class TestProbe:
             patch.setattr("ckpttools.stores.objects.client.FIRST_RETRIES", 0)
             patch.setattr("ckpttools.stores.objects.client.RETRIES", 0)
             bucket = bucket_of(result)
-            honored(bucket, "lock-")
+            probe_conditions(bucket, "lock-")
             expected, stale, current = None, {"e_tag": '"0123"'}, None
             for number, item in enumerate(steps):
                 content = b"%d" % number

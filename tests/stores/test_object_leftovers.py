@@ -12,7 +12,7 @@ from support.object_stores import amazon, google
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores import parse
-from ckpttools.stores.abilities import KeepsUploads
+from ckpttools.stores.abilities import SupportsUploads
 from ckpttools.stores.objects.writing import PART_BYTES, Upload
 
 
@@ -49,7 +49,7 @@ def findings(location, check):
 class TestUploads:
     def test_they_are_listed_and_aborted(self, cloud):
         location = parse(f"{cloud.scheme}://{cloud.bucket}/runs/out")
-        assert isinstance(location.store, KeepsUploads)
+        assert isinstance(location.store, SupportsUploads)
         upload = abandoned(location)
         abandoned(parse(f"{cloud.scheme}://{cloud.bucket}/runs/out2"))
         result = location.store.uploads(location.key)

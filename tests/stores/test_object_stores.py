@@ -21,7 +21,7 @@ from support.safetensors_files import packed
 import ckpttools
 from ckpttools.core.errors import FormatError, SourceChangedError, StorageError
 from ckpttools.stores import FileKind, block_cache, parse, reads
-from ckpttools.stores.concurrency import Pace, asked_for
+from ckpttools.stores.concurrency import Pace, requested_concurrency
 from ckpttools.stores.objects import az, client, gs, listing_cache, s3
 from ckpttools.testing.stores import StoreTests
 
@@ -621,9 +621,13 @@ def test_whoever_reads_says_how_many_requests_are_under_way(gcs, monkeypatch, wo
     path = location / "x" / "checkpoints"
     declared = [f"base_output_directory={location}", "run_name=x"] if words == ("resolve",) else [path]
     seen = set()
-    monkeypatch.setattr(Pace, "limit", property(lambda pace: seen.add(asked_for()) or asked_for() or 16))
+    monkeypatch.setattr(
+        Pace,
+        "limit",
+        property(lambda pace: seen.add(requested_concurrency()) or requested_concurrency() or 16),
+    )
     assert ckpt(*words, *declared, "--requests", 3).exit_code == 0
-    assert seen <= {3} and asked_for() is None
+    assert seen <= {3} and requested_concurrency() is None
 
 
 def test_an_emulator_is_no_matter_of_logging_in(gcs):

@@ -103,7 +103,7 @@ class TestConversions:
     def test_a_chunk_is_put_before_the_next_is_made(self, gcs, target):
         staging = parse(target).store.staging(parse(target).key, False, lambda: None)
         with staging.opened(JobInfo("plan")) as work:
-            with closing(work.data_files({}, {}).passes(0)) as sinks:
+            with closing(work.data_files({}, {}).write_passes(0)) as sinks:
                 sink = next(sinks)
                 sink.write_whole("c/0", b"whole")
                 sink.write("c/1", 0, memoryview(b"half"), 0, 8)
@@ -251,9 +251,9 @@ class TestTwoWriters:
             gcs.age("runs/out.partial/lock", 61)
             monkeypatch.setattr(locking, "_now", lambda: now() + 61)
             with staging.opened(JobInfo("plan")) as second:
-                second.enter([[0, [], {}]])
+                second.record([[0, [], {}]])
                 with pytest.raises(StorageError, match="is no longer locked by this process"):
-                    first.enter([[1, [], {}]])
+                    first.record([[1, [], {}]])
                 with pytest.raises(StorageError):
                     first.publish()
                 # Neither the first refusal nor a second try takes it from its new owner.
@@ -325,7 +325,7 @@ def test_what_is_being_written_is_not_called_interrupted(gcs, target):
     with staging.opened(JobInfo("plan", command="ckpt convert x y")) as work:
         done = ckpt("inspect", "tree", target)
         assert "is the work of process" in done.output and "wait" in done.output, done.output
-        work.enter([[0, [], {}]])
+        work.record([[0, [], {}]])
         told = " ".join(ckpt("doctor", f"{target}.partial").output.split())
         assert "is writing it" in told and "rm -r" not in told, told
 
@@ -333,7 +333,7 @@ def test_what_is_being_written_is_not_called_interrupted(gcs, target):
 def test_an_interrupted_conversion_says_by_which_command_it_goes_on(gcs, target):
     staging = parse(target).store.staging(parse(target).key, False, lambda: None)
     with staging.opened(JobInfo("plan", command="ckpt convert x y")) as work:
-        work.enter([[0, [], {}]])
+        work.record([[0, [], {}]])
     assert "run `ckpt convert x y` again" in ckpt("inspect", "tree", target).output
     assert "run `ckpt convert x y` again" in ckpt("doctor", f"{target}.partial").output
 

@@ -15,7 +15,7 @@ from support.stores_on_loopback import asked_by_writer
 from support.web_server import web_server
 
 from ckpttools.stores import parse
-from ckpttools.stores.outside_links import outside_links
+from ckpttools.stores.outside_links import find_outside_links
 
 PUBLIC = "hf://me/new"
 SIDECAR, SHARD = "tokenizer_config.json", "model-00002-of-00002.safetensors"
@@ -125,5 +125,5 @@ def test_outside_links_finds_exactly_outside_targets(tmp_path_factory, parts, is
     target.touch()
     (top / "link").symlink_to(target)
     (top / "file").touch()
-    links = outside_links(parse(top), map(str, top.iterdir()))
+    links = find_outside_links(parse(top), map(str, top.iterdir()))
     assert dict(links) == ({} if is_inside else {"link": str(target.resolve())})

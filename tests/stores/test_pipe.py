@@ -47,11 +47,11 @@ class TestPipe:
     @given(trees(structure=False), st.lists(st.sampled_from(["float64", "float16", "bfloat16"]), max_size=3))
     def test_in_steps_or_at_once(self, tree, names):
         casts = [CastTo(name) for name in names]
-        at_once, in_steps = tree.pipe(*casts), tree
+        map_concurrently, in_steps = tree.pipe(*casts), tree
         for cast in casts:
             in_steps = in_steps.pipe(cast)
-        assert_same(at_once, in_steps)
-        assert at_once.metadata.notes == in_steps.metadata.notes
+        assert_same(map_concurrently, in_steps)
+        assert map_concurrently.metadata.notes == in_steps.metadata.notes
 
     def test_notes_add_up_and_reach_the_plan(self):
         tree = Tree({(name,): stored(noise((2,), F32), F32) for name in "ab"}, Metadata())

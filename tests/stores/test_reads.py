@@ -23,7 +23,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.core.region import Region
 from ckpttools.plan.task import Prices, prices
 from ckpttools.stores import block_cache, concurrency, parse, reads
-from ckpttools.stores.concurrency import Pace, requesting
+from ckpttools.stores.concurrency import Pace, use_concurrency
 from ckpttools.stores.objects import gs
 from ckpttools.stores.reads import ReadPool
 from ckpttools.stores.web import attempts as attempting
@@ -321,10 +321,10 @@ class TestRequests:
         assert gcs.server.most_at_once == number
 
     def test_more_take_more_memory(self):
-        with requesting(64):
+        with use_concurrency(64):
             assert gs.STORE.costs.memory >= 64 * reads.PART
             assert gs.STORE.costs.requests == 64
-        with requesting(1):
+        with use_concurrency(1):
             assert gs.STORE.costs.memory < 64 << 20
 
     def test_conversions_take_it_and_calls_do(self, gcs, tmp_path):
@@ -333,7 +333,7 @@ class TestRequests:
         succeed("convert", "hf-to-maxtext", location, tmp_path / "out", "--requests", 2)
         ckpttools.stats(str(location), requests=2)
         assert gcs.server.most_at_once <= 2
-        assert concurrency.asked_for() is None
+        assert concurrency.requested_concurrency() is None
 
     def test_it_is_a_number(self):
         done = ckpt("hash", "gs://bucket/x", "--requests", 0)

@@ -283,7 +283,7 @@ class TestLock:
             holder.kill()
         plan_to_maxtext(models / "a").run(out)
 
-    @pytest.mark.parametrize("moment", ["sync_names", "rename", "conclude"])
+    @pytest.mark.parametrize("moment", ["sync_names", "rename", "finalize"])
     def test_nobody_else_begins_while_it_is_published(self, models, out, tmp_path, monkeypatch, moment):
         tried = []
         real = getattr(LocalStaging, moment)
@@ -425,7 +425,7 @@ class TestReplacing:
 
     def test_a_published_checkpoint_is_not_made_again(self, models, out, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
-            patch.setattr(LocalStaging, "conclude", lambda *_: (_ for _ in ()).throw(StopError))
+            patch.setattr(LocalStaging, "finalize", lambda *_: (_ for _ in ()).throw(StopError))
             with pytest.raises(StopError):
                 plan_to_maxtext(models / "a").run(out)
         before = (out / "0" / "items" / "d" / "data").stat()
@@ -487,7 +487,7 @@ def test_a_source_is_the_same_however_it_is_spelled(models, out, monkeypatch):
 def test_there_must_be_room_for_what_is_made_again(models, out, monkeypatch):
     """What an interrupted run published, and somebody changed since, is written once more, beside it."""
     with monkeypatch.context() as patch, pytest.raises(StopError):
-        patch.setattr(LocalStaging, "conclude", lambda *_: (_ for _ in ()).throw(StopError))
+        patch.setattr(LocalStaging, "finalize", lambda *_: (_ for _ in ()).throw(StopError))
         plan_to_maxtext(models / "a").run(out)
     (out / "0/items/d/data").write_text("changed by hand")
     before = content(out)
@@ -513,7 +513,7 @@ class TestJournal:
     def test_it_says_what_was_entered(self, tmp_path):
         journal = Journal(tmp_path)
         journal.begin(JobInfo("plan"))
-        journal.enter(self.records(3))
+        journal.record(self.records(3))
         journal.close()
         again = Journal(tmp_path)
         assert (again.plan, list(entries(again.records))) == ("plan", self.entries(3))
@@ -548,7 +548,7 @@ class TestJournal:
     def test_no_damage_is_believed(self, tmp_path, damage):
         journal = Journal(tmp_path)
         journal.begin(JobInfo("plan"))
-        journal.enter(self.records(5))
+        journal.record(self.records(5))
         journal.close()
         data = bytearray((tmp_path / NAME).read_bytes())
         data[damage % len(data)] ^= 0x15
@@ -556,7 +556,7 @@ class TestJournal:
         again = Journal(tmp_path)
         assert again.plan in ("plan", None)
         assert all(entry in self.entries(5) for entry in entries(again.records))
-        again.enter(self.records(6)[5:])
+        again.record(self.records(6)[5:])
         again.close()
         assert again.plan is None or self.entries(6)[5] in entries(Journal(tmp_path).records)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.stores import FileKind, parse
-from ckpttools.stores.concurrency import in_threads
+from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.publishing import staging_of
 from ckpttools.testing.stores import StoreTests
 
@@ -142,7 +142,7 @@ def test_small_questions_are_answered_in_as_many_threads_as_there_are(monkeypatc
     monkeypatch.setattr(threading.Thread, "start", start)
     for allowed in range(4):
         tried = 0
-        assert in_threads(4, lambda item: item + 1, range(9)) == list(range(1, 10))
+        assert map_in_threads(4, lambda item: item + 1, range(9)) == list(range(1, 10))
         assert tried == min(allowed + 1, 3)
 
 
@@ -157,7 +157,7 @@ def test_the_first_question_that_fails_is_told_and_no_other_is_begun():
     for limit in (1, 4):
         asked.clear()
         with pytest.raises(ValueError, match="2"):
-            in_threads(limit, ask, range(1000))
+            map_in_threads(limit, ask, range(1000))
         assert len(asked) < 1000
 
 

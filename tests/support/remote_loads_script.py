@@ -20,7 +20,7 @@ import numpy as np
 
 import ckpttools
 from ckpttools.stores import block_cache, parse
-from ckpttools.stores.registry import counted
+from ckpttools.stores.registry import count_traffic
 
 
 def bits(array: Any) -> Any:
@@ -36,7 +36,7 @@ def main(asked: str, declared: str) -> None:
     results = []
     for location, local, options in json.loads(Path(asked).read_text()):
         prepared = ckpttools.load.plan(location, **options)
-        with counted() as since:
+        with count_traffic() as since:
             loaded = prepared.run()
             fetched = {address: item.nbytes for address, item in since().items()}
         expected = ckpttools.load(local, **options)

@@ -14,8 +14,8 @@ from ckpttools.diagnosis.base import ERROR, Check, Finding, finding_of
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import SupportsChecksums
 from ckpttools.formats.registry import formats
-from ckpttools.stores.checksums import Checksummed, Damaged, damage_in
-from ckpttools.stores.location import Location, faults_told_elsewhere, kept_unless_unanswered
+from ckpttools.stores.checksums import ChecksummedRange, DamagedRanges, find_damage
+from ckpttools.stores.location import Location, require_file_error, suppress_file_errors
 
 _MOST_NAMED = 3
 _WHY = (
@@ -40,24 +40,24 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
     if inventory.reading is None:
         return
     files = _by_file(inventory)
-    for result, damaged in zip(files, damage_in(files, inventory.reading), strict=True):
+    for result, damaged in zip(files, find_damage(files, inventory.reading), strict=True):
         if isinstance(damaged, CheckpointError):
-            yield finding_of(kept_unless_unanswered(damaged, inventory.path), inventory.path)
+            yield finding_of(require_file_error(damaged, inventory.path), inventory.path)
         elif damaged:
             yield _finding(damaged, len(result))
 
 
-def _by_file(inventory: Inventory) -> list[list[Checksummed]]:
+def _by_file(inventory: Inventory) -> list[list[ChecksummedRange]]:
     """What has a checksum, by file."""
-    result: dict[str, dict[int, Checksummed]] = defaultdict(dict)
+    result: dict[str, dict[int, ChecksummedRange]] = defaultdict(dict)
     for kind, location in _locations(inventory):
-        with faults_told_elsewhere(location):
+        with suppress_file_errors(location):
             for checksum in kind.checksums(location, inventory.read):
                 result[checksum.file.path][checksum.offset] = checksum
     return [[*item.values()] for item in result.values()]
 
 
-def _finding(damaged: Damaged, count: int) -> Finding:
+def _finding(damaged: DamagedRanges, count: int) -> Finding:
     lines = [
         f"{item.name} (bytes {item.offset:,} to {item.offset + item.nbytes:,}) has CRC-32 {got:08x}, and was "
         f"written with {item.crc32:08x}"

@@ -10,7 +10,7 @@ from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.orbax.metadata import CHECKPOINT_FILE, TREE_FILE
 from ckpttools.formats.orbax.runs import find_items, remains_after
 from ckpttools.formats.orbax.steps import IN_PROGRESS, OrbaxRun
-from ckpttools.stores.abilities import Renames
+from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
 _WHY_LATEST = "Orbax treats it as the latest and fails; an older step would silently be other weights"
@@ -43,7 +43,7 @@ def _damaged_steps(run: Location, inventory: Inventory) -> Iterator[Finding]:
         what = f"{'the latest step' if is_latest else 'a step'} is damaged: {step.why_unfinished}"
         do = f"fetch that step again; until then open {pasted(run / steps[max(complete)].path.name)}"
         fix, command = None, None
-        if isinstance(run.store, Renames):
+        if isinstance(run.store, SupportsRename):
             fix, command = "set-aside", mending(inventory, "set-aside")
             do = f"fetch that step again; or rename it, so that the run goes on from another one: {command}"
         why = _WHY_LATEST if is_latest else _WHY

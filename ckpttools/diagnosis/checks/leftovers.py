@@ -12,7 +12,7 @@ from ckpttools.diagnosis.probing import is_directory
 from ckpttools.formats.interrupted import going_on, next_step
 from ckpttools.formats.orbax.steps import IN_PROGRESS, PRUNE_DIRECTORY, Step
 from ckpttools.stores.location import Location
-from ckpttools.stores.publishing import CONTENT, SUFFIX, begun_at, unfinished_at
+from ckpttools.stores.publishing import CONTENT, SUFFIX, find_unfinished, read_unfinished
 
 _PRUNE_STATES = {
     "stripped": "stripped, but not yet in place",
@@ -74,7 +74,7 @@ def _left_by_prune(location: Location) -> Finding:
 
 def _locations(inventory: Inventory) -> list[Location]:
     """What is left over; of a conversion to a bucket where its journal is, not where its content grows."""
-    beside = begun_at(inventory.path)
+    beside = find_unfinished(inventory.path)
     result = [*inventory.leftovers, *([beside.location] if beside else [])]
     return [location for location in result if location.with_name(location.name + SUFFIX) not in result]
 
@@ -84,21 +84,21 @@ def _kind(location: Location) -> str:
         return "an unfinished save of Orbax"
     if location.name.endswith(SET_ASIDE):
         return "an unfinished save that was set aside"
-    left = unfinished_at(location)
+    left = read_unfinished(location)
     return f"an interrupted {left.kind if left else 'conversion'}"
 
 
 def _why(location: Location) -> str:
     if _is_orphaned(location):
         return "no journal says whose it is, so no command goes on with it, and a conversion may be refused"
-    if unfinished_at(location):
+    if read_unfinished(location):
         return "it is not a checkpoint yet; its finished parts will be reused"
     return "no loader reads it, but it takes up space, and a save under the same name may fail because of it"
 
 
 def _left(location: Location, what: str) -> Finding:
     remove = _removal(location)
-    left = unfinished_at(location)
+    left = read_unfinished(location)
     if left and left.writer:
         do, remove = f"{left.writer}, is writing it: {left.wait}", None
     elif left and left.replaced:
@@ -117,8 +117,12 @@ def _left(location: Location, what: str) -> Finding:
 def _is_orphaned(location: Location) -> bool:
     """Whether it is what is left of a conversion, in a bucket, without its journal."""
     name = location.name.removesuffix(SUFFIX)
-    is_beside = name != location.name and location.store.streams is not None
-    return is_beside and unfinished_at(location) is not None and begun_at(location.with_name(name)) is None
+    is_alongside = name != location.name and location.store.streams is not None
+    return (
+        is_alongside
+        and read_unfinished(location) is not None
+        and find_unfinished(location.with_name(name)) is None
+    )
 
 
 def _removal(location: Location) -> str | None:
@@ -136,8 +140,8 @@ def _removal(location: Location) -> str | None:
 def _parts(location: Location) -> list[Location]:
     """What is left over at a place, and what grows beside it in a bucket."""
     destination = location.with_name(location.name.removesuffix(SUFFIX))
-    is_beside = location.store.streams is not None and destination != location
-    return [location, destination] if is_beside and unfinished_at(destination) else [location]
+    is_alongside = location.store.streams is not None and destination != location
+    return [location, destination] if is_alongside and read_unfinished(destination) else [location]
 
 
 def _measured(top: Location) -> tuple[int, str]:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from ckpttools.core.text import format_age
 from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding
 from ckpttools.diagnosis.inventory import Inventory
-from ckpttools.stores.abilities import KeepsLocks
+from ckpttools.stores.abilities import SupportsLocks
 
 
 def _look(inventory: Inventory) -> Iterator[Finding]:
     path = inventory.path
-    if not isinstance(path.store, KeepsLocks):
+    if not isinstance(path.store, SupportsLocks):
         return
     for lock in path.store.locks(path.key):
         what = f"a lock of {lock.owner}, last renewed {format_age(lock.age)} ago"

@@ -10,7 +10,7 @@ from ckpttools.core.text import format_age, plural
 from ckpttools.diagnosis.base import INFO, WARNING, Check, Finding, Fix, finding_of, mending
 from ckpttools.diagnosis.inventory import Inventory
 from ckpttools.formats.base import ReadOptions
-from ckpttools.stores.abilities import KeepsUploads, PendingUpload
+from ckpttools.stores.abilities import PendingUpload, SupportsUploads
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import SUFFIX
 
@@ -22,7 +22,7 @@ _QUIET_SECONDS = 3600
 def _look(inventory: Inventory) -> Iterator[Finding]:
     path = inventory.path
     store = path.store
-    if not isinstance(store, KeepsUploads):
+    if not isinstance(store, SupportsUploads):
         return
     rule = store.upload_rule(path.key)
     ruled = f"this has the cloud abort such after a day; it replaces what rules the bucket has: {rule}"
@@ -47,14 +47,14 @@ def _look(inventory: Inventory) -> Iterator[Finding]:
 
 def _uploads(path: Location) -> Sequence[PendingUpload]:
     """Those below a path, and below where a conversion to it leaves its traces."""
-    assert isinstance(path.store, KeepsUploads)
+    assert isinstance(path.store, SupportsUploads)
     whole = path.key.removesuffix(SUFFIX)
     keys = (whole, whole + SUFFIX) if "/" in whole else (whole,)
     return [upload for key in keys for upload in path.store.uploads(key)]
 
 
 def _abort(path: Location, read: ReadOptions) -> str:
-    assert isinstance(path.store, KeepsUploads)
+    assert isinstance(path.store, SupportsUploads)
     result, now = _uploads(path), time.time()
     old = [item for item in result if now - item.begun >= _QUIET_SECONDS]
     if not old:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import Step
-from ckpttools.stores.publishing import begun_at, unfinished_at
+from ckpttools.stores.publishing import find_unfinished, read_unfinished
 
 
 def why_no_save(step: Step, *, is_asked: bool = True) -> str | None:
@@ -17,7 +17,7 @@ def why_no_save(step: Step, *, is_asked: bool = True) -> str | None:
     Raises:
         StorageError: it may not be looked into.
     """
-    if is_asked and (begun_at(step.path) or unfinished_at(step.path)):
+    if is_asked and (find_unfinished(step.path) or read_unfinished(step.path)):
         return "a conversion is being written to it"
     if step.is_being_deleted:
         return step.why_unfinished

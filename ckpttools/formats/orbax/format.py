@@ -28,8 +28,8 @@ from ckpttools.formats.orbax.saves import Save
 from ckpttools.formats.orbax.several_items import one_item, open_items, several_items_error
 from ckpttools.formats.orbax.steps import FLAX_PREFIX, OrbaxItem, OrbaxRun, is_item, orbax_at
 from ckpttools.formats.sidecar_files import CONFIG
-from ckpttools.stores.base import occurrences
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.base import count_occurrences
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
@@ -213,7 +213,7 @@ def _tree(item: OrbaxItem, document: Mapping[str, Any], arrays: Arrays, location
         location=str(location),
     )
     leaves = _Leaves(item.directory, arrays)
-    result = at_once(item.directory.store, leaves.leaf, saved)
+    result = map_concurrently(item.directory.store, leaves.leaf, saved)
     return Tree({entry.path: leaf for entry, leaf in zip(saved, result, strict=True)}, metadata)
 
 
@@ -238,7 +238,7 @@ _BYTES_PER_LEAF = 1536
 
 def _require_room(location: Location) -> None:
     source = location.open()
-    leaves = occurrences(b'"value_type"', source)
+    leaves = count_occurrences(b'"value_type"', source)
     source.close()
     check_memory(leaves, leaves * _BYTES_PER_LEAF, location)
 

@@ -17,7 +17,7 @@ from ckpttools.core.message_terms import option
 from ckpttools.core.text import plural
 from ckpttools.formats.orbax.ocdbt import Entry, length_of
 from ckpttools.formats.orbax.saves import Save, has_numbers
-from ckpttools.stores.concurrency import in_threads
+from ckpttools.stores.concurrency import map_in_threads
 
 _AT_ONCE = 4 << 20
 _ENDS = 64 << 10
@@ -69,7 +69,7 @@ def compared_twins(save: Save, observe: Callable[[int], None] = lambda nbytes: N
     sizes = [sum(_lengths(save, key)) for key in keys]
     look = partial(_disagreement, save, observe, whole=True)
     first = save.shares[0].host.store
-    result = in_threads(max(_THREADS, first.costs.requests or 0), look, keys)
+    result = map_in_threads(max(_THREADS, first.costs.requests or 0), look, keys)
     return TwinComparison(len(keys), sum(sizes), tuple(item for item in result if item is not None))
 
 

@@ -7,7 +7,7 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.formats.orbax.metadata import COMMIT_FILE
 from ckpttools.formats.orbax.steps import commits_by_file, is_committed
-from ckpttools.stores.abilities import Renames
+from ckpttools.stores.abilities import SupportsRename
 from ckpttools.stores.location import Location
 
 
@@ -37,7 +37,7 @@ def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
     if commits_by_file(step):
         words = f"delete its {COMMIT_FILE}, so that Orbax skips it"
         return Remedy(words, step.store.removal((step / COMMIT_FILE).key))
-    if is_uncommitted and isinstance(step.store, Renames):
+    if is_uncommitted and isinstance(step.store, SupportsRename):
         path = f"./{asked}" if str(asked).startswith("-") else str(asked)
         command = f"ckpt doctor {quote(path)} --fix set-aside"
         return Remedy("rename it, so that Orbax skips it", command, "set-aside")
@@ -46,4 +46,4 @@ def remedy(step: Location, asked: Location, *, is_uncommitted: bool) -> Remedy:
 
 def is_passed_over(step: Location) -> bool:
     """Whether no loader takes a step that was never committed: Orbax does so where it goes by names."""
-    return not is_committed(step) or not (commits_by_file(step) or isinstance(step.store, Renames))
+    return not is_committed(step) or not (commits_by_file(step) or isinstance(step.store, SupportsRename))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ckpttools.core.errors import CheckpointError, FormatError
 from ckpttools.formats.safetensors.header import SafetensorsHeader, parse_header
 from ckpttools.formats.sidecar_files import is_file
-from ckpttools.stores.location import Location, kept_unless_unanswered
+from ckpttools.stores.location import Location, require_file_error
 
 
 def faults(path: Location) -> Iterator[CheckpointError]:
@@ -33,4 +33,4 @@ def header_of(path: Location) -> SafetensorsHeader | CheckpointError:
         finally:
             source.close()
     except CheckpointError as error:
-        return kept_unless_unanswered(error, path)
+        return require_file_error(error, path)

@@ -37,8 +37,8 @@ from ckpttools.formats.sidecar_files import (
 )
 from ckpttools.formats.weight_files import WeightNames
 from ckpttools.formats.weight_index import WeightsLocation
-from ckpttools.stores.base import occurrences
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.base import count_occurrences
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 NAMES = WeightNames(".safetensors", "model.safetensors")
@@ -81,7 +81,9 @@ class SafetensorsFormat:
     def open(self, path: Location, options: ReadOptions) -> Tree:
         result = NAMES.find(path)
         _require_room(result, options)
-        files = at_once(result.folder.store, lambda name: _opened(result.folder, name, options), result.names)
+        files = map_concurrently(
+            result.folder.store, lambda name: _opened(result.folder, name, options), result.names
+        )
         if is_sharded(file.header for file in files):
             return _stitched(path, result.folder, files)
         tensors = [(entry.name, file.name) for file in files for entry in file.header.entries]
@@ -129,16 +131,16 @@ def _require_room(result: WeightsLocation, options: ReadOptions) -> None:
     """Refuses more tensors than fit into the memory allowed; an index names all those of its files."""
     if result.index is not None:
         index = (result.folder / result.index).open()
-        check_memory(occurrences(b".safetensors", index), 2 * index.size, index.path)
+        check_memory(count_occurrences(b".safetensors", index), 2 * index.size, index.path)
         index.close()
         return
 
     def sizes(name: str) -> tuple[int, int]:
         with (result.folder / name).open() as source:
             length = header_length(source, options.max_header_bytes)
-            return occurrences(b'"data_offsets"', source, 8 + length), length
+            return count_occurrences(b'"data_offsets"', source, 8 + length), length
 
-    tensors, nbytes = map(sum, zip(*at_once(result.folder.store, sizes, result.files), strict=True))
+    tensors, nbytes = map(sum, zip(*map_concurrently(result.folder.store, sizes, result.files), strict=True))
     check_memory(tensors, nbytes, result.folder)
 
 

@@ -16,8 +16,8 @@ from itertools import pairwise
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError
 from ckpttools.stores.base import File
-from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.location import Location, faults_told_elsewhere
+from ckpttools.stores.checksums import ChecksummedRange
+from ckpttools.stores.location import Location, suppress_file_errors
 
 MAGIC = b"PK\x03\x04"
 # Of `torch.save` before 1.6: protocol 2 and the number 0x1950a86a20f9469cfc6c.
@@ -65,7 +65,7 @@ class Archive:
             raise _damaged(self.file.path, f"no {self.root}/data/{name} in it")
         return _location(self.file, entry)
 
-    def checksums(self) -> Iterator[Checksummed]:
+    def checksums(self) -> Iterator[ChecksummedRange]:
         """The storages that have one.
 
         Raises:
@@ -73,7 +73,7 @@ class Archive:
         """
         for name, entry in self.storages.items():
             if entry.CRC:
-                yield Checksummed(self.file, entry.filename, *self.range_of(name), entry.CRC)
+                yield ChecksummedRange(self.file, entry.filename, *self.range_of(name), entry.CRC)
 
 
 def _location(file: File, entry: zipfile.ZipInfo) -> tuple[int, int]:
@@ -96,7 +96,7 @@ def _content(file: File, entry: zipfile.ZipInfo) -> bytes:
     return content
 
 
-def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[Checksummed]:
+def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[ChecksummedRange]:
     """The storages that have one in some files; files that are no whole archives have none.
 
     Args:
@@ -107,7 +107,7 @@ def checksums_in(locations: Iterable[Location], limit: int) -> Iterator[Checksum
         StorageError: a store behind a network does not answer.
     """
     for location in locations:
-        with faults_told_elsewhere(location), location.open() as file:
+        with suppress_file_errors(location), location.open() as file:
             yield from opened(file, limit).checksums()
 
 

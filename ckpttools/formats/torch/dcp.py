@@ -36,8 +36,8 @@ from ckpttools.formats.torch.state import state_of
 from ckpttools.formats.torch.tensors import dtype_named, lazy_tensor, torch_lengths
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
-from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.location import Location, faults_told_elsewhere
+from ckpttools.stores.checksums import ChecksummedRange
+from ckpttools.stores.location import Location, suppress_file_errors
 
 METADATA, SUFFIX = ".metadata", ".distcp"
 # Objects of Python that are no tensors are read when the checkpoint is opened.
@@ -68,12 +68,12 @@ class DistributedFormat(ReadOnlyFormat):
     def open(self, path: Location, options: ReadOptions) -> Tree:
         return _opened(path, options)
 
-    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         listed = _listed(path, options)
         files = _files(path, listed)
         for (name, _), entry in listed.entries.items():
-            with faults_told_elsewhere(path):
+            with suppress_file_errors(path):
                 yield from checksums_of(files[entry.file], entry.offset, entry.nbytes, name)
 
 

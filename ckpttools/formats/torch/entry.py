@@ -24,7 +24,7 @@ from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import NotReadableError, StorageRange, lazy_tensor
 from ckpttools.formats.torch.unpickling import unpickled
 from ckpttools.stores.base import File
-from ckpttools.stores.checksums import Checksummed
+from ckpttools.stores.checksums import ChecksummedRange
 
 if TYPE_CHECKING:
     import numpy as np
@@ -166,7 +166,7 @@ def saved_value(part: FilePart, whole: ByteSource, offset: int) -> tuple[object,
     return unpickled(result.pickled, is_of_training, f"{whole.path}, byte {offset:,}"), storages
 
 
-def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[Checksummed]:
+def checksums_of(whole: File, offset: int, nbytes: int, name: str) -> Iterator[ChecksummedRange]:
     """The storages that have a checksum in a file of torch.save within another; of another kind none has.
 
     Args:

@@ -21,8 +21,8 @@ from ckpttools.formats.torch import archive
 from ckpttools.formats.torch.saved import saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.weight_files import WeightNames, reason
-from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.location import Location, kept_unless_unanswered
+from ckpttools.stores.checksums import ChecksummedRange
+from ckpttools.stores.location import Location, require_file_error
 
 # `optimizer.bin`, `training_args.bin` and others lie beside weights; named by themselves they are read, too.
 _NAMES = WeightNames(".bin", "pytorch_model.bin", "*model*.bin", (".pt", ".pth", ".ckpt"))
@@ -65,7 +65,7 @@ class TorchFormat(ReadOnlyFormat):
             except CheckpointError as error:
                 yield error
 
-    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return archive.checksums_in(_files_below(path), options.max_header_bytes)
 
@@ -93,7 +93,7 @@ def _files_below(path: Location) -> Sequence[Location]:
         result = _NAMES.find(path)
         names = result.files or sorted({*(result.named or {}).values()})
     except CheckpointError as error:
-        kept_unless_unanswered(error, path)
+        require_file_error(error, path)
         return ()  # `open` says it
     return [result.folder / name for name in names if (result.folder / name).is_file()]
 

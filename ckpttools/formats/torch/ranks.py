@@ -28,8 +28,8 @@ from ckpttools.formats.torch.replica_check import Twins
 from ckpttools.formats.torch.saved import COPY_ALL, MOST_RANKS, SavedFile, saved_file
 from ckpttools.formats.torch.state import State, state_of
 from ckpttools.formats.torch.tensors import NotReadableError
-from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.checksums import ChecksummedRange
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
@@ -58,7 +58,7 @@ class RanksFormat(ReadOnlyFormat):
     def open(self, path: Location, options: ReadOptions) -> Tree:
         return _opened(path, options)
 
-    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return checksums_in(path.glob("*.pt"), options.max_header_bytes)
 
@@ -127,7 +127,7 @@ def _opened(path: Location, options: ReadOptions) -> Tree:
             "the names of the files count no processes", location=path, got=files[max(files)][0]
         )
     locations = [path / name for name, _ in files.values()]
-    saved = at_once(path.store, lambda location: saved_file(location, options), locations)
+    saved = map_concurrently(path.store, lambda location: saved_file(location, options), locations)
     lacking = _lacking(count, sorted({*range(count)} - {*files}))
     _check_step(path, [_EXTRA.format(count=count, rank=rank) for rank in files], options)
     return _tree(path, _preferred_first(dict(zip(files, saved, strict=True)), options), lacking, options)
@@ -148,7 +148,7 @@ def _preferred_first(saved: Mapping[int, SavedFile], options: ReadOptions) -> di
 def _check_step(path: Location, names: Sequence[str], options: ReadOptions) -> None:
     """Raises FormatError where processes saved after other numbers of steps, as far as files say them."""
     there = [name for name in names if (path / name).is_file()]
-    result = at_once(path.store, lambda name: _step(path / name, options), there)
+    result = map_concurrently(path.store, lambda name: _step(path / name, options), there)
     steps = {name: step for name, step in zip(there, result, strict=True) if step is not None}
     if len({*steps.values()}) > 1:
         lines = [f"{name}: step {step}" for name, step in steps.items()]
@@ -211,7 +211,7 @@ def _tree(path: Location, saved: Mapping[int, SavedFile], lacking: str | None, o
 def _unlike(path: Location, twins: Sequence[Twins], options: ReadOptions) -> tuple[dict[str, int], Notes]:
     """How processes differ in what several have, with one that has it; and what to say where the user decided
     whose is taken."""
-    problems = at_once(path.store, Twins.problem, twins)
+    problems = map_concurrently(path.store, Twins.problem, twins)
     result = [(item, problem) for item, problem in zip(twins, problems, strict=True) if problem]
     taken: dict[int, dict[str, None]] = {}
     for item, _ in result:

@@ -14,7 +14,7 @@ from ckpttools.array.nodes import window
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import FormatError, listing
 from ckpttools.core.region import Region, Shape
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 # Elements at either end: opening a checkpoint of 400 tensors in 8 copies reads some 50 MB for that.
@@ -105,7 +105,7 @@ def refuse_copies(files: Mapping[str, ProcessFile], location: Location, hint: st
         parts = files[name].parts.items()
         return {what: (item.shape, item.dtype.itemsize, ends_of(item)) for what, item in parts}
 
-    looks = dict(zip(files, at_once(location.store, looked_at, files), strict=True))
+    looks = dict(zip(files, map_concurrently(location.store, looked_at, files), strict=True))
     groups: dict[tuple[_Look, ...], list[str]] = {}
     for name, result in looks.items():
         if not all(_is_of_one_number(ends, itemsize) for _, itemsize, ends in result.values()):

@@ -14,7 +14,7 @@ from ckpttools.formats.torch.names import is_of_training
 from ckpttools.formats.torch.pickled import Record
 from ckpttools.formats.torch.tensors import StorageRange, lazy_tensor
 from ckpttools.formats.torch.unpickling import unpickled
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 # Of what a pickle says a Python object is made that takes about so many times its bytes.
@@ -58,7 +58,7 @@ def saved_file(location: Location, options: ReadOptions) -> SavedFile:
         result = archive.opened(file, options.max_header_bytes)
         check_memory(len(result.storages), _OBJECTS * len(result.pickled), location)
         names = list(result.storages)
-        spans = at_once(location.store, result.range_of, names)
+        spans = map_concurrently(location.store, result.range_of, names)
     finally:
         file.close()
     ranges = {name: StorageRange(file, *span) for name, span in zip(names, spans, strict=True)}

@@ -27,8 +27,8 @@ from ckpttools.formats.torch.tensors import NotReadableError, is_tensor
 from ckpttools.formats.torch.zero import LEFT_OUT, STATE
 from ckpttools.formats.torch.zero_model import ModelStates
 from ckpttools.formats.torch.zero_moments import as_step, step_array
-from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.checksums import ChecksummedRange
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _FOLDER, _WEIGHTS, _STEP, _SUFFIX = "zero", "fp32.pt", "step.pt", ".pt"
@@ -61,7 +61,7 @@ class UniversalFormat(ReadOnlyFormat):
             message = "the files of the parameters do not add up"
             raise FormatError(message, location=path, got=str(error), hint=_HINT) from error
 
-    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         step = step_named(path, UNIVERSAL)
         folders = [step, *(step / _FOLDER).directories()]
@@ -201,13 +201,13 @@ def _parameters(folder: Location, options: ReadOptions) -> dict[str, _Parameter]
         there = (entry for entry in (folder / name).entries() if not entry.is_dir)
         return sorted(item.name for item in there if item.name.endswith(_SUFFIX))
 
-    listed = dict(zip(names, at_once(folder.store, files, names), strict=True))
+    listed = dict(zip(names, map_concurrently(folder.store, files, names), strict=True))
     without = [f"{name}/{_WEIGHTS}" for name, item in listed.items() if _WEIGHTS not in item]
     if without:
         raise FormatError(f"weights are missing:{listing(without)}", location=folder, hint=_HINT)
     every = [(name, file) for name, item in listed.items() for file in item]
     expected = [item for item in every if options.with_optimizer or item[1] == _WEIGHTS]
-    saved = at_once(folder.store, lambda at: saved_file(folder / at[0] / at[1], options), expected)
+    saved = map_concurrently(folder.store, lambda at: saved_file(folder / at[0] / at[1], options), expected)
     result: dict[str, dict[str, SavedFile]] = defaultdict(dict)
     for (name, file), item in zip(expected, saved, strict=True):
         result[name][file] = item
@@ -226,5 +226,5 @@ def _model(step: Location, options: ReadOptions) -> tuple[ModelStates, bool]:
         raise FormatError(
             "no file says which model it is", location=step, expected="*model_states.pt", hint=_HINT
         )
-    files = at_once(step.store, lambda name: saved_file(step / name, options), names)
+    files = map_concurrently(step.store, lambda name: saved_file(step / name, options), names)
     return ModelStates(files, is_cut), all(int(match["model"]) == 0 for match in matches)

@@ -38,8 +38,8 @@ from ckpttools.formats.torch.zero_moments import (
     steps_taken,
 )
 from ckpttools.formats.torch.zero_shards import Vector, names_of_ranks, of_groups, of_ranks
-from ckpttools.stores.checksums import Checksummed
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.checksums import ChecksummedRange
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _OPTIM = re.compile(
@@ -79,7 +79,7 @@ class ZeroFormat(ReadOnlyFormat):
         except (ValueError, NotReadableError) as error:
             raise _damaged(path, str(error)) from error
 
-    def checksums(self, path: Location, options: ReadOptions) -> Iterable[Checksummed]:
+    def checksums(self, path: Location, options: ReadOptions) -> Iterable[ChecksummedRange]:
         """As `ckpttools.formats.base.SupportsChecksums.checksums`."""
         return checksums_in(step_named(path, LATEST).glob("*.pt"), options.max_header_bytes)
 
@@ -124,7 +124,7 @@ def _opened(path: Location, step: Location, options: ReadOptions) -> Tree:
             hint="make a universal checkpoint of it: python -m deepspeed.checkpoint.ds_to_universal",
         )
     ordered = [names[key] for key in sorted(names)]
-    optim = at_once(step.store, lambda name: saved_file(step / name, options), ordered)
+    optim = map_concurrently(step.store, lambda name: saved_file(step / name, options), ordered)
     ranks = [_Rank.of(file) for file in optim]
     stage = _stage(ranks[0].state, step)
     _check_world(step, sorted(rank for rank, _ in names), ranks)
@@ -241,7 +241,7 @@ def _models(step: Location, stage: int, world: int, options: ReadOptions) -> lis
         raise FormatError(
             f"files that say names and shapes are missing:{listing(missing)}", location=step, hint=COPY_ALL
         )
-    return at_once(step.store, lambda name: saved_file(step / name, options), names)
+    return map_concurrently(step.store, lambda name: saved_file(step / name, options), names)
 
 
 def _weights(stage: int, ranks: Sequence[_Rank], model: ModelStates) -> dict[str, LazyArray]:

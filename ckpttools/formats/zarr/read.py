@@ -22,7 +22,7 @@ from ckpttools.formats.zarr.given_chunks import CHUNKS
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.formats.zarr.options import COMPRESSION, HELP
 from ckpttools.formats.zarr.zarr3 import DOCUMENT
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 
@@ -51,7 +51,9 @@ class Zarr3:
         metadata = Metadata(format=self.name, custom=attributes, location=str(path))
         # To what finds arrays a name is one key; the root has none.
         keys: list[Path] = [(_joined(name),) if name else () for name in names]
-        result: dict[Path, Leaf] = dict(zip(names, at_once(path.store, arrays.array, keys), strict=True))
+        result: dict[Path, Leaf] = dict(
+            zip(names, map_concurrently(path.store, arrays.array, keys), strict=True)
+        )
         if described is None:
             return Tree(result, metadata)
         named = Tree({(_joined(name),): array for name, array in result.items()}, metadata)

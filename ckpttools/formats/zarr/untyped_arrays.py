@@ -44,7 +44,7 @@ from ckpttools.formats.zarr.chunks import DOCUMENTS, has_array
 from ckpttools.formats.zarr.legacy_runs import STATE, LegacyRun, has_state, legacy_items, legacy_run
 from ckpttools.formats.zarr.links import FollowedLinks, Way
 from ckpttools.stores.base import DirEntry
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 
 _METADATA = "metadata.json"
@@ -243,7 +243,7 @@ def _opened(path: Location, options: ReadOptions) -> Tree:
     names = sorted(_names(entries))
     check_memory(len(names), 0, path)
     arrays = _BareArrays(path, entries)
-    result = dict(zip(names, at_once(path.store, arrays.array, names), strict=True))
+    result = dict(zip(names, map_concurrently(path.store, arrays.array, names), strict=True))
     state = opened_state(path / STATE) if has_state(path) else None
     leaves = _put_in(state, result, path) if state else _by_key(result)
     others = left_out(state.others) if state else Notes()

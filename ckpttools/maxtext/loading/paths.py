@@ -24,7 +24,7 @@ from ckpttools.formats.orbax.steps import (
 )
 from ckpttools.maxtext.loading.report import Problem
 from ckpttools.maxtext.versions import Version
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.location import Location
 from ckpttools.stores.registry import parse
 
@@ -278,7 +278,7 @@ def list_committed_steps(directory: Location) -> OrbaxSteps:
     steps: dict[int, Location] = {}
     passed: dict[str, str] = {}
     result = sorted(directories(directory), key=lambda location: natural_key(location.name))
-    for location, reason in zip(result, at_once(directory.store, _skip_reason, result), strict=True):
+    for location, reason in zip(result, map_concurrently(directory.store, _skip_reason, result), strict=True):
         if reason is None:
             steps[int(location.name)] = location
         elif Step(location).number is not None:

@@ -14,7 +14,7 @@ _RESOURCES = frozenset(("--jobs", "--memory", "--requests", "--progress", "--no-
 """Options that affect only how a command works: it resumes with other values, too."""
 
 
-def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> UsageError:
+def conflict_error(directory: Path, begun: JobInfo | None, purpose: JobInfo) -> UsageError:
     """Return the error of a directory that contains another conversion.
 
     Args:
@@ -34,27 +34,27 @@ def held_by_another(directory: Path, begun: JobInfo | None, purpose: JobInfo) ->
         go_on = "it cannot be resumed"
     else:
         what = "another conversion"
-        go_on = f"to resume it, {_again(begun)}"
+        go_on = f"to resume it, {_resume_hint(begun)}"
     hint = f"{go_on}; otherwise {discard}"
-    if _is_alike(begun, purpose):
-        changes = _changes(begun, purpose) or _describe_smaller_memory(begun, purpose)
+    if _is_same_conversion(begun, purpose):
+        changes = _describe_changes(begun, purpose) or _describe_smaller_memory(begun, purpose)
         what = f"another conversion: the same command, started with other options{changes}"
         hint = f"to start over with the new options, {discard}; {go_on}"
     return UsageError(
         f"{directory} contains the beginning of {what}",
-        got=conversion_words(begun),
-        expected=conversion_words(purpose),
+        got=describe_conversion(begun),
+        expected=describe_conversion(purpose),
         hint=hint,
     )
 
 
-def _is_alike(begun: JobInfo, purpose: JobInfo) -> bool:
+def _is_same_conversion(begun: JobInfo, purpose: JobInfo) -> bool:
     """Whether two conversions have the same command and source but different options."""
     names = [item.command.split()[:2] for item in (begun, purpose)]
     return begun.command != purpose.command and begun.source == purpose.source and names[0] == names[1]
 
 
-def _changes(begun: JobInfo, purpose: JobInfo) -> str:
+def _describe_changes(begun: JobInfo, purpose: JobInfo) -> str:
     """Describe the options that differ between two commands; "" if none do."""
     before, now = (dict.fromkeys(_options(item.command)) for item in (begun, purpose))
     old = [item for item in before if item not in now]
@@ -91,14 +91,14 @@ def _options(command: str) -> Iterator[str]:
             yield word if following.startswith("-") else f"{word} {following}"
 
 
-def conversion_words(purpose: JobInfo) -> str:
+def describe_conversion(purpose: JobInfo) -> str:
     """Describe a conversion."""
     of = f"the conversion of {purpose.source}, " if purpose.source else ""
     by = f"by `{purpose.command}` in {purpose.directory}, " if purpose.command else ""
     return f"{of}{by}plan {purpose.plan[:12]}"
 
 
-def _again(purpose: JobInfo) -> str:
+def _resume_hint(purpose: JobInfo) -> str:
     """Return a hint how to resume a conversion."""
     if not purpose.command:
         return "run the command that started it"

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import ClassVar
 
-from ckpttools.stores.local.file import Reopened
+from ckpttools.stores.local.file import ReopenableFile
 from ckpttools.stores.local.files import MOST_SINGLE_SYNCS, sync_directory, write_all_at, write_error
 from ckpttools.stores.local.written import WrittenFiles
 from ckpttools.stores.publishing import Series
@@ -37,7 +37,7 @@ class LocalDataFiles:
     0.3 to 0.4 s of kernel time direct, 1.5 to 6.6 s through the cache.
     """
 
-    is_rehearsal: ClassVar[bool] = False
+    is_dry_pass: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class LocalDataFiles:
         self._noting = threading.Lock()
         self._unsynced: set[str] = set(sizes)
         self._flags = _FLAGS if is_alone else _FLAGS_BESIDE
-        self._cached = {name: Reopened(partial(self._open_file, name, self._flags)) for name in sizes}
-        self._direct: dict[str, Reopened] = {}
+        self._cached = {name: ReopenableFile(partial(self._open_file, name, self._flags)) for name in sizes}
+        self._direct: dict[str, ReopenableFile] = {}
         for name, size in sizes.items():
             try:
-                with self._cached[name].lent() as descriptor:
+                with self._cached[name].use() as descriptor:
                     _reserve(descriptor, size, is_alone)
                     self._written.register(name, descriptor, size, is_exact=True)
                 self._open_direct(name)
@@ -110,22 +110,24 @@ class LocalDataFiles:
         return descriptor
 
     def identity(self, name: str) -> str:
-        """Return the identity of a file; see `IdentifiesFiles.identity`."""
+        """Return the identity of a file; see `SupportsFileIdentity.identity`."""
         return self._written.identity(name)
 
     def _open_direct(self, name: str) -> None:
         flag = getattr(os, "O_DIRECT", 0)
-        direct = Reopened(partial(self._open_file, name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flag))
+        direct = ReopenableFile(
+            partial(self._open_file, name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | flag)
+        )
         try:
             if flag:
-                with direct.lent():
+                with direct.use():
                     self._direct[name] = direct
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
 
-    def passes(self, group: int) -> Generator[LocalDataFiles]:
-        """See `DataFiles.passes`; there is one pass."""
+    def write_passes(self, group: int) -> Generator[LocalDataFiles]:
+        """See `DataFiles.write_passes`; there is one pass."""
         yield self
 
     def write_heads(self) -> None:
@@ -133,7 +135,7 @@ class LocalDataFiles:
         checkpoint.
         """
         for name, head in self._heads.items():
-            with self._again(name, self._cached) as descriptor:
+            with self._use_sized(name, self._cached) as descriptor:
                 self._write(name, descriptor, 0, memoryview(head))
             with self._noting:
                 self._unsynced.add(name)
@@ -141,7 +143,7 @@ class LocalDataFiles:
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:
         """See `DataFiles.write`."""
         if loose is not None:
-            with self._loose(name, loose) as descriptor:
+            with self._open_loose(name, loose) as descriptor:
                 self._write(name, descriptor, offset, data)
             return
         whole = len(data) // _BLOCK * _BLOCK
@@ -149,15 +151,15 @@ class LocalDataFiles:
         if name in self._direct and aligned and whole >= _SMALLEST_DIRECT:
             whole = self._write_direct(name, offset, data[:whole])
             offset, data = offset + whole, data[whole:]
-        with self._again(name, self._cached) as descriptor:
+        with self._use_sized(name, self._cached) as descriptor:
             self._write(name, descriptor, offset, data)
 
     @contextmanager
-    def _again(self, name: str, files: Mapping[str, Reopened]) -> Iterator[int]:
+    def _use_sized(self, name: str, files: Mapping[str, ReopenableFile]) -> Iterator[int]:
         """Return the descriptor of a file of known size; reopen the file if it was closed since."""
         with ExitStack() as stack:
             try:
-                descriptor = stack.enter_context(files[name].lent())
+                descriptor = stack.enter_context(files[name].use())
             except OSError as error:
                 raise write_error(self._directory / name, error) from error
             # A write at the end would hide that the file was cut. This check costs 0.4 microseconds.
@@ -167,13 +169,13 @@ class LocalDataFiles:
 
     def write_whole(self, name: str, data: bytes) -> None:
         """See `DataFiles.write_whole`."""
-        with self._loose(name, len(data)) as descriptor:
+        with self._open_loose(name, len(data)) as descriptor:
             self._write(name, descriptor, 0, memoryview(data))
 
     def append(self, name: str, limit: int, data: bytes) -> tuple[str, int]:
         """See `DataFiles.append`."""
         file, end = self._series.take(name, limit, len(data))
-        with self._loose(file, None) as descriptor:
+        with self._open_loose(file, None) as descriptor:
             self._write(file, descriptor, end, memoryview(data))
             self._written.register(file, descriptor, end + len(data))
         return file, end
@@ -183,9 +185,9 @@ class LocalDataFiles:
         self._series.extend(name, end)
 
     @contextmanager
-    def _loose(self, name: str, size: int | None) -> Iterator[int]:
+    def _open_loose(self, name: str, size: int | None) -> Iterator[int]:
         """Open a file only for one write, and remember that it must be synced."""
-        with self._opened(name) as descriptor:
+        with self._open_for_writing(name) as descriptor:
             if size is not None:
                 if os.fstat(descriptor).st_size != size:
                     os.ftruncate(descriptor, size)
@@ -196,7 +198,7 @@ class LocalDataFiles:
 
     def _write_direct(self, name: str, offset: int, data: memoryview) -> int:
         """Write `data` directly. Returns the number of bytes written, 0 if the disk refuses the alignment."""
-        with self._again(name, self._direct) as descriptor:
+        with self._use_sized(name, self._direct) as descriptor:
             try:
                 return os.pwrite(descriptor, data, offset)
             except OSError as error:
@@ -229,12 +231,12 @@ class LocalDataFiles:
 
     def _sync_files(self, loose: Collection[str]) -> None:
         for name in self._cached:
-            with self._again(name, self._cached) as descriptor:
+            with self._use_sized(name, self._cached) as descriptor:
                 self._sync_one(name, descriptor)
         if len(loose) > MOST_SINGLE_SYNCS:
             os.sync()
         for name in loose:
-            with self._opened(name) as descriptor:
+            with self._open_for_writing(name) as descriptor:
                 self._sync_one(name, descriptor)
 
     def _sync_names(self, written: Iterable[str]) -> None:
@@ -253,7 +255,7 @@ class LocalDataFiles:
             raise write_error(self._directory / name, error) from error
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
+    def _open_for_writing(self, name: str) -> Iterator[int]:
         """Open a file for writing, and create it and its directories if they do not exist."""
         try:
             descriptor = self._open_file(name, self._flags)

@@ -32,7 +32,14 @@ from ckpttools.stores.local.files import (
 )
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.mounts import first_mount
-from ckpttools.stores.local.staging_names import CONTENT, REMOVED, REPLACED, is_staging, mark_of, unmark
+from ckpttools.stores.local.staging_names import (
+    CONTENT,
+    REMOVED,
+    REPLACED,
+    is_staging,
+    read_mark,
+    remove_mark,
+)
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, SUFFIX
@@ -176,7 +183,7 @@ class StagingDirectory:
 
     def is_published(self, plan: str) -> bool:
         """Whether a run of this plan was interrupted between the publication and the end of its work."""
-        return mark_of(self.destination) == plan and is_staging(self.directory)
+        return read_mark(self.destination) == plan and is_staging(self.directory)
 
     def is_complete(self, journal: Journal, plan: str) -> bool:
         """Whether everything is published according to the journal, even if only the journal is left."""
@@ -202,7 +209,7 @@ class StagingDirectory:
         if not may_be_exchanged or is_free(self.content):
             return None
         # New content is marked from the start.
-        return self.content if mark_of(self.content) is None else None
+        return self.content if read_mark(self.content) is None else None
 
     def finish_removing(self, journal: Journal, plan: str) -> None:
         """Finish an interrupted removal of files that are ours.
@@ -215,7 +222,7 @@ class StagingDirectory:
         location = self._removed
         is_known = journal.publishing or self.is_published(plan)
         is_directory = location.is_dir() and not location.is_symlink()
-        if is_directory and (is_known or is_free(location) or mark_of(location) is not None):
+        if is_directory and (is_known or is_free(location) or read_mark(location) is not None):
             self._empty_removed()
         elif os.path.lexists(location):
             raise UsageError(
@@ -227,7 +234,7 @@ class StagingDirectory:
 
     def refuse_unmarked(self) -> None:
         """Raise UsageError if the content directory is unowned."""
-        is_marked = not self.content.is_symlink() and mark_of(self.content) is not None
+        is_marked = not self.content.is_symlink() and read_mark(self.content) is not None
         if not is_marked and not is_free(self.content):
             raise UsageError(
                 f"{self.content} was not written by a conversion: it has no {PLAN_MARK}",
@@ -258,7 +265,7 @@ class StagingDirectory:
             self.content.rename(self.destination)
             return
         # Remove the mark of an interrupted run, so that the replaced checkpoint is not taken for new content.
-        unmark(self.destination)
+        remove_mark(self.destination)
         if not exchange(self.content, self.destination):
             self.destination.rename(self._replaced)
             self.sync_names()

@@ -33,7 +33,7 @@ _RESERVE = 48
 _LEAST = 8
 
 
-class Reopened:
+class ReopenableFile:
     """A file that stays open while it is used, and afterwards as long as there are few others.
 
     Args:
@@ -48,7 +48,7 @@ class Reopened:
         self._users = 0
 
     @contextmanager
-    def lent(self) -> Iterator[int]:
+    def use(self) -> Iterator[int]:
         """Yield the descriptor, which stays open inside the `with`; errors as of the opener."""
         _POOL.enter(self)
         try:
@@ -90,15 +90,15 @@ class _Pool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: OrderedDict[Reopened, None] = OrderedDict()
+        self._files: OrderedDict[ReopenableFile, None] = OrderedDict()
 
-    def enter(self, file: Reopened) -> None:
+    def enter(self, file: ReopenableFile) -> None:
         with self._lock:
             file._users += 1
             self._files[file] = None
             self._files.move_to_end(file)
 
-    def leave(self, file: Reopened) -> None:
+    def leave(self, file: ReopenableFile) -> None:
         with self._lock:
             file._users -= 1
 
@@ -172,7 +172,7 @@ class LocalFile(File):
         self.version = version
         self.identity = identity
         self._head = 0, 0
-        self._file = Reopened(_Opener(path, _expected_status(size, version, identity)))
+        self._file = ReopenableFile(_Opener(path, _expected_status(size, version, identity)))
         weakref.finalize(self, self._file.close).atexit = False
 
     @classmethod
@@ -231,12 +231,12 @@ class LocalFile(File):
             StorageError: the system reports an error.
         """
         rest = memoryview(out).cast("B")
-        with self._file.lent() as descriptor:
+        with self._file.use() as descriptor:
             self._fill(descriptor, offset, rest)
 
     def has_hole(self, start: int, stop: int) -> bool:
-        """Whether bytes of a range are not stored; see `FindsHoles`."""
-        with self._file.lent() as descriptor:
+        """Whether bytes of a range are not stored; see `SupportsHoleDetection`."""
+        with self._file.use() as descriptor:
             try:
                 return os.lseek(descriptor, start, os.SEEK_HOLE) < stop
             except OSError:

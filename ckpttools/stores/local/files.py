@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from ckpttools.core.errors import CheckpointError, NoSpaceError, StorageError
 from ckpttools.core.message_terms import retry_term
-from ckpttools.stores.concurrency import in_threads
+from ckpttools.stores.concurrency import map_in_threads
 from ckpttools.stores.local.file import storage_error
 from ckpttools.stores.local.mounts import first_mount
 
@@ -229,7 +229,7 @@ def _raise(error: OSError) -> NoReturn:
 def _sync_together(locations: Iterator[Path]) -> None:
     """Sync paths in threads: each sync waits for the disk's journal, which serves waiting ones together."""
     while some := list(islice(locations, _SYNCS_WAITING)):
-        in_threads(_SYNCS_AT_ONCE, _sync_location, some)
+        map_in_threads(_SYNCS_AT_ONCE, _sync_location, some)
 
 
 def _sync_location(location: Path) -> None:

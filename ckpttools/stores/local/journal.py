@@ -146,7 +146,7 @@ class Journal:
         for kind, content in lines(data[:whole]):
             is_ours = True
             if kind == _PLAN:
-                self.purpose = _purpose(content)
+                self.purpose = _parse_job_info(content)
             elif kind == _INVENTORY:
                 files = []
             elif kind == _PUBLISHING:
@@ -201,7 +201,7 @@ class Journal:
         self._append(entries())
         self.publishing = True
 
-    def enter(self, records: Iterable[Record]) -> None:
+    def record(self, records: Iterable[Record]) -> None:
         """Record tasks whose bytes are durable; errors as `begin`."""
         self._append([(_TASK, record) for record in records])
 
@@ -251,14 +251,14 @@ def lines(data: bytes) -> Iterator[tuple[str, object]]:
             yield kind, content
 
 
-def purpose_at(directory: Path) -> JobInfo | None:
+def read_job_info(directory: Path) -> JobInfo | None:
     """Return the conversion of a staging directory, locked or not; None if its journal is unreadable."""
     try:
         with (directory / JOURNAL).open("rb") as file:
             line = file.readline(_LONGEST_PLAN)
     except OSError:
         return None
-    return next((_purpose(content) for kind, content in lines(line) if kind == _PLAN), None)
+    return next((_parse_job_info(content) for kind, content in lines(line) if kind == _PLAN), None)
 
 
 def _may_be_torn(data: bytes) -> bool:
@@ -282,7 +282,7 @@ def _anothers(path: Path, got: str) -> UsageError:
     )
 
 
-def _purpose(content: object) -> JobInfo | None:
+def _parse_job_info(content: object) -> JobInfo | None:
     """Parse the description of a conversion; None if it is malformed."""
     # Earlier versions recorded no division.
     is_ours = (

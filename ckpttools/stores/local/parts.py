@@ -18,7 +18,7 @@ from typing import Any
 from ckpttools.stores.local.files import names_in, sync_directory, write_all, write_error
 from ckpttools.stores.local.journal import line, lines
 from ckpttools.stores.publishing import Record
-from ckpttools.stores.shares import PARTS, Member, Share, share_of, this_process
+from ckpttools.stores.shares import PARTS, Member, Share, describe_this_process, parse_share
 
 _PART, _TASK, _END = "part", "task", "end"
 _LARGEST = 1 << 30
@@ -54,10 +54,10 @@ class PartJournal:
         except OSError as error:
             raise write_error(error.filename or self._path, error) from error
         declared = [share.name, share.first, share.stop]
-        self._append([(_PART, [plan, declared, this_process(), time.time()])])
+        self._append([(_PART, [plan, declared, describe_this_process(), time.time()])])
         sync_directory(self._path.parent)
 
-    def enter(self, records: Iterable[Record]) -> None:
+    def record(self, records: Iterable[Record]) -> None:
         """Record tasks whose bytes are durable; errors as of the constructor."""
         self._append([(_TASK, record) for record in records])
 
@@ -144,7 +144,7 @@ def _parsed(
 ) -> Member | None:
     match next(entries, None):
         case (str(kind), [str(of), declared, str(process), int() | float() as began]) if kind == _PART:
-            share = share_of(declared)
+            share = parse_share(declared)
         case _:
             return None
     if share is None or of != plan:
@@ -161,7 +161,7 @@ def _parsed(
 
 
 def _release(process: str) -> str:
-    """Return the command that ends a process, given as by `this_process`, and so releases its lock."""
+    """Return the command that ends a process, given as by `describe_this_process`, to release its lock."""
     match process.split():
         case ["process", pid, "on", host] if pid.isdecimal():
             return f"kill {pid}" if host == socket.gethostname() else f"ssh {quote(host)} kill {pid}"

@@ -7,13 +7,13 @@ from contextlib import contextmanager, suppress
 
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, first_line
-from ckpttools.stores.local.conversion_conflicts import conversion_words
+from ckpttools.stores.local.conversion_conflicts import describe_conversion
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.files import errors_of
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.parts import PartJournal, members
 from ckpttools.stores.local.staging import LocalStaging
-from ckpttools.stores.local.staging_names import mark_of
+from ckpttools.stores.local.staging_names import read_mark
 from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import JobInfo, Record
@@ -30,7 +30,7 @@ class SharedLocalStaging(LocalStaging):
     @contextmanager
     def joined(self, purpose: JobInfo, nbytes: int, share: Share) -> Iterator[LocalPartWork]:
         """Join the work on the destination; see `SharedStaging.joined`."""
-        journal = self._joined(purpose, nbytes)
+        journal = self._join_journal(purpose, nbytes)
         try:
             with errors_of(self.directory):
                 check_free(share, members(self.directory, purpose.plan), self.directory)
@@ -58,11 +58,11 @@ class SharedLocalStaging(LocalStaging):
         records = [record for member in all_members for record in member.records]
         return LocalPartWork(self, own, [*journal.records, *records], files)
 
-    def _joined(self, purpose: JobInfo, nbytes: int) -> Journal:
+    def _join_journal(self, purpose: JobInfo, nbytes: int) -> Journal:
         """Return the journal of this plan with a shared lock; the first process prepares it."""
 
         def attempt() -> Journal | None:
-            journal = self._shared(purpose.plan)
+            journal = self._open_shared_journal(purpose.plan)
             if journal is None:
                 with self.opened(purpose, nbytes) as work:
                     if work.is_complete:
@@ -77,14 +77,14 @@ class SharedLocalStaging(LocalStaging):
             result = self.looked_at()
             return result is not None and result.preparing == plan
 
-    def _shared(self, plan: str) -> Journal | None:
+    def _open_shared_journal(self, plan: str) -> Journal | None:
         """Return the journal if the directory is prepared for the parts of a plan, otherwise None."""
         with errors_of(self.directory):
             try:
                 journal = Journal(self.directory, "together")
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            if journal.plan == plan and mark_of(self.content) == plan and not self.is_published(plan):
+            if journal.plan == plan and read_mark(self.content) == plan and not self.is_published(plan):
                 return journal
             journal.close()
             return None
@@ -96,7 +96,7 @@ class SharedLocalStaging(LocalStaging):
             if result is None or result.plan is None:
                 return Standing(False)
             if result.plan != plan:
-                return Standing(False, other=conversion_words(result.purpose) if result.purpose else "")
+                return Standing(False, other=describe_conversion(result.purpose) if result.purpose else "")
             is_published = self.is_complete(result, plan)
             return Standing(True, is_published, "", result.records, members(self.directory, plan))
 
@@ -132,8 +132,8 @@ class LocalPartWork:
     def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
         return LocalDataFiles(self.staging.content, sizes, {}, is_alone=False)
 
-    def enter(self, records: Iterable[Record]) -> None:
-        self.own.enter(records)
+    def record(self, records: Iterable[Record]) -> None:
+        self.own.record(records)
 
     def discard(self) -> None:
         self.own.discard()

@@ -13,7 +13,7 @@ from shlex import quote
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, NoSpaceError, StorageError, UsageError
 from ckpttools.core.message_terms import option, retry_term
-from ckpttools.stores.local.conversion_conflicts import held_by_another
+from ckpttools.stores.local.conversion_conflicts import conflict_error
 from ckpttools.stores.local.data_files import LocalDataFiles
 from ckpttools.stores.local.directory import (
     StagingDirectory,
@@ -36,12 +36,12 @@ from ckpttools.stores.local.files import (
 from ckpttools.stores.local.journal import Journal
 from ckpttools.stores.local.mounts import first_mount
 from ckpttools.stores.local.parts import members, remove_parts
-from ckpttools.stores.local.staging_names import JOURNAL, mark_of, unmark
+from ckpttools.stores.local.staging_names import JOURNAL, read_mark, remove_mark
 from ckpttools.stores.local.store import STORE
 from ckpttools.stores.local.written import StagingFiles
 from ckpttools.stores.location import Location
 from ckpttools.stores.publishing import PLAN_MARK, JobInfo, LockedError, Record, check_name
-from ckpttools.stores.shares import at_work, claimed_error, who_does_what
+from ckpttools.stores.shares import active_members, claimed_error, members_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class LocalWork:
     def files_of_fork(self, sizes: Mapping[str, int]) -> LocalDataFiles:
         return LocalDataFiles(self.staging.content, sizes, {})
 
-    def enter(self, records: Iterable[Record]) -> None:
-        self.journal.enter(records)
+    def record(self, records: Iterable[Record]) -> None:
+        self.journal.record(records)
 
     def discard(self) -> None:
         self.staging.discard(self.journal)
@@ -98,8 +98,8 @@ class LocalWork:
     def publish_checked(self, check: Callable[[], None]) -> None:
         self.staging.publish(self.journal, self.files, check)
 
-    def conclude(self) -> None:
-        self.staging.conclude(self.journal)
+    def finalize(self) -> None:
+        self.staging.finalize(self.journal)
 
 
 _ATTEMPTS = 100
@@ -224,14 +224,14 @@ class LocalStaging(StagingDirectory):
             return Journal(self.directory)
         except LockedError as error:
             begun = self.looked_at()
-            result = at_work(members(self.directory, begun.plan)) if begun and begun.plan else []
+            result = active_members(members(self.directory, begun.plan)) if begun and begun.plan else []
             if not result:
                 raise
             raise claimed_error(
                 "other processes are writing parts of this checkpoint",
                 result,
                 self.directory,
-                f"wait until they are done: {who_does_what(begun.purpose if begun else None)} lists them",
+                f"wait until they are done: {members_command(begun.purpose if begun else None)} lists them",
             ) from error
 
     def looked_at(self) -> Journal | None:
@@ -275,11 +275,11 @@ class LocalStaging(StagingDirectory):
             self.settle(journal, journal.plan or purpose.plan)
             if is_changed:
                 self._check_room(nbytes)
-                unmark(self.destination)
+                remove_mark(self.destination)
             self.refuse_unmarked()
         is_anothers = journal.plan != purpose.plan and os.path.lexists(self.content)
         if is_anothers and not self.overwrite:
-            raise held_by_another(self.directory, journal.purpose, purpose)
+            raise conflict_error(self.directory, journal.purpose, purpose)
 
     def _is_changed(self, journal: Journal) -> bool:
         """Whether the published checkpoint was changed since and may be replaced.
@@ -310,7 +310,7 @@ class LocalStaging(StagingDirectory):
         """Assign the directory to this plan, with the work already done or empty."""
         plan = purpose.plan
         with errors_of(self.directory):
-            if journal.plan != plan or mark_of(self.content) != plan:
+            if journal.plan != plan or read_mark(self.content) != plan:
                 if journal.purpose is not None:
                     # The old content may be large, and other processes wait for this plan.
                     journal.note_preparing(plan)
@@ -404,7 +404,7 @@ class LocalStaging(StagingDirectory):
                 self.sync_names()
             raise
 
-    def conclude(self, journal: Journal) -> None:
+    def finalize(self, journal: Journal) -> None:
         """Remove all traces of the work.
 
         Raises:
@@ -412,7 +412,7 @@ class LocalStaging(StagingDirectory):
         """
         with errors_of(self.directory):
             remove_parts(self.directory)
-            unmark(self.destination)
+            remove_mark(self.destination)
             journal.remove()
             with suppress(OSError):  # Another process may have put something there.
                 self.directory.rmdir()

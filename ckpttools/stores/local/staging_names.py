@@ -22,7 +22,7 @@ def is_staging(path: Path) -> bool:
 _LONGEST_MARK = 1 << 10
 
 
-def mark_of(location: Path) -> str | None:
+def read_mark(location: Path) -> str | None:
     """Return the plan in the mark of a directory; None if there is no directory or mark.
 
     Raises:
@@ -39,7 +39,7 @@ def mark_of(location: Path) -> str | None:
     return read_whole(mark).decode(errors="replace") if is_ours else ""
 
 
-def unmark(location: Path) -> None:
+def remove_mark(location: Path) -> None:
     """Remove the mark of a checkpoint durably, if there is one."""
     mark = location / PLAN_MARK
     if os.path.lexists(mark):

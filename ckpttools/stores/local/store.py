@@ -54,7 +54,7 @@ class LocalStore(Store):
         return Status(kind, size, version, (result.st_dev, result.st_ino), time, result.st_nlink)
 
     def copy_identity(self, key: str) -> CopyIdentity:
-        """Return the inode, size and times of a file; see `DistinguishesCopies`."""
+        """Return the inode, size and times of a file; see `SupportsCopyIdentity`."""
         status = _stat_result(key)
         if status is None:
             return CopyIdentity("")
@@ -93,7 +93,7 @@ class LocalStore(Store):
         return os.path.realpath(key)
 
     def aliases(self, key: str) -> Iterator[object]:
-        """See `HasAliases`: the inode, and the path within the file system."""
+        """See `SupportsAliases`: the inode, and the path within the file system."""
         from ckpttools.stores.local.mounts import path_in_file_system
 
         if (status := _stat_result(key)) is not None:
@@ -102,7 +102,7 @@ class LocalStore(Store):
             yield path
 
     def parent_aliases(self, key: str) -> Iterator[object]:
-        """See `HasAliases`."""
+        """See `SupportsAliases`."""
         from ckpttools.stores.local.mounts import path_in_file_system
 
         for parent in Path(key).parents:
@@ -133,14 +133,14 @@ class LocalStore(Store):
             raise rename_error(old, error) from error
 
     def check_can_rename(self, key: str, scratch: str) -> None:
-        """Check that a directory can be renamed; see `Renames.check_can_rename`."""
+        """Check that a directory can be renamed; see `SupportsRename.check_can_rename`."""
         from ckpttools.stores.local.files import check_can_rename
 
         with _writing(key):
             check_can_rename(Path(key), Path(scratch))
 
     def claim(self, key: str, content: bytes) -> bool:
-        """See `Removes.claim`."""
+        """See `SupportsRemove.claim`."""
         from ckpttools.stores.local.files import claim
 
         with _writing(key):
@@ -148,7 +148,7 @@ class LocalStore(Store):
 
     @contextmanager
     def locked(self, key: str) -> Iterator[None]:
-        """See `Removes.locked`. The directory itself is locked, so that no lock file remains."""
+        """See `SupportsRemove.locked`. The directory itself is locked, so that no lock file remains."""
         import fcntl
 
         from ckpttools.stores.local.journal import locked_error
@@ -166,7 +166,7 @@ class LocalStore(Store):
             os.close(descriptor)
 
     def remove(self, key: str) -> None:
-        """See `Removes.remove`."""
+        """See `SupportsRemove.remove`."""
         from ckpttools.stores.local.files import remove_tree, sync_directory
 
         with _writing(key):
@@ -175,7 +175,7 @@ class LocalStore(Store):
                 sync_directory(Path(key).absolute().parent)
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        """See `Walks`; links to files are followed, links to directories are not."""
+        """See `SupportsWalk`; links to files are followed, links to directories are not."""
         waiting = [""]
         while waiting:
             start = waiting.pop()
@@ -204,7 +204,7 @@ class LocalStore(Store):
             file.seek(offset)
             file.write(content)
 
-    def trials(self, key: str) -> LinkTrials:
+    def link_trials(self, key: str) -> LinkTrials:
         from ckpttools.stores.local.links import LocalTrials
 
         return LocalTrials(Path(key))
@@ -230,7 +230,7 @@ class LocalStore(Store):
         return SharedLocalStaging(Path(key), overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
-        from ckpttools.stores.local.journal import purpose_at
+        from ckpttools.stores.local.journal import read_job_info
         from ckpttools.stores.local.staging_names import JOURNAL, REPLACED
         from ckpttools.stores.publishing import SUFFIX
 
@@ -240,7 +240,7 @@ class LocalStore(Store):
         replaced = _below(key, REPLACED)
         result = self.stat(replaced)
         is_there = result is not None and result.kind is FileKind.DIRECTORY
-        begun = purpose_at(Path(key)) or JobInfo("")
+        begun = read_job_info(Path(key)) or JobInfo("")
         return Unfinished(
             _location(key),
             _location(replaced) if is_there else None,
@@ -250,7 +250,7 @@ class LocalStore(Store):
             division=begun.division,
         )
 
-    def begun_at(self, key: str) -> Unfinished | None:
+    def find_unfinished(self, key: str) -> Unfinished | None:
         from ckpttools.stores.publishing import SUFFIX
 
         path = Path(key)

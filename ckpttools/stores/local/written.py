@@ -79,7 +79,7 @@ class WrittenFiles:
             self._files[name] = self._files[name][0], size, True
 
     def keep(self, names: Iterable[str], series: Iterable[str]) -> None:
-        """Expect files of earlier runs; arguments as of `KeepsFiles.keep_files`."""
+        """Expect files of earlier runs; arguments as of `SupportsKeepFiles.keep_files`."""
         self._kept.update(names)
         self._series.update(series)
 
@@ -108,7 +108,7 @@ class WrittenFiles:
             self._files.pop(name, None)
 
     def identity(self, name: str) -> str:
-        """Return the identity of a registered file; see `IdentifiesFiles.identity`."""
+        """Return the identity of a registered file; see `SupportsFileIdentity.identity`."""
         inode = self._files[name][0]
         return file_identity(self._root, (self._root[0], inode))
 
@@ -187,7 +187,7 @@ class StagingStore(LocalStore):
         self._written.register(key.removeprefix(self._prefix), key, size, is_exact=is_exact)
 
     def write(self, key: str, content: bytes) -> None:
-        """Write a file; see `Writes.write`."""
+        """Write a file; see `SupportsWrite.write`."""
         self._written.check_directory()
         if os.path.islink(key):
             raise write_error(key, OSError(errno.ELOOP, "it is a symbolic link"))
@@ -195,19 +195,19 @@ class StagingStore(LocalStore):
         self._register(key, len(content))
 
     def put(self, key: str, content: bytes) -> None:
-        """Replace a file; see `Puts.put`. The name gets another file."""
+        """Replace a file; see `SupportsPut.put`. The name gets another file."""
         self._written.check_directory()
         super().put(key, content)
         self._written.forget(key.removeprefix(self._prefix))
         self._register(key, len(content))
 
     def write_at(self, key: str, offset: int, content: bytes) -> None:
-        """Write into a file; see `Writes.write_at`."""
+        """Write into a file; see `SupportsWrite.write_at`."""
         super().write_at(key, offset, content)
         self._register(key, offset + len(content), is_exact=False)
 
     def link(self, source: File, key: str) -> bool:
-        """Link a file; see `Links.link`."""
+        """Link a file; see `SupportsLinks.link`."""
         self._written.check_directory()
         is_linked = super().link(source, key)
         if is_linked:
@@ -215,6 +215,6 @@ class StagingStore(LocalStore):
         return is_linked
 
     def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
-        """Copy ranges of a file; see `Links.copy_parts`."""
+        """Copy ranges of a file; see `SupportsLinks.copy_parts`."""
         super().copy_parts(source, key, parts)
         self._register(key, source.size)

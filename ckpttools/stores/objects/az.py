@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ckpttools.core.errors import StorageError
 from ckpttools.stores.objects.client import Access, metadata_headers
-from ckpttools.stores.objects.errors import MessageTerms, elsewhere
+from ckpttools.stores.objects.errors import MessageTerms, login_hint
 from ckpttools.stores.objects.store import ObjectStore
 
 _ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
@@ -68,7 +68,7 @@ class AzureStore(ObjectStore):
         if account:
             config["account_name"] = account
         endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "http://" if is_emulated else "")
-        return Access("AzureStore", config, identity, endpoint, elsewhere(self.words, endpoint))
+        return Access("AzureStore", config, identity, endpoint, login_hint(self.words, endpoint))
 
 
 def _credentials() -> tuple[dict[str, Any], str]:

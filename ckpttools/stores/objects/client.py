@@ -22,17 +22,17 @@ from ckpttools.stores.costs import Meter
 from ckpttools.stores.objects.errors import (
     BucketRequest,
     MessageTerms,
-    explained,
-    is_broken_off,
-    is_changed,
-    is_no_key,
-    is_no_listing,
-    is_no_object,
+    add_retries,
+    explain_error,
+    has_invalid_key,
+    is_absent_object,
+    is_changed_object,
+    is_listing_unsupported,
     is_not_the_api,
     is_refused_without_code,
-    not_the_api,
-    repeated,
+    is_truncated,
     unusable_credentials,
+    wrong_api_error,
 )
 
 Object: TypeAlias = tuple[str, Status]
@@ -191,7 +191,7 @@ class Bucket:
                         return None
             except BaseError as error:
                 # A listing by directory fails only in the directory of that object.
-                if limit is None or not is_no_key(error):
+                if limit is None or not has_invalid_key(error):
                     raise
                 return None
             return pages.result
@@ -245,7 +245,9 @@ class Bucket:
 
         self._has_api = self.ask("cannot list", key, look)
         if not self._has_api:
-            raise not_the_api(self._asked("cannot list", key), "a response for an object that does not exist")
+            raise wrong_api_error(
+                self._asked("cannot list", key), "a response for an object that does not exist"
+            )
 
     def read(self, key: str, version: str, start: int, length: int) -> memoryview:
         """Read bytes of an object into a new buffer.
@@ -291,13 +293,13 @@ class Bucket:
                 try:
                     return listed(client)
                 except Exception as error:
-                    if not is_broken_off(error):
+                    if not is_truncated(error):
                         raise
                     if progress() > before:
                         tries, before, began = 0, progress(), time.monotonic()
                     pause = min(_PAUSE_SECONDS * 2**tries, _LONGEST_PAUSE_SECONDS)
                     if tries >= retries or time.monotonic() - began + pause > seconds:
-                        raise repeated(error, tries) from error
+                        raise add_retries(error, tries) from error
                 tries += 1
                 time.sleep(pause)
                 self._meter.add(requests=1)
@@ -331,12 +333,12 @@ class Bucket:
         try:
             answer = question(client)
         except (BaseError, OSError, ValueError) as error:
-            if is_no_object(error) and not is_no_listing(error):
+            if is_absent_object(error) and not is_listing_unsupported(error):
                 raise FileNotFoundError(key) from error
-            if is_changed(error):
+            if is_changed_object(error):
                 raise ObjectChangedError from error
             cause = self._with_code(client, key, error) if is_refused_without_code(error) else error
-            raise explained(cause, self._asked(doing, key)) from error
+            raise explain_error(cause, self._asked(doing, key)) from error
         self._has_answered = True
         return answer
 
@@ -354,7 +356,7 @@ class Bucket:
         try:
             obstore.get_range(client, key, start=0, end=1)
         except (BaseError, OSError, ValueError) as result:
-            return error if is_no_object(result) else result
+            return error if is_absent_object(result) else result
         return error
 
     def _client_for(self, asked: BucketRequest, *, is_brief: bool) -> Any:

@@ -20,10 +20,10 @@ from ckpttools.stores.objects.client import (
     Version,
 )
 from ckpttools.stores.objects.errors import is_unsupported
-from ckpttools.stores.objects.writing import delete, put_if, read
+from ckpttools.stores.objects.writing import delete, put_conditionally, read
 
 
-def honored(bucket: Bucket, key: str) -> Conditions:
+def probe_conditions(bucket: Bucket, key: str) -> Conditions:
     """Return the conditions that a bucket honors. The first call in a process probes them.
 
     Args:
@@ -47,7 +47,7 @@ def _probe(bucket: Bucket, scratch: str) -> Conditions:
             raise
         left = f"{bucket.uri(scratch)} may remain: {bucket.removal(scratch)}"
         raise error.at(hint=f"{error.hint}; {left}" if error.hint else left) from error
-    _try_delete(bucket, scratch)  # `conclude` deletes the object if this fails.
+    _try_delete(bucket, scratch)  # `finalize` deletes the object if this fails.
     return conditions
 
 
@@ -76,7 +76,7 @@ def _creates(bucket: Bucket, key: str) -> tuple[bool, Version]:
         # The response was lost, so the request was repeated.
         first = result[1]
     if first is None:
-        return False, put_if(bucket, key, b"written", "overwrite")
+        return False, put_conditionally(bucket, key, b"written", "overwrite")
     second = _attempt(bucket, key, b"created again", "create")
     return second is None, second or first
 
@@ -97,7 +97,7 @@ def _replaces(bucket: Bucket, key: str, version: Version, spelling: str) -> tupl
 def _attempt(bucket: Bucket, key: str, content: bytes, mode: Any) -> Version | None:
     """Write the scratch object. Returns None if the bucket refuses or does not know the condition."""
     try:
-        return put_if(bucket, key, content, mode)
+        return put_conditionally(bucket, key, content, mode)
     except (ObjectChangedError, FileNotFoundError):
         return None
     except StorageError as error:

@@ -45,7 +45,7 @@ class ObjectDataFiles:
         self.versions: dict[str, tuple[int, str]] = {}
         self._unrecorded: dict[str, tuple[int, str]] = {}
 
-    def passes(self, group: int) -> Generator[ObjectSink]:
+    def write_passes(self, group: int) -> Generator[ObjectSink]:
         """Yield one sink, whose objects are complete when the generator ends."""
         with ExitStack() as uploads:
             yield ObjectSink(self, uploads, group)
@@ -99,7 +99,7 @@ class ObjectDataFiles:
 class ObjectSink:
     """The files of one group of tasks; see `ckpttools.stores.publishing.Sink`."""
 
-    is_rehearsal: ClassVar[bool] = False
+    is_dry_pass: ClassVar[bool] = False
 
     def __init__(self, files: ObjectDataFiles, uploads: ExitStack, group: int) -> None:
         self._files, self._stack, self._group = files, uploads, group
@@ -122,7 +122,7 @@ class ObjectSink:
 
     def identity(self, name: str) -> str:
         """Return "" because the versions of objects are recorded separately; see
-        `IdentifiesFiles.identity`.
+        `SupportsFileIdentity.identity`.
         """
         return ""
 

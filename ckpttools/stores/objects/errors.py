@@ -102,14 +102,14 @@ class BucketRequest:
     words: MessageTerms
 
 
-def elsewhere(words: MessageTerms, endpoint: str) -> str:
+def login_hint(words: MessageTerms, endpoint: str) -> str:
     """Return the hint for authentication with a custom endpoint; "" without one."""
     if not endpoint:
         return ""
     return f"{words.log_in} for that server; or unset {words.endpoint} to use {words.cloud} itself"
 
 
-def is_no_object(error: Exception) -> bool:
+def is_absent_object(error: Exception) -> bool:
     """Whether the bucket exists and the object does not, or the key is invalid."""
     if isinstance(error, ValueError):
         return True
@@ -119,7 +119,7 @@ def is_no_object(error: Exception) -> bool:
     return is_absent and not _NO_BUCKET.search(str(error))
 
 
-def is_changed(error: Exception) -> bool:
+def is_changed_object(error: Exception) -> bool:
     """Whether an object has changed, possibly during the response, or already exists."""
     from obstore.exceptions import AlreadyExistsError
 
@@ -140,7 +140,7 @@ def is_refused_without_code(error: Exception) -> bool:
     return is_refused and "performing HEAD" in text and not _CODE.search(text)
 
 
-def is_no_listing(error: Exception) -> bool:
+def is_listing_unsupported(error: Exception) -> bool:
     """Whether a server does not support listings: the response for a missing bucket has an error code."""
     text = str(error)
     status = _STATUS.search(text)
@@ -148,27 +148,27 @@ def is_no_listing(error: Exception) -> bool:
     return is_absent and "performing list request" in text and not _CODE.search(text)
 
 
-def is_broken_off(error: Exception) -> bool:
+def is_truncated(error: Exception) -> bool:
     """Whether a response was truncated."""
     return "response body" in str(error)
 
 
-def repeated(error: Exception, retries: int) -> Exception:
+def add_retries(error: Exception, retries: int) -> Exception:
     """Add the number of retries to the error of a repeated request, as obstore reports it."""
     return type(error)(f"{error}\nafter {retries} retries")
 
 
-def is_no_key(error: Exception) -> bool:
+def has_invalid_key(error: Exception) -> bool:
     """Whether a listing contains an object whose name obstore does not accept."""
     return "Encountered object with invalid path" in str(error)
 
 
 def is_not_the_api(error: Exception) -> bool:
     """Whether the response is not one of the cloud's API."""
-    return _NOT_THE_API.search(str(error)) is not None or is_no_listing(error)
+    return _NOT_THE_API.search(str(error)) is not None or is_listing_unsupported(error)
 
 
-def explained(error: Exception, asked: BucketRequest) -> StorageError:
+def explain_error(error: Exception, asked: BucketRequest) -> StorageError:
     """Convert an error of obstore."""
     text = str(error)
     status = _STATUS.search(text)
@@ -182,14 +182,14 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
     if code in (401, 403) or _NOT_PUBLIC in text:
         return _not_allowed(asked, _answer(text), reason)
     if is_not_the_api(error):
-        return not_the_api(asked, _answer(text))
+        return wrong_api_error(asked, _answer(text))
     if _is_of_region(text):
         hint = "set AWS_REGION to the bucket's region"
         return _error(asked, _answer(text), "a request to the bucket's own region", hint)
     if code == 429 or code >= 500:
         hint = f"{asked.endpoint or asked.words.cloud} is overloaded or down: {retry_term()} later"
         return _error(asked, f"{_answer(text)}{_tries(text)}", "a response", hint)
-    if not code and is_broken_off(error) and "TimedOut" not in text:
+    if not code and is_truncated(error) and "TimedOut" not in text:
         hint = f"check the network and the proxy (HTTPS_PROXY), then {retry_term()}"
         return _error(asked, f"a truncated response{_tries(text)}", "the complete response", hint)
     if not code and (certificate := _CERTIFICATE.search(text)):
@@ -198,7 +198,7 @@ def explained(error: Exception, asked: BucketRequest) -> StorageError:
         return StorageError(what, location=asked.location, got=why.got, hint=why.hint)
     if not code and _UNREACHED.search(text):
         return _no_connection(asked, text)
-    if is_no_key(error):
+    if has_invalid_key(error):
         hint = "rename that object: no part of its name may be empty, `.` or `..`, or have control characters"
         return _error(asked, _answer(text), None, hint)
     if code:
@@ -274,7 +274,7 @@ def _not_allowed(asked: BucketRequest, answer: str, code: str) -> StorageError:
     )
 
 
-def not_the_api(asked: BucketRequest, answer: str) -> StorageError:
+def wrong_api_error(asked: BucketRequest, answer: str) -> StorageError:
     """Return the error of a server that does not offer the cloud's API.
 
     Args:

@@ -69,19 +69,19 @@ class GoogleStore(ObjectStore):
         return Access("GCSStore", config, identity)
 
     def uploads(self, key: str) -> Sequence[PendingUpload]:
-        """See `KeepsUploads`."""
+        """See `SupportsUploads`."""
         bucket, _, rest = key.partition("/")
         prefix = f"{rest}/" if rest else ""
         return list(_list_uploads(self.access(bucket).endpoint, bucket, prefix, self._meter))
 
     def abort(self, uploads: Iterable[PendingUpload]) -> None:
-        """See `KeepsUploads`."""
+        """See `SupportsUploads`."""
         for upload in uploads:
             self._meter.add(requests=1)
             _abort_upload(self.access(upload.key.partition("/")[0]).endpoint, upload)
 
     def upload_rule(self, key: str) -> str:
-        """See `KeepsUploads`."""
+        """See `SupportsUploads`."""
         rule = {"action": {"type": "AbortIncompleteMultipartUpload"}, "condition": {"age": 1}}
         bucket = quote(f"gs://{key.partition('/')[0]}")
         given = quote(json.dumps({"rule": [rule]}))

@@ -17,7 +17,7 @@ from dataclasses import replace as dataclass_replace
 from typing import Any, TypeAlias
 
 from ckpttools.core.dataclass import dataclass
-from ckpttools.stores.concurrency import in_threads, writes_at_once
+from ckpttools.stores.concurrency import map_in_threads, write_concurrency
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.writing import delete, put, read
 from ckpttools.stores.publishing import JobInfo, Record
@@ -35,7 +35,7 @@ class ObjectJournal:
     Attributes:
         bucket, key: its location.
         purpose: the conversion; None if there is no readable entry.
-        is_beside: whether the checkpoint is written next to the destination, which it will replace.
+        is_alongside: whether the checkpoint is written next to the destination, which it will replace.
         by_run: records of the finished tasks, by run ID.
         linked: names of files that were or may have been copied from elsewhere.
         replacing: inventories of the replaced checkpoint, which may be partly deleted, and of the new one;
@@ -48,7 +48,7 @@ class ObjectJournal:
     bucket: Bucket
     key: str
     purpose: JobInfo | None = None
-    is_beside: bool = False
+    is_alongside: bool = False
     by_run: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     linked: frozenset[str] = frozenset()
     replacing: tuple[Inventory, Inventory] | None = None
@@ -66,9 +66,9 @@ class ObjectJournal:
         return [record for records in self.by_run.values() for record in records]
 
     @property
-    def grows_there(self) -> bool:
+    def is_destination_incomplete(self) -> bool:
         """Return whether the destination's name has an incomplete checkpoint."""
-        return self.published is None and (self.is_replacing or not self.is_beside)
+        return self.published is None and (self.is_replacing or not self.is_alongside)
 
     @classmethod
     def read(cls, bucket: Bucket, key: str, *, with_records: bool = True) -> ObjectJournal:
@@ -83,9 +83,11 @@ class ObjectJournal:
         """
         listed = [name for name, _ in bucket.objects_below(key) or ()]
         names = [name for name in listed if with_records or not name.startswith(_DONE)]
-        contents = in_threads(writes_at_once(), lambda name: read(bucket, f"{key}/{name}"), names)
+        contents = map_in_threads(write_concurrency(), lambda name: read(bucket, f"{key}/{name}"), names)
         result = {
-            name: _parsed(item[0]) for name, item in zip(names, contents, strict=True) if item is not None
+            name: _parse_entry(item[0])
+            for name, item in zip(names, contents, strict=True)
+            if item is not None
         }
         begun: Any = result.get(PLAN)
         published: Any = result.get(PUBLISHED)
@@ -105,15 +107,15 @@ class ObjectJournal:
             bool(begun and begun.get("is_beside")),
             by_run,
             frozenset(linked),
-            _two(result[PUBLISHING]) if PUBLISHING in result else None,
+            _parse_inventories(result[PUBLISHING]) if PUBLISHING in result else None,
             published.get("objects") if isinstance(published, dict) else None,
             bool(listed),
         )
 
-    def begin(self, purpose: JobInfo, is_beside: bool) -> ObjectJournal:
+    def begin(self, purpose: JobInfo, is_alongside: bool) -> ObjectJournal:
         """Record the conversion; errors as `read`."""
-        self._put(PLAN, {"purpose": asdict(purpose), "is_beside": is_beside})
-        return ObjectJournal(self.bucket, self.key, purpose, is_beside, is_there=True)
+        self._put(PLAN, {"purpose": asdict(purpose), "is_beside": is_alongside})
+        return ObjectJournal(self.bucket, self.key, purpose, is_alongside, is_there=True)
 
     @property
     def is_replacing(self) -> bool:
@@ -154,7 +156,7 @@ class ObjectJournal:
             check()
             delete(self.bucket, [f"{self.key}/{name}"])
 
-        in_threads(writes_at_once(), remove, rest)
+        map_in_threads(write_concurrency(), remove, rest)
         for name in (PLAN, PUBLISHING):
             if name in names:
                 remove(name)
@@ -177,7 +179,7 @@ class JournalEntries:
         self._run = run or uuid.uuid4().hex[:12]
         self._count = 0
 
-    def enter(self, records: Iterable[Record]) -> None:
+    def record(self, records: Iterable[Record]) -> None:
         """Record finished tasks; errors as `ObjectJournal.read`."""
         journal, name = self._journal, f"{_DONE}{self._run}-{self._count:06d}"
         put(journal.bucket, f"{journal.key}/{name}", json.dumps(list(records)).encode())
@@ -189,7 +191,7 @@ class JournalEntries:
         delete(self._journal.bucket, [f"{self._journal.key}/{name}" for name in names])
 
 
-def _two(declared: Any) -> tuple[Inventory, Inventory]:
+def _parse_inventories(declared: Any) -> tuple[Inventory, Inventory]:
     """Parse the old and the new inventory; both are empty if they are malformed."""
     is_known = (
         isinstance(declared, list) and len(declared) == 2 and all(isinstance(item, dict) for item in declared)
@@ -197,7 +199,7 @@ def _two(declared: Any) -> tuple[Inventory, Inventory]:
     return (declared[0], declared[1]) if is_known else ({}, {})
 
 
-def _parsed(content: bytes) -> Any:
+def _parse_entry(content: bytes) -> Any:
     """Parse an entry; None if it is malformed."""
     try:
         return json.loads(content)

@@ -91,19 +91,19 @@ class KnownObjects:
         with self._lock:
             for item in [listing for listing in self._listings if listing.startswith(f"{key}/")]:
                 del self._listings[item]
-            for above in _and_above(key):
+            for above in _key_and_ancestors(key):
                 self._listings.pop(above, None)
 
     def status(self, key: str) -> Status | None:
         """Return the status of a key; None if it does not exist."""
-        for listing, rest in self._listed(key, time.monotonic()):
+        for listing, rest in self._valid_listings(key, time.monotonic()):
             if listing.tells(rest):
                 return listing.status(rest)
-        return self._looked_up(key)
+        return self._request_status(key)
 
     def status_after(self, key: str, moment: float) -> Status | None:
         """Return a status that is newer than a moment of the monotonic clock; lists known siblings, too."""
-        for listing, rest in self._listed(key):
+        for listing, rest in self._valid_listings(key):
             if rest and listing.tells(rest):
                 above = key.removesuffix(rest).rstrip("/")
                 return (listing if listing.asked > moment else self._list(above)).status(rest)
@@ -111,7 +111,7 @@ class KnownObjects:
 
     def names(self, key: str) -> Mapping[str, Status]:
         """Return the entries directly below a key, by name; empty if it is not a directory."""
-        for listing, rest in self._listed(key, time.monotonic()):
+        for listing, rest in self._valid_listings(key, time.monotonic()):
             if listing.is_deep or not rest:
                 break
         else:
@@ -125,7 +125,7 @@ class KnownObjects:
 
     def objects(self, key: str) -> Sequence[Object]:
         """Return all objects below a key."""
-        for listing, rest in self._listed(key, time.monotonic()):
+        for listing, rest in self._valid_listings(key, time.monotonic()):
             if listing.objects is not None:
                 start = f"{rest}/" if rest else ""
                 below = (item for item in listing.objects if item[0].startswith(start))
@@ -141,14 +141,14 @@ class KnownObjects:
                 raise name_collision(self._source.uri(f"{key}/{name}"))
         return objects
 
-    def _listed(self, key: str, now: float = 0.0) -> Iterator[tuple[Listing, str]]:
+    def _valid_listings(self, key: str, now: float = 0.0) -> Iterator[tuple[Listing, str]]:
         """Iterate over valid listings of the key's ancestors, the nearest first, with the relative key."""
-        for above in _and_above(key):
+        for above in _key_and_ancestors(key):
             listing = self._listings.get(above)
             if listing and now < listing.until:
                 yield listing, key[len(above) + 1 :]
 
-    def _looked_up(self, key: str) -> Status | None:
+    def _request_status(self, key: str) -> Status | None:
         """Request the status of a key that no listing covers."""
         above = key.rpartition("/")[0]
         with self._lock:
@@ -205,7 +205,7 @@ def _directories(objects: Iterable[Object]) -> Mapping[str, Mapping[str, Status]
     return result
 
 
-def _and_above(key: str) -> Iterator[str]:
+def _key_and_ancestors(key: str) -> Iterator[str]:
     """Iterate over a key and its ancestors, the nearest first."""
     while key:
         yield key

@@ -27,7 +27,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.abilities import StoredLock
 from ckpttools.stores.objects.client import IGNORED, Bucket, Version
-from ckpttools.stores.objects.conditions import honored
+from ckpttools.stores.objects.conditions import probe_conditions
 from ckpttools.stores.objects.writing import TakenError, delete, put, read, replace
 from ckpttools.stores.publishing import LockedError
 
@@ -80,7 +80,7 @@ class Lock:
             LockedError: another process holds it.
             StorageError: the store reports an error.
         """
-        honored(self._bucket, f"{self._key}{PROBE}")
+        probe_conditions(self._bucket, f"{self._key}{PROBE}")
         asked = _now()
         # Add it before others can read the owner: they would consider a thread of this process dead.
         _HELD.add(self._owner["owner"])
@@ -181,14 +181,14 @@ class Lock:
             version = put(self._bucket, self._key, self._content())
         except TakenError:
             version = self._taken_over()
-        return version if self._bucket.conditions.creates else self._settled()
+        return version if self._bucket.conditions.creates else self._wait_and_check()
 
-    def _settled(self) -> Version:
+    def _wait_and_check(self) -> Version:
         """Wait, and return the lock if no other process has overwritten it."""
         time.sleep(SETTLED_SECONDS)
         result = read(self._bucket, self._key)
         if result is None or not self._is_mine(result[0]):
-            raise self._locked(result)
+            raise self._locked_error(result)
         return result[1]
 
     def _taken_over(self) -> Version:
@@ -200,29 +200,29 @@ class Lock:
         owner = _parsed(content)
         age = None if _is_gone(owner) else self._age()
         if age is not None and age < EXPIRED_SECONDS:
-            raise self._locked(result, age)
+            raise self._locked_error(result, age)
         conditions = self._bucket.conditions
         if conditions.creates and conditions.replaces == IGNORED:
-            return self._claimed(result)
+            return self._take_over(result)
         return self._put_or_refuse(version)
 
-    def _claimed(self, dead: tuple[bytes, Version]) -> Version:
+    def _take_over(self, dead: tuple[bytes, Version]) -> Version:
         """Take over a dead lock in a bucket without `If-Match`: the creator of its claim gets it."""
         asked, owner = _now(), _parsed(dead[0]).get("owner", "")
         claims = [f"{self._key}{PROBE}{owner}-{number}" for number in range(_CLAIMS)]
         # A process that created a claim may have died, too.
         mine = next((claim for claim in claims if self._is_created(claim)), None)
         if mine is None:
-            raise self._locked(dead)
+            raise self._locked_error(dead)
         try:
             result = read(self._bucket, self._key)
             is_dead = result is not None and result[0] == dead[0]
             if not is_dead or _now() - asked > EXPIRED_SECONDS * _BELIEVED:
-                raise self._locked(result)
+                raise self._locked_error(result)
             replace(self._bucket, self._key, self._content())
             result = read(self._bucket, self._key)
             if result is None or not self._is_mine(result[0]):
-                raise self._locked(result)
+                raise self._locked_error(result)
             return result[1]
         finally:
             with suppress(StorageError):
@@ -234,7 +234,7 @@ class Lock:
             put(self._bucket, claim, self._content())
         except TakenError:
             if self._age(claim) < EXPIRED_SECONDS:
-                raise self._locked(read(self._bucket, self._key)) from None
+                raise self._locked_error(read(self._bucket, self._key)) from None
             return False
         return True
 
@@ -242,9 +242,9 @@ class Lock:
         try:
             return put(self._bucket, self._key, self._content(), instead_of=instead_of)
         except TakenError:
-            raise self._locked(read(self._bucket, self._key)) from None
+            raise self._locked_error(read(self._bucket, self._key)) from None
 
-    def _locked(self, result: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
+    def _locked_error(self, result: tuple[bytes, Version] | None, age: float = 0.0) -> LockedError:
         """Return the error of a lock that another process holds, with the content that was read."""
         owner = {} if result is None else _parsed(result[0])
         release = self._bucket.removal(self._key)
@@ -291,7 +291,7 @@ def stored_lock(bucket: Bucket, key: str, now: float | None = None) -> StoredLoc
     return StoredLock(location, process_of(owner), age, is_live(owner, age), release)
 
 
-def said_by(bucket: Bucket, key: str) -> Mapping[str, str]:
+def read_lock(bucket: Bucket, key: str) -> Mapping[str, str]:
     """Return the content of a lock, empty if there is none. Raises StorageError as `stored_lock`."""
     result = read(bucket, key)
     return _parsed(result[0]) if result else {}

@@ -16,12 +16,12 @@ from typing import Any
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import first_line
 from ckpttools.stores.base import Status
-from ckpttools.stores.concurrency import in_threads, writes_at_once
+from ckpttools.stores.concurrency import map_in_threads, write_concurrency
 from ckpttools.stores.objects.client import Bucket
 from ckpttools.stores.objects.lock import Lock, is_live, process_of
 from ckpttools.stores.objects.writing import TakenError, put, read
 from ckpttools.stores.publishing import Record
-from ckpttools.stores.shares import DONE, PARTS, Member, Share, share_of
+from ckpttools.stores.shares import DONE, PARTS, Member, Share, parse_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class PartClaim:
 
 
 @contextmanager
-def claimed(bucket: Bucket, partial: str, location: str, plan: str, share: Share) -> Iterator[PartClaim]:
+def hold_claim(bucket: Bucket, partial: str, location: str, plan: str, share: Share) -> Iterator[PartClaim]:
     """Claim a share inside the `with`, then record the outcome.
 
     Args:
@@ -89,7 +89,7 @@ def members(
     """Return the processes that do or did shares of a plan.
 
     Args:
-        bucket, partial: as in `claimed`.
+        bucket, partial: as in `hold_claim`.
         plan: fingerprint of the plan; None for any plan.
         done: records of each process by token.
         now: time of the bucket's clock; None for the clock of this machine.
@@ -100,7 +100,7 @@ def members(
     now = time.time() if now is None else now
     listed: list[Member] = []
     for token, status, declared in _read_all(bucket, partial):
-        share, seen = share_of(declared.get("share")), (status.modified or 0) / 1e9
+        share, seen = parse_share(declared.get("share")), (status.modified or 0) / 1e9
         if share is None or plan not in (None, declared.get("plan")):
             continue
         age, began = max(0.0, now - seen), declared.get("began")
@@ -124,7 +124,9 @@ def members(
 def _read_all(bucket: Bucket, partial: str) -> Iterator[tuple[str, Status, dict[str, Any]]]:
     """Iterate over name, status and content of all claims: a job may have had a thousand."""
     result = list(bucket.objects_below(f"{partial}/{PARTS}") or ())
-    contents = in_threads(writes_at_once(), lambda item: read(bucket, f"{partial}/{PARTS}/{item[0]}"), result)
+    contents = map_in_threads(
+        write_concurrency(), lambda item: read(bucket, f"{partial}/{PARTS}/{item[0]}"), result
+    )
     for (token, status), content in zip(result, contents, strict=True):
         yield token, status, _parsed(content[0]) if content else {}
 

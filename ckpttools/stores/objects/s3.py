@@ -13,7 +13,7 @@ from ckpttools.core.errors import StorageError
 from ckpttools.stores.abilities import PendingUpload
 from ckpttools.stores.certificates import bundle_path
 from ckpttools.stores.objects.client import Access
-from ckpttools.stores.objects.errors import MessageTerms, elsewhere
+from ckpttools.stores.objects.errors import MessageTerms, login_hint
 from ckpttools.stores.objects.store import ObjectStore
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -53,20 +53,20 @@ class AmazonStore(ObjectStore):
         region = next(filter(None, map(os.environ.get, _REGIONS)), None)
         if region:
             config["region"] = region
-        return Access("S3Store", config, identity, endpoint, elsewhere(self.words, endpoint))
+        return Access("S3Store", config, identity, endpoint, login_hint(self.words, endpoint))
 
     def uploads(self, key: str) -> Sequence[PendingUpload]:
-        """See `KeepsUploads`."""
+        """See `SupportsUploads`."""
         bucket, _, rest = key.partition("/")
         return list(_list_uploads(self.access(bucket), bucket, f"{rest}/" if rest else ""))
 
     def abort(self, uploads: Iterable[PendingUpload]) -> None:
-        """See `KeepsUploads`."""
+        """See `SupportsUploads`."""
         for upload in uploads:
             _abort_upload(self.access(upload.key.partition("/")[0]), upload)
 
     def upload_rule(self, key: str) -> str:
-        """See `KeepsUploads`."""
+        """See `SupportsUploads`."""
         ended = {"DaysAfterInitiation": 1}
         rule = {"ID": "unfinished-uploads", "Status": "Enabled", "Filter": {}}
         given = quote(json.dumps({"Rules": [{**rule, "AbortIncompleteMultipartUpload": ended}]}))

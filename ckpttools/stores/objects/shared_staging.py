@@ -13,8 +13,8 @@ from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.data_files import ObjectDataFiles, find_changed_objects, recorded_versions
 from ckpttools.stores.objects.journal import JournalEntries, ObjectJournal
-from ckpttools.stores.objects.lock import locked_error, said_by, stored_lock
-from ckpttools.stores.objects.parts import PartClaim, claimed, members
+from ckpttools.stores.objects.lock import locked_error, read_lock, stored_lock
+from ckpttools.stores.objects.parts import PartClaim, hold_claim, members
 from ckpttools.stores.objects.staging import PREPARING, ObjectStaging
 from ckpttools.stores.publishing import JOURNAL, LOCK, SUFFIX, JobInfo, LockedError, Record
 from ckpttools.stores.shares import PARTS, Member, Share, Standing, check_free, prepared, published
@@ -33,9 +33,9 @@ class SharedObjectStaging(ObjectStaging):
         """Join the work on the destination; see `SharedStaging.joined`."""
         self.check_protected(is_shared=True)
         self._prepare(purpose)
-        self._wait_for_the_lost(purpose.plan, share)
-        with claimed(self.bucket, self.partial, self.location, purpose.plan, share) as claim:
-            journal = self._joined(purpose.plan, share, claim)
+        self._wait_for_lost_members(purpose.plan, share)
+        with hold_claim(self.bucket, self.partial, self.location, purpose.plan, share) as claim:
+            journal = self._join_journal(purpose.plan, share, claim)
             try:
                 yield ObjectPartWork(self, claim, journal, purpose.plan)
             finally:
@@ -58,9 +58,9 @@ class SharedObjectStaging(ObjectStaging):
 
     def _is_preparing(self, plan: str) -> bool:
         """Whether the process that has locked the destination is preparing it for a plan."""
-        return said_by(self.bucket, f"{self.partial}/{LOCK}").get(PREPARING) == plan
+        return read_lock(self.bucket, f"{self.partial}/{LOCK}").get(PREPARING) == plan
 
-    def _joined(self, plan: str, share: Share, claim: PartClaim) -> ObjectJournal:
+    def _join_journal(self, plan: str, share: Share, claim: PartClaim) -> ObjectJournal:
         """Return the journal, read after this process has written its claim.
 
         Raises:
@@ -92,12 +92,12 @@ class SharedObjectStaging(ObjectStaging):
             raise locked_error(self.location, lock)
         return True
 
-    def _wait_for_the_lost(self, plan: str, share: Share) -> None:
+    def _wait_for_lost_members(self, plan: str, share: Share) -> None:
         """Wait until processes that may be dead expire or give a sign of life."""
         first: dict[str, float] = {}
         while True:
             journal = ObjectJournal(self.bucket, "", JobInfo(plan))
-            met = [m for m in self._members(journal) if m.is_alive and m.share.meets(share)]
+            met = [m for m in self._members(journal) if m.is_alive and m.share.overlaps(share)]
             if any(first.setdefault(item.token, item.seen) != item.seen for item in met):
                 check_free(share, met, self.location)
             if not met:
@@ -163,16 +163,16 @@ class ObjectPartWork:
         return self.files
 
     def changed_files(self) -> Sequence[str]:
-        """See `FindsChangedFiles`. Takes one listing, and a request for each changed object."""
+        """See `SupportsChangedFiles`. Takes one listing, and a request for each changed object."""
         content = self.staging.content(self.journal)
         there = dict(self.staging.objects(content))
         versions = recorded_versions(self.journal.records)
         return find_changed_objects(self.staging.bucket, content, there, versions)
 
-    def enter(self, records: Iterable[Record]) -> None:
+    def record(self, records: Iterable[Record]) -> None:
         self.claim.lock.check()
         versions = [] if self.files is None else self.files.take_version_records()
-        self.entries.enter([*records, *versions])
+        self.entries.record([*records, *versions])
 
     def discard(self) -> None:
         self.entries.remove()

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import DestinationExistsError, StorageError, UsageError
 from ckpttools.core.message_terms import option, step
-from ckpttools.stores.abilities import KeepsUploads
+from ckpttools.stores.abilities import SupportsUploads
 from ckpttools.stores.base import FileKind
-from ckpttools.stores.concurrency import in_threads, writes_at_once
+from ckpttools.stores.concurrency import map_in_threads, write_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import Bucket, Object, is_usable
-from ckpttools.stores.objects.conditions import honored
+from ckpttools.stores.objects.conditions import probe_conditions
 from ckpttools.stores.objects.journal import Inventory, ObjectJournal
 from ckpttools.stores.objects.lock import EXPIRED_SECONDS, PROBE, Lock
 from ckpttools.stores.objects.parts import members
@@ -31,7 +31,7 @@ from ckpttools.stores.publishing import (
     JobInfo,
     check_name,
 )
-from ckpttools.stores.shares import PARTS, at_work, claimed_error, who_does_what
+from ckpttools.stores.shares import PARTS, active_members, claimed_error, members_command
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.store import ObjectStore
@@ -49,7 +49,7 @@ class ObjectStaging:
         bucket: the bucket.
         key: key of the destination in the store.
         rest: key of the destination in the bucket.
-        overwrite, check_replaced: as of `Publishes.staging`.
+        overwrite, check_replaced: as of `SupportsPublishing.staging`.
     """
 
     store: ObjectStore
@@ -90,7 +90,7 @@ class ObjectStaging:
         is_begun = journal.plan == plan
         if not is_begun and journal.is_replacing and journal.published is None:
             raise self._about_to_replace(journal)
-        if not is_begun or (journal.is_beside and not journal.is_replacing):
+        if not is_begun or (journal.is_alongside and not journal.is_replacing):
             self.check_taken(journal)
 
     def check_taken(self, journal: ObjectJournal) -> None:
@@ -100,7 +100,7 @@ class ObjectStaging:
             raise DestinationExistsError(f"{self.location} is an object", hint="choose another destination")
         if not self.objects(self.rest):
             return
-        if journal.purpose is not None and not journal.is_beside and journal.published is None:
+        if journal.purpose is not None and not journal.is_alongside and journal.published is None:
             return  # Another unfinished conversion is there, which `opened` reports.
         # A recent listing may lack objects that would be replaced.
         self.store.forget(self.key)
@@ -130,11 +130,11 @@ class ObjectStaging:
         self.check_protected(is_shared=bool(preparing))
         with Lock(self.bucket, f"{self.partial}/{LOCK}", self.location, declared) as lock:
             try:
-                self._refuse_beside_parts()
+                self._refuse_active_parts()
                 result = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}")
                 if result.is_there:
                     self._abort_uploads()
-                journal = self._begun(result, purpose, lock)
+                journal = self._start_journal(result, purpose, lock)
                 yield ObjectWork(self, lock, journal, purpose)
             finally:
                 for key in (self.key, self.key + SUFFIX):
@@ -146,7 +146,7 @@ class ObjectStaging:
         Args:
             is_shared: whether several processes write it.
         """
-        is_safe = honored(self.bucket, f"{self.partial}/{LOCK}{PROBE}").creates
+        is_safe = probe_conditions(self.bucket, f"{self.partial}/{LOCK}{PROBE}").creates
         if is_safe or os.environ.get(UNPROTECTED) or not (self.overwrite or is_shared):
             return
         what = "writing it with several processes" if is_shared else "replacing it"
@@ -158,16 +158,16 @@ class ObjectStaging:
             f"{self.location}, and accept the risk with {step(f'{UNPROTECTED}=1', '--allow-unprotected')}",
         )
 
-    def _refuse_beside_parts(self) -> None:
+    def _refuse_active_parts(self) -> None:
         """Raise LockedError if shares are active; a share that starts later sees the lock."""
-        result = at_work(members(self.bucket, self.partial, None, {}, self.now()))
+        result = active_members(members(self.bucket, self.partial, None, {}, self.now()))
         if result:
             begun = ObjectJournal.read(self.bucket, f"{self.partial}/{JOURNAL}", with_records=False)
             raise claimed_error(
                 "other processes are writing parts of this checkpoint",
                 result,
                 self.location,
-                f"wait until they are done: {who_does_what(begun.purpose)} lists them; a claim expires "
+                f"wait until they are done: {members_command(begun.purpose)} lists them; a claim expires "
                 f"{EXPIRED_SECONDS:.0f} s after its process has ended",
             )
 
@@ -176,7 +176,7 @@ class ObjectStaging:
         result = self.bucket.head(f"{self.partial}/{name}")
         return time.time() if result is None or result.modified is None else result.modified / 1e9
 
-    def _begun(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> ObjectJournal:
+    def _start_journal(self, journal: ObjectJournal, purpose: JobInfo, lock: Lock) -> ObjectJournal:
         """Return the journal of this plan, with the finished work or empty."""
         is_ours = journal.plan == purpose.plan
         if journal.published is not None:
@@ -184,7 +184,7 @@ class ObjectStaging:
                 return journal
             if is_ours and not self.overwrite:
                 raise self._changed()
-            self.conclude(journal, lock)
+            self.finalize(journal, lock)
             journal.remove_last()
             journal = ObjectJournal(self.bucket, journal.key)
         elif is_ours:
@@ -210,7 +210,7 @@ class ObjectStaging:
 
     def _abort_uploads(self) -> None:
         """Abort uploads to the destination by processes that are dead or have lost it."""
-        if not isinstance(self.store, KeepsUploads):
+        if not isinstance(self.store, SupportsUploads):
             return
         # A user without permission to list them can still write; `ckpt doctor` reports that.
         with suppress(StorageError):
@@ -270,26 +270,26 @@ class ObjectStaging:
             f"then delete {partial}",
         )
 
-    def conclude(self, journal: ObjectJournal, lock: Lock) -> None:
+    def finalize(self, journal: ObjectJournal, lock: Lock) -> None:
         """Remove the traces of a published conversion except the last entry."""
-        kinds = [f"{PARTS}/", LOCK + PROBE, *([f"{CONTENT}/"] if journal.is_beside else [])]
+        kinds = [f"{PARTS}/", LOCK + PROBE, *([f"{CONTENT}/"] if journal.is_alongside else [])]
         names = [name for name, _ in self.objects(self.partial) if name.startswith(tuple(kinds))]
 
         def delete_one(name: str) -> None:
             lock.check()
             delete(self.bucket, [f"{self.partial}/{name}"])
 
-        in_threads(writes_at_once(), delete_one, names)
+        map_in_threads(write_concurrency(), delete_one, names)
         journal.remove(lock.check)
 
     def content(self, journal: ObjectJournal) -> str:
         """Return the key in the bucket of the unpublished checkpoint."""
-        return f"{self.partial}/{CONTENT}" if journal.is_beside else self.rest
+        return f"{self.partial}/{CONTENT}" if journal.is_alongside else self.rest
 
     def check_copied(self, journal: ObjectJournal, sizes: Mapping[str, int]) -> None:
         """Raise UsageError if staged files are too large to be copied to the destination."""
         largest, limit = max(sizes.values(), default=0), self.store.largest_copy
-        if journal.is_beside and largest > limit:
+        if journal.is_alongside and largest > limit:
             raise UsageError(
                 f"the replacement of {self.location} has a file that is too large to be copied inside "
                 "the cloud",
@@ -309,7 +309,7 @@ class ObjectStaging:
         for name, _ in self.objects(content):
             key = f"{content}/{name}"
             if (
-                journal.is_beside
+                journal.is_alongside
                 or name in journal.linked
                 or (plan and mark(self.bucket, key, is_brief=True) == plan)
             ):

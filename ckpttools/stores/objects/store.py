@@ -15,7 +15,7 @@ from ckpttools.core.errors import FormatError, StorageError
 from ckpttools.stores import block_cache as blocks
 from ckpttools.stores.abilities import LinkTrials, StoredLock
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
-from ckpttools.stores.concurrency import USUAL, asked_for, in_threads, writes_at_once
+from ckpttools.stores.concurrency import USUAL, map_in_threads, requested_concurrency, write_concurrency
 from ckpttools.stores.costs import Costs, Meter, Streams, Traffic
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import (
@@ -44,7 +44,7 @@ from ckpttools.stores.objects.writing import (
 )
 from ckpttools.stores.publishing import CONTENT, JOURNAL, LOCK, SUFFIX, JobInfo, Unfinished
 from ckpttools.stores.reads import ReadPool
-from ckpttools.stores.shares import PARTS, at_work
+from ckpttools.stores.shares import PARTS, active_members
 
 if TYPE_CHECKING:
     from ckpttools.stores.objects.shared_staging import SharedObjectStaging
@@ -93,7 +93,7 @@ class ObjectStore(Store):
 
     @property
     def costs(self) -> Costs:
-        return Costs(asked_for() or USUAL, self._reads.memory + blocks.MOST_BYTES)
+        return Costs(requested_concurrency() or USUAL, self._reads.memory + blocks.MOST_BYTES)
 
     @property
     def traffic(self) -> Traffic:
@@ -133,7 +133,7 @@ class ObjectStore(Store):
         return ObjectFile(self, key, result)
 
     def put(self, key: str, content: bytes) -> None:
-        """See `Puts.put`."""
+        """See `SupportsPut.put`."""
         bucket, rest = self._at(key)
         above = self.stat(key.rpartition("/")[0])
         if not rest or bucket.names_below(rest):
@@ -144,7 +144,7 @@ class ObjectStore(Store):
         self.forget(key)
 
     def claim(self, key: str, content: bytes) -> bool:
-        """See `Removes.claim`."""
+        """See `SupportsRemove.claim`."""
         bucket, rest = self._at(key)
         try:
             put(bucket, rest, content)
@@ -155,42 +155,42 @@ class ObjectStore(Store):
         return True
 
     def locked(self, key: str) -> Lock:
-        """See `Removes.locked`; an object in the directory holds the lock."""
+        """See `SupportsRemove.locked`; an object in the directory holds the lock."""
         bucket, rest = self._at(key)
         return Lock(bucket, f"{rest}/{_RUN_LOCK}", self.uri(key))
 
     def locks(self, key: str) -> Sequence[StoredLock]:
-        """See `KeepsLocks.locks`: locks of a conversion to a key, and of a command on a run there."""
+        """See `SupportsLocks.locks`: locks of a conversion to a key, and of a command on a run there."""
         bucket, rest = self._at(key.removesuffix(SUFFIX))
         names = (f"{rest}{SUFFIX}/{LOCK}", f"{rest}/{_RUN_LOCK}") if rest else ()
         return [lock for name in names if (lock := stored_lock(bucket, name)) is not None]
 
     def remove(self, key: str) -> None:
-        """See `Removes.remove`; uses a new listing."""
+        """See `SupportsRemove.remove`; uses a new listing."""
         bucket, rest = self._at(key)
         if not rest:
             raise self._no_name()
         names = [rest, *(f"{rest}/{name}" for name, _ in bucket.objects_below(rest) or ())]
-        in_threads(writes_at_once(), lambda name: delete(bucket, [name]), names)
+        map_in_threads(write_concurrency(), lambda name: delete(bucket, [name]), names)
         self.forget(key)
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> SharedObjectStaging:
-        """See `Publishes`."""
+        """See `SupportsPublishing`."""
         from ckpttools.stores.objects.shared_staging import SharedObjectStaging
 
         bucket, rest = self._at(key)
         return SharedObjectStaging(self, bucket, key, rest, overwrite, check_replaced)
 
     def unfinished(self, key: str) -> Unfinished | None:
-        """See `Publishes`."""
+        """See `SupportsPublishing`."""
         if key.endswith(SUFFIX):
-            return self.begun_at(key.removesuffix(SUFFIX)) or self._left_at(key)
+            return self.find_unfinished(key.removesuffix(SUFFIX)) or self._left_at(key)
         partial = key + SUFFIX
         bucket, rest = self._at(f"{partial}/{JOURNAL}")
         if "/" not in key or bucket.head(f"{rest}/{PLAN}") is None:
             return None
         journal = ObjectJournal.read(bucket, rest, with_records=False)
-        return self._unfinished(partial, journal) if journal.grows_there else None
+        return self._unfinished(partial, journal) if journal.is_destination_incomplete else None
 
     def _unfinished(self, partial: str, journal: ObjectJournal) -> Unfinished:
         bucket, rest = self._at(partial)
@@ -198,7 +198,7 @@ class ObjectStore(Store):
         lock, writer, release = stored_lock(bucket, f"{rest}/{LOCK}"), "", ""
         if lock is not None and lock.is_held:
             writer, release = str(lock), lock.release
-        elif result := at_work(members(bucket, rest, None, {})):
+        elif result := active_members(members(bucket, rest, None, {})):
             writer, release = str(result[0]), result[0].release
         return Unfinished(
             *(Location(self, partial), None, begun.command, writer, begun.directory, release),
@@ -216,8 +216,8 @@ class ObjectStore(Store):
         ours = [name for name in names if name in _OURS or name.startswith(others)]
         return Unfinished(Location(self, key)) if names and len(ours) == len(names) else None
 
-    def begun_at(self, key: str) -> Unfinished | None:
-        """See `Publishes`."""
+    def find_unfinished(self, key: str) -> Unfinished | None:
+        """See `SupportsPublishing`."""
         if "/" not in key:
             return None
         partial = key + SUFFIX
@@ -227,13 +227,13 @@ class ObjectStore(Store):
             return None
         return self._unfinished(partial, ObjectJournal.read(bucket, rest, with_records=False))
 
-    def trials(self, key: str) -> LinkTrials:
-        """See `Links`."""
+    def link_trials(self, key: str) -> LinkTrials:
+        """See `SupportsLinks`."""
         return CopyTrials(self, key.partition("/")[0])
 
     def link(self, source: File, key: str) -> bool:
-        """See `Links.link`: a copy inside the cloud, if it is proven to be of the version that was opened."""
-        if self.trials(key).refusal(source) is not None:
+        """See `SupportsLinks.link`: copies inside the cloud if that provably has the opened version."""
+        if self.link_trials(key).refusal(source) is not None:
             return False
         assert isinstance(source, ObjectFile)
         bucket, rest = self._at(key)
@@ -257,7 +257,7 @@ class ObjectStore(Store):
         return True
 
     def copy_parts(self, source: File, key: str, parts: Iterable[tuple[int, int]]) -> None:
-        """See `Links.copy_parts`: the other bytes are zeros."""
+        """See `SupportsLinks.copy_parts`: the other bytes are zeros."""
         bucket, rest = self._at(key)
         with Upload(bucket, rest, source.size, "") as upload:
             for start, stop in parts:

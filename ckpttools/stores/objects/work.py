@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from ckpttools.core.dataclass import dataclass
 from ckpttools.core.errors import StorageError, UsageError
 from ckpttools.core.message_terms import retry_term
-from ckpttools.stores.concurrency import in_threads, writes_at_once
+from ckpttools.stores.concurrency import map_in_threads, write_concurrency
 from ckpttools.stores.location import Location
 from ckpttools.stores.objects.client import Bucket, Object
 from ckpttools.stores.objects.data_files import ObjectDataFiles, find_changed_objects, recorded_versions
 from ckpttools.stores.objects.journal import Inventory, JournalEntries, ObjectJournal
 from ckpttools.stores.objects.lock import Lock
 from ckpttools.stores.objects.write_buffer import PendingFiles
-from ckpttools.stores.objects.writing import copy, delete, mark, put_again, taken_error
+from ckpttools.stores.objects.writing import conflict_error, copy, delete, mark, put_or_replace_own
 from ckpttools.stores.publishing import SUFFIX, JobInfo, Record
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class ObjectWork:
         return self.journal.records
 
     def changed_files(self) -> Sequence[str]:
-        """See `FindsChangedFiles`. Takes one listing, and a request for each changed object."""
+        """See `SupportsChangedFiles`. Takes one listing, and a request for each changed object."""
         there = dict(self.staging.objects(self._content))
         versions = recorded_versions(self.journal.records)
         return find_changed_objects(self._bucket, self._content, there, versions)
@@ -88,10 +88,10 @@ class ObjectWork:
         self.files = ObjectDataFiles(bucket, self._content, sizes, heads, plan, self.lock.check)
         return self.files
 
-    def enter(self, records: Iterable[Record]) -> None:
+    def record(self, records: Iterable[Record]) -> None:
         self.lock.check()
         versions = [] if self.files is None else self.files.take_version_records()
-        self.entries.enter([*records, *versions])
+        self.entries.record([*records, *versions])
         # Later readers must see the new objects.
         self.staging.store.forget(self.content.key)
 
@@ -106,7 +106,7 @@ class ObjectWork:
     def publish(self) -> None:
         self.lock.renew()
         self._check_written()
-        if not self.journal.is_beside:
+        if not self.journal.is_alongside:
             self.pending.put_all(self._put)
         else:
             if self.journal.replacing is None:
@@ -172,7 +172,7 @@ class ObjectWork:
     def _put(self, key: str, content: bytes) -> None:
         """Write a small file that does not exist or was written by an earlier run of this plan."""
         self.lock.check()
-        put_again(self._bucket, key.partition("/")[2], content, self.purpose.plan)
+        put_or_replace_own(self._bucket, key.partition("/")[2], content, self.purpose.plan)
 
     def _replace(self, old: Inventory, new: Inventory) -> None:
         """Delete the old checkpoint, and copy the new one to its place, small files last.
@@ -193,14 +193,14 @@ class ObjectWork:
             )
         result = sorted(self.staging.objects(self.staging.rest), key=_small_first)
         changed = [name for name, status in result if old.get(name) != [status.size, status.version]]
-        in_threads(writes_at_once(), partial(self._check_copied, new), changed)
+        map_in_threads(write_concurrency(), partial(self._check_copied, new), changed)
         for name, _ in result:
             # Check the lock before each deletion: after a suspension, the object may belong to another
             # process.
             self.lock.check()
             delete(self._bucket, [f"{self.staging.rest}/{name}"])
         self.lock.renew()
-        in_threads(writes_at_once(), self._move, sorted(new.keys() - set(last)))
+        map_in_threads(write_concurrency(), self._move, sorted(new.keys() - set(last)))
         for name in last:
             self._move(name)
 
@@ -209,14 +209,14 @@ class ObjectWork:
         key = f"{self.staging.rest}/{name}"
         is_linked = name in self.journal.linked  # Linked files have no mark of the plan.
         if name not in new or not (is_linked or mark(self._bucket, key) == self.purpose.plan):
-            raise taken_error(self._bucket, key)
+            raise conflict_error(self._bucket, key)
 
     def _move(self, name: str) -> None:
         self.lock.check()
         copy(self._bucket, f"{self._content}/{name}", f"{self.staging.rest}/{name}")
 
-    def conclude(self) -> None:
-        self.staging.conclude(self.journal, self.lock)
+    def finalize(self) -> None:
+        self.staging.finalize(self.journal, self.lock)
         # A process that takes over finds nothing left to do.
         self.lock.release()
         self.journal.remove_last()

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, ClassVar
 
-from ckpttools.stores.abilities import Links, LinkTrials
+from ckpttools.stores.abilities import LinkTrials, SupportsLinks
 from ckpttools.stores.base import DirEntry, File, FileKind, Status, Store
-from ckpttools.stores.concurrency import in_threads, writes_at_once
+from ckpttools.stores.concurrency import map_in_threads, write_concurrency
 from ckpttools.stores.memory import Bytes
 
 if TYPE_CHECKING:
@@ -67,13 +67,13 @@ class PendingFiles(Store):
         return self._store.open(key) if content is None else Bytes(self.uri(key), content)
 
     def write(self, key: str, content: bytes) -> None:
-        """See `Writes.write`; the file is written at publication."""
+        """See `SupportsWrite.write`; the file is written at publication."""
         with self._lock:
             self._files.pop(key, None)
             self._files[key] = content
 
     def write_at(self, key: str, offset: int, content: bytes) -> None:
-        """See `Writes.write_at`; the file must be buffered."""
+        """See `SupportsWrite.write_at`; the file must be buffered."""
         with self._lock:
             data = bytearray(self._files[key])
             data[offset : offset + len(content)] = content
@@ -86,15 +86,15 @@ class PendingFiles(Store):
             put: writes one file.
         """
         names = list(self._files)
-        in_threads(writes_at_once(), lambda key: put(key, self._files[key]), names[:-_LAST])
+        map_in_threads(write_concurrency(), lambda key: put(key, self._files[key]), names[:-_LAST])
         for key in names[-_LAST:]:
             put(key, self._files[key])
 
     def uri(self, key: str) -> str:
         return self._store.uri(key)
 
-    def trials(self, key: str) -> LinkTrials:
-        return self._links.trials(key)
+    def link_trials(self, key: str) -> LinkTrials:
+        return self._links.link_trials(key)
 
     def link(self, source: File, key: str) -> bool:
         self._note_link(key)
@@ -105,6 +105,6 @@ class PendingFiles(Store):
         self._links.copy_parts(source, key, parts)
 
     @property
-    def _links(self) -> Links:
-        assert isinstance(self._store, Links)
+    def _links(self) -> SupportsLinks:
+        assert isinstance(self._store, SupportsLinks)
         return self._store

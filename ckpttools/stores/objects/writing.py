@@ -50,7 +50,7 @@ def put(
         if not is_honored:
             _compare(bucket, key, instead_of)
             mode = "overwrite"
-        return put_if(bucket, key, content, mode, plan)
+        return put_conditionally(bucket, key, content, mode, plan)
     except (ObjectChangedError, FileNotFoundError):
         # The response to a successful request was lost, and the request was repeated.
         result = read(bucket, key)
@@ -67,7 +67,7 @@ def _compare(bucket: Bucket, key: str, expected: Version | None) -> None:
         raise ObjectChangedError
 
 
-def put_if(bucket: Bucket, key: str, content: bytes, mode: Any, plan: str = "") -> Version:
+def put_conditionally(bucket: Bucket, key: str, content: bytes, mode: Any, plan: str = "") -> Version:
     """Write an object in one request.
 
     Args:
@@ -95,7 +95,7 @@ def put_if(bucket: Bucket, key: str, content: bytes, mode: Any, plan: str = "") 
     return _version(done)
 
 
-def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> Version:
+def put_or_replace_own(bucket: Bucket, key: str, content: bytes, plan: str) -> Version:
     """Write an object that does not exist, or that an earlier run of the plan has written.
 
     Returns:
@@ -115,12 +115,12 @@ def put_again(bucket: Bucket, key: str, content: bytes, plan: str) -> Version:
         # The content may contain a creation time.
         return put(bucket, key, content, instead_of=result[1], plan=plan)
     except TakenError:
-        raise taken_error(bucket, key) from None
+        raise conflict_error(bucket, key) from None
 
 
 def replace(bucket: Bucket, key: str, content: bytes) -> None:
     """Write an object unconditionally. Raises StorageError on failure."""
-    put_if(bucket, key, content, "overwrite")
+    put_conditionally(bucket, key, content, "overwrite")
 
 
 def read(bucket: Bucket, key: str) -> tuple[bytes, Version] | None:
@@ -259,7 +259,7 @@ class Upload:
     def _check_free(self) -> None:
         """Raise DestinationExistsError if an object of another plan exists."""
         if self._plan and self._bucket.head(self._key) and mark(self._bucket, self._key) != self._plan:
-            raise taken_error(self._bucket, self._key)
+            raise conflict_error(self._bucket, self._key)
 
     def complete(self) -> None:
         """Complete the upload before the end of the `with` statement; errors as `write`."""
@@ -276,12 +276,12 @@ class Upload:
             try:
                 self._ask(lambda: self._writer.__exit__(None, None, None), requests)
             except StorageError:
-                if not self._is_there_after_all():
+                if not self._is_complete_after_all():
                     raise
             result = self._bucket.head(self._key) if self._plan else None
             version = "" if result is None else result.version
         elif self._plan:
-            done = put_again(self._bucket, self._key, bytes(self._start), self._plan)
+            done = put_or_replace_own(self._bucket, self._key, bytes(self._start), self._plan)
             version = done.get("e_tag", "").strip('"')
         else:
             replace(self._bucket, self._key, bytes(self._start))
@@ -289,13 +289,13 @@ class Upload:
         self._start, self._is_complete = bytearray(), True
         self.on_complete(self.position, version)
 
-    def _is_there_after_all(self) -> bool:
+    def _is_complete_after_all(self) -> bool:
         """Whether only the response was lost. False if that is unknown."""
         with suppress(StorageError):
-            return self._is_there()
+            return self._is_complete_object()
         return False
 
-    def _is_there(self) -> bool:
+    def _is_complete_object(self) -> bool:
         """Whether the complete object exists."""
         result = self._bucket.head(self._key) if self._plan else None
         is_whole = result is not None and result.size == self.position
@@ -332,7 +332,7 @@ class Upload:
             self._ask(lambda: self._writer.__exit__(type(error), error, error.__traceback__))
 
 
-def taken_error(bucket: Bucket, key: str) -> DestinationExistsError:
+def conflict_error(bucket: Bucket, key: str) -> DestinationExistsError:
     """Return the error of an object that another process has written."""
     return DestinationExistsError(
         f"{bucket.uri(key)} was written by another process in the meantime",

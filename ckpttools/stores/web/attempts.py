@@ -95,13 +95,13 @@ class Attempts:
         limit = min(limit or self.patience.attempts, self.patience.attempts)
         if asked is not None and asked > self.patience.longest_wait:
             got = f"{got}, and a request to wait {asked:,.0f} s"
-            raise self._error(got + tried(self._made), "run the command again after that time")
+            raise self._error(got + attempts_suffix(self._made), "run the command again after that time")
         if self._made >= limit:
             hint = hint or f"check the address and the network, then {retry_term()}"
-            raise self._error(got + tried(self._made), hint)
+            raise self._error(got + attempts_suffix(self._made), hint)
         if not self._budget.allows_another():
             budget = self._budget
-            got += tried(self._made)
+            got += attempts_suffix(self._made)
             got = f"{got}; {budget.failed} requests failed and {budget.answered} succeeded"
             raise self._error(got, "the server or the network is unreliable: run the command again later")
         backoff = self.patience.first_wait * 2 ** (self._made - 1) * random.uniform(0.5, 1)
@@ -111,12 +111,12 @@ class Attempts:
         return StorageError(f"cannot {self.doing} {self.location}", got=got, hint=hint)
 
 
-def tried(attempts: int) -> str:
+def attempts_suffix(attempts: int) -> str:
     """Return how often something was tried, for the end of a message; "" for once."""
     return f", tried {attempts} times" if attempts > 1 else ""
 
 
-def seconds_asked(text: str | None) -> float | None:
+def parse_retry_after(text: str | None) -> float | None:
     """Parse `Retry-After`, which has seconds or a date; None if it is unusable."""
     if not text:
         return None

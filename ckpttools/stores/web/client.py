@@ -21,7 +21,7 @@ from ckpttools.stores.certificates import distrust, tls_context
 from ckpttools.stores.concurrency import MOST
 from ckpttools.stores.costs import Meter
 from ckpttools.stores.reads import ReadPool
-from ckpttools.stores.web.attempts import Attempts, Budget, Patience, seconds_asked
+from ckpttools.stores.web.attempts import Attempts, Budget, Patience, parse_retry_after
 
 Headers = Callable[[str], Mapping[str, str]]
 """Returns the authorization headers for a URL, which depend on the host."""
@@ -95,7 +95,7 @@ class Client:
                 return response
             if response.status in _TOO_MANY:
                 self.reads.pace.slow_down()
-            asked = seconds_asked(response.headers.get("Retry-After"))
+            asked = parse_retry_after(response.headers.get("Retry-After"))
             discard(response)
             attempts.failed(status_text(response), asked)
 

@@ -14,7 +14,7 @@ from ckpttools.core.errors import CheckpointError, FormatError, SourceChangedErr
 from ckpttools.core.message_terms import retry_term
 from ckpttools.stores.base import File, Store
 from ckpttools.stores.block_cache import BlockCache, ByteCache, is_document
-from ckpttools.stores.concurrency import MOST, USUAL, asked_for
+from ckpttools.stores.concurrency import MOST, USUAL, requested_concurrency
 from ckpttools.stores.contents import WrongLengthError
 from ckpttools.stores.costs import FAR, Costs, Traffic
 from ckpttools.stores.web.attempts import Attempts
@@ -111,8 +111,8 @@ class WebStore(Store):
 
     @property
     def costs(self) -> Costs:
-        requests = max(asked_for() or 0, MOST)
-        return Costs(asked_for() or USUAL, self.client.reads.memory + _KEPT + requests * _AT_ONCE)
+        requests = max(requested_concurrency() or 0, MOST)
+        return Costs(requested_concurrency() or USUAL, self.client.reads.memory + _KEPT + requests * _AT_ONCE)
 
     @property
     def traffic(self) -> Traffic:

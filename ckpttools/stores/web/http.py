@@ -19,7 +19,7 @@ from urllib3.response import BaseHTTPResponse
 
 from ckpttools.core.errors import CheckpointError, FormatError, StorageError, UsageError
 from ckpttools.stores.base import DirEntry, FileKind, Status, is_inside
-from ckpttools.stores.concurrency import at_once
+from ckpttools.stores.concurrency import map_concurrently
 from ckpttools.stores.web.client import Logins, discard, status_text
 from ckpttools.stores.web.file import HEAD, Validator, WebFile, WebStore, length_in
 from ckpttools.stores.web.listing import names_in
@@ -147,7 +147,7 @@ class HttpStore(WebStore):
             raise FormatError(f"cannot inspect {self.uri(key)}", got=got)
         return WebFile(self, key, status.size, status.version, looked.validator)
 
-    def instead_of_writing(self, key: str) -> str:
+    def write_alternative(self, key: str) -> str:
         return "write to a local directory, and copy that to the server"
 
     def is_unchanged(self, file: WebFile) -> bool:
@@ -201,10 +201,10 @@ class HttpStore(WebStore):
         if kind is FileKind.DIRECTORY:
             return _looked(Status(kind))
         if kind is FileKind.FILE:
-            return self._begun(key) or self._asked(key, is_file=True)
-        return _nothing() if directory.is_complete else self._guessed(key)
+            return self._read_weights_head(key) or self._asked(key, is_file=True)
+        return _nothing() if directory.is_complete else self._probe(key)
 
-    def _begun(self, key: str) -> _KeyState | None:
+    def _read_weights_head(self, key: str) -> _KeyState | None:
         """Request the beginning of a weights file: one request for length, version and header.
 
         Returns:
@@ -235,7 +235,7 @@ class HttpStore(WebStore):
         if "/" not in key or (url.endswith("/") and response.status in (200, 401, 403)):
             return _looked(Status(FileKind.DIRECTORY))
         if response.status in _FOUND:
-            if not is_file and _is_page(response, key) and self._listed(key) is not None:
+            if not is_file and _is_page(response, key) and self._listing_names(key) is not None:
                 return _looked(Status(FileKind.DIRECTORY))
             return self._file(key, response)
         # Buckets respond with 403 for missing files if the client may not list them.
@@ -246,7 +246,7 @@ class HttpStore(WebStore):
             return _nothing()
         raise self.refusal(key, response)
 
-    def _guessed(self, key: str) -> _KeyState:
+    def _probe(self, key: str) -> _KeyState:
         """Request the state of a key that the user did not name; errors as `_asked`."""
         response, _ = self._answer(key, frozenset((405, 501)))
         # Applications and login services return a page for every name.
@@ -296,11 +296,11 @@ class HttpStore(WebStore):
         result = self._directories.get(key)
         if result is not None and result.time + _REMEMBERED >= time.monotonic():
             return result
-        if self._listed(key) is None:
-            self._directories[key] = _DirectoryListing(self._named(key), False, time.monotonic())
+        if self._listing_names(key) is None:
+            self._directories[key] = _DirectoryListing(self._find_model_names(key), False, time.monotonic())
         return self._directories[key]
 
-    def _listed(self, key: str) -> Mapping[str, FileKind] | None:
+    def _listing_names(self, key: str) -> Mapping[str, FileKind] | None:
         """Return the names on the server's listing page of a directory and cache them; None without a
         page.
         """
@@ -317,10 +317,10 @@ class HttpStore(WebStore):
             self._directories[key] = _DirectoryListing(kinds, True, time.monotonic())
         return kinds
 
-    def _named(self, key: str) -> Mapping[str, FileKind]:
+    def _find_model_names(self, key: str) -> Mapping[str, FileKind]:
         """Return the usual names of model files that exist, and the shards in their index."""
         start = f"{key}/"
-        result = at_once(self, lambda name: self._guessed(start + name), MODEL_NAMES)
+        result = map_concurrently(self, lambda name: self._probe(start + name), MODEL_NAMES)
         there = {name: looked for name, looked in zip(MODEL_NAMES, result, strict=True) if looked.status}
         self._looked |= {start + name: looked for name, looked in there.items()}
         shards = self._shards(start + _INDEX) if _INDEX in there else []

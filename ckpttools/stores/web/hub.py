@@ -34,7 +34,7 @@ from ckpttools.stores.web.hub_cache import (
     note_revision,
 )
 from ckpttools.stores.web.hub_data_files import MEMORY
-from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, refused
+from ckpttools.stores.web.hub_errors import AbsentError, Answer, HubRequest, read_error
 from ckpttools.stores.web.hub_fetch import ExpectedFile, fetch
 from ckpttools.stores.web.hub_name import COMMIT, HubName
 from ckpttools.stores.web.hub_repository import Repository
@@ -109,7 +109,7 @@ class HubStore(WebStore):
         except (UsageError, AbsentError):
             return None
 
-    def why_absent(self, key: str) -> CheckpointError:
+    def absence_reason(self, key: str) -> CheckpointError:
         """Return the error for a missing repository or revision, or for a missing file with the page that
         lists files.
         """
@@ -120,7 +120,7 @@ class HubStore(WebStore):
             return error
         return StorageError(f"{self.uri(key)} is not there", hint=hint)
 
-    def instead_of_writing(self, key: str) -> str:
+    def write_alternative(self, key: str) -> str:
         return f"write to a local file, then: hf upload {'/'.join(key.split('/')[:2])} FILE"
 
     def list(self, key: str) -> Iterable[DirEntry]:
@@ -132,7 +132,7 @@ class HubStore(WebStore):
         return [DirEntry(item, kind) for item, kind in result.items()]
 
     def walk(self, key: str) -> Iterator[tuple[str, Status]]:
-        """See `Walks`: the listing contains all names."""
+        """See `SupportsWalk`: the listing contains all names."""
         return ((path, entry.status) for path, entry in self._below(key))
 
     def _below(self, key: str) -> Iterator[tuple[str, Entry]]:
@@ -144,12 +144,12 @@ class HubStore(WebStore):
                 yield path[len(start) :], entry
 
     def contents(self, key: str) -> Contents:
-        """See `ListsContents`: large files are listed with their SHA-256, others with their git blob ID."""
+        """See `SupportsContents`: large files have a SHA-256, others a git blob ID."""
         name = HubName.of(key)
         snapshot = self._snapshot(name)
         alone = snapshot.files.get(name.path)
         if name.path not in (*snapshot.files, *snapshot.names):
-            raise self.why_absent(key)
+            raise self.absence_reason(key)
         files = {"": alone} if alone else dict(self._below(key))
         unnamed = next((path for path, item in files.items() if not _DIGEST.fullmatch(item.version)), None)
         if unnamed is not None:
@@ -180,7 +180,7 @@ class HubStore(WebStore):
         return cached_file(self.uri(key), name.repo, name.path, self._snapshot(name).commit, entry)
 
     def fetch(self, files: Sequence[File], observe: Observe) -> None:
-        """See `Fetches`. Copies to the cache of `huggingface_hub`, with all other files that were read except
+        """See `SupportsFetch`. Copies to the cache of `huggingface_hub`, with all other read files except
         weights.
         """
         read = {file.key for file in files if isinstance(file, HubFile)}
@@ -196,7 +196,10 @@ class HubStore(WebStore):
             )
         if expected:
             fetch(
-                expected, self._endpoint, lambda item, answer: refused(self._asked(item.key), answer), observe
+                expected,
+                self._endpoint,
+                lambda item, answer: read_error(self._asked(item.key), answer),
+                observe,
             )
             self._find_copies(keys)
         for name in {HubName.of(key)._replace(path="") for key in keys}:
@@ -229,8 +232,8 @@ class HubStore(WebStore):
             return key
         return f"{at}/{name.path}" if name.path else at
 
-    def pinned(self, key: str) -> str | None:
-        """See `Pins`."""
+    def pinned_uri(self, key: str) -> str | None:
+        """See `SupportsPinning`."""
         result = self.absolute(key)
         return None if result == key and not COMMIT.fullmatch(HubName.of(key).revision) else self.uri(result)
 
@@ -253,7 +256,7 @@ class HubStore(WebStore):
             raise file.changed(linked)
 
     def refusal(self, key: str, response: BaseHTTPResponse) -> CheckpointError:
-        return refused(self._asked(key), Answer(response.status, response.reason or "", response.headers))
+        return read_error(self._asked(key), Answer(response.status, response.reason or "", response.headers))
 
     def _asked(self, key: str) -> HubRequest:
         name = HubName.of(key)
@@ -263,13 +266,13 @@ class HubStore(WebStore):
     # -- writing
 
     def shared(self, sharing: RepositoryOptions) -> HubStore:
-        """See `Shares`."""
+        """See `SupportsSharing`."""
         built = copy(self)
         built._sharing = sharing
         return built
 
     def staging(self, key: str, overwrite: bool, check_replaced: Callable[[], None]) -> HubStaging:
-        """See `Publishes`."""
+        """See `SupportsPublishing`."""
         from ckpttools.stores.web.hub_staging import HubStaging
 
         name = HubName.of(key)
@@ -279,15 +282,15 @@ class HubStore(WebStore):
         return HubStaging(self, key, name, repository, overwrite, check_replaced, self._sharing)
 
     def is_of_repository(self, path: str) -> bool:
-        """See `Shares`."""
+        """See `SupportsSharing`."""
         name = path.rpartition("/")[2]
         return matches_any(name, _OF_REPOSITORIES)
 
     def unfinished(self, key: str) -> None:
-        """See `Publishes`: nothing is visible before it is complete."""
+        """See `SupportsPublishing`: nothing is visible before it is complete."""
 
-    def begun_at(self, key: str) -> None:
-        """See `Publishes`: uploaded parts of an interrupted conversion are not in any repository."""
+    def find_unfinished(self, key: str) -> None:
+        """See `SupportsPublishing`: uploaded parts of an interrupted conversion are not in any repository."""
 
     @property
     def is_offline(self) -> bool:
@@ -324,14 +327,16 @@ class HubStore(WebStore):
         commit = name.revision
         if not COMMIT.fullmatch(commit):
             revision = quote(name.revision or "main", safe="")
-            declared, _ = self._said(name, f"{self._endpoint}/api/models/{name.repo}/revision/{revision}")
+            declared, _ = self._request_json(
+                name, f"{self._endpoint}/api/models/{name.repo}/revision/{revision}"
+            )
             commit = str(declared.get("sha")) if isinstance(declared, dict) else ""
         url: str | None = f"{self._endpoint}/api/models/{name.repo}/tree/{commit}?recursive=true"
         files: dict[str, Entry] = {}
         for _ in range(_MOST_PAGES):
             if url is None:
                 return Snapshot(commit, files)
-            declared, url = self._said(name, url)
+            declared, url = self._request_json(name, url)
             if not isinstance(declared, list):
                 raise StorageError(
                     f"cannot list {self.uri(name.repo)}",
@@ -344,7 +349,7 @@ class HubStore(WebStore):
                     files[path] = _entry(item)
         raise StorageError(f"cannot list {self.uri(name.repo)}", got=f"more than {_MOST_PAGES} pages")
 
-    def _said(self, name: HubName, url: str) -> tuple[Any, str | None]:
+    def _request_json(self, name: HubName, url: str) -> tuple[Any, str | None]:
         """Request JSON from the hub's API. Returns it with the URL of the next page."""
         location = self._page(name)
         response, _, body = self.client.whole(

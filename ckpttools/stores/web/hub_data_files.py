@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from ckpttools.core.budget import format_size
 from ckpttools.core.errors import CheckpointError, SourceChangedError, StorageError, UsageError
 from ckpttools.core.message_terms import retry_term
-from ckpttools.stores.web.attempts import tried
+from ckpttools.stores.web.attempts import attempts_suffix
 from ckpttools.stores.web.client import FAILURES, failure_words
 from ckpttools.stores.web.hub_repository import SAMPLE_BYTES, Blob, BusyError, Repository
 
@@ -116,13 +116,13 @@ class HubStream:
     def failure(self, attempts: int) -> CheckpointError:
         """Describe the failure after a number of attempts."""
         if isinstance(self._error, CheckpointError):
-            self._error.got = f"{self._error.got or ''}{tried(attempts)}" or None
+            self._error.got = f"{self._error.got or ''}{attempts_suffix(attempts)}" or None
             return self._error
         assert self._error is not None
         location = f"{self._repository.location}/{self._path}"
         return StorageError(
             f"cannot upload {location}",
-            got=failure_words(self._error, self._repository.client.patience) + tried(attempts),
+            got=failure_words(self._error, self._repository.client.patience) + attempts_suffix(attempts),
             hint=f"check the network, then {retry_term()}: uploaded files are not sent again",
         )
 
@@ -230,7 +230,7 @@ class HubDataFiles:
         """Return the path of a file in the repository."""
         return f"{self._root}/{name}" if self._root else name
 
-    def passes(self, group: int) -> Generator[HubSink]:
+    def write_passes(self, group: int) -> Generator[HubSink]:
         """Yield a sink for digests and, if the hub lacks any of the files, one that sends these."""
         looked = _Digests()
         sink = HubSink(self, group, looked.begun, lambda: True)
@@ -311,7 +311,7 @@ class HubSink:
         files: HubDataFiles,
         group: int,
         output: Callable[[str], _Output | None],
-        is_rehearsal: Callable[[], bool],
+        is_dry_pass: Callable[[], bool],
     ) -> None:
         """Create the sink.
 
@@ -319,15 +319,15 @@ class HubSink:
             files: the data files.
             group: index of the group.
             output: returns the receiver of a file by its path; None to ignore the file.
-            is_rehearsal: whether the tasks should not be reported, as far as is known, because they will be
+            is_dry_pass: whether the tasks should not be reported, as far as is known, because they will be
                 repeated or were reported before.
         """
         self._files, self._group = files, group
-        self._output, self._is_rehearsal = output, is_rehearsal
+        self._output, self._is_rehearsal = output, is_dry_pass
         self._begun: dict[str, tuple[_Output | None, int]] = {}
 
     @property
-    def is_rehearsal(self) -> bool:
+    def is_dry_pass(self) -> bool:
         return self._is_rehearsal()
 
     def write(self, name: str, offset: int, data: memoryview, address: int, loose: int | None = None) -> None:

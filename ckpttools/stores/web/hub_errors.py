@@ -105,7 +105,7 @@ def _is_rejected(asked: HubRequest, answer: Answer) -> bool:
     return is_about_token and _REJECTED.search(answer.declared) is not None
 
 
-def refused(asked: HubRequest, answer: Answer) -> StorageError:
+def read_error(asked: HubRequest, answer: Answer) -> StorageError:
     """Return the error for an unsuccessful read."""
     page, got = asked.page, f"{answer.text}, {asked.identity}"
     if _is_rejected(asked, answer):
@@ -151,7 +151,7 @@ class ConflictError(StorageError):
 _FULL = re.compile(r"(?i)storage|quota|space limit|too large|exceed")
 
 
-def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | NoSpaceError:
+def write_error(asked: HubRequest, answer: Answer, doing: str) -> StorageError | NoSpaceError:
     """Return the error for an unsuccessful request on the way to a commit.
 
     Args:
@@ -161,7 +161,7 @@ def not_taken(asked: HubRequest, answer: Answer, doing: str) -> StorageError | N
     """
     got = f"{answer.declared or answer.text}, {asked.identity}"
     if doing == "look at" or answer.code in ("RevisionNotFound", "GatedRepo") or _is_rejected(asked, answer):
-        return refused(asked, answer)
+        return read_error(asked, answer)
     if answer.status in (409, 412):
         return ConflictError(
             f"{asked.repo} was changed during the upload: nothing was committed",

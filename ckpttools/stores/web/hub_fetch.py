@@ -64,7 +64,7 @@ def fetch(files: Sequence[ExpectedFile], endpoint: str, explain: Explain, observ
     progress = _FetchProgress(sum(file.content.size for file in files), observe)
     _check_room(progress.total)
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="fetch") as pool:
-        futures = [pool.submit(_fetched, file, endpoint, explain, progress) for file in files]
+        futures = [pool.submit(_fetch_file, file, endpoint, explain, progress) for file in files]
         try:
             wrong = [future.result() for future in futures]
         finally:
@@ -124,7 +124,9 @@ class _TqdmBar:
         return
 
 
-def _fetched(expected: ExpectedFile, endpoint: str, explain: Explain, progress: _FetchProgress) -> str | None:
+def _fetch_file(
+    expected: ExpectedFile, endpoint: str, explain: Explain, progress: _FetchProgress
+) -> str | None:
     """Fetch a file. Returns the mismatch, or None if the file is correct."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
@@ -137,7 +139,7 @@ def _fetched(expected: ExpectedFile, endpoint: str, explain: Explain, progress: 
 
     bar: Any = partial(_TqdmBar, add)
     progress.add(0)
-    with _explained(expected, explain):
+    with _converted_errors(expected, explain):
         known = try_to_load_from_cache(expected.repo, expected.path, revision=expected.commit)
         path = hf_hub_download(
             expected.repo,
@@ -184,7 +186,7 @@ def _check_room(nbytes: int) -> None:
 
 
 @contextmanager
-def _explained(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
+def _converted_errors(expected: ExpectedFile, explain: Explain) -> Iterator[None]:
     """Convert the errors of `huggingface_hub` and its dependencies."""
     from huggingface_hub.errors import HfHubHTTPError
 

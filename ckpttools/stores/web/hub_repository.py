@@ -23,10 +23,10 @@ from ckpttools.stores.web.hub_errors import (
     AbsentError,
     Answer,
     HubRequest,
-    not_taken,
+    read_error,
     refuse_untrusted,
-    refused,
     trust_certificates,
+    write_error,
 )
 
 _LARGEST_ANSWER = 64 << 20
@@ -124,7 +124,7 @@ class Repository:
             StorageError: the hub does not respond, or the revision does not exist.
         """
         try:
-            declared = self._said("GET", f"{self._api}/revision/{self._revision}", doing="look at")
+            declared = self._request_json("GET", f"{self._api}/revision/{self._revision}", doing="look at")
         except AbsentError as error:
             if "revision" in error.message:
                 raise
@@ -133,16 +133,16 @@ class Repository:
 
     def latest(self) -> str:
         """Return the message of the last commit; "" without one."""
-        declared = self._said("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
+        declared = self._request_json("GET", f"{self._api}/commits/{self._revision}?limit=1", doing="look at")
         last = (
             declared[0] if isinstance(declared, list) and declared and isinstance(declared[0], dict) else {}
         )
         return f"{last.get('title', '')}\n{last.get('message', '')}"
 
     @property
-    def no_revision(self) -> StorageError:
+    def missing_revision_error(self) -> StorageError:
         """Return the error for a branch that does not exist."""
-        return refused(self._asked, Answer(404, "", {"X-Error-Code": "RevisionNotFound"}))
+        return read_error(self._asked, Answer(404, "", {"X-Error-Code": "RevisionNotFound"}))
 
     # -- before the commit
 
@@ -167,7 +167,7 @@ class Repository:
             if response.status_code != 409:
                 text = error.server_message or ""
                 answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
-                raise not_taken(self._asked, answer, "make") from error
+                raise write_error(self._asked, answer, "make") from error
         except Exception as error:  # the HTTP library of `huggingface_hub` can raise anything
             refuse_untrusted(error, self.location)
             raise StorageError(f"cannot create {self.location}", got=first_line(error)) from error
@@ -185,7 +185,7 @@ class Repository:
         names = list(files)
         for start in range(0, len(names), _AT_ONCE):
             asked = [_question(name, files[name]) for name in names[start : start + _AT_ONCE]]
-            declared = self._said("POST", f"{self._api}/preupload/{self._revision}", {"files": asked})
+            declared = self._request_json("POST", f"{self._api}/preupload/{self._revision}", {"files": asked})
             for item in declared.get("files", ()):
                 result[str(item.get("path"))] = item.get("uploadMode") == "lfs"
         return {
@@ -207,12 +207,12 @@ class Repository:
             "ref": {"name": self.revision},
         }
         url = f"{self.endpoint}/{self.repo}.git/info/lfs/objects/batch"
-        declared = self._said("POST", url, question, _LFS, what=path)
+        declared = self._request_json("POST", url, question, _LFS, what=path)
         try:
             (result,) = declared["objects"]
             if error := result.get("error"):
                 answer = Answer(int(error.get("code", 422)), "", {}, str(error.get("message", "")))
-                raise not_taken(self._asked._replace(location=f"{self.location}/{path}"), answer, "upload")
+                raise write_error(self._asked._replace(location=f"{self.location}/{path}"), answer, "upload")
             actions = result.get("actions") or {}
             return _target(actions, blob.size) if "upload" in actions else None
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -246,16 +246,16 @@ class Repository:
             raise BusyError(f"cannot upload {self.location}/{path}", got=got, hint=hint)
         if response.status not in (200, 201, 204):
             answer = Answer(response.status, response.reason or "", response.headers, text)
-            raise not_taken(self._asked._replace(location=f"{self.location}/{path}"), answer, "upload")
+            raise write_error(self._asked._replace(location=f"{self.location}/{path}"), answer, "upload")
         return str(response.headers.get("ETag", ""))
 
     def complete(self, path: str, blob: Blob, target: CommitTarget, tags: Iterable[str]) -> None:
         """Complete the upload of a large file after all its parts; errors as `target`."""
         if target.complete:
             parts = [{"partNumber": number, "etag": tag} for number, tag in enumerate(tags, 1)]
-            self._said("POST", target.complete, {"oid": blob.sha256, "parts": parts}, _LFS, path)
+            self._request_json("POST", target.complete, {"oid": blob.sha256, "parts": parts}, _LFS, path)
         if target.verify:
-            self._said("POST", target.verify, {"oid": blob.sha256, "size": blob.size}, what=path)
+            self._request_json("POST", target.verify, {"oid": blob.sha256, "size": blob.size}, what=path)
 
     # -- the commit
 
@@ -303,7 +303,7 @@ class Repository:
         body = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
         url = f"{self._api}/commit/{self._revision}"
         try:
-            declared = self._said(
+            declared = self._request_json(
                 "POST", url, body, {"Content-Type": "application/x-ndjson"}, doing="commit to"
             )
         except StorageError:
@@ -337,7 +337,7 @@ class Repository:
         has_token = bool(self.headers(self.page))
         return HubRequest(self.location, self.repo, self.revision, self.page, has_token)
 
-    def _said(
+    def _request_json(
         self,
         method: str,
         url: str,
@@ -362,7 +362,7 @@ class Repository:
                 attempts.failed(failure_words(error, self.client.patience))
         if not 200 <= response.status < 300:
             answer = Answer(response.status, response.reason or "", response.headers, text)
-            raise not_taken(self._asked._replace(location=location), answer, doing)
+            raise write_error(self._asked._replace(location=location), answer, doing)
         try:
             return json.loads(text) if text.strip() else {}
         except (ValueError, RecursionError) as error:

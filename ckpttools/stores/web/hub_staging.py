@@ -42,7 +42,7 @@ class HubStaging:
         key: key of the destination.
         name: the parsed key.
         repository: the repository.
-        overwrite, check_replaced: as of `Publishes.staging`.
+        overwrite, check_replaced: as of `SupportsPublishing.staging`.
         sharing: the user's options for the repository.
     """
 
@@ -60,19 +60,19 @@ class HubStaging:
         return location, location
 
     def check(self, plan: str, nbytes: int) -> None:
-        self._looked(plan)
+        self._inspect_repository(plan)
 
     def mark(self, plan: str) -> str:
         """Return the line of a commit message that names the plan and its directory."""
         return f"ckpttools-plan: /{self.name.path} {plan}"
 
-    def _looked(self, plan: str) -> tuple[RepositoryHead | None, bool]:
+    def _inspect_repository(self, plan: str) -> tuple[RepositoryHead | None, bool]:
         """Return the state of the repository, and whether its last commit is that of the plan."""
-        self._check_said()
+        self._check_options()
         head = self.repository.head()
         if head is None:
             if self.name.revision not in ("", "main"):
-                raise self.repository.no_revision
+                raise self.repository.missing_revision_error
             return None, False
         self._check_visibility(head)
         if self.mark(plan) in self.repository.latest():
@@ -91,7 +91,7 @@ class HubStaging:
                 )
         return head, False
 
-    def _check_said(self) -> None:
+    def _check_options(self) -> None:
         """Raise errors that do not depend on the state of the repository."""
         if COMMIT.fullmatch(self.name.revision) or self.name.revision.startswith("refs/"):
             raise UsageError(
@@ -149,7 +149,7 @@ class HubStaging:
     @contextmanager
     def opened(self, purpose: JobInfo, nbytes: int = 0) -> Iterator[HubWork]:
         try:
-            head, is_complete = self._looked(purpose.plan)
+            head, is_complete = self._inspect_repository(purpose.plan)
             if head is None:
                 self.repository.create(private=not self.sharing.public)
                 head = self.repository.head()
@@ -197,7 +197,7 @@ class HubWork:
         self.files = HubDataFiles(self.staging.repository, self.staging.name.path, sizes, heads)
         return self.files
 
-    def enter(self, records: Iterable[Record]) -> None:
+    def record(self, records: Iterable[Record]) -> None:
         """Do nothing: the storage knows the finished work."""
 
     def discard(self) -> None:
@@ -235,7 +235,7 @@ class HubWork:
         branch = "" if repository.revision == "main" else f"/tree/{repository.revision}"
         return Published(f"{repository.page}{branch}", self.head.is_private, self.head.commit)
 
-    def conclude(self) -> None:
+    def finalize(self) -> None:
         """Do nothing: only the commit is left."""
 
 
