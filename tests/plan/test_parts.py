@@ -185,7 +185,7 @@ class TestCommands:
             (("inspect", "tree", HF), "cannot be shared among processes"),
             (("cast", HF, "OUT", "--dtype", "float16", "--manifest", "M"), "takes one process"),
             (("cast", HF, "OUT", "--dtype", "float16", "--dry-run"), "has no meaning for a plan"),
-            (("cast", HF, "memory://a", "--dtype", "float16"), "is written by one process"),
+            (("cast", HF, "memory://a", "--dtype", "float16"), "only one process can write"),
             (("cast", HF, "OUT"), "nothing to cast to"),
         ],
     )

@@ -720,7 +720,7 @@ class TestRepositories:
                 ["model org/nothing does not exist, or it is private", "hf auth login"],
             ),
             ("hf://org/llama@v9", None, ["has no revision v9", "commits/main"]),
-            ("hf://org/llama/no.json", None, ["it does not exist", f"tree/{COMMIT}"]),
+            ("hf://org/llama/no.json", None, ["does not exist", f"tree/{COMMIT}"]),
             ("hf://gpt2", None, ["does not name a model", "hf://org/name"]),
             ("hf://datasets/org/name", None, ["does not name a model"]),
             ("hf://org/na--me", None, ["does not name a model"]),

@@ -118,7 +118,7 @@ class HubStore(WebStore):
             hint = f"its files are listed at {self._page(name)}/tree/{self._snapshot(name).commit}"
         except CheckpointError as error:
             return error
-        return StorageError(f"{self.uri(key)} is not there", hint=hint)
+        return StorageError(f"{self.uri(key)} does not exist", hint=hint)
 
     def write_alternative(self, key: str) -> str:
         return f"write to a local file, then: hf upload {'/'.join(key.split('/')[:2])} FILE"
