@@ -173,7 +173,9 @@ class PeftConfig:
         return None if self._is_in_layers(module) else "layers_to_transform"
 
     def _is_tied(self, module: str) -> bool:
-        """Whether PEFT ties the factors of embeddings and head: then one of them as a target is enough."""
+        """Return whether PEFT ties the factors of embeddings and head. Then one of them as a target is
+        enough.
+        """
         if not self._flag("ensure_weight_tying") or module.rpartition(".")[2] not in _TIED:
             return False
         targets = self.declared.get("target_modules")

@@ -314,7 +314,9 @@ class ModelRows:
     config: Mapping[str, object] | None
 
     def as_huggingface(self) -> Mapped:
-        """The arrays under their Hugging Face names; raises CoverageError where they are not the model's."""
+        """Return the arrays under their Hugging Face names. Raise CoverageError if they do not match the
+        model.
+        """
         return self.table.to_right(self.arrays, (VOCAB,))
 
 

@@ -9,6 +9,6 @@ FIELDS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 
 
 def prediction_layers(config: Mapping[str, Any]) -> int:
-    """How many of them a configuration states; 0 where it states none, or no number."""
+    """Return how many MTP layers a configuration states; 0 if it states no number."""
     stated = (config.get(name) for name in FIELDS)
     return sum(number for number in stated if isinstance(number, int))

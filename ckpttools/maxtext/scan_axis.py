@@ -94,7 +94,7 @@ class KeepScanAxis:
     transform: Transform
 
     def __call__(self, tree: Tree) -> Transformed:
-        """As the transform."""
+        """Apply the transform, and note the scan axis if it became ambiguous."""
         built = self.transform(tree)
         before, after = view_of(tree), view_of(built.tree)
         is_lost = after.is_axis_open and not before.is_axis_open

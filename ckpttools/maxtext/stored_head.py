@@ -179,14 +179,14 @@ def with_head_compared(error: CoverageError, tree: Tree, options: ToMaxText, mem
 
 
 def is_alias(names: Head, arrays: Mapping[str, LazyArray]) -> bool:
-    """Whether a file stores the head and the embedding once, under two names."""
+    """Return whether a file stores the head and the embedding once, under two names."""
     return {names.head, names.embedding} <= arrays.keys() and _same_bytes(
         arrays[names.head], arrays[names.embedding]
     )
 
 
 def _same_bytes(head: LazyArray, table: LazyArray) -> bool:
-    """Whether two arrays are the same stored bytes."""
+    """Return whether two arrays are the same stored bytes."""
     return (
         isinstance(head, Stored)
         and isinstance(table, Stored)

@@ -370,7 +370,7 @@ def hf_value_notes(
 
 
 def _rounded_dtypes(note: ValueNote, rounded: Mapping[str, DType]) -> str:
-    """The dtypes to which arrays of a row are rounded; "" where none is."""
+    """Return the dtypes to which arrays of a row are rounded; "" if none is."""
     key = parse_key(note.key)
     return " and ".join(
         {dtype.name: None for name, dtype in rounded.items() if key.numbers(name) is not None}

@@ -384,7 +384,7 @@ class HuggingFaceSource:
         return self.kept.tree.metadata.location
 
     def unplaced_keys(self) -> dict[str, LazyArray]:
-        """The arrays that MaxText has no place for, without those that the user leaves out."""
+        """Return the arrays without a place in MaxText, except those that the user leaves out."""
         left = self.table.left_out_of({**self.arrays, **self.kept.aside})
         return {key: array for key, array in left.items() if not matches_any(key, self.drop)}
 
@@ -425,7 +425,7 @@ def _head_handling(
 
 
 def _table(tree: Tree, arrays: Mapping[str, LazyArray], options: ToMaxText) -> tuple[Family, Table]:
-    """The family and its rows, bound to the model in `tree`."""
+    """Return the family and its rows, bound to the model in `tree`."""
     config = require_config(tree.metadata.config, tree.metadata.location)
     return bind_family(_family(tree, config, options.model), tree, arrays, options)
 

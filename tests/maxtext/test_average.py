@@ -272,7 +272,7 @@ REFUSED = [
     (["seed-1"], 2, "one checkpoint alone has no mean"),
     (["seed-1", "seed-2", "--weights", "1"], 2, "each checkpoint needs a weight"),
     (["seed-1", "seed-2", "--weights", "1,-1"], 2, "add up to nothing"),
-    (["seed-1", "seed-2", "--weights", "1,x"], 2, "no list of numbers"),
+    (["seed-1", "seed-2", "--weights", "1,x"], 2, "not a list of numbers"),
     (["seed-1", "seed-2", "--weights", "1e308,1e308"], 2, "too large for a number"),
     (["seed-1", "seed-2", "--weights", "1,nan"], 2, "a finite number"),
     (["seed-1", "seed-2", "--weights", "0,-0", "--no-normalize"], 2, "no checkpoint counts"),

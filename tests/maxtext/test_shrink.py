@@ -246,6 +246,6 @@ def test_none_of_two_arrays_with_one_name_is_lost():
 
 def test_the_command_says_what_it_needs(models):
     assert "give --layers or --experts or --vocab" in run("shrink", "hf/llama", "x", code=2)
-    assert "no number, and no list" in run("shrink", "hf/llama", "x", "--layers", "a", code=2)
+    assert "neither a number nor a list" in run("shrink", "hf/llama", "x", "--layers", "a", code=2)
     with pytest.raises(CheckpointError):
         ckpttools.shrink("hf/llama", "x", layers=9)

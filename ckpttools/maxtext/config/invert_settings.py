@@ -79,7 +79,7 @@ def architecture_of(model_type: str) -> str:
 
 
 def build_config(family: Family, lengths: Mapping[str, int], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a model.
+    """Return the configuration of a model.
 
     Args:
         family: what it is of.
@@ -176,7 +176,9 @@ def _add_values(result: dict[str, list[Any]], condition: Condition) -> None:
 
 
 def _in_likely_order(values: list[Any]) -> list[Any]:
-    """Plain ones first, then by the rules; null last, since transformers fills up what is absent."""
+    """Sort values: plain ones first, then as in the rules; null last, since transformers fills in absent
+    fields.
+    """
     # What is 0 where it may be null is off, which transformers calls null alone.
     off = [item for item in values if item is not None and None in values and is_same_value(item, 0)]
     kept = [item for item in values if item not in off]
