@@ -41,25 +41,25 @@ def formulas(draw, depth=3):
 
 
 @given(formulas())
-def test_a_formula_comes_to_what_it_says(formula):
+def test_formula_has_expected_value_and_axes(formula):
     text, expected, names = formula
     assert value(text, LENGTHS) == expected
     assert axes_in(text) == names
 
 
 @pytest.mark.parametrize("formula", ["layers / none", "layers // none", "layers % none", "3 // (block - 4)"])
-def test_a_division_by_nothing_is_one_that_does_not_come_out(formula):
+def test_division_by_zero_is_refused(formula):
     with pytest.raises(DoesNotDivideError, match="is a division by 0"):
         value(formula, LENGTHS | {"none": 0})
 
 
-def test_precedence_is_as_usual():
+def test_operators_have_usual_precedence():
     assert value("layers - 6 * block", LENGTHS) == 2
     assert value(" layers % 6 ", LENGTHS) == 2
 
 
 @given(st.integers(0, 200), st.integers(1, 20))
-def test_a_single_slash_must_come_out_even(number, divisor):
+def test_single_slash_refuses_remainder(number, divisor):
     formula = f"layers / {divisor}"
     if number % divisor == 0:
         assert value(formula, {"layers": number}) * divisor == number
@@ -88,14 +88,14 @@ def test_a_single_slash_must_come_out_even(number, divisor):
         "layers // block\nheads",
     ],
 )
-def test_anything_else_is_refused(formula):
+def test_other_syntax_is_refused(formula):
     for function in (axes_in, lambda text: value(text, LENGTHS)):
         with pytest.raises(MappingError, match="must follow from others") as caught:
             function(formula)
         assert caught.value.got == formula
 
 
-def test_minimum_of_two():
+def test_min_returns_smaller_operand():
     assert value("min(layers, block + 2)", LENGTHS) == 6
     assert value("heads - min(block, 9)", LENGTHS) == 3
     assert axes_in("min(layers, block)") == {"layers", "block"}

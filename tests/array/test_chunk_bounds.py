@@ -57,7 +57,7 @@ def refused_in_little(codecs, data, nbytes=64):
     tracemalloc.stop()
 
 
-def test_bombs():
+def test_decompression_bombs_are_refused_in_little_memory():
     for codec in (Gzip(), Zlib(), Bz2(), Zstd()):
         encode = ENCODERS[codec]
         refused_in_little([codec], encode(BOMB))
@@ -67,7 +67,7 @@ def test_bombs():
 
 
 @given(st.binary(max_size=300), st.lists(st.sampled_from([*ENCODERS]), max_size=3), st.data())
-def test_chains_decode_to_what_was_encoded_and_refuse_what_was_cut(values, codecs, data):
+def test_codec_chains_decode_and_refuse_truncated_data(values, codecs, data):
     encoded = values
     for codec in codecs:
         encoded = ENCODERS[codec](encoded)
@@ -89,7 +89,7 @@ def test_chains_decode_to_what_was_encoded_and_refuse_what_was_cut(values, codec
     ],
     ids=lambda value: json.dumps(value)[:40] if isinstance(value, dict) else "",
 )
-def test_in_a_checkpoint(tmp_path, created, bomb):
+def test_checkpoint_chunk_decoding_to_more_is_refused(tmp_path, created, bomb):
     item = write_item(tmp_path / "item", {("w",): (created, VALUES)}, use_ocdbt=False)
     assert np.array_equal(open_tree(item).arrays["w",].read().view("float32"), VALUES)
     (chunk,) = (entry for entry in (item / "w").rglob("*") if entry.is_file() and entry.name in ("0", "0.0"))

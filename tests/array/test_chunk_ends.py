@@ -67,12 +67,12 @@ def faults(location: Path) -> list[str]:
 
 @pytest.mark.parametrize("values", [*KINDS.values(), TWICE], ids=[*KINDS, "repetitive"])
 @pytest.mark.parametrize("created", [*TENSORSTORE.values(), *SILENT.values()], ids=[*TENSORSTORE, *SILENT])
-def test_whole_ones_of_tensorstore(tmp_path, created, values):
+def test_complete_tensorstore_chunks_have_no_faults(tmp_path, created, values):
     assert faults(item(tmp_path, created, values)[0]) == []
 
 
 @pytest.mark.parametrize("created", TENSORSTORE.values(), ids=TENSORSTORE)
-def test_cut_ones(tmp_path, created):
+def test_truncated_chunks_are_faults(tmp_path, created):
     location, chunk = item(tmp_path, created)
     data = chunk.read_bytes()
     for changed in (data[:-1], data[: len(data) // 2], data[:40], data[:-60] + b"<html>"):
@@ -84,7 +84,7 @@ def test_cut_ones(tmp_path, created):
 
 
 @pytest.mark.parametrize("created", [*TENSORSTORE.values(), *SILENT.values(), zarr3([LITTLE], CHUNK)])
-def test_pointers(tmp_path, created):
+def test_git_lfs_pointers_are_faults(tmp_path, created):
     location, chunk = item(tmp_path, created)
     chunk.write_bytes(POINTER)
     (result,) = (finding for finding in examine(location).findings if finding.level == "error")
@@ -92,14 +92,14 @@ def test_pointers(tmp_path, created):
 
 
 @pytest.mark.parametrize("name", sorted(TENSORSTORE.keys() - {"crc"}))
-def test_holes(tmp_path, name):
+def test_zero_filled_chunks_are_faults(tmp_path, name):
     """A file of the right size that was never filled; of bare elements only `ckpt verify` can tell."""
     location, chunk = item(tmp_path, TENSORSTORE[name])
     chunk.write_bytes(bytes(chunk.stat().st_size))
     assert len(faults(location)) == 1
 
 
-def test_a_shard_whose_index_names_more_than_there_is(tmp_path):
+def test_shard_index_beyond_file_end_is_a_fault(tmp_path):
     location, chunk = item(tmp_path, TENSORSTORE["shards"])
     data = chunk.read_bytes()
     chunk.write_bytes(data[-36:])  # the index alone, which is sound
@@ -111,7 +111,7 @@ ZARR2["zarr2-plain"] = zarr2(None, CHUNK)
 
 
 @pytest.mark.parametrize("created", ZARR2.values(), ids=ZARR2)
-def test_what_has_bytes_behind_its_end_is_refused_as_tensorstore_does(tmp_path, created):
+def test_trailing_bytes_are_refused_as_by_tensorstore(tmp_path, created):
     location, chunk = item(tmp_path, created)
     good = chunk.read_bytes()
     for behind in (b"\0", bytes(8), b"junk", good):
@@ -143,7 +143,7 @@ def read_by_tensorstore(location: Path) -> bytes:
     ],
 )
 @pytest.mark.parametrize("shards", [None, (200, 200)])
-def test_whole_ones_of_zarr(tmp_path, codec, shards):
+def test_complete_zarr_chunks_have_no_faults(tmp_path, codec, shards):
     group = zarr.open_group(str(tmp_path / "z"), mode="w")
     compressors = None if codec is None else [codec]
     array = group.create_array(
@@ -164,7 +164,7 @@ def test_whole_ones_of_zarr(tmp_path, codec, shards):
     ],
 )
 @pytest.mark.parametrize("values", KINDS.values(), ids=KINDS)
-def test_whole_and_cut_ones_of_numcodecs(name, encoded, values):
+def test_truncated_numcodecs_chunks_are_incomplete(name, encoded, values):
     data = bytes(encoded.encode(values))
     assert whole(data, [name], values.nbytes)
     assert not any(whole(data[:length], [name], values.nbytes) for length in (0, 1, 9, 17, len(data) - 1))
@@ -176,7 +176,7 @@ def test_whole_and_cut_ones_of_numcodecs(name, encoded, values):
     st.booleans(),
     st.data(),
 )
-def test_frames_of_zstd(parts, checksum, sized, data):
+def test_zstd_frames_must_be_complete(parts, checksum, sized, data):
     """Any number of frames, also such as are skipped; no beginning is whole that does not end with one."""
     compressor = zstandard.ZstdCompressor(write_checksum=checksum, write_content_size=sized)
     frames = [compressor.compress(part) for part in parts]
@@ -190,7 +190,7 @@ def test_frames_of_zstd(parts, checksum, sized, data):
         assert not (sized and whole(encoded[:length], ["zstd"], wrong))
 
 
-def test_a_stream_of_zstd():
+def test_truncated_zstd_stream_is_incomplete():
     out = io.BytesIO()
     with zstandard.ZstdCompressor().stream_writer(out, closefd=False) as writer:
         for _ in range(40):
@@ -225,7 +225,7 @@ GZIP_CHUNKS = {
 READABLE = {"good", "two frames", "skipped"}
 
 
-def test_what_is_sound_can_be_read_and_the_rest_cannot():
+def test_examination_and_reading_agree_on_chunks():
     """Also as a piece of a shard; the doctor and whoever reads are of one opinion."""
     frame = zstandard.ZstdCompressor().compress
     skipped = bytes.fromhex("502a4d1804000000") + b"abcd"
@@ -255,7 +255,7 @@ def reads(coding: Coding, stored: ByteRange) -> bool:
     return out == RAW
 
 
-def test_codecs_that_nobody_knows_are_left_in_peace():
+def test_unknown_codecs_are_not_checked():
     assert whole(b"anything", ["numcodecs.lzma"], 3)
     assert whole(gzip.compress(b"abc"), ["numcodecs.delta", "gzip"], 99)
 

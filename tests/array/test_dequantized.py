@@ -74,7 +74,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 @settings(max_examples=120)
 @given(weights(), st.data())
-def test_every_region_is_the_product_of_codes_and_scales(weight, data):
+def test_region_equals_product_of_codes_and_scales(weight, data):
     """Into memory of any order, with the scratch that is projected."""
     to = data.draw(st.sampled_from(("bfloat16", "float32", "float16")))
     array = logical_array(weight, to)
@@ -97,7 +97,7 @@ def test_every_region_is_the_product_of_codes_and_scales(weight, data):
 
 @settings(max_examples=100)
 @given(weights())
-def test_what_is_left_is_the_model_as_it_was(weight):
+def test_dequantized_tree_keeps_other_leaves(weight):
     tree = weight.tree
     plain = {("norm.weight",): logical_array(weight), **tree.leaves}
     done = dequantize_tree(Tree(plain, tree.metadata))
@@ -112,7 +112,7 @@ def test_what_is_left_is_the_model_as_it_was(weight):
 
 @settings(max_examples=80)
 @given(weights(), st.data())
-def test_rearranged_numbers_are_the_rearranged_product(weight, data):
+def test_rearranged_array_equals_rearranged_product(weight, data):
     """Axes split, reordered, merged and taken: below the product where that can be, and above."""
     array, truth = logical_array(weight), weight.bfloat16
     for _ in range(data.draw(st.integers(1, 2))):
@@ -161,7 +161,7 @@ def damaged(weight: Made) -> Made:
     ],
     ids=["int4", "fp8", "narrow", "mxfp4"],
 )
-def test_what_is_projected_is_all_that_reading_takes(made_by):
+def test_reading_stays_within_projected_memory(made_by):
     """Of the scratch, and of memory beside it, which numpy tells to tracemalloc."""
     array = logical_array(made_by(np.random.default_rng(0)))
     out = np.empty(array.shape, array.dtype.carrier)
@@ -182,7 +182,7 @@ def factors(length: int) -> list[tuple[int, ...]]:
     return [(length,), *pairs]
 
 
-def test_rows_that_take_turns_are_decoded_once():
+def test_interleaved_rows_are_decoded_once():
     """gpt-oss has rows of two projections in turn: only those of one are decoded, and moved once."""
     weight = built.mxfp4(np.random.default_rng(0), 2, 8, 1)
     array = logical_array(weight)
@@ -195,7 +195,7 @@ def test_rows_that_take_turns_are_decoded_once():
     assert (bits(gate.read()) == bits(weight.bfloat16[:, :, 1::2])).all()
 
 
-def test_where_readers_go_wrong_that_work_the_block_out_from_the_grid():
+def test_ragged_blocks_use_declared_block_size():
     """transformers 5.23 (`Fp8Dequantize`) takes rows // scales for the block, which is 96 here, not 128.
 
     Its result was compared: 16.7 % of the elements of this shape differ, in rows 96 to 127; those of 256 x
@@ -212,7 +212,7 @@ def test_where_readers_go_wrong_that_work_the_block_out_from_the_grid():
     assert set(np.nonzero(wrong.any(axis=1))[0]) == set(range(96, 128))
 
 
-def test_ragged_blocks_of_deepseek():
+def test_deepseek_ragged_blocks_are_dequantized():
     """`kv_a_proj_with_mqa` has 576 rows and 7168 columns, and 5 x 56 scales."""
     weight = built.fp8_blocks(np.random.default_rng(0), (576, 7168), (128, 128))
     assert weight.arrays[f"{weight.name}_scale_inv"].shape == (5, 56)
@@ -223,7 +223,7 @@ def test_ragged_blocks_of_deepseek():
     assert np.abs(array.read().astype(np.float64) - exact).max() <= np.abs(exact).max() * 2**-8
 
 
-def test_regions_that_begin_within_a_block():
+def test_regions_may_begin_within_a_block():
     weight = built.fp8_blocks(np.random.default_rng(0), (23, 31), (5, 7))
     array = logical_array(weight)
     for row in range(11):
@@ -233,7 +233,7 @@ def test_regions_that_begin_within_a_block():
 
 
 @pytest.mark.parametrize("byte", [253, 254, 255])
-def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
+def test_reading_refuses_exponents_out_of_range(byte):
     weight = built.mxfp4(np.random.default_rng(0), 2, 8, 2)
     name = next(name for name in weight.arrays if name.endswith("_scales"))
     weight.arrays[name][1, 3, 1] = byte
@@ -250,7 +250,7 @@ def test_exponents_beyond_the_range_are_refused_when_they_are_read(byte):
     st.sampled_from(("float32", "maxtext")),
     st.data(),
 )
-def test_scales_that_are_looked_at_are_refused_where_reading_refuses_them(weight, to, like, data):
+def test_scale_checks_refuse_what_reading_refuses(weight, to, like, data):
     """Of most only those of least and largest magnitude are made numbers of; reading looks at each."""
     (result,) = weights_in(weight.tree).readable.values()
     scales = weight.arrays[data.draw(st.sampled_from([scale.name for scale in result.scales]))]
@@ -285,7 +285,7 @@ ZEROS = {
 
 
 @pytest.mark.parametrize("scheme", ZEROS)
-def test_a_scale_of_zeros_may_be_zero(scheme):
+def test_zero_scale_is_allowed_for_zero_codes(scheme):
     """Other numbers vanish with it, which is told."""
     weight = ZEROS[scheme]()
     (result,) = weights_in(weight.tree).readable.values()
@@ -304,7 +304,7 @@ def test_a_scale_of_zeros_may_be_zero(scheme):
     assert f"({result.scaled_by}: 0)" in told
 
 
-def test_a_scale_that_is_zero_is_told_beside_one_that_is_no_number():
+def test_zero_scale_is_reported_next_to_nan_scale():
     weight = built.fp8_blocks(np.random.default_rng(0), (8, 8), (4, 4))
     weight.arrays[f"{weight.name}_scale_inv"][:] = [[0, np.nan], [1, 1]]
     (result,) = weights_in(weight.tree).readable.values()
@@ -313,7 +313,7 @@ def test_a_scale_that_is_zero_is_told_beside_one_that_is_no_number():
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
-def test_what_infinity_divides_is_no_zero(value):
+def test_infinite_divisor_is_refused(value):
     weight = built.nvfp4(np.random.default_rng(0), 4, 2, divides=True)
     weight.arrays[f"{weight.name}_global_scale"][0] = value
     with pytest.raises(DamagedScalesError):
@@ -321,7 +321,7 @@ def test_what_infinity_divides_is_no_zero(value):
 
 
 @pytest.mark.parametrize("value", [0, -1])
-def test_one_scale_without_axes_is_looked_at(value):
+def test_scalar_scale_is_checked(value):
     weight = built.fp8_tensor(np.random.default_rng(0), (4, 6))
     name = f"{weight.name}_scale"
     arrays = {**weight.arrays, name: np.asarray(value, np.float32)}
@@ -334,7 +334,7 @@ def test_one_scale_without_axes_is_looked_at(value):
 @pytest.mark.parametrize(
     ("method", "shape", "scales"), [("fp8", (4, 6), ()), ("fbgemm_fp8", (2, 4, 6), (2, 1, 6))]
 )
-def test_exponents_in_whole_numbers_that_are_of_no_blocks(method, shape, scales):
+def test_integer_exponents_without_blocks_are_read(method, shape, scales):
     codes = np.ones(shape, ml_dtypes.float8_e4m3fn)
     arrays = {"w.weight": codes, "w.weight_scale": np.full(scales, 130, np.uint8)}
     declared = {"quant_method": method, "scale_fmt": "ue8m0", "weight_block_size": None}
@@ -349,7 +349,7 @@ def test_exponents_in_whole_numbers_that_are_of_no_blocks(method, shape, scales)
         ("m.up_proj.weight_global_scale", np.ones(1, np.int32)),
     ],
 )
-def test_scales_of_no_matrix_and_whole_numbers_for_one_are_faults(name, value):
+def test_misplaced_scales_and_integers_are_faults(name, value):
     rng = np.random.default_rng(0)
     is_of_norm = name.startswith("norm")
     weight = built.fp8_blocks(rng, (4, 4), (2, 2)) if is_of_norm else built.nvfp4(rng, 4, 2, divides=True)
@@ -358,7 +358,7 @@ def test_scales_of_no_matrix_and_whole_numbers_for_one_are_faults(name, value):
     assert any(fault.startswith(f"{name}: ") for fault in result.faults)
 
 
-def test_all_that_have_one_name_are_looked_at():
+def test_all_scales_of_one_name_are_checked():
     """Zero points are of the weight that they are taken from; averaged models have the same names."""
     rng = np.random.default_rng(0)
     damaged, whole = built.int4(rng, 16, 4, 16, shifted=True), built.int4(rng, 16, 4, 16, shifted=True)
@@ -371,7 +371,7 @@ def test_all_that_have_one_name_are_looked_at():
 
 
 @pytest.mark.parametrize("order", [(False, True), (True, False)])
-def test_what_is_taken_from_numbers_counts_where_scales_are_looked_at_together(order):
+def test_shared_scale_check_accounts_for_zero_points(order):
     """Numbers are 15 apart at most then, else 8 from zero: 5000 times that is beyond float16, and is not."""
     arrays, groups = {}, {}
     for shifted in order:
@@ -384,7 +384,7 @@ def test_what_is_taken_from_numbers_counts_where_scales_are_looked_at_together(o
     assert declared.startswith("True.")
 
 
-def test_scales_without_axes_that_stay_are_looked_at():
+def test_remaining_scalar_scales_are_checked():
     codes, one = DTYPES["float8_e4m3fn"], np.asarray(1, np.float32)
     scales = {"whole": one, "broken": one * np.nan}
     named = {name: stored(item, DTYPES["float32"]) for name, item in scales.items()}

@@ -41,7 +41,7 @@ def products(draw):
 
 @settings(max_examples=40)
 @given(products())
-def test_any_region_is_rounded_once(drawn):
+def test_factor_rounds_each_region_once(drawn):
     array, factor, region = drawn
     wide = np.float64 if array.dtype.itemsize == 8 else np.float32
     expected = (array.astype(wide) * factor.astype(wide)).astype(array.dtype)[region.slices]
@@ -49,7 +49,7 @@ def test_any_region_is_rounded_once(drawn):
 
 
 @pytest.mark.parametrize("axes", ["n", "k", "n k"])
-def test_there_is_none_on_the_way_back(axes):
+def test_factor_has_no_reverse_conversion(axes):
     """The array behind it has two parts, and merged axes."""
     both = table(
         "w: n k m <-> fn: +(m k) n",
@@ -71,7 +71,7 @@ def test_there_is_none_on_the_way_back(axes):
     assert not built.filled
 
 
-def test_what_cannot_be_multiplied_is_refused():
+def test_mismatched_factor_axes_are_refused():
     arrays = {"w": lazy(numbers((3, 4), "float32", 0)), "s": lazy(numbers((2,), "float32", 1))}
     with pytest.raises(MappingError, match="has axes that"):
         table("w: n m <-> fn: m n", "s: k <-> fn.norm: k, factor").to_right(arrays)

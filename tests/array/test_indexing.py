@@ -26,7 +26,7 @@ def indexed(draw):
 
 
 @given(indexed())
-def test_any_index_gives_what_numpy_gives(case):
+def test_index_gives_same_result_as_numpy(case):
     shape, index = case
     array, values = both(shape)
     assert np.array_equal(array[index], values[index])
@@ -34,7 +34,7 @@ def test_any_index_gives_what_numpy_gives(case):
 
 
 @given(indexed())
-def test_no_smaller_box_has_all_of_it(case):
+def test_index_region_is_the_smallest_box(case):
     shape, index = case
     locations = np.indices(shape).reshape((len(shape), *shape))
     region = parse_index(shape, index).region
@@ -63,12 +63,12 @@ def test_no_smaller_box_has_all_of_it(case):
         (slice(None, None, 0), "not by slice"),
     ],
 )
-def test_what_it_does_not_take(index, words):
+def test_unsupported_index_is_refused(index, words):
     with pytest.raises(IndexError, match=words.replace(".", r"\.")):
         both((4, 3))[0][index]
 
 
-def test_it_is_an_array_to_numpy():
+def test_lazy_array_converts_to_numpy():
     array, values = both((4, 3))
     assert array.ndim == 2
     assert np.array_equal(np.asarray(array), values)

@@ -55,7 +55,7 @@ def parts(embed, heads, **lengths):
 
 @settings(max_examples=40)
 @given(embed=LENGTHS, heads=LENGTHS, query=LENGTHS, key=LENGTHS, value=LENGTHS)
-def test_parts_are_concatenated_and_taken_apart(embed, heads, query, key, value):
+def test_parts_are_joined_and_split(embed, heads, query, key, value):
     lengths = {"embed": embed, "heads": heads, "query": query, "key": key, "value": value}
     q, k, v = parts(**lengths).values()
     whole = np.concatenate([q, k, v], axis=2).reshape(embed, -1)
@@ -71,21 +71,21 @@ def test_parts_are_concatenated_and_taken_apart(embed, heads, query, key, value)
         assert read(some)["all"].tobytes() == whole.tobytes()
 
 
-def test_without_one_of_its_parts_there_is_no_array():
+def test_missing_part_leaves_array_out():
     lengths = {"embed": 2, "heads": 3, "query": 1, "key": 4, "value": 2}
     arrays = lazy(q=np.ones((3, 2), np.float32))
     assert table(SEVERAL, **lengths).to_left_partly(arrays).arrays == {}
 
 
 @pytest.mark.parametrize("shape", [(2, 20), (2, 21, 1), (21, 2)])
-def test_the_shape_of_all_parts_is_expected(shape):
+def test_joined_shape_is_checked_before_reading(shape):
     """Nothing is read of an array that is not as long as its parts."""
     lengths = {"embed": 2, "heads": 3, "query": 1, "key": 4, "value": 2}
     with pytest.raises(CoverageError, match=r"expected \[2, 21\]"):
         table(SEVERAL, **lengths).to_right({"all": Stored(shape, F32, UnreadableFile("all"), 0)})
 
 
-def test_an_array_of_parts_says_nothing_of_lengths():
+def test_part_lengths_come_from_other_arrays():
     """The other arrays do; a length that nothing says is asked for."""
     known = {"embed": 2, "heads": 3}
     q, k, v = parts(**known, query=1, key=4, value=2).values()
@@ -94,13 +94,13 @@ def test_an_array_of_parts_says_nothing_of_lengths():
 
 
 @pytest.mark.parametrize("axes", ["+embed", "embed +(heads query)", "(heads +query) embed", "(a b +c d)"])
-def test_parts_have_a_text(axes):
+def test_parts_round_trip_through_text(axes):
     assert str(parse_side("all", axes)) == f"all: {axes}"
     assert parse_side("all", axes).join is not None
 
 
 @pytest.mark.parametrize("axes", ["+a +b", "+(a +b)", "(a +b +c)", "a+b", "+", "++a", "+ a"])
-def test_what_is_no_part_is_refused(axes):
+def test_invalid_part_is_refused(axes):
     with pytest.raises(MappingError):
         parse_side("all", axes)
 

@@ -43,7 +43,7 @@ def keys(draw):
 
 
 @given(keys())
-def test_parsing_a_spelled_key_gives_it_back(key):
+def test_spelled_key_parses_to_itself(key):
     assert parse_key(str(key)) == key
 
 
@@ -54,7 +54,7 @@ def lengths(draw, key):
 
 
 @given(keys(), st.data())
-def test_a_key_matches_what_it_formats_and_gives_it_back(key, data):
+def test_key_match_inverts_format(key, data):
     sizes = lengths(data.draw, key)
     index = {axis: data.draw(st.integers(0, max(0, sizes[axis] - 1))) for axis in key.axes}
     name = key.format(index, sizes)
@@ -71,7 +71,7 @@ def test_a_key_matches_what_it_formats_and_gives_it_back(key, data):
 
 
 @given(keys(), st.data())
-def test_a_key_matches_a_name_if_and_only_if_some_coordinates_format_to_it(key, data):
+def test_key_matches_exactly_its_formatted_names(key, data):
     sizes = lengths(data.draw, key)
     names = set(Side(key, ()).keys(sizes))
     near = data.draw(st.sampled_from(sorted(names))) if names else str(key)
@@ -108,19 +108,19 @@ def test_a_key_matches_a_name_if_and_only_if_some_coordinates_format_to_it(key, 
         ("{layer}", "1" + "0" * 9999, None),
     ],
 )
-def test_what_keys_match(key, name, index):
+def test_key_match_returns_coordinates(key, name, index):
     """A length that is not known allows any coordinate."""
     assert parse_key(key).match(name, {"dense": 2, "kind": 2}) == index
 
 
 @given(st.lists(st.lists(NAMES, min_size=1, max_size=3).map(tuple), max_size=4).map(tuple))
-def test_parsing_spelled_groups_gives_them_back(groups):
+def test_spelled_groups_parse_to_themselves(groups):
     text = "  ".join(g[0] if len(g) == 1 else f"( {' '.join(g)})" for g in groups)
     assert parse_groups(text) == groups
 
 
 @given(statements())
-def test_every_key_is_another_and_there_are_as_many_as_coordinates(statement):
+def test_keys_are_distinct_and_one_per_coordinate(statement):
     side = parse_side(statement.left, statement.left_axes)
     keys = list(side.keys(statement.sizes))
     count = 1
@@ -130,7 +130,7 @@ def test_every_key_is_another_and_there_are_as_many_as_coordinates(statement):
     assert keys == [side.key.format(index, statement.sizes) for index in side.indices(statement.sizes)]
 
 
-def test_the_language():
+def test_side_parses_key_and_groups():
     side = parse_side("model.layers.{layer}.self_attn.q_proj.weight", "(heads head_dim) embed")
     assert side.groups == (("heads", "head_dim"), ("embed",))
     assert side.key.axes == ("layer",)
@@ -156,7 +156,7 @@ def test_the_language():
         ("plain", {}, ["plain"]),
     ],
 )
-def test_fields(key, sizes, spelled):
+def test_fields_expand_to_keys(key, sizes, spelled):
     assert list(parse_side(key, "embed").keys(sizes)) == spelled
 
 
@@ -195,20 +195,20 @@ def test_fields(key, sizes, spelled):
         ("a", "embed heads embed", "an axis occurs twice on one side"),
     ],
 )
-def test_what_is_not_in_the_language_is_refused(key, axes, message):
+def test_invalid_side_is_refused(key, axes, message):
     with pytest.raises(MappingError, match=message) as caught:
         parse_side(key, axes)
     assert caught.value.location is not None
 
 
-def test_an_axis_that_occurs_twice_is_named():
+def test_repeated_axis_is_named():
     with pytest.raises(MappingError) as caught:
         parse_side("a.{layer}", "embed layer")
     assert caught.value.got == "layer"
 
 
 @given(keys(), st.data())
-def test_the_first_key_is_at_coordinate_zero(key, data):
+def test_first_key_is_at_coordinate_zero(key, data):
     sizes = dict.fromkeys(key.needs, 3)
     counted = {count for field in key.fields for count in field.counts}
     first = key.format(dict.fromkeys(key.axes, 0), sizes | dict.fromkeys(counted, 0))
@@ -216,7 +216,7 @@ def test_the_first_key_is_at_coordinate_zero(key, data):
 
 
 @given(statements(), st.integers(0, 6), st.data())
-def test_stacking_moves_axes_of_the_prefix_into_the_array(statement, at, data):
+def test_stacking_moves_prefix_axes_into_array(statement, at, data):
     side = parse_side(statement.left, statement.left_axes)
     unscanned = side.below(parse_key("layers_{6*block+position}"))
     scanned = side.below(parse_key("layers.layers_{position}"), ("block",), at)
@@ -232,13 +232,13 @@ def test_stacking_moves_axes_of_the_prefix_into_the_array(statement, at, data):
     assert len(keys) == len(set(keys))
 
 
-def test_nothing_is_below_an_empty_prefix_but_the_side_itself():
+def test_empty_prefix_returns_side_unchanged():
     side = parse_side("a.{layer}", "embed")
     assert side.below(parse_key("")) == side
     assert str(side.below(parse_key("b.{block}")).key) == "b.{block}.a.{layer}"
 
 
-def test_a_side_without_axes_is_a_scalar():
+def test_side_without_axes_is_a_scalar():
     side = parse_side("step", "")
     assert side == Side(Key(("step",)), ())
     assert side.shape({}) == ()

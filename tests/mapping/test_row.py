@@ -56,7 +56,7 @@ def same(arrays, truths):
 
 @settings(max_examples=300)
 @given(statements(), dtypes(packed=True))
-def test_both_directions_of_any_row_move_every_number_to_its_coordinates(statement, dtype):
+def test_row_moves_every_value_in_both_directions(statement, dtype):
     built = row(statement.text)
     full = tensor(statement.sizes, dtype, 3)
     left = spelled(built.left, statement.sizes, full)
@@ -69,7 +69,7 @@ def test_both_directions_of_any_row_move_every_number_to_its_coordinates(stateme
 
 @settings(max_examples=150)
 @given(statements(), st.data())
-def test_a_region_of_a_respelled_array_is_the_region_of_the_whole(statement, data):
+def test_region_of_respelled_array_equals_slice(statement, data):
     built = row(statement.text)
     dtype = DTYPES["bfloat16"]
     full = tensor(statement.sizes, dtype, 5)
@@ -82,7 +82,7 @@ def test_a_region_of_a_respelled_array_is_the_region_of_the_whole(statement, dat
 
 
 @given(statements(most_axes=4), st.sampled_from((None, 0, 1, 4)))
-def test_layers_keep_every_number_at_its_coordinates(statement, scan_axis):
+def test_layers_keep_every_value_at_its_coordinates(statement, scan_axis):
     """A group of two blocks of two layers, with one number on the right, stacked or not on the left."""
     built = row(statement.text)
     prefixes = ("layers.{2*block+kind}", "layers_{block}.part_{kind:a,b}", "layers.part_{kind:a,b}")
@@ -98,7 +98,7 @@ def test_layers_keep_every_number_at_its_coordinates(statement, scan_axis):
 
 
 @given(statements())
-def test_a_table_of_one_row_goes_there_and_back(statement):
+def test_single_row_table_round_trips(statement):
     built = row(statement.text)
     table = Table((built,), {axis: Size(n, "test") for axis, n in statement.sizes.items()})
     dtype = DTYPES["uint16"]
@@ -128,14 +128,14 @@ def test_converting_a_row_reads_nothing(statement):
         ("a", "embed", "b.{expert}", "(embed x)", "expert, x"),
     ],
 )
-def test_sides_that_name_different_axes_are_refused(left, left_axes, right, right_axes, odd):
+def test_sides_with_different_axes_are_refused(left, left_axes, right, right_axes, odd):
     with pytest.raises(MappingError, match="different axes") as caught:
         row(f"{left}: {left_axes} <-> {right}: {right_axes}")
     assert caught.value.got == odd
     assert "<->" in caught.value.location
 
 
-def test_an_axis_that_is_in_the_prefix_of_the_layers_is_named():
+def test_layer_prefix_axis_is_named_on_mismatch():
     above = row("mlp_{kind:local,global}: embed <-> mlp: embed, above kind")
     (spelled_row,) = Layers("{2*pair+kind}", "layers_{pair}", "layers", ("pair",), (above,)).all_rows(1)
     assert str(spelled_row) == "layers.mlp_{kind:local,global}: embed pair <-> {2*pair+kind}.mlp: embed"
@@ -148,7 +148,7 @@ def test_an_axis_that_is_in_the_prefix_of_the_layers_is_named():
     assert caught.value.got == "kind"
 
 
-def test_an_identity_is_the_source_array_itself():
+def test_identity_row_returns_source_array():
     built = row("a: embed mlp <-> b: embed mlp")
     source = stored(noise((2, 3), DTYPES["int8"]), DTYPES["int8"])
     assert RowConversion(built.right, built.left, {"embed": 2, "mlp": 3}).at({}, {"b": source}) is source
@@ -180,7 +180,7 @@ def test_value_ops_follow_the_direction():
     assert (note.key, note.exact, note.dtype) == ("a", True, dtype)
 
 
-def test_scaling_whole_numbers_is_refused():
+def test_scaling_integers_is_refused():
     built = row("a: x <-> b: x", op=Scale("x", -0.5))
     table = Table((built,), {"x": Size(3, "test")})
     with pytest.raises(MappingError, match="only floating-point"):
@@ -227,17 +227,17 @@ def any_rows(draw):
 
 class TestText:
     @given(any_rows())
-    def test_a_row_is_what_its_text_says(self, built):
+    def test_row_round_trips_through_text(self, built):
         assert row(str(built)) == built
         assert row(" \n ".join(re.split(r" (?![^{]*})", str(built)))) == built
 
     @given(st.lists(any_rows(), max_size=4), st.integers(1, 200))
-    def test_rows_are_what_their_table_says(self, built, width):
+    def test_rows_round_trip_through_text(self, built, width):
         text = rows_text(built, width)
         assert rows(text) == tuple(built)
         assert rows("# a: x\n\n" + text.replace("\n", "\n\n  ")) == tuple(built)
 
-    def test_all_that_a_row_may_say(self):
+    def test_row_accepts_every_clause(self):
         built = row("a.{k+3}: (x y) <-> b.{k}: y x, shift 1, when f g, unless h")
         assert built == Row(
             parse_side("a.{k+3}", "(x y)"), parse_side("b.{k}", "y x"), Shift(1.0), "f g", "h"
@@ -245,14 +245,14 @@ class TestText:
         assert row("step: <-> step:") == Row(parse_side("step", ""), parse_side("step", ""))
         assert row("a:b: x <-> c,d: x").left.key.first() == "a:b"
 
-    def test_an_op_that_has_no_text(self):
+    def test_op_without_text_is_passed_as_argument(self):
         built = row("a: x <-> b: x, when f", op=Multiply(2.0))
         assert built == Row(parse_side("a", "x"), parse_side("b", "x"), Multiply(2.0), "f")
         assert "Multiply" in str(built)
         with pytest.raises(MappingError, match="an op already"):
             row("a: x <-> b: x, shift 1", op=Multiply(2.0))
 
-    def test_headings_say_what_is_true_of_the_rows_below_them(self):
+    def test_headings_apply_to_rows_below(self):
         built = rows("""
             first: x <-> uno: x
             below at_{kind:l,g} <-> attn, above kind, when f
@@ -302,7 +302,7 @@ class TestText:
             ("a: x <-> b: x, scale x 1 bf", 26, "not a floating-point type", "bf"),
         ],
     )
-    def test_what_is_no_row_is_said_with_its_column(self, text, column, message, got):
+    def test_invalid_row_is_refused_with_its_column(self, text, column, message, got):
         for read in (row, rows):
             if read is row or text:
                 with pytest.raises(MappingError, match=message) as caught:
@@ -321,12 +321,12 @@ class TestText:
             ("above k below a <-> b", 9, "comma is missing"),
         ],
     )
-    def test_what_is_no_heading(self, heading, column, message):
+    def test_invalid_heading_is_refused(self, heading, column, message):
         with pytest.raises(MappingError, match=message) as caught:
             rows(f"a: x <-> b: x\n  {heading}\nc: x <-> d: x")
         assert caught.value.location == f"column {column} of {heading!r}"
 
-    def test_near_words(self):
+    def test_misspelled_keyword_gets_a_hint(self):
         with pytest.raises(MappingError) as caught:
             row("a: x <-> b: x, unles tied")
         assert caught.value.hint == "did you mean unless?"

@@ -33,7 +33,7 @@ def result(path):
     return [(finding.level, finding.location, finding.what) for finding in ckpttools.doctor(path).findings]
 
 
-def test_orbax_restores_what_is_saved_beside_its_own(tmp_path):
+def test_orbax_restores_steps_saved_next_to_its_own(tmp_path):
     import orbax.checkpoint as ocp
 
     run = tmp_path / "run"
@@ -58,14 +58,14 @@ def test_orbax_restores_what_is_saved_beside_its_own(tmp_path):
         (["a_1"], "b_1"),
     ],
 )
-def test_the_name_of_the_item_is_that_of_the_run(tmp_path, names, destination):
+def test_item_name_is_taken_from_the_run(tmp_path, names, destination):
     run = steps(tmp_path / "run", names)
     ckpttools.save(TREE, run / destination, level="step")
     is_of_run = destination != "b_1"  # somebody's files called by a word and a number are no steps
     assert items_of(run / destination) == ["default" if is_of_run else "items"]
 
 
-def test_that_of_the_run_goes_before_that_of_the_tree(tmp_path):
+def test_item_name_of_run_wins_over_that_of_tree(tmp_path):
     tree = ckpttools.open(steps(tmp_path / "source", ["4"], item="state"))
     ckpttools.save(tree, steps(tmp_path / "run", ["1"]) / "2", level="step")
     ckpttools.save(tree, tmp_path / "alone" / "2", level="step")
@@ -73,7 +73,7 @@ def test_that_of_the_run_goes_before_that_of_the_tree(tmp_path):
     assert items_of(tmp_path / "alone" / "2") == ["state"]
 
 
-def test_another_name_that_was_said_is_told(tmp_path):
+def test_different_item_name_is_warned_about(tmp_path):
     run = steps(tmp_path / "run", ["1"])
     with pytest.warns(UnlistedStepWarning, match="called items, that of step 1 default"):
         ckpttools.save(TREE, run / "2", level="step", item="items")
@@ -86,18 +86,18 @@ def test_another_name_that_was_said_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("names", "destination"), [(["1"], "final"), (["0001"], "2"), (["1"], "007"), (["1"], "step_2")]
 )
-def test_a_step_that_no_manager_would_list_is_refused(tmp_path, names, destination):
+def test_unlisted_step_name_is_refused(tmp_path, names, destination):
     run = steps(tmp_path / "run", names)
     with pytest.raises(UsageError, match=f"would list a step called {destination}"):
         ckpttools.save.plan(TREE, run / destination, level="step")
 
 
-def test_outside_of_a_run_it_is_told(tmp_path):
+def test_unnumbered_step_outside_a_run_is_warned_about(tmp_path):
     with pytest.warns(UnlistedStepWarning, match="'final' has no number"):
         ckpttools.save.plan(TREE, tmp_path / "final", level="step")
 
 
-def test_a_tree_of_its_own_among_named_ones_is_refused(tmp_path):
+def test_unnamed_tree_among_named_items_is_refused(tmp_path):
     run = steps(tmp_path / "run", ["1"])
     with pytest.raises(UsageError, match=r"whose steps have items with names: default"):
         ckpttools.save.plan(TREE, run / "2", level="item")
@@ -108,7 +108,7 @@ def test_a_tree_of_its_own_among_named_ones_is_refused(tmp_path):
     ckpttools.save(TREE, tmp_path / "bare" / "2", level="item")
 
 
-def test_of_several_items_one_is_to_be_said(tmp_path):
+def test_ambiguous_item_must_be_chosen(tmp_path):
     run = steps(tmp_path / "run", ["1"])
     shutil.copytree(run / "1" / "default", run / "1" / "average")
     with pytest.raises(UsageError, match="several items: average, default"):
@@ -117,7 +117,7 @@ def test_of_several_items_one_is_to_be_said(tmp_path):
     ckpttools.save.plan(ckpttools.open(run / "1" / "default"), run / "2", level="step")
 
 
-def test_doctor_tells_of_trees_with_different_names(tmp_path):
+def test_doctor_reports_trees_with_different_names(tmp_path):
     run = steps(tmp_path / "run", ["1", "2"])
     steps(run, ["3", "best"], item="items")
     [apart, unlisted] = result(run)

@@ -26,7 +26,7 @@ def layers(count=3):
 
 
 @given(st.lists(PATHS, unique=True, max_size=6))
-def test_text_finds_its_path_or_says_that_several_are_meant(paths):
+def test_text_resolves_to_path_or_reports_ambiguity(paths):
     tree = Tree({path: array(location) for location, path in enumerate(paths)})
     for path in paths:
         assert tree[path] is tree.leaves[path] and path in tree
@@ -40,12 +40,12 @@ def test_text_finds_its_path_or_says_that_several_are_meant(paths):
             assert tree[dotted(path)] is tree.leaves[path]
 
 
-def test_a_name_with_slashes_goes_before_one_with_dots():
+def test_slash_name_wins_over_dotted_name():
     tree = Tree({("a.b",): array(1), ("a", "b"): array(2)})
     assert tree["a.b"].shape == (1,) and tree["a/b"].shape == (2,)
 
 
-def test_what_is_not_there_is_a_key_error_that_says_what_is_near():
+def test_missing_path_raises_key_error_with_hint():
     tree = layers()
     with pytest.raises(KeyError, match="did you mean params/layers/0/kernel") as caught:
         tree["params/layers/0/kernle"]
@@ -60,7 +60,7 @@ def test_what_is_not_there_is_a_key_error_that_says_what_is_near():
     assert tree.get("nothing", 5) == 5 and "nothing" not in tree and 3 not in tree and () not in tree
 
 
-def test_a_pattern_gives_a_tree_with_what_is_said_of_its_leaves():
+def test_glob_returns_tree_with_leaf_metadata():
     paths = (("params", "layers", 0, "kernel"), ("params", "norm"))
     tree = layers().with_metadata(scalars=frozenset(paths), key_impls=dict.fromkeys(paths, "rbg"))
     result = tree.glob("*/kernel")
@@ -70,7 +70,7 @@ def test_a_pattern_gives_a_tree_with_what_is_said_of_its_leaves():
     assert not tree.glob("no*") and tree.glob("*") == tree
 
 
-def test_it_shows_its_names_folded():
+def test_repr_folds_layer_names():
     assert repr(layers(1)).splitlines() == [
         "<Tree of here: 2 arrays, 32 bytes",
         "    params/layers/0/kernel: float32[1, 4]",
@@ -81,7 +81,7 @@ def test_it_shows_its_names_folded():
     assert repr(many) == "<Tree: 1,000 arrays, 8,000 bytes\n    layers/{0..999}/w: float32[2]>"
 
 
-def test_jax_maps_over_it():
+def test_jax_maps_over_tree():
     """In a process of its own: trees made before jax was imported are no pytrees yet."""
     script = """
 import sys
