@@ -547,4 +547,4 @@ class TestNames:
         body = b'{"error": "try again later"}'
         server.faults = [Fault("tree/", lambda handler: (200, {}, body))]
         done = ckpt("convert", "to-safetensors", HF, "hf://org/llama")
-        assert done.exit_code == 5 and "no listing" in done.output, done.output
+        assert done.exit_code == 5 and "not a listing" in done.output, done.output

@@ -524,7 +524,7 @@ class TestAccess:
         with environment(CLOUDSDK_CONFIG=str(tmp_path)):
             for headers, identity in (
                 ({"Metadata-Flavor": "Google"}, "service account of this machine"),
-                ({"Server": "EC2ws"}, "nobody"),
+                ({"Server": "EC2ws"}, "anonymous"),
             ):
                 monkeypatch.setattr(gs, "metadata_headers", lambda *_, result=headers: result)
                 assert identity in gs.STORE.access("b").identity
@@ -561,7 +561,7 @@ class TestAccess:
             assert az.STORE.access("c").config["account_name"] == "mine"
             assert "no credentials were found" in az.STORE.access("c").identity
         with environment(AZURE_STORAGE_ACCOUNT="mine", AZURE_STORAGE_SAS_TOKEN="x"):
-            assert az.STORE.access("c").identity == "who AZURE_STORAGE_SAS_TOKEN says"
+            assert az.STORE.access("c").identity == "the identity in AZURE_STORAGE_SAS_TOKEN"
 
     def test_no_machine_answers_where_there_is_none(self, monkeypatch):
         monkeypatch.setattr(client, "_ADDRESS", "127.0.0.1")

@@ -167,7 +167,7 @@ class Repository:
             if response.status_code != 409:
                 text = error.server_message or ""
                 answer = Answer(response.status_code, response.reason_phrase, response.headers, text)
-                raise write_error(self._asked, answer, "make") from error
+                raise write_error(self._asked, answer, "create") from error
         except Exception as error:  # the HTTP library of `huggingface_hub` can raise anything
             refuse_untrusted(error, self.location)
             raise StorageError(f"cannot create {self.location}", got=first_line(error)) from error
