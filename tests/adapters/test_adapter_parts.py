@@ -91,7 +91,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("case", "gone"), PARTS)
-def test_what_a_part_says_is_what_it_has(tmp_path, case, gone):
+def test_adapter_config_describes_remaining_parts(tmp_path, case, gone):
     part = tmp_path / "part"
     told = succeed("select", PEFT / case, part, "--drop", gone, "--to", "safetensors").output
     declared, whole = said_of(part), said_of(PEFT / case)
@@ -193,7 +193,7 @@ def test_targets_are_matched_only_where_parameters_have_factors():
         PeftConfig({**declared, "target_parameters": ["w1"]}, "here").parameters_of("q_proj")
 
 
-def test_what_was_trained_as_a_whole_gets_no_factors(tmp_path):
+def test_fully_trained_modules_get_no_factors(tmp_path):
     targets = ["q_proj", "embed_tokens", "lm_head"]
     adapter = adapter_saying(tmp_path, "embeddings", target_modules=targets)
     ckpttools.select(adapter, tmp_path / "part", drop="*lm_head*", format="safetensors")
@@ -210,7 +210,7 @@ def test_what_was_trained_as_a_whole_gets_no_factors(tmp_path):
         ("embeddings", "*lora*", "it has no factors"),
     ],
 )
-def test_what_is_no_adapter_any_more(tmp_path, case, gone, why):
+def test_incomplete_adapter_parts_lose_their_config(tmp_path, case, gone, why):
     out = tmp_path / "part"
     told = " ".join(succeed("select", PEFT / case, out, "--drop", gone, "--to", "safetensors").output.split())
     assert f"{CONFIG} is left out, as what is left is no adapter: {why}" in told

@@ -61,7 +61,7 @@ def assert_near(built, expected, ulps=4):
 
 
 @EVERY_CASE
-def test_what_peft_merges(tmp_path, case):
+def test_merge_matches_peft(tmp_path, case):
     run("adapter", "merge", base_of(case), PEFT / case, tmp_path / "merged")
     expected = load_file(PEFT / "merged" / f"{case}.safetensors")
     del expected["logits"]
@@ -111,7 +111,7 @@ def test_a_quantised_base_becomes_numbers_on_the_way(tmp_path, case, dtype, nati
     assert built.keys() == expected.keys() and all((built[n] == expected[n]).all() for n in expected)
 
 
-def test_what_an_adapter_does_not_change_keeps_its_bits(tmp_path):
+def test_unadapted_arrays_keep_their_bits(tmp_path):
     ckpttools.hf_to_maxtext(base_of("one-layer"), tmp_path / "maxtext")
     ckpttools.merge_adapter(tmp_path / "maxtext", tmp_path / "merged", adapter=PEFT / "one-layer")
     before, after = numbers(tmp_path / "maxtext"), numbers(tmp_path / "merged")
@@ -196,7 +196,7 @@ def changed_config(tmp_path, case="plain", **declared):
         ({"target_parameters": [None]}, "target_parameters is no list of names"),
     ],
 )
-def test_what_is_no_plain_adapter_is_refused(tmp_path, declared, told):
+def test_unsupported_adapters_are_refused(tmp_path, declared, told):
     location = changed_config(tmp_path, **declared)
     assert told in run("adapter", "merge", base_of("plain"), location, tmp_path / "out", code=3)
     assert not (tmp_path / "out").exists()
@@ -307,7 +307,7 @@ def test_why_an_adapter_is_not_read_is_one_line(tmp_path):
     assert "it is not read: these are of several adapters" in text and "\\n" not in text
 
 
-def test_what_maxtext_has_no_location_for_is_merged_by_the_command_that_is_named(tmp_path, monkeypatch):
+def test_unmappable_adapter_hint_merges_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = run("adapter", "to-maxtext", PEFT / "dora", "out", "--base", base_of("dora"), code=3)
     command = told.partition("instead: `ckpt ")[2].partition("`")[0]
@@ -315,7 +315,7 @@ def test_what_maxtext_has_no_location_for_is_merged_by_the_command_that_is_named
     assert ckpttools.inspect("DST").families
 
 
-def test_what_inspect_says_of_an_adapter():
+def test_inspect_describes_peft_adapter():
     result = ckpttools.inspect(PEFT / "patterns").adapter
     assert result is not None and result.problem is None
     assert (result.base_model, result.alpha, result.features) == ("tiny/llama", 6, ("rslora",))
@@ -377,7 +377,7 @@ def test_to_maxtext_and_back(tmp_path, case, layout, scan):
     assert_near(numbers(tmp_path / "three"), one)
 
 
-def test_what_comes_back_has_the_bits_that_it_had(tmp_path):
+def test_adapter_round_trip_keeps_bits(tmp_path):
     """But for the query's, whose values MaxText has scaled."""
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "maxtext", base=base_of("plain"))
     ckpttools.adapter_to_peft(tmp_path / "maxtext", tmp_path / "back", base=base_of("plain"), base_name="b")
@@ -419,7 +419,7 @@ def test_a_scale_is_in_alpha(tmp_path):
         ("experts", "its factors are of no linear layer (experts)"),
     ],
 )
-def test_what_maxtext_has_no_location_for_is_refused(tmp_path, case, told):
+def test_unmappable_adapters_are_refused(tmp_path, case, told):
     words = ("adapter", "to-maxtext", PEFT / case, tmp_path / "out", "--base", base_of(case))
     declared = run(*words, code=3)
     assert told in declared and "ckpt adapter merge" in declared and not (tmp_path / "out").exists()
@@ -462,7 +462,7 @@ def test_an_alpha_that_nothing_says_must_be_said(tmp_path):
 
 
 @pytest.mark.parametrize("base", ["memory://adapters/base", base_of("plain")], ids=["memory", "local"])
-def test_what_is_said_of_the_wrong_thing_is_told(tmp_path, base):
+def test_wrong_adapter_inputs_are_explained(tmp_path, base):
     """From a directory and from a store, as it would be written and as it is planned."""
     if str(base).startswith("memory"):
         ckpttools.copy(base_of("plain"), base)
@@ -528,7 +528,7 @@ def saved(leaves, location):
     return ckpttools.convert(tree, location, format="orbax").destination
 
 
-def test_what_inspect_says_of_a_maxtext_adapter(tmp_path):
+def test_inspect_describes_maxtext_adapter(tmp_path):
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "adapter", base=base_of("plain"))
     result = ckpttools.inspect(tmp_path / "adapter").adapter
     assert result is not None and (result.ranks, result.alpha) == ({2: 7}, 6)
@@ -643,7 +643,7 @@ def test_arrays_that_are_there_several_times_or_not_at_all(tmp_path):
             ckpttools.merge_adapter.plan(base_of("plain"), tmp_path / "merged", adapter=adapter)
 
 
-def test_what_is_said_of_an_adapter_names_the_setting_that_takes_it(tmp_path):
+def test_inspect_names_setting_that_loads_adapter(tmp_path):
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "lora", base=base_of("plain"))
     told = " ".join(succeed(tmp_path / "lora").output.split())
     assert "lora.lora_restore_path" in told and "load_parameters_path" not in told
@@ -873,7 +873,7 @@ def test_a_head_that_is_kept_tied_to_its_table(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["restore", "training", "converter"])
-def test_what_wants_a_model_names_the_commands_for_maxtexts_adapters(tmp_path, layout):
+def test_model_commands_refuse_maxtext_adapters(tmp_path, layout):
     lora = tmp_path / "lora"
     ckpttools.adapter_to_maxtext(PEFT / "plain", lora, base=base_of("plain"), layout=layout)
     for words in (("maxtext-config", lora), ("shrink", lora, tmp_path / "small", "--layers", "1")):
@@ -882,7 +882,7 @@ def test_what_wants_a_model_names_the_commands_for_maxtexts_adapters(tmp_path, l
         assert f"ckpt adapter merge BASE {lora}/0/items MODEL merges it" in told
 
 
-def test_what_stacks_layers_names_the_command_for_pefts_adapters(tmp_path):
+def test_stack_commands_refuse_peft_adapters(tmp_path):
     for command in ("stack", "unstack"):
         told = run(command, PEFT / "plain", tmp_path / "no", code=3)
         assert "this is a LoRA adapter of tiny/llama, in PEFT's names" in told

@@ -72,7 +72,7 @@ def test_an_adapter_that_was_merged_comes_out_again(tmp_path):
     assert (result.ranks, result.alpha, result.base_model) == ({2: 14}, 2, str(BASE))
 
 
-def test_of_maxtext_checkpoints_and_to_an_error(tmp_path):
+def test_extract_from_maxtext_meets_error_limit(tmp_path):
     """Ranks are what each matrix needs, and alphas follow them."""
     ckpttools.merge_adapter(BASE, tmp_path / "tuned", adapter=PEFT / "patterns")
     ckpttools.hf_to_maxtext(tmp_path / "tuned", tmp_path / "maxtext")
@@ -89,7 +89,7 @@ def test_of_maxtext_checkpoints_and_to_an_error(tmp_path):
         assert np.allclose(two[name], array, atol=1e-4), name
 
 
-def test_what_is_no_matrix_is_named(tmp_path):
+def test_changed_non_matrices_are_named(tmp_path):
     write_llama(tmp_path / "base", num_hidden_layers=2, dtype="float32")
     tensors = load_file(tmp_path / "base" / "model.safetensors")
     tensors[NAME] = tensors[NAME] + 1
@@ -105,7 +105,7 @@ def test_what_is_no_matrix_is_named(tmp_path):
     assert declared["target_modules"] == [NAME[:-7]], "layer 0 has none"
 
 
-def test_what_cannot_be_extracted_is_refused(tmp_path):
+def test_impossible_extractions_are_refused(tmp_path):
     with pytest.raises(UsageError, match="not said how much"):
         ckpttools.extract_adapter(BASE, tmp_path / "out", base=BASE)
     with pytest.raises(UsageError, match="no matrix of a linear layer differs"):

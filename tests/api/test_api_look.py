@@ -149,7 +149,7 @@ class TestOneCallIsTheCommand:
         assert short(checked, "FamilyCheck of llama: sound")
 
 
-def test_what_is_decided_and_done_is_told_in_a_line(models, tmp_path):
+def test_plans_and_reports_have_one_line_reprs(models, tmp_path):
     stacked, out = str(models / "stacked"), tmp_path / "out"
     prepared, copy = ckpttools.convert.plan(stacked, out, format="zarr3"), ckpttools.copy.plan(stacked, out)
     told = {
@@ -239,7 +239,7 @@ def test_errors_name_arguments_in_python_and_flags_on_the_command_line(models, t
         assert f"--{flag}" in ckpt(*command).output
 
 
-def test_what_a_format_keeps_beside_arrays_is_asked_of_the_format(monkeypatch):
+def test_format_plugins_report_their_shardings(monkeypatch):
     """A format of a plug-in tells what a checkpoint of Orbax does; one that does not is asked nothing."""
 
     class Telling:

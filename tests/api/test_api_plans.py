@@ -155,7 +155,7 @@ class TestWhatTextCannotSay:
             lambda out: ckpttools.hf_to_maxtext.plan(HF, "memory://plans/out"),
         ],
     )
-    def test_what_one_process_must_do_is_refused(self, prepared, tmp_path):
+    def test_plan_file_refuses_single_process_work(self, prepared, tmp_path):
         with pytest.raises(UsageError):
             ckpttools.write_plan(prepared(tmp_path / "out"), tmp_path / "plan")
         assert not (tmp_path / "plan").exists()

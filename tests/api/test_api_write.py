@@ -168,7 +168,7 @@ def test_a_manifest_is_written_with_it_and_not_over_another(tmp_path):
     assert not (tmp_path / "two").exists()
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_is_written(tmp_path):
+def test_invalid_arguments_are_refused_before_writing(tmp_path):
     out = tmp_path / "out"
     cases = {
         "nothing says what to select": lambda: ckpttools.select(HF, out),

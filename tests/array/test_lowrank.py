@@ -157,7 +157,7 @@ def test_sums_that_become_infinite_are_counted(dtype):
     assert out.view(numpy).astype("f4")[0, 2] == np.inf
 
 
-def test_what_does_not_fit_together_is_refused():
+def test_mismatched_factors_are_refused():
     matrix, other = lazy(np.zeros((3, 2), np.float32)), lazy(np.zeros((3, 4), np.float32))
     with pytest.raises(ShapeError, match="not the factors of one product"):
         low_rank(matrix, other)

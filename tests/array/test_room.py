@@ -16,7 +16,7 @@ WRITERS = (OrbaxWriter, lambda **options: OrbaxWriter(ocdbt=False, **options), Z
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=("ocdbt", "files", "zarr3"))
-def test_what_is_compressed_may_be_larger_than_the_disk(tmp_path, writer):
+def test_compressed_output_may_exceed_disk_space(tmp_path, writer):
     # No disk that runs this test has so much room; compressed, 256 TiB of zeros would be little.
     huge = Tree({("w",): Constant((256 << 10, 1 << 30), DTYPES["uint8"], b"\0")})
     raw, encoded = (writer(**options).layout(huge, 64 << 20) for options in ({}, {"compression": Zstd(1)}))

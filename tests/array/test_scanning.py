@@ -101,7 +101,7 @@ def test_the_order_is_the_same_with_any_number_of_workers(sizes: list[int], jobs
     ]
 
 
-def test_nothing_to_see():
+def test_empty_scan_yields_nothing():
     assert list(scan([], copied, memory=1 << 30, jobs=2)) == []
     empty = stored(noise((0, 3), F32), F32)
     assert list(scan([(empty,)], copied, memory=1 << 30, jobs=2)) == []
@@ -145,14 +145,14 @@ class TestErrors:
         assert seen == [(0, (0,)), (0, (3,)), (0, (6,)), (1, (0,)), (1, (3,)), (1, (6,)), (2, (0,))]
         assert threading.active_count() == before
 
-    def test_of_a_visit(self):
+    def test_visit_error_is_raised(self):
         def visit(index: int, region: Region, values: tuple[np.ndarray, ...], scratch: Scratch) -> None:
             raise KeyError(index)
 
         with pytest.raises(KeyError):
             list(scan([(stored(noise((9,), F32), F32),)], visit, memory=1 << 30, jobs=2))
 
-    def test_of_a_cut(self):
+    def test_cut_error_is_raised(self):
         def cut(item: Item, limit: int) -> Iterator[Region]:
             yield Region((0,), (2,))
             raise LookupError("no more")
@@ -200,7 +200,7 @@ def test_workers_do_not_run_far_ahead_of_whoever_listens():
 
 
 @given(memory=st.integers(1, 1 << 33), jobs=st.integers(1, 64), scratch=st.integers(0, 100 * MIB))
-def test_what_fits_is_projected_within_the_memory(memory: int, jobs: int, scratch: int):
+def test_projected_memory_stays_within_limit(memory: int, jobs: int, scratch: int):
     item = (
         Stored((1 << 30,), BF16, UnreadableFile("none"), 0),
         Stored((1 << 30,), F32, UnreadableFile("none"), 0),

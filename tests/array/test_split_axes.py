@@ -64,7 +64,7 @@ def test_parts_are_those_of_the_array_whether_read_as_one_or_apart(data):
 
 @settings(max_examples=40)
 @given(st.data())
-def test_what_is_read_in_small_pieces_by_several_workers_is_what_numpy_cuts(data):
+def test_parallel_small_reads_match_numpy_slices(data):
     known = [_any_array(data) for _ in range(data.draw(st.integers(1, 3)))]
     local = []
     for array, _ in known:

@@ -97,7 +97,7 @@ def test_small_tasks_are_no_more_to_read_than_large_ones(data):
         assert reads(size) <= 1.05 * reads(limit)
 
 
-def test_what_does_not_fit_is_refused():
+def test_oversized_encoded_chunk_is_refused():
     array = lazy(np.zeros((4, 4), np.float32))
     placement = Placement((4, 4), array.dtype.itemsize, (4, 4), Appended("d", 99), Zstd(3))
     with pytest.raises(MemoryBudgetError, match="an encoded chunk does not fit"):

@@ -132,7 +132,7 @@ def test_so_are_numbers_that_the_coarser_dtype_has_no_room_for(name: str, number
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])
-def test_what_is_not_finite_is_left_to_float64(bits: int):
+def test_non_finite_values_are_compared_in_float64(bits: int):
     a = np.array([0x3F80, bits], np.uint16)
     for other in (a, np.array([0x3F80, 0x3F80], np.uint16)):
         assert deviation_in_float32((a, other), (DTYPES["bfloat16"],) * 2, EXACT, Scratch(1 << 16)) is None

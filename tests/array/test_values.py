@@ -79,7 +79,7 @@ def test_a_cast_that_claims_to_be_exact_comes_back_to_the_bit(dtype, to):
         (BF16, DTYPES["float8_e4m3fn"], False),
     ],
 )
-def test_what_casts_claim(dtype, to, exact):
+def test_cast_exactness_is_declared(dtype, to, exact):
     assert Cast(to).exactness(dtype).exact is exact
 
 

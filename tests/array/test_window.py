@@ -97,7 +97,7 @@ def test_costs_are_those_of_what_is_read(data):
     assert narrow.first_byte(inner) == source.first_byte(inner.shifted((2, 0)))
 
 
-def test_nothing_to_do_is_the_source_itself():
+def test_identity_window_returns_source():
     source = stored(noise((3, 2), F32), F32)
     assert window(source, (0, 0), (3, 2)) is source
     assert pad_array(source, (3, 2)) is source

@@ -213,7 +213,7 @@ class TestConvert:
         assert query == ([4, 64, 4, 16], "float32")
         assert result["scan_axis"] == 0
 
-    def test_what_is_inexact_or_dropped_is_said_on_stderr(self, tmp_path: Path):
+    def test_inexact_and_dropped_arrays_are_reported_on_stderr(self, tmp_path: Path):
         write_llama(tmp_path / "hf")
         options = ("--dtype", "float16", "--family", "llama", "--drop", "lm_head.*", "--dry-run")
         result = succeed("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", *options)
@@ -389,14 +389,14 @@ class TestErrors:
     def test_a_size_that_is_none(self, llama: Path, tmp_path: Path, size: str):
         assert "'--memory'" in self.converts(2, llama, tmp_path / "new", "--memory", size)
 
-    def test_nothing_to_resume_of_what_is_complete(self, llama: Path, converted: Path):
+    def test_resume_refuses_complete_destination(self, llama: Path, converted: Path):
         text = self.converts(2, llama, converted, "--resume")
         assert text.startswith(
             f"Error: there is nothing to resume: {converted} is there, and nothing is left"
         )
         assert f"ckpt doctor {converted}" in text and ".partial" not in text
 
-    def test_nothing_to_resume(self, llama: Path, tmp_path: Path):
+    def test_resume_refuses_new_destination(self, llama: Path, tmp_path: Path):
         text = self.converts(2, llama, tmp_path / "new", "--resume")
         assert text == (
             "Error: there is nothing to resume\n"

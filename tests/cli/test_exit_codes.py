@@ -181,7 +181,7 @@ def test_every_command_is_in_the_table():
     assert {called(words) for words in ALL.values()} | OTHERS == set(commands())
 
 
-def test_nothing_is_wrong(location):
+def test_success_exits_with_0(location):
     for command in ALL:
         if command != "--manifest":
             good = {
@@ -256,7 +256,7 @@ class TestPaths:
         ]
         assert location.codes(readers, sealed) == all_of(readers, 5)
 
-    def test_where_modules_may_be_that_nobody_may_enter(self, location, monkeypatch, request):
+    def test_inaccessible_module_directories_are_skipped(self, location, monkeypatch, request):
         locked = location.directory / "no modules"
         locked.mkdir()
         locked.chmod(0)
@@ -372,7 +372,7 @@ class TestDemo:
         assert result.exit_code == 3
         assert "inspect tree" in result.stdout and "maxtext-to-hf" not in result.stdout
 
-    def test_what_is_there_stays(self, location):
+    def test_demo_keeps_existing_files(self, location):
         (location.directory / "there" / "hf").mkdir(parents=True)
         result = ckpt("demo", location.directory / "there")
         assert result.exit_code == 2 and "the directory for the demo exists already" in result.stderr

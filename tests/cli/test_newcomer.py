@@ -73,7 +73,7 @@ class TestThereAndBack:
         run("convert", "hf-to-maxtext", tmp_path / "back", tmp_path / "maxtext")
         run("verify", tmp_path / "maxtext", "--against", model)
 
-    def test_what_has_the_names_of_maxtext_keeps_them_apart(self, model, tmp_path):
+    def test_flat_file_with_maxtext_names_has_no_config(self, model, tmp_path):
         run("convert", "hf-to-maxtext", model, tmp_path / "maxtext")
         run("convert", "to-safetensors", tmp_path / "maxtext", tmp_path / "flat")
         assert not (tmp_path / "flat" / "config.json").exists()
@@ -475,7 +475,7 @@ def test_a_comparison_obeys_the_options_or_refuses_them(model, tmp_path):
     assert all(len(line) <= 44 for line in narrow.splitlines())
 
 
-def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
+def test_hint_names_the_nested_model(model, tmp_path):
     shutil.copytree(model, tmp_path / "other")
     told = ckpt("inspect", "tree", tmp_path).output
     assert f"name what lies in it: '{model}', {tmp_path / 'other'}" in told
@@ -495,7 +495,7 @@ def test_what_is_named_otherwise_is_told_by_its_name(model, tmp_path):
     assert "did you mean '*self_attn*'" in told
 
 
-def test_what_is_dropped_is_counted_by_kind_and_a_refusal_stands_alone(tmp_path):
+def test_dropped_arrays_are_counted_by_kind(tmp_path):
     source = ORBAX.parent / "train" / "llama_scanned"
     told = run("strip-optimizer", source, tmp_path / "out")
     assert "what is dropped, by kind: 26 of the optimizer, 30 of random states" in " ".join(told.split())
@@ -520,7 +520,7 @@ def test_a_size_without_its_unit(tmp_path):
     assert "did you mean" not in told
 
 
-def test_what_has_no_location_in_maxtext_is_told_with_the_option_that_keeps_it(tmp_path):
+def test_unmapped_arrays_hint_at_carry(tmp_path):
     source = GOLDEN / "gemma3" / "hf"
     told = " ".join(run("convert", "hf-to-maxtext", source, tmp_path / "out").split())
     assert "with --carry the way back has them again" in told
@@ -536,7 +536,7 @@ def test_a_dry_run_tells_of_what_was_begun(model, tmp_path):
     assert "out.partial is there" in succeed(*planned).output
 
 
-def test_what_doctor_says_of_casts_is_so(tmp_path):
+def test_doctor_advice_on_casts_is_true(tmp_path):
     module = "model.layers.0.self_attn.q_proj"
     packed = {
         f"{module}.qweight": np.zeros((8, 64), "i4"),

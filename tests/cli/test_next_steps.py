@@ -68,7 +68,7 @@ class TestMaxText:
             "vocab_size=512, where config.json says 500",
         )
 
-    def test_what_maxtext_computes_otherwise(self, tmp_path):
+    def test_next_steps_list_maxtext_deviations(self, tmp_path):
         ckpttools.hf_to_maxtext(GOLDEN / "llama3.2-tied" / "hf", tmp_path / "it", dtype="float32")
         factor, tied = next_steps(tmp_path / "it").surprises
         assert factor.startswith("rope_parameters.factor is 32") and "bfloat16" in tied
@@ -150,19 +150,19 @@ class TestTransformers:
 
 
 class TestNothingIsSaid:
-    def test_of_a_part(self, converted, tmp_path):
+    def test_partial_model_has_no_next_steps(self, converted, tmp_path):
         done = succeed("select", converted, tmp_path / "part", "--drop", "*norm*")
         assert "next" not in done.stderr
 
-    def test_of_what_no_model_computes_in(self, converted, tmp_path):
+    def test_uncomputable_dtype_has_no_next_steps(self, converted, tmp_path):
         ckpttools.cast(converted, tmp_path / "new", dtype="float8_e4m3fn")
         assert next_steps(tmp_path / "new") is None
 
-    def test_of_other_formats(self, converted, tmp_path):
+    def test_other_formats_have_no_next_steps(self, converted, tmp_path):
         ckpttools.convert(converted, tmp_path / "new", format="zarr3")
         assert next_steps(tmp_path / "new") is None
 
-    def test_of_nothing(self, tmp_path):
+    def test_missing_path_has_no_next_steps(self, tmp_path):
         assert next_steps(tmp_path / "none") is None
 
     def test_with_json(self, tmp_path):
@@ -193,7 +193,7 @@ class TestAdapters:
             "MaxText reads disks and gs:// alone: `ckpt copy memory://next/lora DIR`",
         )
 
-    def test_what_is_there_says_how_it_goes_on(self, tmp_path):
+    def test_inspect_suggests_next_commands(self, tmp_path):
         base, adapter = PEFT / "bases" / "llama-float32", PEFT / "plain"
         ckpttools.adapter_to_maxtext(adapter, tmp_path / "lora", base=base)
         for path in (tmp_path / "lora", tmp_path / "lora" / "0" / "items"):
@@ -264,7 +264,7 @@ class TestWhatTrainersLeave:
                 succeed(*shlex.split(command.replace(" DST", f" {out}"))[1:])
                 assert ckpttools.verify(out, trainers / "hub").equal, command
 
-    def test_what_lies_beside_a_model_is_dropped_in_the_command(self, tmp_path, monkeypatch):
+    def test_hint_drops_arrays_outside_the_model(self, tmp_path, monkeypatch):
         """An optimizer's state and a head of TRL; no command is advised that this would stop."""
         monkeypatch.chdir(tmp_path)
         hub = FIXTURES / "torch" / "trainers" / "hub"
@@ -369,7 +369,7 @@ class TestWhatTrainersLeave:
             assert ckpttools.verify(*pair, parameters=True).equal
         assert not ckpttools.verify(hub, hub, filter="*norm*").hints
 
-    def test_what_maxtext_has_no_rows_for_is_not_called_its_own(self, tmp_path):
+    def test_t5x_checkpoint_is_not_identified_as_maxtext(self, tmp_path):
         """T5X calls layers as MaxText does."""
         tree = tree_of(*(("target", "decoder", f"layers_{n}", "mlp", "wi", "kernel") for n in range(2)))
         ckpttools.convert(tree, tmp_path / "t5x", format="zarr3")

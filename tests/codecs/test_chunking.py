@@ -84,6 +84,6 @@ def test_every_layer_and_expert_of_a_large_stack_has_its_own_chunks(layers, expe
         assert chunk == (1, 512, 1, 300)
 
 
-def test_what_is_just_as_large_as_a_chunk_may_be_is_cut_no_further():
+def test_shape_at_chunk_limit_is_not_cut():
     assert chunk_shape((3, LARGEST), 1, ()) == (1, LARGEST)
     assert chunk_shape((3, LARGEST + 1), 1, ())[1] < LARGEST

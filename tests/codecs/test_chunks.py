@@ -72,7 +72,7 @@ class TestMeshes:
     @pytest.mark.parametrize(
         "text", ["", "0", "x", "4x", "a=", "a=2,a=3", "-1", "a", "a=2,3", "=4", "9999999x9"]
     )
-    def test_what_is_no_mesh(self, text):
+    def test_invalid_mesh_is_refused(self, text):
         with pytest.raises(UsageError, match="is not a mesh"):
             parse_mesh(text)
 
@@ -121,7 +121,7 @@ class TestMeshes:
             "P(a=x)",
         ],
     )
-    def test_what_is_no_spec(self, text):
+    def test_invalid_spec_is_refused(self, text):
         with pytest.raises(UsageError):
             parse_spec(text, parse_mesh("x=4,y=2"))
 
@@ -204,7 +204,7 @@ class TestReads:
         assert (rows.reads, columns.reads) == (1, count_runs((8, 8), Region((0, 0), (8, 2)))) == (1, 8)
         assert rows.over_read == columns.over_read == 1
 
-    def test_what_does_not_divide_is_left_whole(self):
+    def test_indivisible_axis_is_not_cut(self):
         mesh = parse_mesh("3")
         result = predict(array((8, 6), (8, 6)), mesh, parse_spec("axis0", mesh), None)
         assert (result.cut, result.uneven, result.over_read) == ((1, 1), True, 1)
@@ -360,7 +360,7 @@ class TestAdvice:
         report = inspect_chunks(tree, storage, "*", parsed, parse_spec(spec, parsed) if parsed else None)
         return [item.subject for item in advice(report)]
 
-    def test_nothing_to_say(self):
+    def test_well_chunked_arrays_need_no_advice(self):
         assert self.subjects(array((16384, 16, 1024), (1024, 1, 1024))) == []
         assert self.subjects(array((8, 8), (1, 1)), array((4, 4), (4, 4), compressed=True)) == []
         assert self.subjects(array((16384, 1024), (16, 1024))) == []  # of 64 KiB
@@ -440,7 +440,7 @@ class TestCommand:
         assert all(len(line) <= int(columns) for line in below if not line.lstrip().startswith(paths))
 
     @pytest.mark.parametrize("columns", ["40", "80", "200"])
-    def test_what_does_not_divide_is_said_at_any_width(self, columns):
+    def test_indivisible_axes_are_reported_at_any_width(self, columns):
         result = self.run(HF, "--mesh", "3", "--spec", "axis0", columns=columns)
         declared = result.output[result.output.index("does not divide: ") :]
         assert "lm_head.weight" in declared

@@ -322,7 +322,7 @@ class TestDecodingOnce:
         worker = inner_chunks._worker(scratch)
         assert sum(piece.nbytes for piece in worker._pieces.values()) <= 3000
 
-    def test_what_is_kept_goes_with_the_worker(self, tmp_path):
+    def test_cached_chunks_are_freed_with_their_worker(self, tmp_path):
         array = self.array(tmp_path, (8, 8), (64, 64))
         before = len(inner_chunks._WORKERS)
         scratch = Scratch(array.scratch_bytes)

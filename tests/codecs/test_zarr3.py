@@ -143,7 +143,7 @@ def test_arrays_without_elements(tmp_path, codec):
     assert by_tensorstore(tmp_path / "z" / "b").shape == (4, 0)
 
 
-def test_nothing_but_arrays_without_elements(tmp_path):
+def test_tree_with_only_empty_arrays_round_trips(tmp_path):
     tree = Tree({("a",): array("float32", 0)})
     write(tree, ZarrWriter(), tmp_path / "z")
     assert_same(open_tree(tmp_path / "z"), tree)

@@ -56,7 +56,7 @@ class TestHuggingFaceAgainstMaxText:
             assert_equal(align(built, hf))
 
     @SCANS
-    def test_what_maxtext_itself_made(self, scan: bool):
+    def test_maxtext_output_aligns_with_hugging_face(self, scan: bool):
         both = align(hugging_face("llama3.1"), open_tree(golden_checkpoint(scan)))
         assert_equal(both)
         assert len(list(both.pairs)) == 39
@@ -118,7 +118,7 @@ class TestHuggingFaceAgainstMaxText:
         other = hf.with_metadata(config={**(hf.metadata.config or {}), "model_type": "something"})
         assert_equal(align(other, to_maxtext(hf, ToMaxText()).state))
 
-    def test_nothing_in_common(self):
+    def test_unrelated_trees_have_no_pairs(self):
         built = to_maxtext(hugging_face("qwen3"), ToMaxText()).state
         both = align(Tree({("x",): lazy(np.ones(2, np.float32))}), built)
         assert list(both.only_a) == ["x"]
@@ -271,7 +271,7 @@ class TestNothingIsLeftOutThatBothHave:
         assert what in {item.name for item in compare(both, **PLENTY)}
         assert not both.remarks
 
-    def test_what_one_has_is_named(self):
+    def test_one_sided_arrays_have_remarks(self):
         step = {("step",): lazy(np.int64(1))}
         names = ("rng", *(f"model.layers.{k}.rngs.{key}" for key in "abcd" for k in range(3)))
         more = {(name,): lazy(np.zeros(2, np.uint32)) for name in names}

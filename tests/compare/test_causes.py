@@ -88,7 +88,7 @@ def test_a_detector_finds_its_cause_and_no_other_content(name: str):
 
 
 @pytest.mark.parametrize("back", [False, True])
-def test_what_is_one_sides_cause_may_be_the_others(back: bool):
+def test_causes_are_found_on_either_side(back: bool):
     for name in ("zeros", "nan", "truncated", "cast", "norm-offset"):
         built, _ = PLANTED[name]
         a, b = (lazy(built), lazy(NOISE)) if back else (lazy(NOISE), lazy(built))

@@ -90,7 +90,7 @@ class TestUlps:
         assert result.max_ulp == steps
 
     @given(dtype=st.sampled_from(WHOLE), data=st.data())
-    def test_of_integers_it_is_the_difference(self, dtype, data: st.DataObject):
+    def test_integer_deviation_is_the_difference(self, dtype, data: st.DataObject):
         limits = np.iinfo(dtype.numpy) if dtype.bits >= 8 and dtype.name not in ("int4", "int2") else None
         low, high = (limits.min, limits.max) if limits else (-2, 1)
         a, b = (data.draw(st.integers(int(low), int(high))) for _ in range(2))
@@ -100,7 +100,7 @@ class TestUlps:
         assert result.max_abs == pytest.approx(abs(a - b))
         assert result.differing == (a != b)
 
-    def test_of_two_dtypes_it_is_in_the_coarser_one(self):
+    def test_mixed_dtypes_are_compared_in_the_coarser_one(self):
         a = np.array([1.0, 1.0 + 2**-9], np.float32).view(np.uint32)
         b = np.array([0x3F80, 0x3F82], np.uint16)
         result = deviation(a, b, (DTYPES["float32"], DTYPES["bfloat16"]))
@@ -223,7 +223,7 @@ class TestMeasures:
     @pytest.mark.parametrize(
         ("number", "name"), [(1e30, "float8_e4m3fn"), (1e30, "float16"), (np.inf, "float16")]
     )
-    def test_what_a_dtype_has_no_room_for_is_not_near_its_largest(self, number: float, name: str):
+    def test_out_of_range_value_is_not_close_to_the_limit(self, number: float, name: str):
         a, coarse = np.array([number], np.float32).view(np.uint32), DTYPES[name]
         limit = np.array([float(ml_dtypes.finfo(coarse.numpy).max)]).astype(coarse.numpy).view(coarse.carrier)
         result = deviation(a, limit, (DTYPES["float32"], coarse), Tolerances(ulp=1))
@@ -264,7 +264,7 @@ class TestMeasures:
             assert part is not None
             assert (part.elements, part.differing, part.max_ulp, part.first) == (35, 12, 1, (2, 3))
 
-    def test_what_only_one_side_has_and_what_has_another_shape(self):
+    def test_one_sided_and_reshaped_arrays_are_reported(self):
         array, other = (stored(noise(shape, DTYPES["int8"]), DTYPES["int8"]) for shape in ((4,), (2, 2)))
         result = diff(Pairing({"a": array, "b": array}, {"b": other, "c": other}), **PLENTY)
         assert [(item.name, item.outcome) for item in result] == [
@@ -344,7 +344,7 @@ class TestCommand:
         assert "Equal: 39" in ckpt(golden_checkpoint(scan=False), GOLDEN / "llama3.1" / "hf_sharded").output
         assert "Equal: 40" in ckpt(tmp_path / "zarr2", tmp_path / "plain").output  # And the step.
 
-    def test_what_differs_is_folded_and_told(self, changed: Path):
+    def test_differences_are_folded_and_summarized(self, changed: Path):
         output = ckpt(changed, HF, code=1, COLUMNS="100").output
         assert "model.layers.{0..3}.mlp.up_proj.weight" in output
         assert "4 of 32,768 elements, the first at [5, 7] in layers 0" in output
@@ -412,7 +412,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("option", "value", "code"), [("--family", "nonsense", 2), ("--like", "/nowhere", 5)]
     )
-    def test_what_is_said_of_the_model_is_looked_at(self, option: str, value: str, code: int):
+    def test_model_options_are_validated(self, option: str, value: str, code: int):
         """Also where names are equal anyway."""
         assert value in ckpt(HF, HF, option, value, code=code).stderr
 

@@ -329,7 +329,7 @@ class TestPlanted:
         assert fourth not in result
 
 
-def test_nothing_is_explained_by_what_holds_for_a_sample_only():
+def test_sample_only_cause_is_rejected():
     """All but one element agree with a cause."""
     truth = np.random.default_rng(0).standard_normal((300, 300)).astype(np.float32)
     for built in (truth.T.copy(), truth * np.float32(3), truth + np.float32(1), np.zeros_like(truth)):

@@ -253,7 +253,7 @@ def test_layers_that_are_stored_apart_are_read_apart():
     assert [whole.array for whole in wholes(arrays)] == [source]
 
 
-def test_of_one_layer_only_that_is_read():
+def test_single_layer_digest_reads_only_that_layer():
     source = stored(noise((8, 5, 6), DTYPES["bfloat16"]), DTYPES["bfloat16"])
     read = []
     Digester({"layers_3": take(source, 1, 3)}, "xxh3-128").digests(**PLENTY, observe=read.append)

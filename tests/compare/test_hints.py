@@ -123,7 +123,7 @@ def test_a_training_that_went_on_nowhere(tmp_path):
     assert hints(*command.split(), code=0) == []
 
 
-def test_what_only_the_tolerance_calls_equal_is_not_equal(tmp_path):
+def test_equality_within_tolerance_is_not_exact(tmp_path):
     tree = open_tree(TRAINED)
     state = next(path for path in tree.arrays if path[0] == "opt_state" and "mu" in path)
     norm = next(path for path in tree.arrays if path[0] == "params" and "decoder_norm" in path)
@@ -205,7 +205,7 @@ def test_equal_numbers_of_other_bits_are_said(tmp_path):
     assert ckpt("verify", a, "--against", a, "--no-progress").exit_code == 0
 
 
-def test_what_was_stored_exactly_or_cast_is_equal(tmp_path):
+def test_exact_and_cast_conversions_verify_as_equal(tmp_path):
     """Of a head dimension whose root is no power of two, scaled queries do not fit into 16 bits."""
     write_llama(tmp_path / "hf", head_dim=24)
     for name, words in {"exact": ["--exact"], "cast": ["--dtype", "float32"], "plain": []}.items():
@@ -285,6 +285,6 @@ def test_an_output_head_alone(tmp_path):
         ),
     ],
 )
-def test_what_to_do_next_names_the_source(words, declared, tmp_path):
+def test_hint_names_the_source(words, declared, tmp_path):
     result = ckpt(*(tmp_path / "out" if word == "OUT" else word for word in words))
     assert result.exit_code == 3 and declared in result.stderr

@@ -49,7 +49,7 @@ PLENTY = {"memory": 512 << 20, "jobs": 2}
 
 @settings(max_examples=30)
 @given(trees(most_leaves=6), st.sampled_from(sorted(ALGORITHMS)), st.booleans())
-def test_what_is_written_comes_back(tmp_path_factory, tree, algorithm, layers):
+def test_manifest_round_trips_through_file(tmp_path_factory, tree, algorithm, layers):
     built = hash_tree(tree, Selection(layers=layers), algorithm=algorithm, **PLENTY)
     path = tmp_path_factory.mktemp("manifest") / "file.json"
     built.write(path)
@@ -147,7 +147,7 @@ def test_a_flipped_bit_is_found_and_its_block_named(algorithm, tmp_path):
     assert result["expected"] == array_digest(values, "bfloat16", algorithm)
 
 
-def test_what_was_hashed_is_what_is_checked(tmp_path):
+def test_verify_checks_the_hashed_selection(tmp_path):
     options = ("--whole", "--filter", "*/wi_?/*", "--algorithm", "sha256")
     manifest = tmp_path / "manifest.json"
     run("hash", golden_checkpoint(scan=True), "--manifest", manifest, *options)
@@ -157,7 +157,7 @@ def test_what_was_hashed_is_what_is_checked(tmp_path):
     )
 
 
-def test_nothing_is_overwritten(written):
+def test_existing_manifest_is_not_overwritten(written):
     path, _ = written
     before = path.read_bytes()
     assert "exists" in run("hash", golden_checkpoint(scan=False), "--manifest", path, code=2)
@@ -165,7 +165,7 @@ def test_nothing_is_overwritten(written):
     run("hash", golden_checkpoint(scan=True), "--manifest", path.parent / "no" / "directory", code=5)
 
 
-def test_what_lies_there_stays(tmp_path):
+def test_unfinished_name_and_links_are_kept(tmp_path):
     """Somebody's file with the name of an unfinished manifest, and a link that leads nowhere."""
     mine, link = tmp_path / "m.json.partial", tmp_path / "link.json"
     mine.write_text("mine")
@@ -241,7 +241,7 @@ def test_a_conversion_writes_the_manifest_and_reads_nothing_twice(tmp_path, name
     run("verify", tmp_path / "made", "--manifest", tmp_path / "m.json")
 
 
-def test_what_an_earlier_run_wrote_is_in_the_manifest(tmp_path):
+def test_manifest_includes_tasks_of_an_earlier_run(tmp_path):
     tree = decoder()
     conversion = plan_tree(tree, OrbaxWriter(), Resources(jobs=1))
     calls = []
@@ -258,7 +258,7 @@ def test_what_an_earlier_run_wrote_is_in_the_manifest(tmp_path):
     assert read_manifest(tmp_path / "m.json") == hash_tree(tree, **PLENTY)
 
 
-def test_what_is_only_referenced_is_in_the_manifest(tmp_path):
+def test_manifest_includes_referenced_arrays(tmp_path):
     dtype = DTYPES["float32"]
     kernel, moment = (stored(noise((600, 600), dtype, seed), dtype, str(seed)) for seed in (0, 1))
     leaves = {("params", "params", "w"): kernel, ("opt_state", "mu", "w"): moment}
@@ -355,7 +355,7 @@ for key, change in ENTRY.items():
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_what_is_no_manifest_is_refused(written, damage):
+def test_damaged_manifest_is_refused(written, damage):
     path, document = written
     changed = DAMAGES[damage](document)
     path.write_text(changed if isinstance(changed, str) else json.dumps(changed))
@@ -371,7 +371,7 @@ class TestOneThatIsKilled:
         name = f".ckpttools-unfinished-{zlib.crc32(path.name.encode()):08x}-0123456789abcdef"
         return path.with_name(name)
 
-    def test_what_it_leaves_goes_with_the_next(self, tmp_path):
+    def test_leftovers_are_removed_by_the_next_write(self, tmp_path):
         built, path = self.built(), tmp_path / "m.json"
         self.unfinished(path).write_text("{")
         names = (".ckpttools-unfinished-0123", ".ckpttools-unfinished-00000000-0123456789abcdef")

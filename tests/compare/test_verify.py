@@ -434,12 +434,12 @@ def test_many_differences_are_folded():
     assert run(sides[0], "--against", sides[1], code=1).endswith("more lines; --json lists all\n")
 
 
-def test_what_is_asked_for_must_be_said_once(model):
+def test_verify_requires_one_comparison_option(model):
     assert "--against SRC, --manifest FILE" in run(model, code=2)
     run(model, "--against", model, "--manifest", "x", code=2)
 
 
-def test_what_cannot_be_read_is_no_difference(model, tmp_path):
+def test_unreadable_checkpoint_is_not_a_difference(model, tmp_path):
     run(model, "--against", tmp_path / "nothing", code=5)
     (tmp_path / "text").write_text("no checkpoint")
     run(model, "--against", tmp_path / "text", code=3)
@@ -463,7 +463,7 @@ print(len(found), peak_bytes())
 
 
 @pytest.mark.parametrize("memory", [128 << 20, 512 << 20])
-def test_the_memory_is_kept_where_much_differs(tmp_path, memory):
+def test_commands_name_the_array_with_invalid_booleans(tmp_path, memory):
     result, peak = said_within(COMPARE, memory, differing_models(tmp_path))
     assert result == 1
     assert peak <= memory

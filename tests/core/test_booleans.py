@@ -71,7 +71,7 @@ def test_every_command_that_reads_them_names_the_array(odd, tmp_path):
     assert not any(out.exists() for out in outs)
 
 
-def test_who_reads_them_in_python_is_told_the_file(odd, tmp_path):
+def test_invalid_boolean_error_names_the_file(odd, tmp_path):
     orbax = orbax_of(odd, tmp_path / "orbax")
     for location, file in ((odd, "odd/model.safetensors"), (orbax, "/d/")):
         mask = open_tree(location).arrays["mask",]

@@ -114,7 +114,7 @@ def test_codes_that_formats_lack():
 
 
 @EVERY
-def test_what_numbers_a_type_of_few_bits_holds(dtype):
+def test_small_float_properties_match_ml_dtypes(dtype):
     """All of them, as ml_dtypes and numpy read their patterns."""
     if not dtype.is_float or dtype.bits > 16:
         pytest.skip("too many to look at each, or whole numbers")

@@ -80,7 +80,7 @@ class TestCodes:
             (EOFError(), 70, "EOFError"),
         ],
     )
-    def test_whatever_comes_has_words_and_a_code_that_is_not_1(self, monkeypatch, end, code, text):
+    def test_unexpected_exceptions_have_a_message_and_exit_code(self, monkeypatch, end, code, text):
         def fail(*_):
             raise end
 
@@ -110,7 +110,7 @@ def test_the_full_text(kind):
     assert kind.__doc__
 
 
-def test_what_is_not_said_takes_no_line():
+def test_missing_error_details_take_no_line():
     assert str(CheckpointError("it is wrong")) == "it is wrong"
     assert CheckpointError("it is wrong", got=0, hint="go on").details() == [("got", "0"), ("hint", "go on")]
 

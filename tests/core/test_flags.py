@@ -73,7 +73,7 @@ def test_rows_of_two_flags():
         assert inferred_flags([name], sides, [])[name] == Flag(False, "bias, which is not there")
 
 
-def test_who_says_so():
+def test_flag_records_its_source():
     keys = ["embedding", "layers_0.wi", "layers_0.query"]
     flags = told(["tied", "experts"], keys)
     assert flags["tied"].source == "head, which is not there"
@@ -121,5 +121,5 @@ def test_a_table_refuses_a_model_of_which_something_is_open():
         Table(rows, {"embed": Size(2, "said")}).to_right(arrays)
 
 
-def test_nothing_is_told_where_nothing_is_asked():
+def test_no_flags_are_inferred_when_none_are_requested():
     assert told([], ["layers_0.query"]) == {}

@@ -296,7 +296,7 @@ def test_only_stores_know_where_bytes_live():
     assert touching == set(TOUCHES_FILES)
 
 
-def test_nothing_knows_of_the_local_store():
+def test_only_stores_import_the_local_store():
     assert [
         f"{name(path)} imports {target}"
         for path in outside("stores")
@@ -305,7 +305,7 @@ def test_nothing_knows_of_the_local_store():
     ] == []
 
 
-def test_who_imports_whom():
+def test_rooms_import_only_allowed_rooms():
     assert [
         f"{name(path)} imports {target}"
         for path in in_rooms(*MAY)
@@ -330,7 +330,7 @@ def test_rooms_are_in_order():
     ] == []
 
 
-def test_nothing_imports_the_command_line():
+def test_package_does_not_import_the_command_line():
     assert [
         f"{name(path)} imports {target}"
         for path in outside("cli", "testing", "__main__")
@@ -357,7 +357,7 @@ def test_only_the_command_line_prints():
     ] == []
 
 
-def test_nothing_heavy_at_import():
+def test_heavy_packages_are_not_imported_at_module_level():
     """jax, orbax, tensorstore and huggingface_hub are imported inside the functions that need them."""
     assert [
         f"{name(path)}:{node.lineno} imports {target}"

@@ -65,7 +65,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-def test_what_an_option_of_a_call_cannot_be_is_refused_with_its_name(call):
+def test_invalid_option_value_error_names_the_option(call):
     for name, kind in argument_types(call).items():
         # That of `resolve` has no name for whoever calls it.
         if name != "command" and Any not in (kind, *get_args(kind)):
@@ -93,7 +93,7 @@ def called(
     return {name: value for name, value in locals().items() if value}
 
 
-def test_what_is_natural_in_python_is_taken():
+def test_natural_python_values_are_accepted():
     declared = {"a": ml_dtypes.bfloat16, "b": np.dtype("float64"), "c": np.dtype(bool), "d": np.int64}
     named = {"a": DTYPES["bfloat16"], "b": DTYPES["float64"], "c": DTYPES["bool"], "d": DTYPES["int64"]}
     assert called(dtype=np.dtype(">f4"), named=declared) == {"dtype": DTYPES["float32"], "named": named}
@@ -124,7 +124,7 @@ def test_what_is_natural_in_python_is_taken():
         ("jobs", 0, "a whole number from 1 on or None"),
     ],
 )
-def test_what_would_be_taken_for_something_else_is_refused(name, value, expected):
+def test_ambiguous_values_are_refused(name, value, expected):
     with pytest.raises(UsageError) as refused:
         called(**{name: value})
     assert (refused.value.got, refused.value.expected) == (repr(value), expected)
@@ -228,7 +228,7 @@ def test_a_transform_of_a_package_that_fails_is_named(monkeypatch, built, declar
     assert caught.value.exit_code == 3
 
 
-def test_what_a_transform_of_a_package_raises_on_purpose_is_its_own(monkeypatch):
+def test_transform_usage_error_is_passed_through(monkeypatch):
     def refuse(tree):
         raise UsageError("not this one")
 
@@ -243,7 +243,7 @@ def test_formats_say_what_they_can_do():
     assert not isinstance(object(), Writable)
 
 
-def test_what_a_format_raises_while_it_looks_for_faults_is_one_of_them():
+def test_errors_raised_by_fault_checks_are_findings():
     class Failing:
         looks_for = "nothing"
 

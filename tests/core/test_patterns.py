@@ -26,7 +26,7 @@ ENDLESS = "([a-z]+)+!"
         (r"(?!.*vision).*\.(q|k)_proj", "vision.k_proj", False, False),
     ],
 )
-def test_what_matches(pattern: str, text: str, below: bool, expected: bool):
+def test_pattern_matches_expected_names(pattern: str, text: str, below: bool, expected: bool):
     assert is_match(pattern, text, below=below) is expected
 
 
@@ -38,7 +38,7 @@ def test_what_matches(pattern: str, text: str, below: bool, expected: bool):
         ("(" * 5000 + ")" * 5000, "nested too deeply"),
     ],
 )
-def test_what_is_no_pattern(pattern: str, told: str):
+def test_invalid_pattern_is_refused(pattern: str, told: str):
     with pytest.raises(PatternError, match=told):
         is_match(pattern, "a")
 

@@ -147,7 +147,7 @@ class TestEveryVersion:
             assert same(built, expected)
             assert built.metadata.custom == expected.metadata.custom
 
-    def test_of_an_unknown_family_does_not_move(self, converted):
+    def test_unknown_family_is_not_moved_between_versions(self, converted):
         """Qwen3.5 has the same names, and all versions stack it as the older one stacks Qwen3-Next."""
         tree = open_tree(converted("qwen3-next", True, GOLDEN_VERSION))
         bare = tree.with_metadata(config=None)
@@ -158,7 +158,7 @@ class TestEveryVersion:
         expected = open_tree(converted("qwen3-next"))
         assert same(ForVersion(family="qwen3-next")(bare).tree, expected)
 
-    def test_of_another_name(self):
+    def test_unknown_version_is_refused(self):
         with pytest.raises(UnknownNameError, match=r"one of 0\.2\.5, e591f30"):
             ToMaxText(maxtext="0.2.6")
 
@@ -183,7 +183,7 @@ class TestRouterBias:
         single = to_maxtext(source, ToMaxText(scan=False)).state
         assert same(UnstackLayers(axis)(state).tree, single)
 
-    def test_of_a_collection_comes_among_the_parameters(self, converted):
+    def test_bias_collection_becomes_parameters(self, converted):
         """MaxText's own converter puts it where only one of its ways of loading looks."""
         tree = open_tree(converted("deepseek3"))
         bias = tuple(BIAS.split("/"))
@@ -208,7 +208,7 @@ class TestRouterBias:
 
     @SCANS
     @pytest.mark.parametrize("wrapped", [(), ("value",)])
-    def test_of_a_training_state_moves_there_and_back(self, converted, scan, wrapped):
+    def test_training_state_moves_between_versions_and_back(self, converted, scan, wrapped):
         """MaxText 0.2.5 keeps it in `nnx_aux`, without moments; e591f30 among the parameters."""
         training = trained(open_tree(converted("deepseek3")), wrapped)
         old = open_tree(converted("deepseek3", True, GOLDEN_VERSION))
@@ -227,14 +227,14 @@ class TestRouterBias:
         with pytest.raises(UsageError, match=r"the layout of MaxText 0\.2\.5 already"):
             ForVersion()(training)
 
-    def test_of_a_training_state_is_moved_by_the_command(self, converted, tmp_path):
+    def test_remap_moves_training_state_between_versions(self, converted, tmp_path):
         ckpttools.save(trained(open_tree(converted("deepseek3"))), tmp_path / "training")
         run("remap", tmp_path / "training", tmp_path / "old", "--maxtext", GOLDEN_VERSION)
         done = run("remap", tmp_path / "old", tmp_path / "new", "--maxtext", NEWEST)
         assert "cycle" not in done
         assert same(open_tree(tmp_path / "new"), open_tree(tmp_path / "training"))
 
-    def test_of_a_family_that_nobody_knows(self):
+    def test_unknown_family_layers_are_restacked(self):
         """DeepSeek V4 has single layers first, then pairs, and two kinds of variables."""
         leaves = json.loads((GOLDEN_0_2_5 / "deepseek4" / "leaves_scanned.json").read_bytes())
         arrays = {tuple(k.split("/")): v for k, v in leaves.items() if isinstance(v, dict)}

@@ -198,7 +198,7 @@ def test_a_destination_that_lost_its_mark_and_was_changed(left, change):
 
 @pytest.mark.parametrize("scenario", [_NEW, _OVER, _OVER_TWO_RENAMES], ids=lambda item: item.name)
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_by_hand_is_not_called_done(left, scenario, change):
+def test_conversion_edited_by_hand_is_not_called_done(left, scenario, change):
     """Killed when the checkpoint had its name, and then somebody edits it."""
     what = left(scenario, "named")
     CHANGES[change](what.destination / "0" / "items" / "hf" / "config.json")
@@ -220,7 +220,7 @@ def test_a_journal_that_lost_its_inventory_calls_nothing_done(left):
     assert what.run(MODEL, overwrite=True)[0] == _MADE
 
 
-def test_what_was_added_by_hand_stays(left):
+def test_file_added_by_hand_is_kept(left):
     what = left(_NEW, "named")
     (what.destination / "README.md").write_text("mine")
     args = _NEW.args(what.case.runner.root, MODEL)

@@ -26,7 +26,7 @@ def test_every_state_after_a_second_crash(cases, scenario):
     assert not wrong, f"{len(wrong)} of {scenario.name}\n\n" + "\n\n".join(wrong[:20])
 
 
-def test_what_the_next_command_says_is_done_is_durable(cases):
+def test_completion_reported_after_kill_is_durable(cases):
     """Killed anywhere from the moment when the checkpoint has its name."""
     case = cases(SCENARIOS[0])
     calls = case.recorded.notes.calls
@@ -37,7 +37,7 @@ def test_what_the_next_command_says_is_done_is_durable(cases):
         case.whole_in(disk.state(moments[-1].durable), MODEL)
 
 
-def test_what_is_discarded_is_out_of_its_location_at_once(cases):
+def test_discarded_output_is_marked_before_removal(cases):
     """What grows is marked and never half removed at any instant, also while another command discards it."""
     case = cases(SCENARIOS[0])
     content = f"{LOCATION}/{case.scenario.destination}.partial/content/"
@@ -62,7 +62,7 @@ def _below(directory, state):
     return {name.removeprefix(directory): item for name, item in state.items() if name.startswith(directory)}
 
 
-def test_what_is_replaced_is_durably_aside_before_its_successor_has_the_name(cases):
+def test_replaced_output_is_moved_durably_before_rename(cases):
     """The model of a disk keeps the order of two renames between the same directories; not all disks must."""
     case = cases(
         next(scenario for scenario in SCENARIOS if scenario.name == "hf-to-maxtext-overwrite-no-exchange")

@@ -19,7 +19,7 @@ def test_arrays_alone_are_plain():
 
 
 @pytest.mark.parametrize("leaf", [Empty("None"), Text("adam")])
-def test_what_is_no_array_is_named(leaf):
+def test_non_array_leaf_is_named(leaf):
     with pytest.raises(FormatError, match="a table holds nothing but arrays") as error:
         check_plain(Tree({("a",): ARRAY, ("state", "kind"): leaf}), "a table")
     assert "state/kind" in str(error.value) and "\n    a\n" not in str(error.value)

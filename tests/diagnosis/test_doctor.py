@@ -97,7 +97,7 @@ class TestSound:
         for path in (run, run / "checkpoints", run / "checkpoints/4", run / "checkpoints/4/items"):
             assert examine(path).findings == ()
 
-    def test_where_one_stands_says_the_same(self, monkeypatch):
+    def test_relative_path_gives_same_diagnosis(self, monkeypatch):
         """What is above a place counts, however it is written."""
         (item,) = (ORBAX / "emergency").glob("local_host2/*/state")
         expected = examine(item)
@@ -349,7 +349,7 @@ class TestSteps:
         assert [len(report["fixed"]), len(report["refused"])] == [2, 2]
         assert report["refused"][0]["do"]
 
-    def test_what_the_system_does_not_allow_is_refused(self, tmp_path, monkeypatch):
+    def test_forbidden_fix_is_refused(self, tmp_path, monkeypatch):
         run = self.unmarked(tmp_path)
         replaced = Path.replace
 
@@ -412,7 +412,7 @@ class TestSteps:
             (run / name / "commit_success.txt").unlink()
         assert [Path(finding.location).name for finding in examine(run).findings] == ["9", "10"]
 
-    def test_what_was_set_aside_is_still_told(self, tmp_path):
+    def test_renamed_unfinished_step_is_still_reported(self, tmp_path):
         run = copy(ORBAX / "unfinished_commit_file", tmp_path)
         (run / "2").rename(run / "2.unfinished")
         assert told(run) == {("warning", "leftovers")}
@@ -500,13 +500,13 @@ class TestSteps:
         assert "77 bytes" in result[0].what
         assert f"rm -r {tmp_path / name}" in result[0].do
 
-    def test_what_only_has_the_name_of_an_interrupted_conversion_is_somebody_elses(self, tmp_path):
+    def test_similarly_named_directory_is_not_a_leftover(self, tmp_path):
         run = copy(ORBAX / "cm_default", tmp_path, "copy")
         (tmp_path / "copy.partial").mkdir()
         (tmp_path / "copy.partial" / "precious").touch()
         assert not [finding for finding in examine(run).findings if finding.check == "leftovers"]
 
-    def test_what_was_to_be_replaced_is_not_to_be_deleted(self, tmp_path):
+    def test_replaced_checkpoint_is_not_offered_for_deletion(self, tmp_path):
         copy(ORBAX / "cm_default", tmp_path, "copy.partial/replaced")
         (tmp_path / "copy.partial/journal.ckpttools").touch()
         result = ckpt("doctor", tmp_path / "copy")
@@ -641,7 +641,7 @@ class TestSafetensors:
             fixes()["index"].apply(parse(folder), ReadOptions())
 
     @pytest.mark.parametrize("name", ["adapter_model", "consolidated"])
-    def test_what_is_beside_a_model_is_no_shard_of_it(self, tmp_path, name):
+    def test_other_safetensors_file_is_not_a_shard(self, tmp_path, name):
         folder = copy(HF, tmp_path)
         other = folder / f"{name}.safetensors"
         save_file({"base_model.model.lora_A.weight": np.ones(4, F32)}, other)
@@ -652,7 +652,7 @@ class TestSafetensors:
             fixes()["index"].apply(parse(folder), ReadOptions())
         assert not (folder / "model.safetensors.index.json").exists()
 
-    def test_what_lies_beside_a_quantised_model_says_nothing_of_its_weights(self, tmp_path):
+    def test_sidecar_file_does_not_affect_quantized_weights(self, tmp_path):
         folder = copy(FIXTURES / "compressed-tensors" / "int4-asymmetric", tmp_path)
         assert len(list(folder.glob("*.safetensors"))) == 2
         assert not [finding for finding in examine(folder).findings if finding.level == "error"]
@@ -691,7 +691,7 @@ class TestMerge:
         return item
 
     @pytest.mark.filterwarnings("ignore:Sharding info not provided")
-    def test_what_was_merged_is_what_was_there(self, tmp_path):
+    def test_merge_keeps_all_entries(self, tmp_path):
         import orbax.checkpoint as ocp
 
         truth = entries_of(parse(ORBAX / "lazy_2proc" / "7" / "items")).all
@@ -804,7 +804,7 @@ class TestCommandsToPaste:
             words = [word for word in shlex.split(command) if "a dir" in word]
             assert all(word.startswith(f"{tmp_path}/{self.NAME}/") for word in words), command
 
-    def test_of_errors_too(self, tmp_path):
+    def test_error_hints_quote_paths(self, tmp_path):
         *_, run = self.scenes(tmp_path)
         with pytest.raises(FormatError) as caught:
             open_tree(run)
@@ -854,7 +854,7 @@ class TestCommand:
         assert self.run("--list", "--fix", "merge").exit_code == 2
         assert self.run(tmp_path, "--list").exit_code == 2
 
-    def test_what_has_another_name_now_is_not_called_healthy(self, tmp_path):
+    def test_renamed_step_is_not_called_healthy(self, tmp_path):
         run = copy(ORBAX / "unfinished_commit_file", tmp_path)
         for file in (run / "2").rglob("*"):
             os.utime(file, (0, 0))
@@ -862,7 +862,7 @@ class TestCommand:
         result = self.run(run / "2", "--fix", "set-aside")
         assert "is now" in result.output and "healthy" not in result.output
 
-    def test_nothing_to_fix(self):
+    def test_fix_without_faults_succeeds(self):
         result = self.run(ORBAX / "standard", "--fix", "merge")
         assert (result.exit_code, "nothing here" in result.output) == (0, True)
 
@@ -873,7 +873,7 @@ class TestCommand:
         itself = self.run(tmp_path / "dst.partial")
         assert itself.exit_code == 0 and "an interrupted conversion" in itself.output
 
-    def test_what_an_interrupted_conversion_left_is_told_where_a_checkpoint_is_opened(self, tmp_path):
+    def test_opening_reports_interrupted_conversion(self, tmp_path):
         copy(ORBAX / "standard", tmp_path, "dst.partial/content")
         (tmp_path / "dst.partial/journal.ckpttools").touch()
         with pytest.raises(StorageError, match="dst is not there") as caught:

@@ -21,7 +21,7 @@ def declared(tmp_path, generation=None, **settings):
     return " ".join(ckpt("doctor", model).output.split())
 
 
-def test_what_agrees(tmp_path):
+def test_consistent_generation_config_is_healthy(tmp_path):
     """Two ends, of which one is the tokenizer's, as of chat models."""
     assert "healthy" in declared(tmp_path)
 
@@ -39,7 +39,7 @@ def test_what_agrees(tmp_path):
         ({"pad_token_id": 64}, {}, "pad_token_id 64, and config.json has vocab_size 64"),
     ],
 )
-def test_what_does_not(tmp_path, generation, settings, says):
+def test_inconsistent_generation_config_is_reported(tmp_path, generation, settings, says):
     assert says in declared(tmp_path, generation, **settings)
 
 

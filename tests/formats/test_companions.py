@@ -139,7 +139,7 @@ class TestNames:
             assert kept.keys() == carried.keys()
 
 
-def test_what_has_no_location_in_plain_zarr_is_said(model, tmp_path):
+def test_plain_zarr_reports_dropped_sidecars(model, tmp_path):
     plan = plan_tree(ckpttools.open(model), ZarrWriter()).plan
     names = sorted(path.name for path in model.iterdir() if path.suffix == ".json")
     assert names
@@ -151,7 +151,7 @@ def test_what_has_no_location_in_plain_zarr_is_said(model, tmp_path):
     assert "ckpttools.json" in plan.remarks[0]
 
 
-def test_what_is_carried_along_says_the_same_whatever_is_made(tmp_path):
+def test_carried_files_do_not_depend_on_target(tmp_path):
     """Of Qwen3.5 the way back goes by it: whether experts are apart, as in quantised files."""
     shutil.copytree(GOLDEN_0_2_5 / "qwen3.5" / "hf", tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_bytes())

@@ -98,7 +98,7 @@ def test_the_way_back_writes_what_is_published(model, tmp_path):
     }
 
 
-def test_of_square_experts_the_other_array_tells_how_they_lie(tmp_path):
+def test_square_experts_are_oriented_by_the_other_array(tmp_path):
     """Experts half as wide as the model: one of the two arrays has the same shape either way."""
     config = json.loads((GOLDEN_0_2_5 / "qwen3-vl-moe" / "hf" / "config.json").read_bytes())
     width = config["text_config"]["hidden_size"] // 2

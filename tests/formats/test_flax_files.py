@@ -40,7 +40,7 @@ def written(path, value=None):
     return path
 
 
-def test_what_flax_wrote(tmp_path):
+def test_flax_file_is_read(tmp_path):
     tree = open_tree(written(tmp_path / "flax_model.msgpack"))
     assert np.array_equal(tree["embed/kernel"].read(), VALUES["embed"]["kernel"])
     assert tree["layers", "0", "bias"].dtype.name == "float16" and tree["layers", "1", "bias"].shape == (0, 2)

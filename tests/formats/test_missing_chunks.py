@@ -82,7 +82,7 @@ def test_one_host_of_several(tmp_path, says_left_out):
         assert wide(*command.split(), host).exit_code == 3
 
 
-def test_what_the_hint_says_makes_it_whole(tmp_path):
+def test_hint_completes_the_checkpoint(tmp_path):
     whole = tmp_path / "whole"
     for host in ("local_host2", "local_host3"):
         for process in (HOSTS / host / "3/state").glob("ocdbt.process_*"):

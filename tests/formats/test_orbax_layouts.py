@@ -123,7 +123,7 @@ class TestLocations:
             ("unfinished_commit_file", 1, "1/items"),
         ],
     )
-    def test_what_is_taken(self, given, step, taken):
+    def test_opened_step_and_item_are_chosen(self, given, step, taken):
         metadata = open_tree(ORBAX / given).metadata
         assert (metadata.step, metadata.location) == (step, str(ORBAX / given / taken))
 
@@ -161,7 +161,7 @@ class TestLocations:
             ("v1_checkpointables", None, "there are several items"),
         ],
     )
-    def test_what_is_refused(self, given, step, message):
+    def test_ambiguous_layouts_are_refused(self, given, step, message):
         with pytest.raises(FormatError) as caught:
             open_tree(ORBAX / given, ReadOptions(step=step))
         assert caught.value.message == message
@@ -257,7 +257,7 @@ class TestUnmerged:
         assert "ocdbt.process_1: w/" in caught.value.location
 
     @pytest.mark.parametrize("difference", [0, 1])
-    def test_what_several_processes_have_is_the_same_bytes_for_everyone(self, tmp_path, difference):
+    def test_all_readers_agree_on_chunks_of_several_processes(self, tmp_path, difference):
         """Reading, listing and merging have one opinion of it; a length that agrees is not enough."""
         item = tmp_path / "item"
         for number in range(2):
@@ -276,7 +276,7 @@ class TestUnmerged:
         refused = [isinstance(raised_by(way), FormatError) for way in ways]
         assert refused == [bool(difference)] * len(ways)
 
-    def test_what_is_merged_is_compared_whole(self, tmp_path):
+    def test_merge_compares_chunks_completely(self, tmp_path):
         """Opening looks at the ends of what several processes have: each may have all of the checkpoint."""
         item = tmp_path / "item"
         for number in range(2):

@@ -229,7 +229,7 @@ class TestSteps:
         ],
         ids=["nothing says that it was finished", "an item is written", "begun", "metrics", "metadata begun"],
     )
-    def test_what_need_not_be_damaged_is_told(self, run, change, reason):
+    def test_damaged_later_steps_are_reported(self, run, change, reason):
         for other in ("2", "30", "40.orbax-checkpoint-tmp"):
             shutil.rmtree(run / other)
         change(run / "10")
@@ -243,7 +243,7 @@ class TestSteps:
         with pytest.raises(DamagedStepError):
             self.opened(run)
 
-    def test_what_lies_beside_steps_is_none_of_them(self, run, recwarn):
+    def test_directories_next_to_steps_are_not_steps(self, run, recwarn):
         for other in ("30", "40.orbax-checkpoint-tmp"):
             shutil.rmtree(run / other)
         shutil.copytree(run / "10", run / "finetune_2024" / "100")
@@ -285,7 +285,7 @@ class TestSteps:
         assert self.opened(above).step == 99
         assert not recwarn.list
 
-    def test_what_is_damaged_beside_a_step_is_no_unfinished_save(self, run):
+    def test_damaged_neighbor_step_is_not_an_unfinished_save(self, run):
         shutil.rmtree(run / "10" / "items")
         beside = steps_around(open_tree(run / "0"))
         assert beside.damaged == {"2": "no _METADATA", "10": "no _METADATA"}
@@ -320,7 +320,7 @@ class TestSteps:
         assert "step 30: commit timestamp null" in told and "step 40: its name is still" in told
         assert "step 2" not in told
 
-    def test_who_names_the_step_is_told_nothing(self, run, recwarn):
+    def test_named_step_opens_without_warnings(self, run, recwarn):
         assert self.opened(run, 10).step == 10
         assert not recwarn.list
 

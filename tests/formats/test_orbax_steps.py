@@ -197,7 +197,7 @@ def whole_run(run: Path, items: Mapping[Path, Path | None]) -> None:
     assert later <= {entry["text"].partition(",")[0] for entry in shown["warnings"]}
 
 
-def test_what_is_left_of_a_bare_step_is_its_own_step(tmp_path):
+def test_damaged_unnamed_step_keeps_its_number(tmp_path):
     step = saved(tmp_path / "7", None)
     (step / TREE).unlink()
     diagnosis = examine(tmp_path)

@@ -350,7 +350,7 @@ def test_an_interrupted_compression_goes_on(tmp_path, monkeypatch, name):
         assert described(opened.read().result()) == described(leaf.read())
 
 
-def test_what_an_encoded_chunk_has_beyond_the_edge_is_zeros(runs):
+def test_chunk_padding_is_zeros(runs):
     """Not what the worker's memory held before: the same input gives the same bytes."""
     directory = runs / "arrays" / "files-zarr3-zstd:3" / str(STEP) / ITEM / "ranks.2.kernel"
     chunk = json.loads((directory / "zarr.json").read_bytes())["chunk_grid"]["configuration"]["chunk_shape"]

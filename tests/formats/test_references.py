@@ -244,7 +244,7 @@ def test_every_chunk_is_the_bytes_that_its_location_says(stores, kind, data):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=15)
 @given(data=st.data())
-def test_what_is_referenced_reads_like_what_is_copied(stores, kind, data, tmp_path_factory):
+def test_referenced_arrays_read_like_copies(stores, kind, data, tmp_path_factory):
     """Random trees of random expressions, some of which must be written."""
     location = tmp_path_factory.mktemp("tree")
     mode = data.draw(st.sampled_from((SAME, ANY)))
@@ -462,7 +462,7 @@ def test_the_command_line_says_what_is_shared(model, tmp_path):
 
 
 @pytest.mark.parametrize("how", [{"compression": Zstd(1)}, {"target_data_file_bytes": 64}])
-def test_what_is_written_beside_references_is_stored_as_asked(weights, tmp_path, how):
+def test_written_arrays_next_to_references_use_requested_codec(weights, tmp_path, how):
     turned = relayout(weights[1], *TRANSPOSED)
     changed = elementwise(weights[0], Cast(DTYPES["float32"], BF16))
     tree = Tree({("shared",): turned, ("written",): changed, ("too",): changed}, Metadata(step=0))
@@ -506,7 +506,7 @@ BY_ORBAX = (
 
 
 @pytest.mark.parametrize("sample", BY_ORBAX)
-def test_what_orbax_wrote_is_shared(sample, tmp_path):
+def test_orbax_chunks_are_referenced(sample, tmp_path):
     source = open_tree(ORBAX / sample)
     tree = source.with_metadata(step=0)
     before = digests(ORBAX / sample)

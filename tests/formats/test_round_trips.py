@@ -292,7 +292,7 @@ def test_layers_that_do_not_fit_their_groups_are_refused(family, layers):
 
 @settings(max_examples=8)
 @given(config=gemma4_small())
-def test_what_maxtext_does_not_scan_is_refused(config):
+def test_unscannable_family_is_refused(config):
     tree = model(config, 0)
     with pytest.raises(UsageError, match="MaxText does not scan the layers of family gemma4-small"):
         to_maxtext(tree, ToMaxText())

@@ -638,7 +638,7 @@ def test_a_configuration_that_is_no_text(tmp_path):
 # --- Recognition ------------------------------------------------------------------------------------------
 
 
-def test_what_is_recognised(tmp_path):
+def test_format_is_recognized(tmp_path):
     asked: Format = FORMAT
     assert asked.name == "safetensors"
     assert asked.why_not(parse(tmp_path)) == "no .safetensors file in the directory"
@@ -660,13 +660,13 @@ def test_two_indexes_are_one_too_many(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["absent", "absent.safetensors", "x" * 300])
-def test_nothing_there(name, tmp_path):
+def test_missing_path_is_refused(name, tmp_path):
     with pytest.raises(StorageError):
         opened(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["model.bin", ""])
-def test_nothing_of_ours(name, tmp_path):
+def test_directory_without_safetensors_is_refused(name, tmp_path):
     file_at(tmp_path, b"", "model.bin")
     assert refusal(tmp_path / name if name else tmp_path).location
 

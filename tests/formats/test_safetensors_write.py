@@ -335,7 +335,7 @@ class TestTheWayBack:
         built = (tmp_path / "out" / "model.safetensors").rename(tmp_path / "a-00001-of-00001.safetensors")
         assert_same(opened(built), tree)
 
-    def test_nothing_is_read_to_open(self, tmp_path):
+    def test_opening_reads_no_tensor_data(self, tmp_path):
         write(STRUCTURED, ONE, tmp_path / "out")
         file = tmp_path / "out" / "model.safetensors"
         _, start = header(file)

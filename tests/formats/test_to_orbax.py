@@ -59,7 +59,7 @@ class TestOrbaxToOrbax:
         assert ours == theirs
 
     @pytest.mark.parametrize("scan", [True, False])
-    def test_what_orbax_wrote(self, tmp_path, scan):
+    def test_orbax_checkpoint_converts_to_orbax(self, tmp_path, scan):
         run("to-orbax", golden_checkpoint(scan), tmp_path / "out", "--no-ocdbt", "--compression", "zstd")
         tree = open_tree(tmp_path / "out")
         assert leaves_by_package(tree) == golden_leaves("llama3.1", scan)
@@ -90,7 +90,7 @@ class TestZarr:
         assert_same(back, EVERYTHING)
         assert list(back) == list(EVERYTHING)
 
-    def test_what_orbax_wrote(self, tmp_path):
+    def test_orbax_checkpoint_converts_to_zarr(self, tmp_path):
         run("to-zarr3", golden_checkpoint(True), tmp_path / "z")
         tree = open_tree(tmp_path / "z")
         assert leaves_by_package(tree) == golden_leaves("llama3.1", True)

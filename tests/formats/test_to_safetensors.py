@@ -138,7 +138,7 @@ class TestTheCommand:
         sidecars = {"hf/config.json", "hf/ckpttools.json"}
         assert set(files(tmp_path / "st")) == {"model.safetensors", *sidecars}
 
-    def test_what_makes_no_sense(self, orbax, tmp_path):
+    def test_invalid_option_combinations_are_refused(self, orbax, tmp_path):
         destination = tmp_path / "st"
         assert "nothing to resume" in refused(2, orbax, destination, "--resume")
         assert "there is no step 7" in refused(2, orbax, destination, "--step=7")

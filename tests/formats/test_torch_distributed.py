@@ -105,7 +105,7 @@ class TestMetadataAndFiles:
         experts = tree["model/layers.0.gate_up"].read()
         assert experts.shape == (6, 8, 8) and (experts == experts[0]).all() and len({*experts[0].flat}) == 64
 
-    def test_what_is_alike_and_no_copy(self, tmp_path):
+    def test_differing_shards_are_not_taken_for_copies(self, tmp_path):
         """Files of two processes or three: alike where they are looked at first, of what and in what else."""
 
         def refused(rows, *contents, processes=2, **spans):
@@ -179,7 +179,7 @@ class TestSafetensors:
             assert array.read().tobytes() == WHOLE[f"model.{dotted(path)}"].read().tobytes(), path
         assert "4 processes" in tree.metadata.notes.remarks[0] and not tree.metadata.custom.get("DCP_VERSION")
 
-    def test_what_is_missing_is_said(self, tmp_path):
+    def test_missing_shard_is_named(self, tmp_path):
         part = copied(SHARDS, tmp_path / "c")
         (part / "shard-00002-model-00001-of-00002.safetensors").unlink()
         assert "shard-00002-model-00001-of-00002.safetensors" in run("hash", part, code=3)
@@ -281,7 +281,7 @@ class TestRanks:
         other.write_bytes(b"")
         assert "got      an empty file" in run("hash", part, code=3)
 
-    def test_what_several_processes_have_is_compared(self, tmp_path):
+    def test_replicated_tensors_are_compared(self, tmp_path):
         """Other numbers of any tensor of any process are refused or read, never left out."""
         told, truth = 0, {path: array.read().tobytes() for path, array in open_tree(RANKS).arrays.items()}
         for rank in (0, 3):

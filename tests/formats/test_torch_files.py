@@ -43,7 +43,7 @@ def anything(name):
 # ---- what torch 2.13 itself wrote (fixtures/README.md)
 
 
-def test_what_torch_wrote_is_read_to_the_bit():
+def test_torch_files_are_read_bit_for_bit():
     """Views, transposes, edges of larger tensors, parameters, shared storages, float8, uint16, nothing."""
     theirs = open_tree(FIXTURES / "pytorch_model.bin").arrays
     same = open_tree(FIXTURES / "pytorch_model.safetensors").arrays
@@ -70,7 +70,7 @@ def test_values_that_are_no_arrays():
         ("old.pt", "torch.save before version 1.6"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(name, says):
+def test_unreadable_torch_files_are_refused_by_name(name, says):
     told = ckpt("inspect", "tree", FIXTURES / name)
     assert told.exit_code == 3 and says in told.output
     assert ckpt("doctor", FIXTURES / name).exit_code == 1
@@ -302,7 +302,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_nothing_is_called_and_what_would_be_is_named(tmp_path, protocol, monkeypatch):
+def test_pickle_calls_are_named_and_not_executed(tmp_path, protocol, monkeypatch):
     path = archived(tmp_path / "x.pt", pickle.dumps({"x": Trap()}, protocol), {})
     monkeypatch.setattr(os, "system", lambda *_: pytest.fail("it was called"))
     told = ckpt("inspect", "tree", path).output
@@ -328,7 +328,7 @@ def test_a_method_that_is_called_is_named_with_its_class(tmp_path, protocol):
 
 
 @pytest.mark.parametrize("protocol", range(2, 6))
-def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path, protocol):
+def test_extra_module_state_is_left_out_and_reported(tmp_path, protocol):
     """FP8 scales of Transformer Engine before 1.14."""
     path = archived(
         tmp_path / "x.pt", pickle.dumps({"a._extra_state": io.BytesIO(b"s"), "n": 3}, protocol), {}
@@ -424,7 +424,7 @@ ALIKE = b"".join(b"\x8a\x09" + (n * (2**61 - 1)).to_bytes(9, "little") + b"N" fo
         (b"K\x01" + b"q\x01\x30h\x01h\x01\x86" * 10 + b"\x85" * 150 + b".", "very many places"),
     ],
 )
-def test_what_small_pickles_may_take(tmp_path, data, says):
+def test_small_pickle_bombs_are_refused(tmp_path, data, says):
     """Memory of 240 bytes a byte, keys whose hashes are alike, a million names, long paths to many places."""
     with pytest.raises(FormatError, match=says):
         open_tree(archived(tmp_path / "x.pt", b"\x80\x02" + data, {}))
@@ -452,7 +452,7 @@ def test_views_that_only_note_what_they_are_of(tmp_path, mark):
         open_tree(changed(path, tmp_path / "y.pt", (b"tq\x0bR", noted)))
 
 
-def test_what_is_a_tensor_is_not_left_out(tmp_path):
+def test_unsupported_tensor_class_is_refused(tmp_path):
     """FSDP's ShardedTensor is a part of one: it is refused, not taken for an object beside the weights."""
     data = b"}X\x01\x00\x00\x00xctorch.distributed._shard.sharded_tensor.api\nShardedTensor\n)\x81s."
     with pytest.raises(FormatError, match=r"x: made by .*ShardedTensor"):

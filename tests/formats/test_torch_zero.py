@@ -34,7 +34,7 @@ def test_weights_are_what_deepspeeds_own_script_makes_of_them(stage):
 
 
 @pytest.mark.parametrize("stage", (1, 3))
-def test_what_deepspeed_trained_is_what_its_own_scripts_make_of_it(stage):
+def test_zero_weights_match_deepspeed_scripts(stage):
     """Weights as `zero_to_fp32.py` has them; moments as `ds_to_universal.py` has them, read as its files."""
     files, both = TRAINED / f"stage{stage}", ReadOptions(with_optimizer=True)
     ours = open_tree(files / "global_step3", both).arrays
@@ -297,7 +297,7 @@ def test_moments_are_asked_for(tmp_path):
     run("verify", tmp_path / "weights", "--against", root)
 
 
-def test_what_is_not_known_is_refused(tmp_path):
+def test_unknown_zero_layout_is_refused(tmp_path):
     root = write_zero(tmp_path / "t", 1, MODEL, 1)
     save(root / "zero_pp_rank_0_mp_rank_01_optim_states.pt", {"optimizer_state_dict": {}})
     assert "tensor or pipeline parallelism" in run("hash", root, code=3)

@@ -76,7 +76,7 @@ def test_all_else_stays_as_it_is(paths):
     assert built.tree is tree and not built.notes.remarks
 
 
-def test_what_is_dropped_may_have_any_name():
+def test_dropped_arrays_may_have_any_name():
     tree = tree_of(
         [
             ("app", "model", "a"),
@@ -224,7 +224,7 @@ def test_comparisons_take_what_trainers_left_for_what_it_is(locations):
     assert align(trees[0].with_metadata(config=other_size), trees[1]).a
 
 
-def test_what_flax_names_is_refused_with_the_way():
+def test_flax_names_are_refused_with_a_hint():
     with pytest.raises(CoverageError, match="names of Flax, whose matrices have inputs first"):
         to_maxtext(open_tree(TRAINERS.parents[1] / "flax/llama"), ToMaxText())
 
@@ -250,7 +250,7 @@ def test_safetensors_in_names_of_the_hub(tmp_path):
             ToHubNames()(tree)
 
 
-def test_what_modules_keep_beside_weights_is_left_out_and_told(tmp_path):
+def test_extra_module_state_is_left_out_of_conversions(tmp_path):
     """Also behind a trainer's prefixes; --drop may name it, and then says what is left out."""
     write_llama(tmp_path / "plain")
     shutil.copytree(tmp_path / "plain", tmp_path / "src")

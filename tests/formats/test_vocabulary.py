@@ -105,7 +105,7 @@ class TestPadded:
             counted = json.loads(run(*command, "--padding-rows", "keep", "--json", code=1))
             assert not counted["equal"]
 
-    def test_what_was_learned_is_a_difference_that_names_the_rows(self, tmp_path, family, scan):
+    def test_learned_padding_rows_are_reported(self, tmp_path, family, scan):
         source, manifest, built = GOLDEN / family / "hf", tmp_path / "m.json", tmp_path / "learned"
         convert(tmp_path / "maxtext", family, scan=scan, pad_vocab=300)
         path = HEAD if family == "llama3.1" else EMBEDDING
@@ -168,7 +168,7 @@ def test_a_multimodal_configuration_says_it_where_it_says_it(tmp_path):
     assert config == {**original, "text_config": config["text_config"]}
 
 
-def test_where_nothing_is_converted_it_is_refused(tmp_path):
+def test_padding_option_is_refused_without_conversion(tmp_path):
     source = GOLDEN / "qwen3" / "hf"
     run("hash", source, "--manifest", tmp_path / "m.json")
     for command in (

@@ -65,7 +65,7 @@ def test_any_names(tmp_path_factory, shapes, driver, in_database):
     assert len(tree.arrays) == len(values) and tree.metadata.format == "zarr-tree"
 
 
-def test_what_jax_itself_writes(tmp_path):
+def test_jax_array_serialization_is_read(tmp_path):
     """`jax.experimental.array_serialization`, which Levanter and Pax save with."""
     import jax.numpy as jnp
     from jax.experimental.array_serialization import serialization

@@ -19,7 +19,7 @@ FOUND = sorted((FUZZ / "found").glob("*-*"))
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_what_was_found(name):
+def test_recorded_inputs_are_handled(name):
     for path in FOUND:
         if path.name.startswith(f"{name}-"):
             with alarmed():
@@ -38,5 +38,5 @@ def test_seeds_are_accepted_and_their_mutants_are_different():
         assert any(item != seeds[0] for item in changed) or name in ("family", "ocdbt", "chunk"), name
 
 
-def test_what_was_found_is_of_a_target():
+def test_recorded_inputs_belong_to_a_target():
     assert all(path.name.partition("-")[0] in TARGETS for path in FOUND)

@@ -103,7 +103,7 @@ class TestInspectTree:
         assert (report.num_arrays, report.num_parameters, report.nbytes) == (1, 8, 16)
         assert report.kind == "unstacked-inference"
 
-    def test_nothing_matches(self):
+    def test_unmatched_pattern_is_refused(self):
         with pytest.raises(UsageError, match="no array has a path that matches"):
             inspect_tree(Tree({("a",): constant(2)}), "b*")
 

@@ -100,7 +100,7 @@ class TestTrees:
 class TestFamilies:
     @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unscanned"])
     @pytest.mark.parametrize("model", FAMILIES)
-    def test_what_maxtext_wrote_is_as_its_configuration_says(self, model: str, scan: bool):
+    def test_maxtext_output_matches_its_config(self, model: str, scan: bool):
         family = families()[right_one(model)]
         assert against_family(maxtext_tree(model, scan), family, config_of(model), "config.json").is_same
         assert against_family(maxtext_tree(model, scan), family).is_same
@@ -202,7 +202,7 @@ class TestFamilies:
         with pytest.raises(UsageError, match="only names could be compared"):
             against_family(tree, families()["llama"], pattern="*.mlp.*")
 
-    def test_where_only_names_can_be_compared_that_is_said(self):
+    def test_names_only_comparison_is_reported(self):
         """Gemma 3's unscanned layers do not tell how many form a cycle."""
         tree = maxtext_tree("gemma3", scan=False)
         result = against_family(tree, families()["gemma3"])
@@ -251,7 +251,7 @@ class TestCommand:
             "3 arrays, none missing, none left over, every shape as it should be."
         )
 
-    def test_nothing_to_compare_with_is_no_all_clear(self):
+    def test_empty_against_option_is_refused(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "")
         assert result.exit_code == 2
         assert "'--against': nothing is named" in result.stderr
@@ -306,7 +306,7 @@ class TestCommand:
             (LLAMA, 3, "is not a checkpoint of a known format"),
         ],
     )
-    def test_what_is_nothing_to_compare_with(self, what: str | Path, code: int, words: str):
+    def test_invalid_against_option_is_refused(self, what: str | Path, code: int, words: str):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", what)
         assert result.exit_code == code
         assert words in result.stderr

@@ -47,7 +47,7 @@ def declared(
     return tuple(item for item in warnings_of(tree, unfinished or {}) if item.name != "open-scan-axis")
 
 
-def test_nothing_to_say():
+def test_ordinary_trees_have_no_warnings():
     assert declared({LAYER: small(), ("step",): small("int32")}, custom={"scan_layers": True}) == ()
     assert declared({}) == ()
 

@@ -120,7 +120,7 @@ class TestContents:
         tree = open_tree(SCANNED)
         assert page(packed(tree), "a") == page(packed(tree), "a")
 
-    def test_nothing_in_a_page_comes_from_elsewhere(self):
+    def test_page_loads_no_external_resources(self):
         built = page(packed(open_tree(SCANNED)), "<b>title & more</b>")
         assert "<title>&lt;b&gt;title &amp; more&lt;/b&gt;</title>" in built
         assert re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', built) == []
@@ -201,7 +201,7 @@ class TestCommand:
                 ckpt("inspect", "report", tmp_path, "-o", tmp_path / "a.html", "--overwrite").exit_code == 0
             )
 
-    def test_nothing_but_a_page_is_replaced(self, tmp_path: Path):
+    def test_only_report_pages_are_replaced(self, tmp_path: Path):
         """Neither what a link into a cache leads to, nor a shard that an index names, nor what is no file."""
         blob, text = tmp_path / "blob", tmp_path / "notes.txt"
         save_file({"a": np.ones(3, np.float32)}, blob)
@@ -474,7 +474,7 @@ class TestOddPages:
         assert count(chromium, ".tile") == 3
         assert chromium.complaints() == []
 
-    def test_nothing_spills_out_of_its_card(self, chromium: Browser, tmp_path: Path):
+    def test_content_fits_into_its_card(self, chromium: Browser, tmp_path: Path):
         """Exponents of three digits, at both ends of the chart and in the quantiles."""
         values = np.ldexp(np.ones(20, np.float64), np.arange(-1000, 1000, 100))
         chromium.look(390, 800)
@@ -500,7 +500,7 @@ class TestOddPages:
             ([0.0, 1e-42, 1.0, 1.0], "Magnitude |x|, 25.0 % zero, 25.0 % below 2⁰"),
         ],
     )
-    def test_what_is_called_zero_is_zero(
+    def test_zeros_are_labeled_as_zero(
         self, chromium: Browser, tmp_path: Path, values: list[float], words: str
     ):
         self.show(chromium, tmp_path, {"w": np.array(values, np.float32)})
@@ -529,7 +529,7 @@ class TestOddPages:
         assert count(chromium, "img") == 0
         assert HOSTILE in text(chromium, ".arrays")
 
-    def test_nothing_but_bad_numbers(self, chromium: Browser, tmp_path: Path):
+    def test_page_with_only_non_finite_values_is_shown(self, chromium: Browser, tmp_path: Path):
         bad = np.full((2, 2), np.nan, np.float32)
         self.show(chromium, tmp_path, {"layers.0.a": bad, "layers.1.a": np.zeros((2, 2), np.float32)})
         assert "4 NaN" in text(chromium, "#facts")

@@ -69,7 +69,7 @@ class TestExtremes:
             assert result == extremes_of(x)
 
     @pytest.mark.parametrize("signs", [(1,), (-1,), (1, -1)])
-    def test_of_one_sign_and_of_both(self, signs: tuple[int, ...]):
+    def test_extremes_are_found_for_each_sign(self, signs: tuple[int, ...]):
         x = np.array([sign * value for sign in signs for value in (0.5, 3.0, 1e-40)], np.float32)
         result = extremes(x.view(np.uint32), F32)
         assert result == extremes_of(x)
@@ -95,7 +95,7 @@ class TestWidening:
             assert np.array_equal(built, truth[keep], equal_nan=True)
             assert (np.signbit(built) == np.signbit(truth[keep]))[~np.isnan(built)].all()
 
-    def test_nothing_is_as_good(self):
+    def test_widening_empty_array_succeeds(self):
         widen(np.empty(0, np.uint16), F16, np.empty(0, np.float32))
 
 
@@ -221,7 +221,7 @@ def test_a_large_mean_costs_no_digits():
     assert result.std == pytest.approx(truth.std(), rel=1e-9)
 
 
-def test_what_float64_cannot_hold_is_not_told():
+def test_float64_overflow_is_reported():
     truth = np.array([1.7e308, 1.7e308, 1.7e308, -1.7e308])
     result = one(stored(truth.view(F64.carrier), F64)).statistics
     assert (result.min, result.max, result.norm) == (-1.7e308, 1.7e308, None)
@@ -317,7 +317,7 @@ def test_the_first_bad_element(shape, data: st.DataObject):
 
 
 @pytest.mark.parametrize("factor", [1e-30, 2.0**55, 2.0**57, 2.0**60, 1e30])
-def test_where_squares_leave_float32_parts_are_taken_in_float64(factor: float):
+def test_large_squares_are_summed_in_float64(factor: float):
     truth = (np.random.default_rng(3).standard_normal(300_001) * factor + factor / 3).astype(np.float32)
     bits = (truth.view(np.uint32) >> 16).astype(np.uint16)
     check(one(stored(bits, BF16)).statistics, bits, BF16)
@@ -356,7 +356,7 @@ class TestDistribution:
         ).arrays
         assert [item.path for item in result if item.distribution] == ["b", "d"]
 
-    def test_what_they_take_is_reserved(self):
+    def test_statistics_memory_is_reserved(self):
         arrays = {(str(index),): stored(noise((300,), F32), F32) for index in range(2000)}
         options = {"memory": 170 << 20, "jobs": 1}
         inspect_stats(Tree(arrays), **options)
@@ -399,7 +399,7 @@ class TestDistribution:
             ("int8", 0),
         ],
     )
-    def test_what_counts_among_zeros(self, name: str, least: int):
+    def test_subnormal_values_count_as_zeros_in_wide_dtypes(self, name: str, least: int):
         """Nothing but zeros of dtypes of up to 16 bits; of wider ones also what is hardly more."""
         dtype = DTYPES[name]
         values = np.array([0, 1, 1]).astype(dtype.numpy)
@@ -550,16 +550,14 @@ class TestCommand:
             ([0, 1], {"zero": "50.00%"}),
         ],
     )
-    def test_what_a_histogram_calls_zero_is_zero(
-        self, tmp_path: Path, values: list[float], lines: dict[str, str]
-    ):
+    def test_histogram_zeros_are_zero(self, tmp_path: Path, values: list[float], lines: dict[str, str]):
         save_file({"a": np.array(values, np.float32)}, tmp_path / "a.safetensors")
         shown = ckpt("inspect", "stats", tmp_path / "a.safetensors", "--histogram", COLUMNS="80").stdout
         result = {line[2:24].strip(): line[24:33].strip() for line in shown.splitlines() if "%  █" in line}
         assert {label: share for label, share in result.items() if "≤" not in label} == lines
 
     @pytest.mark.parametrize("option", ["--histogram", "--per-layer"])
-    def test_nothing_else_is_said_with_nan(self, option: str):
+    def test_nan_option_refuses_other_output_options(self, option: str):
         """As JSON all of it is there."""
         result = ckpt("inspect", "stats", self.HF, "--nan", option)
         assert result.exit_code == 2
@@ -585,7 +583,7 @@ class TestCommand:
         assert result.exit_code == 0
         assert result.stdout == "No NaN and nothing infinite in 39 arrays, 362 kB.\n"
 
-    def test_nothing_matches(self):
+    def test_unmatched_filter_is_refused(self):
         result = ckpt("inspect", "stats", self.HF, "--filter", "nothing*", "--nan")
         assert result.exit_code == 2
         assert "no array has a path that matches" in result.stderr
@@ -610,7 +608,7 @@ class TestCommand:
             inspect_stats(tree, memory=1 << 30, jobs=2)
 
 
-def test_nothing_is_read_before_it_is_asked_for():
+def test_layer_rows_are_read_lazily():
     small = Stored((100,), BF16, Bytes("b", bytes(200)), 0)
     tree = Tree({("a",): Stored((1 << 20,), BF16, UnreadableFile("a", 1 << 21), 0), ("b",): small})
     assert layer_rows(tree) == {}

@@ -220,7 +220,7 @@ def test_dropping_an_array_that_is_needed_is_refused():
 
 
 @pytest.mark.parametrize("silent", ["vocab", "embed", "mlp", "heads", "head_dim"])
-def test_what_the_configuration_does_not_say_is_told_by_the_shapes(silent):
+def test_missing_sizes_are_inferred_from_shapes(silent):
     built = table(axes=[axis for axis in LENGTHS if axis != silent])
     assert built.to_left(unread(right_shapes())).sizes == LENGTHS
 
@@ -231,7 +231,7 @@ def test_sizes_that_nothing_tells_are_named():
     assert caught.value.location == "model"
 
 
-def test_what_no_configuration_says_is_counted_from_names():
+def test_layer_count_is_inferred_from_names():
     built = table(axes=("vocab", "embed", "mlp", "heads"))
     mapped = built.to_left(unread(right_shapes(LENGTHS | {"layer": 11})))
     assert mapped.sizes == LENGTHS | {"layer": 11}
@@ -411,7 +411,7 @@ def test_a_vocabulary_that_is_too_short_is_not_cut():
         short.to_right(there, ("vocab",))
 
 
-def test_what_has_no_location_on_the_left_is_left_out_by_template_and_pattern():
+def test_arrays_without_a_left_side_are_left_out():
     keys = ("vision.{part:a,b}.w", "blocks.{extra+#layer}.*", "tower.*", "blocks.{unknown}.x")
     built = table(left_out=tuple(map(parse_key, keys)))
     built = replace(built, sizes=built.sizes | {"extra": Size(2, "test"), "part": Size(2, "test")})

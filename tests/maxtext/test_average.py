@@ -167,7 +167,7 @@ def test_a_sum_of_differences_is_as_it_is_said():
     assert tiny.tolist() == [2.0**-39]
 
 
-def test_what_counts_for_nothing_is_not_in_the_mean():
+def test_zero_weighted_values_do_not_affect_the_mean():
     odd = lazy(np.float32([np.nan, np.inf, 1]))
     one = lazy(np.float32([1, -0.0, 3]))
     assert mean_of([odd, one], weights=[0, 2]).tobytes() == one.read().tobytes()
@@ -308,7 +308,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("words", "code", "declared"), REFUSED, ids=lambda item: str(item)[:40])
-def test_what_has_no_mean_is_refused(models, tmp_path, words, code, declared):
+def test_invalid_averages_are_refused(models, tmp_path, words, code, declared):
     words = [models / word if (models / word).exists() else word for word in words]
     at = next((k for k, item in enumerate(words) if str(item).startswith("--")), len(words))
     output = run("average", *words[:at], tmp_path / "out", *words[at:], code=code)
@@ -431,7 +431,7 @@ def test_weights_with_blanks_between_are_no_checkpoints(tmp_path):
     assert "weights are separated by commas" in told and "--weights 0.5,0.3,0.2" in told
 
 
-def test_of_adapters_it_is_told_that_products_have_another_mean(tmp_path):
+def test_averaging_adapters_warns_about_products(tmp_path):
     adapters = [FIXTURES / "peft/plain"] * 2
     told = " ".join(run("average", *adapters, tmp_path / "mean").split())
     assert "factors of adapters are averaged each by itself" in told

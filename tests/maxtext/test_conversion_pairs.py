@@ -111,7 +111,7 @@ def test_another_rope_layout_is_a_difference(tmp_path):
     assert verify(tmp_path / "maxtext", hf("llama3.1"), "--rope-layout", "halves").exit_code == 0
 
 
-def test_what_was_dropped_is_named(tmp_path):
+def test_dropped_arrays_are_named(tmp_path):
     """With the same patterns as in the conversion; what MaxText has no place for is told without."""
     tree = open_tree(hf("llama3.1"))
     extra = Tree({**tree, ("model.extra.weight",): tree["model.norm.weight",]}, tree.metadata)
@@ -177,7 +177,7 @@ def test_verify_reports_carried_arrays_that_were_not_restored(tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--family=llama", "--rope-layout=halves", "--tied=drop", "--drop=*"])
-def test_what_would_be_ignored_is_refused(tmp_path, option):
+def test_ignored_options_are_refused(tmp_path, option):
     built, source, manifest = tmp_path / "maxtext", hf("qwen3"), str(tmp_path / "m.json")
     convert(built, "qwen3")
     digest(built, "--manifest", manifest)
@@ -198,7 +198,7 @@ def test_a_conversion_is_compared_layer_by_layer(tmp_path):
     assert "leave out --whole" in result.stderr
 
 
-def test_nothing_is_dropped_of_maxtext(tmp_path):
+def test_drop_is_refused_for_maxtext(tmp_path):
     convert(tmp_path / "maxtext", "qwen3")
     assert verify(hf("qwen3"), tmp_path / "maxtext", "--drop", "x").exit_code == 2
 

@@ -150,7 +150,7 @@ class TestGemma4:
         assert same(ours[f"{below}/key/kernel"], stacked(keys))
         assert f"{below}/value/kernel" not in ours
 
-    def test_what_remains(self):
+    def test_remainder_layers_are_unstacked(self):
         theirs, ours = both(self.CONFIG, scan=True)
         scalars = [theirs[f"{self.HF}.{n}.layer_scalar"] for n in (12, 13)]
         assert same(ours["decoder/layers_remainder/local_layers/layer_scalar"], stacked(scalars))

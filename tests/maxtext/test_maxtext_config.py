@@ -274,7 +274,7 @@ class TestSettings:
         assert "like" in caught.value.hint
 
     @pytest.mark.parametrize("case", CASES)
-    def test_what_is_printed_is_read_as_it_was(self, case):
+    def test_printed_config_parses_back(self, case):
         result = ckpttools.maxtext_config(GOLDEN / case / "hf")
         assert parse_command(result.arguments()).overrides == result.as_mapping()
         content = load_yaml(result.yaml())
@@ -288,12 +288,12 @@ class TestSettings:
         assert ckpt("maxtext-config", hf, "--format", "yaml").stdout == ckpttools.maxtext_config(hf).yaml()
 
     @pytest.mark.parametrize("value", ["1e-05 x=1", "1e-05", [1], {}, True, 1e400, 10**30])
-    def test_what_is_no_number_is_no_setting(self, tmp_path, value):
+    def test_non_numeric_setting_is_refused(self, tmp_path, value):
         location = written(tmp_path / "m", {**LLAMA_8B, "rms_norm_eps": value})
         with pytest.raises(ConfigError, match="rms_norm_eps gives no normalization_layer_epsilon"):
             ckpttools.maxtext_config(location)
 
-    def test_of_two_rotary_embeddings_it_is_that_of_transformers(self, tmp_path):
+    def test_rope_parameters_win_over_rope_scaling(self, tmp_path):
         both = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": LLAMA3_ROPE}
         assert given_to(written(tmp_path / "m", {**LLAMA_8B, **both}))["model_name"] == "llama3.1-8b"
 
@@ -338,7 +338,7 @@ class TestSettings:
         assert "but rope_theta is 777" in result.notes[0]
         assert not ckpttools.maxtext_config(written(tmp_path / "m", {**declared, "rope_theta": 5000})).notes
 
-    def test_what_nothing_says_is_refused(self, tmp_path):
+    def test_missing_setting_is_refused(self, tmp_path):
         config = {**LLAMA_8B, "rms_norm_eps": None}
         with pytest.raises(ConfigError, match="nothing says normalization_layer_epsilon"):
             ckpttools.maxtext_config(written(tmp_path / "m", config))
@@ -359,7 +359,7 @@ class TestDeviations:
     @pytest.mark.parametrize(
         ("field", "value"), [("sliding_window", 4096), ("rope_scaling", {"type": "dynamic"})]
     )
-    def test_what_mistral_cannot(self, tmp_path, field, value):
+    def test_unsupported_mistral_fields_are_reported(self, tmp_path, field, value):
         config = {**LLAMA_8B, "model_type": "mistral", "sliding_window": None, field: value}
         (result,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         assert "MaxText" in result.reason
@@ -393,7 +393,7 @@ class TestDeviations:
 
 
 class TestCheck:
-    def test_what_contradicts(self, tmp_path):
+    def test_contradicting_settings_are_reported(self, tmp_path):
         hf = GOLDEN / "llama3.1" / "hf"
         result = ckpttools.maxtext_config(hf, check=["rope_type=default", "base_emb_dim=64"]).contradictions
         assert [(item.name, item.declared, item.expected) for item in result] == [
@@ -401,7 +401,7 @@ class TestCheck:
         ]
 
     @pytest.mark.parametrize("case", CASES)
-    def test_what_is_told_contradicts_nothing(self, tmp_path, case):
+    def test_own_settings_have_no_contradictions(self, tmp_path, case):
         hf = GOLDEN / case / "hf"
         told = ckpttools.maxtext_config(hf)
         assert ckpttools.maxtext_config(hf, check=told.arguments()).contradictions == ()
@@ -475,7 +475,7 @@ class TestCheck:
             assert [item for item, result in refusing.items() if not result] == [version]
 
     @pytest.mark.parametrize("case", ALL)
-    def test_what_is_told_maxtext_takes(self, case):
+    def test_own_settings_have_no_mistakes(self, case):
         assert ckpttools.maxtext_config(case, check=ckpttools.maxtext_config(case).arguments()).mistakes == ()
 
     LINE = (
@@ -512,7 +512,7 @@ class TestCheck:
         assert done.exit_code == 1
         assert "rope_type=default" in done.output
 
-    def test_what_a_file_says_is_looked_at_too(self, tmp_path):
+    def test_settings_file_is_checked(self, tmp_path):
         file = tmp_path / "mine.yml"
         file.write_text("base_config: base.yml\nmodle_name: llama3.1-8b\nlora: {lora_rank: many}\n")
         result = ckpttools.maxtext_config(GOLDEN / "llama3.1" / "hf", check=[file]).mistakes
@@ -526,7 +526,7 @@ class TestClosedList:
     """Every field of a configuration is read, known to change nothing, or reported."""
 
     @pytest.mark.parametrize("case", ALL)
-    def test_what_transformers_writes_is_all_known(self, case):
+    def test_transformers_fields_are_all_known(self, case):
         # The golden DeepSeek V4 has a field that its model does not read.
         known = ("rope_parameters.rope_theta 10000.0",) if "deepseek4" in case.parts else ()
         assert ckpttools.maxtext_config(case).unread == known
@@ -543,7 +543,7 @@ class TestClosedList:
         name=st.from_regex(r"[a-z]{3,8}_[a-z]{3,8}x", fullmatch=True),
         value=st.one_of(st.booleans(), st.integers(1, 9), st.text(min_size=1, max_size=5)),
     )
-    def test_what_is_added_is_reported(self, tmp_path_factory, case, name, value):
+    def test_unknown_fields_are_reported(self, tmp_path_factory, case, name, value):
         config = json.loads((case / "config.json").read_text())
         text = config.get("thinker_config", config).get("text_config", config)
         text[name] = value
@@ -574,9 +574,7 @@ class TestClosedList:
             ("qwen3-next", {"shared_expert_intermediate_size": 96}, "shared_expert_intermediate_size is 96"),
         ],
     )
-    def test_what_maxtext_computes_otherwise_is_called_as_in_the_configuration(
-        self, tmp_path, case, change, what
-    ):
+    def test_deviations_name_the_config_field(self, tmp_path, case, change, what):
         shutil.copytree(GOLDEN / case / "hf", tmp_path / "m", ignore=shutil.ignore_patterns("*.safetensors"))
         config = json.loads((tmp_path / "m" / "config.json").read_text())
         for name, value in change.items():
@@ -585,7 +583,7 @@ class TestClosedList:
         result = [deviation.what for deviation in ckpttools.maxtext_config(tmp_path / "m").deviations]
         assert [item for item in result if what in item], result
 
-    def test_what_transformers_takes_where_nothing_is_said(self, tmp_path):
+    def test_missing_field_uses_transformers_default(self, tmp_path):
         config = json.loads((GOLDEN / "qwen3-moe" / "hf" / "config.json").read_text())
         (declared,) = ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations
         del config["norm_topk_prob"]
@@ -611,7 +609,7 @@ class TestClosedList:
         result = given_to(written(tmp_path / "m", config))
         assert (result["rope_truncate"], result["rope_type"], result["rope_factor"]) == (False, "yarn", 32)
 
-    def test_what_gemma_3_is_published_with(self, tmp_path):
+    def test_sparse_gemma3_config_is_completed(self, tmp_path):
         """No heads, no epsilon, no activation, no vocabulary, no base of the rotary embedding."""
         rope = {"factor": 8.0, "rope_type": "linear"}
         text = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240}
@@ -634,7 +632,7 @@ class TestClosedList:
         assert ckpttools.maxtext_config(written(tmp_path / "m", config)).deviations == ()
 
     @pytest.mark.parametrize("case", ALL)
-    def test_what_is_named_is_there(self, case):
+    def test_named_sources_exist_in_config(self, case):
         config = json.loads((case / "config.json").read_text())
         result = ckpttools.maxtext_config(case)
         sources = [setting.source.partition(": ")[2] for setting in result.settings if ": " in setting.source]
@@ -646,7 +644,7 @@ class TestClosedList:
         ("case", "declared"),
         {"deepseek3.2": "indexer_sparse_training=true", "qwen3-omni": "hears each chunk of sound"}.items(),
     )
-    def test_what_a_run_must_know_is_said(self, case, declared):
+    def test_important_notes_are_reported(self, case, declared):
         result = ckpttools.maxtext_config(GOLDEN_0_2_5 / case / "hf")
         assert declared in " ".join([*result.notes, *map(str, result.deviations)])
 
@@ -660,7 +658,7 @@ class TestClosedList:
 
 class TestTowers:
     @pytest.mark.parametrize("case", TOWERS)
-    def test_what_is_told(self, case):
+    def test_tower_settings_are_reported(self, case):
         result = given_to(GOLDEN_0_2_5 / case / "hf")
         expected = {"use_multimodal": True, "hidden_size_for_vit": 24, "override_model_config": True}
         assert result.items() >= {**expected, **TOWERS[case]}.items()
@@ -734,7 +732,7 @@ class TestRules:
         assert setting_rules(str(rules)) == rules
 
     @pytest.mark.parametrize("line", ["x", "x: ]", "x: config.y as {", "must x is 1", "x: y z", "a b: 1"])
-    def test_what_is_no_rule(self, line):
+    def test_invalid_rule_is_refused(self, line):
         with pytest.raises(MappingError, match="not a rule for a setting") as caught:
             setting_rules(line)
         assert caught.value.got == line
@@ -763,7 +761,7 @@ class TestRules:
         ),
     ],
 )
-def test_where_the_kind_of_rotary_embedding_is_said(config, location):
+def test_rope_type_is_found_in_any_location(config, location):
     assert ModelFacts(config).location_of("rope.type") == location
 
 
@@ -809,7 +807,7 @@ class TestArraysBesideIt:
             ("tie_word_embeddings", True, "tie_word_embeddings is true"),
         ],
     )
-    def test_of_hugging_face(self, tmp_path, field, value, told):
+    def test_hugging_face_weights_must_match_config(self, tmp_path, field, value, told):
         copied = shutil.copytree(GOLDEN / "llama3.1" / "hf", tmp_path / "m")
         config = json.loads((copied / "config.json").read_bytes())
         (copied / "config.json").write_text(json.dumps({**config, field: value}))
@@ -820,7 +818,7 @@ class TestArraysBesideIt:
         assert ckpttools.maxtext_config(copied / "config.json")
 
     @pytest.mark.parametrize("field, value", [("num_local_experts", 8), ("num_hidden_layers", 2)])
-    def test_of_maxtext(self, tmp_path, field, value):
+    def test_maxtext_weights_must_match_config(self, tmp_path, field, value):
         source = GOLDEN / "mixtral-8x7b" / "hf"
         config = json.loads((source / "config.json").read_bytes())
         succeed("convert", "hf-to-maxtext", source, tmp_path / "m")

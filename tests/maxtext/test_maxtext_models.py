@@ -34,6 +34,6 @@ def test_its_configuration_names_the_family(model):
 @pytest.mark.parametrize(
     "model", [other for other in OTHERS if other["model"] not in OF_THEIR_OWN], ids=lambda item: item["model"]
 )
-def test_what_has_a_reason_has_no_family(model):
+def test_unsupported_models_have_no_family(model):
     with pytest.raises(ConfigError, match="no family has model_type"):
         family_of(config(model), "config.json")

@@ -77,7 +77,7 @@ class TestRoundTrip:
         assert_same(tensors(back(tmp_path / "maxtext", tmp_path / "hf")), tensors(hf(family)))
 
     @SCANS
-    def test_what_maxtext_itself_wrote(self, tmp_path, scan):
+    def test_maxtext_output_converts_to_the_original(self, tmp_path, scan):
         built = back(golden_checkpoint(scan), tmp_path / "hf", like=hf("llama3.1"))
         assert_same(tensors(built), tensors(hf("llama3.1")))
 
@@ -124,12 +124,12 @@ class TestRoundTrip:
         for path, array in open_tree(tmp_path / "maxtext").arrays.items():
             assert array.read().tobytes() == again[path].read().tobytes()
 
-    def test_what_was_not_carried_is_taken_from_the_model(self, tmp_path):
+    def test_uncarried_arrays_come_from_like_model(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3")
         built = back(tmp_path / "maxtext", tmp_path / "hf", like=hf("gemma3"), carry=True)
         assert_same(tensors(built), tensors(hf("gemma3")))
 
-    def test_nothing_is_taken_from_a_model_whose_weights_are_not_there(self, tmp_path):
+    def test_like_model_without_weights_is_refused(self, tmp_path):
         convert(tmp_path / "maxtext", "gemma3")
         model = shutil.copytree(hf("gemma3"), tmp_path / "model")
         (weights,) = model.glob("*.safetensors")
@@ -190,7 +190,7 @@ class TestSource:
         built = back(tmp_path / "wrapped", tmp_path / "hf", like=hf("qwen3"), **prefix)
         assert_same(tensors(built), tensors(hf("qwen3")))
 
-    def test_what_is_learned_beside_the_model_is_left_out_by_name(self):
+    def test_learned_extras_are_dropped_by_name(self):
         built = to_maxtext(open_tree(hf("qwen3")), ToMaxText())
         beside = [("ema", "params", "decoder", "gain"), ("params", "lora", "a"), ("lora", "b")]
         leaves = dict.fromkeys(beside, stored(np.zeros(5, np.float32), DTYPES["float32"]))
@@ -263,7 +263,7 @@ class TestWhichModel:
         assert built and tensors(built).keys() <= expected.keys()
         assert_same(tensors(built), {name: expected[name] for name in tensors(built)})
 
-    def test_nothing_tells(self, tmp_path):
+    def test_missing_model_description_is_refused(self, tmp_path):
         item = convert(tmp_path / "maxtext", "llama3.1")
         shutil.rmtree(item / "hf")
         with pytest.raises(ConfigError, match="nothing says which model this is") as error:
@@ -349,7 +349,7 @@ class TestTwoConfigurations:
         built = back(tmp_path / "maxtext", tmp_path / "hf", like=like(rms_norm_eps=1), model=model)
         assert_same(tensors(built), tensors(source))
 
-    def test_what_decides_no_value_may_differ(self, tmp_path, like):
+    def test_irrelevant_config_fields_may_differ(self, tmp_path, like):
         convert(tmp_path / "maxtext", "deepseek3")
         other = like(rope_theta=1, num_nextn_predict_layers=0, model_type="deepseek_v3")
         built = back(tmp_path / "maxtext", tmp_path / "hf", like=other)
@@ -426,7 +426,7 @@ class TestDtypes:
             "float64, as the weights are; it was bfloat16"
         ] * 2
 
-    def test_what_is_left_out_is_still_described_and_that_is_told(self, tmp_path):
+    def test_config_describing_dropped_arrays_is_reported(self, tmp_path):
         for family, name in (
             ("gemma3", "*vision*"),
             ("gemma3", "*vision_tower.head.probe"),
@@ -449,9 +449,7 @@ class TestDtypes:
             ("torchtitan/step-10", {"strip_optimizer": True, "drop": "output.weight"}, True),
         ],
     )
-    def test_what_trainers_put_beside_a_model_it_does_not_describe(
-        self, tmp_path, trainer, declared, is_told
-    ):
+    def test_trainer_extras_are_not_described_by_config(self, tmp_path, trainer, declared, is_told):
         source = FIXTURES / "torch" / "trainers" / trainer
         plan = ckpttools.convert.plan(source, tmp_path / "out", format="safetensors", **declared).plan
         assert plan.notes.dropped and (DESCRIBED in plan.remarks) == is_told
@@ -464,7 +462,7 @@ class TestDtypes:
         plan = plan_save(open_tree(tmp_path / "model").pipe(Select(drop=["lm_head.weight"]))).plan
         assert (DESCRIBED in plan.remarks) == (not tied)
 
-    def test_of_a_model_that_is_not_known_all_but_an_optimizer_may_be_described(self, tmp_path):
+    def test_unknown_model_config_may_describe_all_but_optimizer(self, tmp_path):
         save_file({name: np.ones(2, "f4") for name in ("a", "b", "optimizer.mu")}, tmp_path / "a.safetensors")
         (tmp_path / "config.json").write_text('{"model_type": "own"}')
         for drop, is_told in (("optimizer", False), ("b", True)):
@@ -505,7 +503,7 @@ class TestDtypes:
             ([], False),
         ],
     )
-    def test_where_prediction_layers_are(self, names, are_there):
+    def test_mtp_layers_are_found(self, names, are_there):
         """Behind the others, or below a name of their own."""
         config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
         assert absent_mtp_field(config, names) == (None if are_there else "num_nextn_predict_layers")
@@ -649,7 +647,7 @@ class TestVocabulary:
         with pytest.raises(UsageError, match="padding cannot take rows away"):
             plan_to_maxtext(hf("llama3.1"), ToMaxText(pad_vocab=255))
 
-    def test_what_maxtext_wants_is_said(self, tmp_path):
+    def test_maxtext_vocabulary_size_is_reported(self, tmp_path):
         source = tmp_path / "source"
         shutil.copytree(hf("gemma2"), source)
         arrays = tensors(hf("gemma2"))

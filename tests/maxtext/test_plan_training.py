@@ -63,7 +63,7 @@ def test_no_interval_loses_less_than_the_best(save, failures, write, factor):
 
 @pytest.mark.parametrize("tier", [(10, 1000, 10), (100, 1000, 100), (5, 1000, 300), (50, 100, 50)])
 @pytest.mark.parametrize("factor", [0.3, 1, 3])
-def test_what_is_lost_is_what_random_failures_lose(tier, factor):
+def test_lost_time_matches_random_failures(tier, factor):
     """The time line of each of 200,000 failures, one by one."""
     save, failures, write = tier
     built = Tier("local", *tier)
@@ -261,13 +261,13 @@ def test_weights_count_beside_their_configuration(source):
 
 @pytest.mark.parametrize("wrong", [{"prefer_rank": 0}, {"step": 3}])
 @pytest.mark.parametrize("call", [partial(ckpttools.plan_training, hosts=1), ckpttools.maxtext_config])
-def test_what_is_said_of_weights_is_refused_of_a_configuration(locations, call, wrong):
+def test_weight_options_are_refused_for_configs(locations, call, wrong):
     for source in ("hf/llama/config.json", "hf/llama"):
         with pytest.raises(UsageError, match=r"files of each process|there is no step 3"):
             call(source, **wrong)
 
 
-def test_of_nothing_there_is_no_plan():
+def test_empty_tree_has_no_plan():
     with pytest.raises(FormatError, match="no parameters"):
         ckpttools.plan_training(Tree({}), hosts=1, mtbf="6h")
 
@@ -278,7 +278,7 @@ def test_numbers_that_only_yaml_takes_for_text_are_refused(locations):
     assert refused.exit_code == 1 and "wants a whole number" in " ".join(refused.output.split())
 
 
-def test_what_the_user_sets_decides_on_the_room(locations):
+def test_user_limits_determine_required_space(locations):
     how = {"hosts": 2, "total_steps": 1000, "keep": 9}
     unknown = ckpttools.plan_training("hf/llama/config.json", **how)
     assert unknown.run_bytes is None and "not known without its interval" in unknown.remarks[-1]

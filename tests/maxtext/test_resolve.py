@@ -284,7 +284,7 @@ class TestKinds:
         assert f"load_parameters_path={path} names no bucket" in texts(result)
         assert "gs://BUCKET/" in hints(result)
 
-    def test_nothing_is_under_a_name_that_is_too_long(self):
+    def test_overlong_name_does_not_exist(self):
         assert "nothing is at /aaa" in texts(resolve(load_parameters_path="/" + "a" * 300))
 
     def test_another_flavour_is_missed(self, tmp_path):
@@ -452,7 +452,7 @@ class TestRefusals:
             ),
         ],
     )
-    def test_what_maxtext_refuses(self, words, versions, what):
+    def test_maxtext_errors_are_predicted(self, words, versions, what):
         for version in VERSIONS:
             result = resolve(*words.split(), maxtext=version)
             assert (what in texts(result)) == (versions in ("both", version)), result
@@ -472,7 +472,7 @@ class TestRefusals:
             "checkpoint_conversion_fn=none",
         ],
     )
-    def test_what_it_takes(self, words):
+    def test_accepted_settings_have_no_problems(self, words):
         assert resolve(*words.split()).problems == ()
 
 
@@ -679,7 +679,7 @@ class TestAdapters:
         ckpttools.remap(tmp_path / "some", tmp_path / "adapter", map=tmp_path / "rules.toml")
         return next((tmp_path / "adapter").rglob("_METADATA")).parent
 
-    def test_where_they_are_looked_for(self, tmp_path):
+    def test_adapters_are_found_in_their_directory(self, tmp_path):
         item = self.adapter(tmp_path)
         base = {"load_parameters_path": str(SCANNED)}
         result = resolve(**base, lora={"enable_lora": True, "lora_restore_path": str(item)})
@@ -738,7 +738,7 @@ class TestBuckets:
         result = resolve(maxtext=maxtext, load_parameters_path=str(cloud.filled(files) / "0" / "items"))
         assert "there is no commit_success.txt" in texts(result)
 
-    def test_what_is_made_for_a_bucket_loads_from_it(self, cloud, tmp_path):
+    def test_bucket_conversion_loads_from_bucket(self, cloud, tmp_path):
         """A conversion has all commit files, so that a plain copy of it is found."""
         write_llama(tmp_path / "hf")
         ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "out")
@@ -776,7 +776,7 @@ class TestSteps:
 
 
 class TestCommandLine:
-    def test_what_it_prints(self, runs):
+    def test_output_lists_steps(self, runs):
         result = succeed("resolve", f"base_output_directory={runs}", "run_name=x", "scan_layers=true")
         lines = result.output.splitlines()
         assert lines[0] == f"MaxText {NEWEST}: loads step 1 of the run itself"

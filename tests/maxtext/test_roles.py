@@ -199,7 +199,7 @@ class TestEveryOptimizer:
         assert kept_by(StripOptimizer(), tree) == arrays_at(tree, learned)
 
     @given(models(), st.sampled_from(["adam", "flat", "lion"]), st.sampled_from([("0", "1"), (0, 1)]))
-    def test_where_no_name_tells(self, model, optimizer, keys):
+    def test_unnamed_roles_are_inferred(self, model, optimizer, keys):
         """A tuple of parameters and an optax state."""
         first, second = keys
         state = below((second,), OPTIMIZERS[optimizer](model))
@@ -344,7 +344,7 @@ class TestModelsWithNamesOfMoments:
                 StripOptimizer()(tree)
 
     @given(models(), st.sampled_from(sorted(PLAIN)), st.sampled_from([(), ("params",), ("0",), ("net",)]))
-    def test_nothing_learned_is_dropped_without_a_word(self, model, name, head):
+    def test_learned_arrays_are_never_dropped_silently(self, model, name, head):
         tree = tree_of({**below(head, model), **below(head, PLAIN[name])})
         left = refusal(tree)
         assert isinstance(left, FormatError) or left == set(tree)
@@ -964,7 +964,7 @@ class TestCopiesInAnOptimizer:
     @pytest.mark.parametrize(
         "path", ["adapter/kernel", "adapter/v/kernel", "adapter/v", "0/adapter/scale", "lora/mu/a", "extra"]
     )
-    def test_what_mirrors_nothing(self, path):
+    def test_unmatched_state_is_refused(self, path):
         learned, state = below(("params",), NET), adam(NET, "opt_state")
         tree = tree_of({**learned, **state, ("opt_state", *keys(path)): np.ones((5, 7), np.float32)})
         head = f"opt_state/{keys(path)[0]}"

@@ -318,7 +318,7 @@ class TestCommands:
         assert open_tree(tmp_path / "single").metadata.custom == {"scan_layers": False, "ckpttools": note}
 
     @pytest.mark.parametrize("command", ["stack", "unstack"])
-    def test_of_the_expected_kind(self, command, tmp_path):
+    def test_already_converted_layers_are_refused(self, command, tmp_path):
         source = golden_checkpoint(command == "stack")
         output = run(command, source, tmp_path / "out", code=2)
         assert "stacked" in output

@@ -73,7 +73,7 @@ class TestNoted:
         assert expected.keys() == built.keys()
         assert all((expected[name] == built[name]).all() for name in expected)
 
-    def test_what_compares(self, stacked, single, model):
+    def test_comparisons_detect_the_scan_axis(self, stacked, single, model):
         assert "equal" in succeed("diff", stacked[1], single, "--no-progress").output
         succeed("verify", stacked[1], "--against", single, "--no-progress")
         succeed("verify", stacked[1], "--against", model, "--no-progress")
@@ -99,14 +99,14 @@ class TestNoted:
 
 
 class TestOpen:
-    def test_what_would_write_asks(self, foreign, tmp_path):
+    def test_writing_requires_an_explicit_scan_axis(self, foreign, tmp_path):
         for words in (("unstack",), ("convert", "maxtext-to-hf")):
             told = run(*words, foreign[1], tmp_path / "out", code=3)
             assert "shapes do not show on which axis layers are stacked" in told
             assert "--scan-axis 1 if MaxText wrote it with its own param_scan_axis" in told
             assert not (tmp_path / "out").exists()
 
-    def test_what_is_said_counts(self, foreign, single, model, tmp_path):
+    def test_explicit_scan_axis_is_used(self, foreign, single, model, tmp_path):
         axis, location = foreign
         run("unstack", location, tmp_path / "single", "--scan-axis", axis)
         assert leaves_by_package(open_tree(tmp_path / "single")) == leaves_by_package(open_tree(single))
@@ -114,7 +114,7 @@ class TestOpen:
         expected, built = (load_file(item / "model.safetensors") for item in (model, tmp_path / "hf"))
         assert all((expected[name] == built[name]).all() for name in expected)
 
-    def test_what_compares_says_what_it_took(self, foreign, single, model):
+    def test_comparison_reports_assumed_scan_axis(self, foreign, single, model):
         axis, location = foreign
         declared = "shapes do not show on which axis layers are stacked: 1 is taken, MaxText's own"
         code = 0 if axis == 1 else 1
@@ -125,7 +125,7 @@ class TestOpen:
         assert declared in " ".join(succeed("inspect", "tree", location).output.split())
 
 
-def test_what_is_left_of_a_model_keeps_its_axis(tmp_path):
+def test_selected_arrays_keep_their_scan_axis(tmp_path):
     """All of one query may have its layers anywhere; the whole model shows where they are."""
     write_llama(tmp_path / "hf", vocab_size=8)
     run("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "out", "--scan-axis", 0)

@@ -207,7 +207,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("location", "how", "kind", "declared"), REFUSED, ids=lambda item: str(item)[-30:])
-def test_what_would_be_no_model_is_refused(location, how, kind, declared):
+def test_impossible_shrinks_are_refused(location, how, kind, declared):
     with pytest.raises(kind, match=declared):
         ckpttools.open(location).pipe(Shrink(how))
 

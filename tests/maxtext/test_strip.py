@@ -142,7 +142,7 @@ class TestCommand:
         run("strip-optimizer", TRAINED, tmp_path / "out")
         assert contents(TRAINED) == before
 
-    def test_nothing_to_strip(self, tmp_path):
+    def test_checkpoint_without_optimizer_is_refused(self, tmp_path):
         output = run("strip-optimizer", golden_checkpoint(True), tmp_path / "out", code=2)
         assert "nothing to strip" in output
         assert "ckpt cast" in output

@@ -183,7 +183,7 @@ def test_decoders_that_compute_otherwise_are_refused_or_told():
     assert not any("decoder's" in remark for remark in stitch_models(one, one).metadata.notes.remarks)
 
 
-def test_what_does_not_fit_is_not_stitched():
+def test_mismatched_models_are_not_stitched():
     vision, text = ckpttools.open(VISION), ckpttools.open(HF)
     with pytest.raises(CoverageError, match="the text models are not alike"):
         stitch_models(vision, text)

@@ -30,7 +30,7 @@ def never():
         pytest.param({}, id="nothing is there"),
     ],
 )
-def test_what_is_made_stays(there):
+def test_wide_enough_arrays_are_returned_unchanged(there):
     built = arrays(a=BF16, b=BF16, c=F32)
     assert as_wide_as(arrays(**there), built, never) is built
 

@@ -166,7 +166,7 @@ def _may_fit(name, ended):
 
 
 @pytest.mark.parametrize("name", NAMES if EVERYTHING else ("hash", "diff", "orbax"))
-def test_what_a_refusal_names_is_enough(several, tmp_path, name):
+def test_memory_named_in_refusal_is_sufficient(several, tmp_path, name):
     refused = within(*spelled_out(COMMANDS[name], several, tmp_path), mib=100)
     assert refused.peak <= 100 * MIB
     if _may_fit(name, refused):

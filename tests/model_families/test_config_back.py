@@ -69,7 +69,7 @@ def back_of(case):
 
 class TestSettingsAlone:
     @pytest.mark.parametrize("case", CASES)
-    def test_what_is_made_says_the_same(self, tmp_path, case):
+    def test_generated_config_gives_same_settings(self, tmp_path, case):
         told = told_of(case)
         built = back_of(case)
         result = of_config(tmp_path, built)
@@ -85,7 +85,7 @@ class TestSettingsAlone:
         ] == []
 
     @pytest.mark.parametrize("case", CASES)
-    def test_what_is_made_is_of_the_same_type(self, case):
+    def test_generated_config_has_same_model_type(self, case):
         """transformers begins arrays anew that another type has besides."""
         own = json.loads((CASES[case] / "config.json").read_text())
         text = own.get("thinker_config", own).get("text_config", own)
@@ -151,7 +151,7 @@ class TestSettingsAlone:
             assert f"{name}=VALUE" in str(caught.value.expected)
         assert "base_emb_dim" not in str(caught.value.expected)
 
-    def test_what_the_family_cannot_is_refused(self):
+    def test_unsupported_family_settings_are_refused(self):
         with pytest.raises(ConfigError, match="of family llama describes") as caught:
             config_from_settings(["model_name=llama3.1-8b", "use_qk_norm=true"])
         assert "use_qk_norm=true (command line)" in str(caught.value.got)

@@ -144,7 +144,7 @@ def test_a_norm_that_was_trained_is_in_what_is_behind_it(runs, tmp_path, scan):
 
 
 class TestTable:
-    def test_of_float32_comes_back(self, runs, tmp_path):
+    def test_float32_table_converts_back(self, runs, tmp_path):
         """So MaxText's training has it."""
         tree = open_tree(runs[False])
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
@@ -152,12 +152,12 @@ class TestTable:
         assert same.arrays[path].dtype.name == "float32"
         assert back(same, tmp_path / "hf") == all_described(load_file(GOLDEN / "hf" / "model.safetensors"))
 
-    def test_of_other_numbers_is_refused(self, runs, tmp_path):
+    def test_non_integer_values_are_refused(self, runs, tmp_path):
         with pytest.raises(MappingError, match="not whole, or too large") as caught:
             back(changed(open_tree(runs[False]), ("tid2eid",), 2.5), tmp_path / "hf")
         assert "ffn.gate.tid2eid" in caught.value.location
 
-    def test_of_a_dtype_that_rounds_is_refused(self, runs, tmp_path):
+    def test_rounded_values_are_refused(self, runs, tmp_path):
         """256 in bfloat16 may have been 257."""
         tree = changed(open_tree(runs[False]), ("tid2eid",), 256)
         path = next(path for path in tree.arrays if path[-1] == "tid2eid")
@@ -189,7 +189,7 @@ class TestTable:
                 op.apply(source, built, DTYPES["int64"])
 
     @pytest.mark.parametrize("odd", [0.5, np.nan, np.inf, 2.0**31])
-    def test_what_is_no_number_of_it(self, odd):
+    def test_non_integer_value_is_not_cast(self, odd):
         source = np.array([1, odd], np.float32)
         with pytest.raises(MappingError, match="not whole"):
             Whole("int32", "int64").bound({}).apply(source, np.empty(2, np.int32), DTYPES["float32"])
@@ -280,7 +280,7 @@ class TestOtherNumbersOfTables:
         "ratios, count",
         [([0, 0, 128, 4], 2), ([0, 0, 4, 128, 4], 3), ([0, 0, 4, 4, 128, 4], 4), ([128, 128, 4, 4, 4], 5)],
     )
-    def test_what_maxtext_has_is_converted(self, tmp_path, ratios, count, scan):
+    def test_supported_layer_compositions_are_converted(self, tmp_path, ratios, count, scan):
         tree = composed(ratios, count)
         built = to_maxtext(tree, ToMaxText(scan=scan)).state
         tables = {key for path in built for key in path if "tid2eid" in path}
@@ -294,7 +294,7 @@ class TestOtherNumbersOfTables:
         }
 
     @pytest.mark.parametrize("ratios, count", [([0, 0, 4, 128], 2), ([0, 0, 4, 128, 4, 128], 4)])
-    def test_what_it_has_not_is_refused(self, ratios, count):
+    def test_unsupported_layer_compositions_are_refused(self, ratios, count):
         with pytest.raises(CoverageError, match="do not match the model"):
             to_maxtext(composed(ratios, count), ToMaxText())
 

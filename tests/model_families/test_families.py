@@ -331,7 +331,7 @@ def test_a_configuration_of_an_unknown_model_type():
 
 
 @pytest.mark.parametrize("model_type", sorted({**UNFIT, **OF_MAXTEXT}))
-def test_what_no_family_can_take_is_told_why(model_type):
+def test_unsupported_model_type_is_explained(model_type):
     """And no family is named, as none fits."""
     with pytest.raises(ConfigError, match=f"no family has model_type '{model_type}'") as caught:
         family_of({"model_type": model_type}, "config.json")
@@ -343,7 +343,7 @@ def test_what_no_family_can_take_is_told_why(model_type):
     assert {**UNFIT, **OF_MAXTEXT}[model_type] in named.value.hint
 
 
-def test_what_no_family_can_take_has_none():
+def test_unsupported_model_types_have_no_family():
     assert not {**UNFIT, **OF_MAXTEXT}.keys() & {
         name for family in families().values() for name in family.model_types
     }

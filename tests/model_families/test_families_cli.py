@@ -48,7 +48,7 @@ class TestList:
             packed = "".join(block.split())
             assert all("".join(text.split()) in packed for text in ([never] if never else scanned))
 
-    def test_what_does_not_come_back_is_named(self):
+    def test_inexact_rows_are_named(self):
         text = " ".join(succeed("families", COLUMNS="200").stdout.split())
         scaled = (
             "inexact self_attention.query.kernel: times 1/sqrt(head_dim): exact where that is a power of two"

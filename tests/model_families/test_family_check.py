@@ -102,7 +102,7 @@ class TestSound:
         config = {key: n for key, n in config_of("llama3.1").items() if key not in ("head_dim", "vocab_size")}
         assert check_on_config(families()["llama"], config, "config.json").sound
 
-    def test_what_cannot_be_opened(self, tmp_path):
+    def test_unreadable_reference_is_refused(self, tmp_path):
         with pytest.raises(StorageError):
             check_family(families()["llama"], against=tmp_path / "nothing")
         with pytest.raises(StorageError):
@@ -358,7 +358,7 @@ class TestDefinition:
             ),
         ],
     )
-    def test_what_is_found(self, fields, kind, location, text):
+    def test_family_errors_are_found(self, fields, kind, location, text):
         check = check_alone(tiny(**fields))
         matching = [finding for finding in check.findings if finding.kind == kind and text in finding.text]
         assert matching
@@ -418,7 +418,7 @@ class TestDefinition:
         check = check_alone(tiny(rows=rows, derived={"n": "m"}, spellings=(Spelling({"z": "y"}),)))
         assert {finding.kind for finding in check.findings} == {"flag", "op", "formula", "spelling"}
 
-    def test_what_leaves_rows_to_be_tried_does_not_hide_what_they_come_to(self):
+    def test_conditional_rows_do_not_hide_findings(self):
         rows = (X, row("c: x <-> d: x, when f"))
         check = check_against(tiny(rows=rows, spellings=(Spelling({"z": "y"}),)), tree(b=(3,), e=(3,)))
         assert [finding.kind for finding in check.findings] == ["flag", "spelling", "not expected"]

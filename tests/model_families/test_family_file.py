@@ -180,7 +180,7 @@ class TestRoundTrip:
             ("whole int32 float32", "not a type of whole numbers", None),
         ],
     )
-    def test_what_is_no_value_op(self, text, message, hint):
+    def test_invalid_value_op_is_refused(self, text, message, hint):
         with pytest.raises(MappingError, match=message) as caught:
             parse_op(text)
         assert (
@@ -205,7 +205,7 @@ class TestRoundTrip:
 
     @pytest.mark.parametrize("size", [4, 16, 64, 80, 128, 256])
     @pytest.mark.parametrize("op", [Scale("n", -0.5), Scale("n", 0.5), Shift(1.0)], ids=op_text)
-    def test_what_is_said_of_exactness_without_sizes_holds_at_any(self, op, size):
+    def test_size_independent_exactness_holds_at_any_size(self, op, size):
         claim, at_size = exactness_of(op), op.bound({"n": size}).exactness(DTYPES["bfloat16"])
         assert at_size.exact or not claim.exact
         if isinstance(op, Scale):
@@ -340,7 +340,7 @@ BAD = {
 
 class TestBadToml:
     @pytest.mark.parametrize("case", BAD)
-    def test_what_is_wrong_is_said_with_its_location(self, case):
+    def test_errors_name_their_location(self, case):
         text, location, message, got = BAD[case]
         with pytest.raises(MappingError, match=message.replace("(", r"\(")) as caught:
             family_from_toml(text, "tiny.toml")
@@ -363,7 +363,7 @@ class TestBadToml:
         assert caught.value.hint == hint
 
     @pytest.mark.parametrize("text", ["name =", "[[", "a = 1\na = 2", "\0"])
-    def test_what_is_not_toml(self, text):
+    def test_invalid_toml_is_refused(self, text):
         with pytest.raises(FormatError, match="not a TOML file") as caught:
             family_from_toml(text, "tiny.toml")
         assert "line" in caught.value.got or "column" in caught.value.got or caught.value.got
@@ -380,7 +380,7 @@ class TestBadToml:
 
     @settings(max_examples=10)
     @given(text=damaged_files(), model=st.sampled_from(("llama3.1", "deepseek3", "gemma3")))
-    def test_what_a_damaged_file_makes_can_be_checked(self, text, model):
+    def test_parsed_damaged_files_can_be_checked(self, text, model):
         try:
             family = family_from_toml(text, "file")
         except CheckpointError:
@@ -428,7 +428,7 @@ class TestFiles:
         text += "from dataclasses import replace\nFAMILY = replace(QWEN, name=__name__ and 'mine')\n"
         assert family_from_file(self.write(tmp_path, "mine.py", text)).name == "mine"
 
-    def test_what_means_a_file(self):
+    def test_file_names_are_told_from_family_names(self):
         assert names_a_file("mine.toml")
         assert names_a_file("./llama")
         assert not names_a_file("llama")

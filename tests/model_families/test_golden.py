@@ -235,7 +235,7 @@ class TestWayBack:
 
     @SCANS
     @EVERY_SOURCE
-    def test_of_mapped_arrays(self, family, source, scan):
+    def test_mapped_arrays_are_described(self, family, source, scan):
         tree = open_tree(GOLDEN / family / source)
         table = table_of(family, scan)
         left = table.to_left({dotted(path): array for path, array in tree.arrays.items()})

@@ -53,7 +53,7 @@ def test_the_configuration_decides_between_equals(model: str):
     assert (guess.name, guess.named) == (right_one(model), True)
 
 
-def test_what_is_missing_is_said_as_a_template():
+def test_missing_arrays_are_shown_as_a_template():
     tree = maxtext_tree("llama3.1", scan=False)
     for layer in range(4):
         tree = without(tree, ("params", "params", "decoder", f"layers_{layer}", "mlp", "wi_1", "kernel"))
@@ -62,7 +62,7 @@ def test_what_is_missing_is_said_as_a_template():
     assert (guess.matched, guess.expected) == (10, 11)
 
 
-def test_what_is_left_over_is_said_folded():
+def test_extra_arrays_are_folded():
     tree = maxtext_tree("llama3.1", scan=False)
     extra: dict[Path, Constant] = {
         ("params", "params", "decoder", f"layers_{layer}", "mlp", "wi_7", "kernel"): Constant(

@@ -28,7 +28,7 @@ def refused(*words: object) -> str:
 
 
 @pytest.mark.parametrize("name", ["gemma", "mistral"])
-def test_of_another_model_on_the_way_to_maxtext(llama, tmp_path, name):
+def test_wrong_family_is_refused_converting_to_maxtext(llama, tmp_path, name):
     """All names and shapes fit; Gemma's embeddings are scaled and its norms are offsets."""
     told = refused("convert", "hf-to-maxtext", llama, tmp_path / "out", "--family", name)
     assert f"--family {name}" in told
@@ -37,7 +37,7 @@ def test_of_another_model_on_the_way_to_maxtext(llama, tmp_path, name):
     run("verify", tmp_path / "right", "--against", llama, "--family", name, code=1)
 
 
-def test_of_another_model_on_the_way_back(llama, tmp_path):
+def test_wrong_family_is_refused_converting_back(llama, tmp_path):
     run("convert", "hf-to-maxtext", llama, tmp_path / "out")
     refused("convert", "maxtext-to-hf", tmp_path / "out", tmp_path / "back", "--family", "mistral")
     refused(
@@ -57,7 +57,7 @@ def with_type(model: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2", "my_llama", "llama"])
-def test_what_the_configuration_says_does_not_fit(llama, tmp_path, name):
+def test_mismatched_model_type_is_refused(llama, tmp_path, name):
     """Qwen2 has biases; nobody knows the other; the third is right."""
     run("convert", "hf-to-maxtext", llama, tmp_path / "right")
     with_type(llama, name)

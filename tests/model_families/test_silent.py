@@ -187,7 +187,7 @@ class TestParts:
 
     @pytest.mark.parametrize("tied", [True, False])
     @pytest.mark.parametrize("case", [case for case in ANSWERS if "_config" in str(config_of(case))])
-    def test_what_is_written_says_how_heads_are_tied_where_transformers_looks(self, case, tied):
+    def test_written_config_declares_tied_heads(self, case, tied):
         config, rule = config_of(case), family_of(config_of(case), "c").flags["tied"]
         for left_out in range(len(rule.field) + 1):
             silent = config
@@ -204,7 +204,7 @@ class TestParts:
         assert rule.read({"model_type": "deepseek_v3"}, "c").value
         assert not rule.read({"model_type": "deepseek_v3", "q_lora_rank": None}, "c").value
 
-    def test_of_unknown_types_nothing_is_known(self):
+    def test_unknown_types_have_no_defaults(self):
         assert default_fields({"model_type": "kimi_k2"}) == {}
         assert default_fields({"model_type": ["llama"]}) == {}
         assert family_of({"model_type": "gemma4"}, "c").name == "gemma4-small"

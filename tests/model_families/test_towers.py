@@ -220,7 +220,7 @@ def speaking(location: Path, *names: str, says: object = True) -> Path:
     return location
 
 
-def test_what_speaks_is_not_lost_unasked(tmp_path):
+def test_speech_arrays_are_not_dropped_silently(tmp_path):
     source = speaking(tmp_path / "hf", *TALKER)
     with pytest.raises(CoverageError, match="which would be lost") as error:
         plan_to_maxtext(source, ToMaxText(scan=False))
@@ -233,7 +233,7 @@ def test_what_speaks_is_not_lost_unasked(tmp_path):
     assert "talker" not in str(error.value.got)
 
 
-def test_what_speaks_comes_back_where_it_was_carried(tmp_path):
+def test_carried_speech_arrays_come_back(tmp_path):
     source = speaking(tmp_path / "hf", *TALKER)
     to_maxtext(source, tmp_path / "out", scan=False, carry=True)
     assert back(tmp_path / "out", tmp_path / "back") == all_described(load_file(source / "model.safetensors"))
@@ -284,7 +284,7 @@ def plain_gemma4(location: Path) -> Path:
     return location
 
 
-def test_what_gemma_4_does_not_standardize_maxtext_does_with_ones_and_zeros(tmp_path):
+def test_unstandardized_gemma4_gets_ones_and_zeros(tmp_path):
     source = plain_gemma4(tmp_path / "hf")
     to_maxtext(source, tmp_path / "out", exact=True)
     built = arrays_by_tensorstore(tmp_path / "out" / "0" / "items")
@@ -293,7 +293,7 @@ def test_what_gemma_4_does_not_standardize_maxtext_does_with_ones_and_zeros(tmp_
     assert back(tmp_path / "out", tmp_path / "back") == all_described(load_file(source / "model.safetensors"))
 
 
-def test_what_maxtext_learned_of_standardizing_is_not_dropped(tmp_path):
+def test_learned_standardization_is_not_dropped(tmp_path):
     to_maxtext(GOLDEN_0_2_5 / "gemma4-vision" / "hf", tmp_path / "out", exact=True)
     plain = plain_gemma4(tmp_path / "hf")
     shutil.copy(plain / "config.json", tmp_path / "out" / "0" / "items" / "hf")

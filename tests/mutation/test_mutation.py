@@ -46,7 +46,7 @@ CHANGES = [
 ]
 
 
-def test_what_is_changed_and_what_is_left_alone(tmp_path):
+def test_expected_code_is_mutated(tmp_path):
     (tmp_path / "x.py").write_text(SOURCE)
     built = mutants_of(tmp_path, "x.py")
     assert [(item.function, item.before, item.after) for item in built] == CHANGES
@@ -104,7 +104,7 @@ BESIDE = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LOOP!r
     [("", ""), (LOOP, BUSY), (BESIDE, BUSY), ("import time; time.sleep(60)", ASLEEP)],
     ids=["it ends", "it is busy", "another is busy", "it sleeps"],
 )
-def test_what_never_ends_is_known_by_what_it_does(script, how):
+def test_endless_process_is_detected_by_its_activity(script, how):
     process = subprocess.Popen([sys.executable, "-S", "-c", script], start_new_session=True)
     try:
         assert ended(process, cpu_seconds=1, asleep_seconds=2) == how

@@ -50,7 +50,7 @@ def test_maxtext_computes_with_a_converted_model_what_transformers_does(bench):
     assert float(findings["logits"].said) < cases.LIMIT
 
 
-def test_what_maxtext_trained_comes_back_from_the_names_of_the_hub(bench):
+def test_maxtext_training_converts_from_hub_names(bench):
     """Stripped, unstacked, in Hugging Face's names and converted again, MaxText loads the same weights."""
     item = bench.converted / "0" / "items"
     bench.maxtext("training", settings=bench.settings(directory="more", load_parameters_path=item, **TRAINED))
@@ -71,7 +71,7 @@ def test_what_maxtext_trained_comes_back_from_the_names_of_the_hub(bench):
 
 
 @pytest.mark.skipif(TORCH is None, reason=f"no environment with transformers: {environments.TORCH}")
-def test_what_is_recorded_is_what_transformers_computes(tmp_path):
+def test_recorded_logits_match_transformers(tmp_path):
     with Worker(TORCH, "in_torch", tmp_path) as torch:
         built = tmp_path / "made.npy"
         assert not torch("logits", directory=GOLDEN / CASE / "hf", tokens=steps.tokens(CASE), target=built)
@@ -129,7 +129,7 @@ def test_models_that_see_are_shown_images_or_it_is_said_why_not():
     assert set(cases.BLIND) <= set(cases.configurations())
 
 
-def test_what_maxtext_computes_otherwise_is_said_of_models_that_there_are():
+def test_deviations_refer_to_known_models():
     assert set(cases.DEVIATIONS) <= set(cases.configurations())
     for name, deviation in cases.DEVIATIONS.items():
         assert deviation.reason
@@ -174,7 +174,7 @@ def test_rows_have_the_settings_of_released_models(case, tmp_path):
     assert {item for item in different if not SIZES.fullmatch(item)} == OTHERS.get(case, set())
 
 
-def test_what_is_not_committed_is_said(monkeypatch):
+def test_uncommitted_changes_are_marked(monkeypatch):
     declared = {"rev-parse": "0123abcd9", "status": ""}
     monkeypatch.setattr(run, "_git", lambda *words: declared[words[0]])
     assert run.commit() == "0123abcd9"

@@ -45,7 +45,7 @@ def test_tasks_of_a_large_model_are_dealt_out_evenly():
 
 
 @pytest.mark.parametrize("text", ["4/4", "0/0", "3", "a/4", "1/b", "-1/4", "1/", "/4", "1/2/3", "³/4"])
-def test_what_is_no_part_is_refused(text):
+def test_invalid_part_is_refused(text):
     with pytest.raises(UsageError):
         parse_part(text)
 
@@ -101,7 +101,7 @@ def test_the_engine_says_which_part(environment, count, part):
         (STEP, None, "cannot detect which part"),  # a batch script, not a step of srun
     ],
 )
-def test_what_the_engine_leaves_open_is_refused(environment, count, says):
+def test_undetectable_part_is_refused(environment, count, says):
     with pytest.raises(UsageError, match=says):
         detect_part(count, environment)
 

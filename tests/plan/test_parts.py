@@ -164,7 +164,7 @@ class TestCommands:
         assert len(digests) == 1
         assert not (tmp_path / "OUT.partial").exists()
 
-    def test_what_a_function_of_the_user_makes_is_planned_again_by_each_part(self, tmp_path):
+    def test_user_function_is_planned_again_by_each_part(self, tmp_path):
         (tmp_path / "mine.py").write_text(OWN)
         words = ["remap", MAXTEXT, tmp_path / "out", "--map", f"{tmp_path / 'mine.py'}:mapped"]
         result = ckpt("plan", *words, "-o", tmp_path / "plan")
@@ -189,7 +189,7 @@ class TestCommands:
             (("cast", HF, "OUT"), "nothing to cast to"),
         ],
     )
-    def test_what_cannot_be_dealt_out_is_refused(self, words, says, tmp_path):
+    def test_indivisible_work_is_refused(self, words, says, tmp_path):
         named = [tmp_path / word if word in ("OUT", "M") else word for word in words]
         result = ckpt("plan", *named, "-o", tmp_path / "plan")
         assert result.exit_code == 2 and says in result.output, result.output
@@ -286,7 +286,7 @@ class TestTogether:
         assert "13 arrays" in run("run", plan, "--part", "1/2", "--publish")
         assert (parse(destination) / "0" / "items" / "manifest.ocdbt").exists()
 
-    def test_what_is_replaced_stays_until_all_is_published(self, destination, tmp_path, whole):
+    def test_replaced_output_stays_until_publication(self, destination, tmp_path, whole):
         words = ("convert", "hf-to-maxtext", SHARDED, destination, *PIECES)
         run(*words)
         before = (parse(destination) / "0" / "items" / "_METADATA").read_bytes()
@@ -419,7 +419,7 @@ class TestAfterPublishing:
     @pytest.mark.parametrize(
         ("destination", "plan"), [("local", ()), ("gs", ("--overwrite",))], ids=["local", "gs"], indirect=True
     )
-    def test_of_two_that_publish_at_once_both_end_well(self, plan, destination):
+    def test_concurrent_publications_both_succeed(self, plan, destination):
         run("run", plan, "--part", "0/1")
         words = [sys.executable, "-m", "ckpttools", "run", str(plan), "--publish", "--no-progress"]
         both = [subprocess.Popen(words, cwd=TESTS, stderr=subprocess.PIPE, text=True) for _ in range(2)]
@@ -427,7 +427,7 @@ class TestAfterPublishing:
         assert [item.returncode for item in both] == [0, 0], declared
         assert parse(destination).exists() and not parse(f"{destination}.partial").exists()
 
-    def test_who_publishes_while_another_was_stopped_as_it_tidied_up_does_that(self, tmp_path):
+    def test_publisher_finishes_interrupted_cleanup(self, tmp_path):
         out, how = tmp_path / "out", ("--publish", "--no-progress")
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)
         run("run", plan, "--part", "0/1")
@@ -452,7 +452,7 @@ class TestAfterPublishing:
         for words in (["--status"], how, [*how, "--wait"]):
             assert "nothing is left to do" in run("run", plan, *words)
 
-    def test_where_nothing_can_be_noted_beside_the_plan_that_is_said(self, tmp_path):
+    def test_unwritable_plan_directory_is_reported(self, tmp_path):
         out = tmp_path / "out"
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)
         (tmp_path / "plan.published").mkdir()
@@ -494,7 +494,7 @@ class TestAfterPublishing:
         assert not parse(f"{destination}.partial").exists() and files_of(parse(destination)) == before
         run("run", planned(plan, *words, "--overwrite"), "--part", "0/1", "--publish")
 
-    def test_what_is_not_there_any_more_or_another_is_not_taken_for_it(self, tmp_path):
+    def test_changed_sources_are_detected(self, tmp_path):
         out = tmp_path / "out"
         plan = planned(tmp_path / "plan", "convert", "hf-to-maxtext", SHARDED, out, *PIECES)
         run("run", plan, "--part", "0/1", "--publish")

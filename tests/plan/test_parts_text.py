@@ -50,7 +50,7 @@ def test_the_next_command_names_the_plan():
     assert line.endswith("next: ckpt run 'my plans/x.plan' --publish")
 
 
-def test_who_has_far_more_left_than_most_is_a_straggler():
+def test_slow_part_is_a_straggler():
     parts = _stragglers([PART, replace(PART, part="2/3"), SLOW])
     assert [part.is_straggler for part in parts] == [False, False, True]
     assert next(
@@ -87,7 +87,7 @@ def test_many_that_are_done_are_only_counted():
     assert [line.split()[0] for line in lines[3:]] == ["39/40", "nobody"]
 
 
-def test_who_is_waited_for_is_said_in_a_line():
+def test_waiting_parts_are_listed_in_one_line():
     assert waiting_line(ALL) == (
         "196 of 300 tasks missing; waiting for 2 parts, longest for 1/3 (process 7 on b, 0:01:30 left); "
         "nobody is at work on 96 tasks"
@@ -97,7 +97,7 @@ def test_who_is_waited_for_is_said_in_a_line():
     )
 
 
-def test_what_has_its_location_taken_has_no_numbers():
+def test_taken_destination_has_no_counts():
     lines = list(status_lines(replace(ALL, state="taken", other="the conversion of x, plan 12"), "x.plan"))
     assert lines == [
         "/data/out: no unfinished output of this plan exists",

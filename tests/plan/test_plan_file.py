@@ -106,7 +106,7 @@ def test_compressed_chunks_and_shards_are_the_same(tmp_path):
             np.testing.assert_array_equal(said_and_made(array).read(), array.read(), str(path))
 
 
-def test_what_lines_do_not_know_is_refused():
+def test_unsupported_plan_objects_are_refused():
     array = InMemory((3,), DTYPES["float32"], np.zeros(3, np.float32))
     with pytest.raises(NotInLinesError):
         said_and_made(array)
@@ -122,7 +122,7 @@ def test_what_lines_do_not_know_is_refused():
         "",
     ],
 )
-def test_nothing_is_made_but_what_plans_name(name):
+def test_only_plan_classes_are_decoded(name):
     with pytest.raises((ValueError, AttributeError)):
         decode_dataclass([name, {}], ("ckpttools.mapping.",))
 

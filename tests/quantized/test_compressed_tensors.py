@@ -39,7 +39,7 @@ def test_numbers_are_those_of_its_own_decompressor(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_read_is_refused_by_name(name, tmp_path):
+def test_unsupported_schemes_are_refused_by_name(name, tmp_path):
     model = tmp_path / "model"
     model.mkdir()
     for file in ("model.safetensors", "config.json"):

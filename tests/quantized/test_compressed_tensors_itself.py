@@ -130,7 +130,7 @@ def _awq_columns(words: np.ndarray) -> np.ndarray:
     return np.stack(apart, -1).reshape(len(words), -1).astype(np.float32)
 
 
-def test_what_it_makes_of_awq_has_the_same_numbers(tmp_path):
+def test_converted_awq_has_same_values(tmp_path):
     convert = pytest.importorskip("compressed_tensors.entrypoints.convert", reason=WHY)
     rng, declared = np.random.default_rng(0), {"quant_method": "awq", "bits": 4, "group_size": 16}
     declared |= {"version": "gemm", "zero_point": True}

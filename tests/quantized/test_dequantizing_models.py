@@ -288,7 +288,7 @@ class TestRefused:
         assert list(tmp_path.glob("out*")) == []
         return str(error.value)
 
-    def test_what_is_missing_left_over_and_of_another_grid(self, fp8, tmp_path):
+    def test_missing_and_mismatched_scales_are_reported(self, fp8, tmp_path):
         def change(arrays):
             del arrays["model.layers.0.mlp.up_proj.weight_scale_inv"]
             del arrays["model.layers.1.mlp.up_proj.weight"]

@@ -191,7 +191,7 @@ def test_a_dtype_is_of_what_is_not_quantised(tmp_path):
     assert arrays(tmp_path / "back") == arrays(source)
 
 
-def test_what_is_carried_keeps_its_scales(tmp_path):
+def test_carried_weights_keep_their_scales(tmp_path):
     model = shutil.copytree(GOLDEN_0_2_5 / "qwen3.5-fp8" / "hf", tmp_path / "hf")
     tree = open_tree(parse(model))
     names = {dotted(path): item for path, item in tree.arrays.items()}
@@ -337,7 +337,7 @@ def test_damaged_scales_are_all_listed_however_they_are_read_together(counts, li
     assert [item.split(":")[0] for item in result.damaged] == [f"w{n}.weight_scale_inv" for n in sorted(bad)]
 
 
-def test_what_maxtext_is_told_of_it(tmp_path):
+def test_maxtext_settings_for_fp8_are_reported(tmp_path):
     source = quantised(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     there, advice, settings = ckpttools.maxtext_config(tmp_path / "native").notes
@@ -452,7 +452,7 @@ def test_a_carried_configuration_is_told_of_once(tmp_path):
     assert "is left out" not in told
 
 
-def test_nothing_is_put_into_few_bits_without_scales_beside_fp8(tmp_path):
+def test_cast_to_fp8_next_to_fp8_is_refused(tmp_path):
     """What reads such a model would take the numbers for codes that have lost their scales."""
     source, few = quantised(tmp_path / "hf"), "float8_e4m3fn"
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
@@ -477,7 +477,7 @@ def test_nothing_is_put_into_few_bits_without_scales_beside_fp8(tmp_path):
     assert not (tmp_path / "never").exists()
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path):
+def test_invalid_quantized_options_are_refused(tmp_path):
     write_llama(tmp_path / "plain")
     with pytest.raises(UsageError, match="no weight is quantised"):
         ckpttools.hf_to_maxtext(tmp_path / "plain", tmp_path / "native", quantized="keep")
@@ -518,7 +518,7 @@ def test_scales_go_where_their_kernels_go(tmp_path):
     assert "no errors, 1 info" in succeed("doctor", tmp_path / "stacked").output
 
 
-def test_what_else_says_how_weights_are_quantised_goes_only_where_they_are_so(tmp_path):
+def test_extra_quantization_file_is_kept_only_when_true(tmp_path):
     """Loaders read such a file before config.json."""
     source, name = quantised(tmp_path / "hf"), "hf_quant_config.json"
     (source / name).write_text('{"quantization": {"quant_algo": "FP8"}}')
@@ -628,7 +628,7 @@ def test_layers_that_are_carried_in_fp8_come_back_as_numbers_where_the_model_doe
     assert " and 1 more: dequantised" not in " ".join(told.split())
 
 
-def test_what_is_said_of_values_is_of_those_that_are_written(tmp_path):
+def test_value_counts_cover_written_arrays(tmp_path):
     source = with_prediction(tmp_path / "hf")
     plans = {
         carry: ckpttools.hf_to_maxtext.plan(source, tmp_path / "it", carry=carry).plan.notes

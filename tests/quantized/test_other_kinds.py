@@ -26,7 +26,7 @@ FIXTURES = Path(__file__).parents[2] / "fixtures/torch"
     ],
 )
 @pytest.mark.parametrize("in_directory", (False, True))
-def test_what_is_not_read_is_named(tmp_path, name, what, way, in_directory):
+def test_unsupported_files_are_named(tmp_path, name, what, way, in_directory):
     (tmp_path / name).write_bytes(b"whatever it holds")
     told = run("hash", tmp_path if in_directory else tmp_path / name, code=3)
     assert what in told and way in " ".join(told.split()) and name in told
@@ -54,7 +54,7 @@ def test_sharded_weights_of_keras_are_identified(tmp_path, lost, named):
         assert not lost or f"of 3, too: {', '.join(lost)}" in text
 
 
-def test_what_lies_in_a_directory_of_a_trainer_is_named(tmp_path):
+def test_files_in_trainer_directories_are_named(tmp_path):
     """Of accelerate beside states of random numbers, of verl, of Meta's code; deeper as well."""
     trainers = FIXTURES / "trainers"
     shutil.copytree(trainers / "fsdp", tmp_path / "run/checkpoint-20")

@@ -73,7 +73,7 @@ def test_the_doctor_does_not_advise_to_convert_what_is_damaged(change, tmp_path)
     assert "1 error" in told and "ckpt cast" not in told and "each with its scales" not in told
 
 
-def test_what_is_advised_of_a_quantised_model_works(tmp_path):
+def test_advice_for_quantized_models_works(tmp_path):
     source = quantised(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     for location in (source, tmp_path / "native"):
@@ -99,7 +99,7 @@ def test_a_configuration_of_nothing_else_is_told_of_once(tmp_path):
     assert (tmp_path / "plain" / "config.json").read_bytes() == b"{}\n"
 
 
-def test_what_is_said_of_the_configuration_is_true(tmp_path):
+def test_config_remarks_are_true(tmp_path):
     """One that is carried along in MaxText's names stays as it is, and is made true on the way back."""
     source = quantised(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
@@ -123,7 +123,7 @@ def test_weights_are_counted_and_not_modules_and_dequantised_ones_are_told_apart
     )
 
 
-def test_what_a_run_or_another_version_makes_of_fp8_is_told(tmp_path):
+def test_fp8_run_and_version_limits_are_reported(tmp_path):
     source = quantised(tmp_path / "fp8")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     ckpttools.hf_to_maxtext(source, tmp_path / "made")
@@ -158,7 +158,7 @@ def test_quantising_without_any_error_is_one_line(tmp_path):
     assert "dequantised, they are equal" in same and "other numbers" not in same
 
 
-def test_what_quantising_has_rounded_is_told_of_the_side_that_is_quantised(tmp_path):
+def test_quantization_differences_name_the_quantized_side(tmp_path):
     source = quantised(tmp_path / "fp8")
     plain, counted = tmp_path / "plain", "28 of 28 arrays with other values are quantised in {} alone"
     assert counted.format("B") in declared("diff", plain, source, code=1)

@@ -92,7 +92,7 @@ def test_a_training_run_is_published_as_its_model_is(tmp_path):
 
 
 @pytest.mark.parametrize("left", ["fsdp/pytorch_model_fsdp_0", "torchtitan/step-10", "open-instruct"])
-def test_what_trainers_leave_is_quantised_under_the_names_of_the_hub(left, tmp_path):
+def test_trainer_checkpoints_are_quantized_under_hub_names(left, tmp_path):
     source, expected = TRAINERS / left, tmp_path / "expected"
     ckpttools.quantize(TRAINERS / "hub", expected)
     if left.startswith("torchtitan"):
@@ -157,7 +157,7 @@ def test_names_are_those_of_the_family_that_the_configuration_names(tmp_path):
     assert 'drop="v_head.summary.weight" leaves them out' in str(refusal.value.hint)
 
 
-def test_what_is_not_quantised_gets_the_dtype_that_is_asked_for(tmp_path):
+def test_unquantized_arrays_get_requested_dtype(tmp_path):
     """A run in float32; what is quantised is so from its own numbers, not from rounded ones."""
     tensors = write_llama(tmp_path / "hf", dtype="float32", num_hidden_layers=2)
     config = config_of(tmp_path / "hf") | {"torch_dtype": PLAIN}
@@ -214,7 +214,7 @@ def test_the_command_lists_the_worst_arrays_and_tells_all_in_json(tmp_path):
     }
 
 
-def test_what_loads_experts_in_mxfp4_is_told(tmp_path):
+def test_mxfp4_expert_loader_is_reported(tmp_path):
     """Their names are none that a family knows."""
     done = succeed("quantize", GOLDEN / "gpt-oss" / "hf", tmp_path / "mxfp4", "--scheme", "mxfp4")
     assert "AutoModelForCausalLM.from_pretrained" in done.output
@@ -256,7 +256,7 @@ def test_nan_is_refused_with_its_array_and_nothing_is_left(tmp_path):
         ("*self_attn*", []),
     ],
 )
-def test_what_vllm_puts_together_is_told_where_a_part_is_left_out(exclude, rest):
+def test_vllm_fused_modules_must_be_excluded_together(exclude, rest):
     keys = [f"self_attn.{key}_proj" for key in ("q", "k", "v", "o", "q_a")]
     keys += ["self_attn.kv_a_proj_with_mqa"]
     blocks = ["mlp", "mlp.shared_experts", *(f"mlp.experts.{n}" for n in range(2))]
@@ -270,7 +270,7 @@ def test_what_vllm_puts_together_is_told_where_a_part_is_left_out(exclude, rest)
         assert not Quantize(exclude=[exclude, *rest])(tree).notes.remarks
 
 
-def test_what_is_excluded_has_names_of_the_hub(tmp_path):
+def test_exclude_patterns_use_hub_names(tmp_path):
     write_llama(tmp_path / "hf")
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "run")
     with pytest.raises(UsageError, match="nothing has a name that matches") as caught:
@@ -286,7 +286,7 @@ def test_vllm_is_advised_where_it_loads_what_was_made(tmp_path):
         assert [use.split()[0] for use in steps.uses[1:]] == ["vllm"] * is_loaded
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path):
+def test_invalid_quantize_options_are_refused(tmp_path):
     write_llama(tmp_path / "hf")
     with pytest.raises(UnknownNameError, match="no such scheme"):
         Quantize("fp7")
@@ -361,7 +361,7 @@ def test_which_are_matrices_of_linear_layers(name, linear):
     assert not is_linear(name, shaped(8, 8, dtype="int8")) and not is_linear(name, shaped(8, 8, 8))
 
 
-def test_what_is_left_is_told_of_by_full_names():
+def test_ignored_modules_have_full_names():
     """vLLM takes no others, and `model.layers.1` would be a part of `model.layers.10`."""
     arrays = {
         "model.visual.blocks.0.attn.qkv.weight": shaped(8, 8),

@@ -157,7 +157,7 @@ class TestToHuggingFace:
             plan_to_huggingface(tmp_path / "fp8", ToHuggingFace(like=GOLDEN / "qwen3" / "hf"))
         assert ("other scales beside" in str(error.value)) == scales
 
-    def test_what_is_carried_from_a_quantised_model(self, tmp_path):
+    def test_quantized_arrays_are_carried_with_scales(self, tmp_path):
         convert(tmp_path / "maxtext", "deepseek3")
         arrays = fp8_arrays("deepseek3")
         first = {name: array for name, array in arrays.items() if ".0." in name and "down_proj" in name}
@@ -338,7 +338,7 @@ def test_no_transform_parts_a_weight_from_a_scale_or_casts_it(quantised, data):
 
 @settings(max_examples=30)
 @given(quantised_trees())
-def test_what_parts_nothing_is_done(quantised):
+def test_separating_weights_and_scales_is_detected(quantised):
     """Each weight may go with its own scales, and every module may have another name."""
     tree, scales = quantised
     assert {item.name: set(item.scales) for item in found_in(tree).values()} == {
@@ -438,7 +438,7 @@ def test_schemes_in_words(declared, words):
 
 
 class TestCommands:
-    def test_what_would_part_them_ends_with_3_and_writes_nothing(self, llama, tmp_path):
+    def test_separating_scales_exits_with_3(self, llama, tmp_path):
         (tmp_path / "rules.toml").write_text('[[rename]]\nfrom = "{a}_scale_inv"\nto = "{a}_other"\n')
         for words in (
             ("select", llama, tmp_path / "out", "--drop", "*_scale_inv"),
@@ -451,7 +451,7 @@ class TestCommands:
             assert "fp8, e4m3 in blocks of 128 x 128" in done
         assert not (tmp_path / "out").exists()
 
-    def test_what_keeps_them_together_keeps_all(self, llama, tmp_path):
+    def test_conversions_keep_weights_and_scales_together(self, llama, tmp_path):
         run("convert", "to-orbax", llama, tmp_path / "orbax")
         run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "back")
         assert set(open_tree(tmp_path / "back")) == set(open_tree(llama))

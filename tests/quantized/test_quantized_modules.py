@@ -56,7 +56,7 @@ def bytes_of(location: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 class TestEachKind:
-    def test_whatever_is_left_out_alone_is_refused(self, kind):
+    def test_selecting_part_of_a_module_is_refused(self, kind):
         for declared in (True,) if kind in SAID_ONLY else (True, False):
             tree = tree_of_kind(kind, declared=declared)
             for key in KINDS[kind][1]:
@@ -122,7 +122,7 @@ class TestEachKind:
             with pytest.raises(MappingError, match="each module whole"):
                 tree.pipe(MapArrays(lambda path, _, key=key: f"far/{path}" if path.endswith(key) else path))
 
-    def test_what_keeps_all_keeps_every_bit(self, kind, tmp_path):
+    def test_conversions_keep_every_bit(self, kind, tmp_path):
         source = write(tmp_path / "source", kind)
         expected = bytes_of(source)
         run("convert", "to-orbax", source, tmp_path / "orbax")
@@ -278,7 +278,7 @@ class TestPlainFloat8:
         }
         assert inspect_tree(open_tree(f8)).quantization is None
 
-    def test_nothing_tells_it_from_lost_scales(self, tmp_path):
+    def test_lost_scales_are_refused_like_fp8_casts(self, tmp_path):
         """Not the dtype that was cast to, which the other says as well."""
         f8 = self.cast(tmp_path, "--dtype", "float8_e4m3fn")
         config = json.loads((f8 / "config.json").read_bytes()) | {"dtype": "bfloat16"}
@@ -468,7 +468,7 @@ class TestUnknownSchemes:
     NORM: ClassVar = {"m.norm.weight": "bfloat16", "m.down.weight": "bfloat16"}
 
     @pytest.mark.parametrize("weight", ["m.up.weight.data.codes", "m.up.codes"])
-    def test_what_lies_far_below_a_module_is_of_it(self, weight):
+    def test_nested_arrays_belong_to_their_module(self, weight):
         top = weight.removesuffix(".data.codes").removesuffix(".codes")
         sides = [f"{top}.meta.table", f"{top}.a.b.table", f"{top}.zero.a.b.c"]
         tree = arrays_of({weight: "int32", **dict.fromkeys(sides, "float16"), **self.NORM})
@@ -479,14 +479,14 @@ class TestUnknownSchemes:
         assert len(tree.pipe(Select(drop=[f"{top}.*"]))) == 2
         assert len(tree.pipe(Select(drop=["m.norm.*"]))) == len(tree) - 1
 
-    def test_what_is_larger_than_a_layer_is_no_module(self):
+    def test_array_beyond_a_layer_is_not_a_module(self):
         names = {"m.order": "int32", "m.mlp.up.weight": "bfloat16", "m.mlp.up.bias": "bfloat16"}
         tree = arrays_of(names).with_metadata(config=SAID)
         assert len(tree.pipe(Select(drop=["m.order"]))) == 2
 
     @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint8", "int32"])
     @pytest.mark.parametrize("rank", [1, 2])
-    def test_what_lies_alone_is_not_cast(self, dtype, rank):
+    def test_lone_quantized_array_is_not_cast(self, dtype, rank):
         """Nothing can be parted from it; its numbers may mean anything, beside known weights as well."""
         alone = arrays_of({"m.down.blob": dtype}, rank)
         for beside in ({}, {"m.up.qweight": "int32", "m.up.scales": "float16"}):

@@ -47,7 +47,7 @@ def test_groups_of_one_model_may_have_scales_of_blocks_and_of_rows(coarse):
     assert (numbers(tree, other.name) == other.bfloat16).all()
 
 
-def test_what_else_a_module_has_is_called_a_scheme_that_is_not_read():
+def test_extra_module_arrays_are_an_unsupported_scheme():
     """ModelOpt's AWQ divides weights by what it multiplies activations with: nothing is missing."""
     weight = built.fp8_tensor(np.random.default_rng(0), (16, 24))
     arrays = {**weight.arrays, "m.q_proj.pre_quant_scale": np.ones(24, np.float32)}

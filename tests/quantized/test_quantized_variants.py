@@ -80,7 +80,7 @@ WHOLE_8 = groups(num_bits=8, type="int", strategy="channel")
         ),
     ],
 )
-def test_what_is_not_read_is_named_with_the_tool_that_reads_it(arrays, declared, named):
+def test_unsupported_scheme_error_names_its_reader(arrays, declared, named):
     tree = built.tree_of(arrays, {"quantization_config": {"quant_method": "compressed-tensors", **declared}})
     with pytest.raises(FormatError) as error:
         dequantize_tree(tree)
@@ -114,7 +114,7 @@ def test_dense_sparsity_is_no_variant():
     assert len(dequantize_tree(built.tree_of(arrays, {"quantization_config": declared})).weights) == 1
 
 
-def test_what_is_missing_is_not_taken_for_a_variant():
+def test_missing_scale_is_not_taken_for_a_variant():
     arrays, declared = int4_model()
     del arrays["m.experts.0.up_proj.weight_scale"]
     with pytest.raises(FormatError) as error:
@@ -123,7 +123,7 @@ def test_what_is_missing_is_not_taken_for_a_variant():
 
 
 @pytest.mark.parametrize("block", [[True, True], [128, True], [128.0, 128.0], "128x128", [128], [0, 128]])
-def test_what_is_no_block(block):
+def test_invalid_block_shape_is_refused(block):
     weight = built.fp8_blocks(np.random.default_rng(0), (4, 4), (1, 1))
     tree = built.tree_of(
         weight.arrays, {"quantization_config": {**weight.config, "weight_block_size": block}}

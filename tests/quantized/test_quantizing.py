@@ -97,7 +97,7 @@ def test_rounding_is_to_nearest_even_of_all_patterns(dtype):
     assert (rounded_to_few_bits(result, dtype) == result.astype(DTYPES[dtype].numpy).view(np.uint8)).all()
 
 
-def test_what_is_beyond_the_range_is_the_largest():
+def test_overflow_is_rounded_to_largest():
     assert numbers(rounded_to_few_bits(np.array([1e30, -500], np.float32), E4M3), E4M3).tolist() == [
         448,
         -448,
@@ -106,7 +106,7 @@ def test_what_is_beyond_the_range_is_the_largest():
 
 @settings(max_examples=40)
 @given(truth=matrices(), data=st.data())
-def test_what_is_lost_is_told_once_however_it_is_cut(truth, data):
+def test_quantization_loss_is_counted_once(truth, data):
     encoder = Fp8Blocks(4, 8)
     codes, scales = block_codes(stored(truth, DTYPES[str(truth.dtype)]), encoder, "w")
     counts: dict[str, float] = {}
@@ -154,7 +154,7 @@ def test_codes_come_back_from_the_numbers_they_stand_for_and_from_then_on_all_do
 
 
 @given(seed=st.integers(0, 999))
-def test_what_was_mxfp4_has_the_same_values_again(seed):
+def test_mxfp4_values_survive_requantization(seed):
     rng = np.random.default_rng(seed)
     codes, exponents = rng.integers(0, 16, (3, 64), np.uint8), rng.integers(-20, 20, (3, 2))
     truth = np.ldexp(numbers(codes, E2M1).reshape(3, 2, 32), exponents[..., None]).reshape(3, 64)
@@ -166,7 +166,7 @@ def test_what_was_mxfp4_has_the_same_values_again(seed):
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
 @pytest.mark.parametrize("encoder", [Fp8Blocks(2, 2), Mxfp4Encoder()])
-def test_what_is_not_finite_is_refused_with_the_array(bad, dtype, encoder):
+def test_non_finite_values_are_refused_with_their_array(bad, dtype, encoder):
     truth = np.ones((5, 32), DTYPES[dtype].numpy)
     truth[4, 31] = bad
     for code in block_codes(stored(truth, DTYPES[dtype]), encoder, "model.w"):
@@ -180,7 +180,7 @@ def test_a_float64_that_float32_cannot_hold_is_refused():
         block_codes(stored(np.full((2, 2), 1e300), DTYPES["float64"]), Fp8Blocks())[1].read()
 
 
-def test_what_has_no_blocks_is_refused():
+def test_arrays_without_blocks_are_refused():
     for shape, dtype, encoder in (
         ((4,), "float32", Fp8Blocks()),
         ((4, 4), "int8", Fp8Blocks()),

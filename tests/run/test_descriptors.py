@@ -157,7 +157,7 @@ def test_a_file_nobody_has_any_more_is_closed(tmp_path):
     assert open_files() == before
 
 
-def test_what_is_lent_is_not_closed(tmp_path, few_files):
+def test_borrowed_descriptor_is_not_closed(tmp_path, few_files):
     (tmp_path / "kept").write_bytes(b"kept")
     kept = ReopenableFile(lambda: os.open(tmp_path / "kept", os.O_RDONLY))
     with kept.use() as descriptor:

@@ -160,7 +160,7 @@ def ending_in(name: str, files: list[Path]) -> Path:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_what_is_published_is_durable_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+def test_files_are_synced_before_publication(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     """Every file and directory was synced as it is now before it had its name, and the name after.
 
     All but the mark of the plan, which leaves last.
@@ -220,9 +220,7 @@ def state(location: Path) -> Any:
 
 
 @pytest.mark.parametrize("failing", ["0", "70", "79"])
-def test_of_many_files_no_error_of_a_sync_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
-):
+def test_sync_errors_of_many_files_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str):
     for number in range(80):
         (tmp_path / str(number)).touch()
 

@@ -28,7 +28,7 @@ def test_the_code_and_all_that_was_printed(code):
     assert (done.returncode, done.stdout, done.stderr) == (code, "out", "err")
 
 
-def test_what_is_registered_is_called_and_its_errors_are_shown():
+def test_atexit_functions_run_and_errors_are_shown():
     lines = ["import atexit", 'atexit.register(print, "last", end="")', "atexit.register(lambda: 1 / 0)"]
     done = ended(3, *lines)
     assert (done.returncode, done.stdout) == (3, "last")

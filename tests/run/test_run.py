@@ -209,7 +209,7 @@ def test_a_source_that_changed_is_another_conversion(tmp_path, small_tasks):
         plan_to_maxtext(tmp_path / "hf").run(tmp_path / "out")
 
 
-def test_what_was_read_of_another_state_does_not_count(tmp_path, small_tasks, monkeypatch):
+def test_data_read_from_changed_source_is_discarded(tmp_path, small_tasks, monkeypatch):
     """A source that is another for a while, in which the process is killed, and what it was afterwards."""
     monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     file = write_llama(tmp_path / "hf", SIZES)
@@ -328,7 +328,7 @@ def test_writes_of_any_alignment_land_where_they_should(tmp_path, monkeypatch, l
     assert (tmp_path / "a" / "data").read_bytes() == truth.tobytes()
 
 
-def test_nothing_is_written_over_what_an_earlier_run_appended(tmp_path):
+def test_appended_data_is_never_overwritten(tmp_path):
     """Its tasks ended in any order."""
     files = LocalDataFiles(tmp_path, {}, {})
     for stop in (150, 10, 100):

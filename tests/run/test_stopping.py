@@ -170,7 +170,7 @@ class TestConversions:
             built = json.loads(receipt)
             assert 0 < built["tasks_resumed"] < built["tasks"]
 
-    def test_what_is_complete_does_not_go_on(self, tmp_path: Path):
+    def test_complete_run_is_not_resumed_after_interrupt(self, tmp_path: Path):
         source, destination = tmp_path / "in.safetensors", tmp_path / "out"
         save_file({"w": np.ones(4, "float32")}, source)
         words = ["convert", "to-orbax", source, destination, "--json"]
@@ -211,7 +211,7 @@ class TestLooking:
 
 
 class TestHandlers:
-    def test_what_is_ignored_stays_ignored(self):
+    def test_ignored_signals_stay_ignored(self):
         """As nohup starts a command."""
         process = subprocess.Popen(
             [sys.executable, "-c", SLOW_TO_END],

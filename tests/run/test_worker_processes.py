@@ -110,7 +110,7 @@ def test_they_make_the_same_bytes_and_counts(models: Models, receipt: ckpttools.
     check_mean(models, tmp_path / "out")
 
 
-def test_what_a_plug_in_prints_in_them_is_not_lost(models: Models, receipt: object, tmp_path: Path):
+def test_plugin_output_in_workers_is_kept(models: Models, receipt: object, tmp_path: Path):
     driver = DRIVER.format(happens="pass").replace(
         "from ckpttools.__main__", f"{SPEAKS}\nfrom ckpttools.__main__"
     )
@@ -179,7 +179,7 @@ def test_workers_leave_signals_to_the_command(models: Models, receipt: object, t
     check_mean(models, tmp_path / "out")
 
 
-def test_what_fails_in_a_worker_is_said_as_it_would_be_here(models: Models, tmp_path: Path):
+def test_worker_errors_are_reported_like_local_ones(models: Models, tmp_path: Path):
     copy = tmp_path / "copy"
     copy.mkdir()
     for name in ("model.safetensors", "config.json"):

@@ -120,7 +120,7 @@ def processes(host: Path) -> list[int]:
 @pytest.mark.parametrize("job", JOBS)
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_what_is_assembled_is_what_orbax_restores(tmp_path_factory, job, data):
+def test_assembled_checkpoint_restores_in_orbax(tmp_path_factory, job, data):
     hosts = hosts_of(HOSTS / job)
     chosen = data.draw(st.permutations(hosts))[: data.draw(st.integers(1, len(hosts)))]
     out = tmp_path_factory.mktemp("out") / "made"
@@ -303,7 +303,7 @@ def test_processes_on_gpus_have_directories_below_that_of_the_host(job, tmp_path
         assert same(values(out), restored("replicator-data=2,fsdp=4"))
 
 
-def test_what_a_peer_has_fetched_counts(tmp_path):
+def test_chunks_fetched_by_a_peer_count(tmp_path):
     job = Path(shutil.copytree(HOSTS / "p2p-data=2,fsdp=4", tmp_path / "job"))
     partial = next(save for save in ckpttools.list_saves(job / "host0").saves if save.step == LAST)
     assert not partial.is_complete
@@ -345,7 +345,7 @@ class TestDataIterators:
         with pytest.raises(FormatError, match="numbered by process"):
             ckpttools.assemble(job, tmp_path / "out")
 
-    def test_that_there_are_none_is_said(self, job, tmp_path):
+    def test_empty_hosts_are_reported(self, job, tmp_path):
         told = " ".join(ckpt("assemble", job, tmp_path / "out", "--dry-run", COLUMNS="200").output.split())
         assert "these hosts kept no state of it" in told
 
@@ -381,7 +381,7 @@ def test_the_command(job, tmp_path):
     assert ckpt("assemble", tmp_path / "empty", "--list").exit_code == 3
 
 
-def test_what_is_about_files_asks_for_one_host(job):
+def test_file_commands_ask_for_one_host(job):
     assert ckpt("inspect", "chunks", job).exit_code == 3
     assert "assemble" in ckpt("inspect", "chunks", job).output
 
@@ -417,7 +417,7 @@ class TestOtherRuns:
             ("xyz", 900, "no step is complete"),
         ],
     )
-    def test_what_shows_that_hosts_are_of_one_run(self, tmp_path, names, seconds, declared):
+    def test_hosts_of_one_run_are_recognized(self, tmp_path, names, seconds, declared):
         """What they have in common; within a minute that is not asked for, and its lack is told."""
         for seed, host in enumerate(("a", "b")):
             write_half(tmp_path / host, seed, names, 0)
@@ -467,7 +467,7 @@ def test_steps_that_were_renamed_are_told(job, tmp_path):
 
 
 @pytest.mark.parametrize("began", ["true", "-1", "1" + "0" * 400])
-def test_what_no_clock_says_is_no_time(job, began):
+def test_invalid_timestamps_are_ignored(job, began):
     file = job / "host0" / "3" / "_CHECKPOINT_METADATA"
     file.write_text(f'{{"init_timestamp_nsecs": {began}, "commit_timestamp_nsecs": 1}}')
     assert ckpttools.list_saves(job).saves[0].began is not None

@@ -107,7 +107,7 @@ class TestLocal:
         assert files_in(tmp_path / "b") == files_in(RUN)
 
     @pytest.mark.parametrize("source", [UNFINISHED, ORBAX / "unfinished_commit_file"])
-    def test_what_is_unfinished_is_left_out_and_named(self, source, tmp_path):
+    def test_unfinished_steps_are_left_out_and_named(self, source, tmp_path):
         done = ckpt("copy", source, tmp_path / "out")
         assert done.exit_code == 0 and "left out 2" in done.output and "_METADATA" in done.output
         assert [item.name for item in (tmp_path / "out").iterdir()] == ["1"]
@@ -155,7 +155,7 @@ class TestLocal:
         with pytest.raises(FormatError, match="chunk"):
             ckpttools.copy(source, tmp_path / "out")
 
-    def test_what_no_format_knows_goes_along(self, run_of_steps, tmp_path):
+    def test_unknown_files_are_copied(self, run_of_steps, tmp_path):
         more = {
             "5/default/tokenizer.json": b"{}",
             "5/default/odd näme #1%20 [x]": b"1",
@@ -200,7 +200,7 @@ class TestLocal:
             ckpttools.copy(run_of_steps, tmp_path / "out")
         assert entry.file in str(caught.value) and not (tmp_path / "out").exists()
 
-    def test_what_is_no_checkpoint(self, tmp_path):
+    def test_non_checkpoint_is_refused(self, tmp_path):
         (tmp_path / "x").mkdir()
         (tmp_path / "x" / "notes").write_text("n")
         assert ckpt("copy", tmp_path / "x", tmp_path / "y").exit_code == 3
@@ -365,7 +365,7 @@ class TestBuckets:
         assert report.parts[0].bytes_by_store > 0.9 * large
         assert ckpttools.copy(source, f"{target}-2", verify=True).parts[0].bytes_verified == report.bytes
 
-    def test_what_an_older_orbax_has_left_out_is_written(self, gcs, target, run_of_steps):
+    def test_missing_commit_files_are_written(self, gcs, target, run_of_steps):
         for path in run_of_steps.rglob(COMMIT):
             path.unlink()
         done = ckpt("copy", run_of_steps, target)
@@ -386,7 +386,7 @@ class TestBuckets:
             "0"
         ] and "whether the save was completed" in report.left_out["1"]
 
-    def test_what_says_that_it_is_there_comes_last(self, gcs, target):
+    def test_commit_file_is_written_last(self, gcs, target):
         gcs.server.log.clear()
         ckpttools.copy(RUN / "5", target)
         asked = [unquote(item.path) for item in gcs.server.log if item.method in ("PUT", "POST")]
@@ -553,7 +553,7 @@ class TestInterrupted:
         assert files_in(out) == files_in(run_of_steps)
         assert not list(out.glob("*.partial"))
 
-    def test_what_was_copied_is_not_copied_again(self, tmp_path, monkeypatch):
+    def test_copied_files_are_not_copied_again(self, tmp_path, monkeypatch):
         source, out = tmp_path / "model", tmp_path / "out"
         shutil.copytree(SHARDED, source)
         (source / "big.bin").write_bytes(random.Random(0).randbytes(9 << 20))
@@ -634,7 +634,7 @@ class TestInterrupted:
             ckpttools.copy(source, out, verify=True)
         assert not out.exists()
 
-    def test_what_the_disk_has_changed_is_noticed(self, tmp_path, monkeypatch):
+    def test_data_corrupted_on_disk_is_detected(self, tmp_path, monkeypatch):
         original = transfer._TransferState._verified
 
         def damage(self, result):

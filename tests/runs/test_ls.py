@@ -71,7 +71,7 @@ def test_a_step_or_an_item_stands_for_its_run(run):
     ("name", "latest", "unfinished"),
     [("unfinished_commit_file", 2, {2}), ("unfinished_atomic_rename", 1, {2})],
 )
-def test_what_orbax_would_take_is_told_apart_from_what_is_finished(name, latest, unfinished):
+def test_orbax_choice_is_told_from_finished_steps(name, latest, unfinished):
     listing = ckpttools.ls(ORBAX / name)
     assert listing.latest == latest
     assert {item.step for item in listing.steps if item.unfinished} == unfinished
@@ -119,7 +119,7 @@ def test_own_bytes_are_what_deleting_frees(tmp_path_factory, names):
     assert usage.shared == usage.nbytes - usage.own
 
 
-def test_what_a_checkpoint_made_by_reference_shares_is_not_its_own(tmp_path):
+def test_shared_bytes_are_not_counted_as_own(tmp_path):
     run = Path(shutil.copytree(TRAINED, tmp_path / "run"))
     (step,) = ckpttools.ls(run).steps
     assert (step.own_bytes, step.shared_bytes, step.kind) == (step.nbytes, 0, "stacked-training")
@@ -160,7 +160,7 @@ def test_metrics_that_were_saved_as_text_are_numbers(run):
     assert ckpttools.ls(run).steps[0].metrics == {"loss": 0.5}
 
 
-def test_what_a_narrow_terminal_has_no_room_for_is_named(run, monkeypatch):
+def test_columns_hidden_in_narrow_terminals_are_named(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "50")
     shown = succeed("ls", run).output
     assert "loss=2" in shown and "no room for items, saved: --json has all" in shown
@@ -184,7 +184,7 @@ def test_the_way_back_needs_no_model_where_its_configuration_goes_along(tmp_path
     assert f"ckpt convert to-safetensors {torch} DST" in ckpttools.summary(torch).next
 
 
-def test_what_is_no_run(tmp_path):
+def test_non_run_is_refused(tmp_path):
     with pytest.raises(FormatError, match="what 4 hosts of a job kept") as caught:
         ckpttools.ls(FIXTURES / "hosts" / "replicator-data=2,fsdp=4")
     assert "ckpt assemble" in str(caught.value)
@@ -314,7 +314,7 @@ class TestSeveralItems:
             done.set()
             silent.result()
 
-    def test_where_two_may_have_parameters_one_must_be_named(self, step):
+    def test_ambiguous_parameter_items_must_be_chosen(self, step):
         shutil.copytree(step / "model_params", step / "ema")
         with pytest.raises(FormatError, match="several items"):
             ckpttools.open(step)
@@ -372,7 +372,7 @@ def test_steps_of_trainers_that_cannot_be_read(verl):
     assert "latest none of these, by latest_checkpointed_iteration.txt" in shown
 
 
-def test_of_a_large_file_that_is_called_latest_little_is_read(tmp_path):
+def test_large_latest_file_is_barely_read(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(FIXTURES / "torch/deepspeed/stage3", run)
     with (run / "latest").open("ab") as file:
@@ -392,6 +392,6 @@ def test_steps_of_other_trainers(name, steps, resumes):
 
 
 @pytest.mark.parametrize("name", ("torch/trainers", "torch/trainers/fsdp", "torch/full.pt"))
-def test_what_is_no_run_of_a_trainer(name):
+def test_non_trainer_run_is_refused(name):
     with pytest.raises(FormatError, match="not a run with steps"):
         ckpttools.ls(FIXTURES / name)

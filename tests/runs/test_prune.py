@@ -114,20 +114,20 @@ class TestBest:
             ("loss:1:max", Best("loss", 1, False)),
         ],
     )
-    def test_what_it_means(self, text, expected):
+    def test_best_rule_is_parsed(self, text, expected):
         assert Best.of(text) == expected
 
     @pytest.mark.parametrize("text", ["loss", "loss:0", ":3", "loss:-1", "loss:2:best", "x:3", "loss_acc:3"])
-    def test_what_it_cannot_mean(self, text):
+    def test_invalid_best_rule_is_refused(self, text):
         with pytest.raises(UsageError):
             Best.of(text)
 
-    def test_what_is_no_number_is_never_the_best(self):
+    def test_nan_metric_is_never_best(self):
         metrics = {1: {"loss": 2.0}, 2: {"loss": float("nan")}, 3: {"loss": 1.0}}
         reasons = Keep(best=Best.of("loss:2")).reasons(metrics)
         assert [bool(reason) for reason in reasons.values()] == [True, False, True]
 
-    def test_where_there_is_no_number_at_all_nothing_is_deleted(self):
+    def test_prune_refuses_metrics_with_only_nan(self):
         metrics = {1: {"loss": float("nan")}, 2: {"loss": float("nan")}}
         with pytest.raises(UsageError, match="no step is the best by 'loss'"):
             Keep(best=Best.of("loss:1")).reasons(metrics)
@@ -143,7 +143,7 @@ class TestBest:
         assert "loss" in str(caught.value)
 
 
-def test_what_is_decided_and_then_done(run, built):
+def test_plan_matches_deletion(run, built):
     plan = ckpttools.prune.plan(run, **RULES)
     # The rewards of 2 and 5 are the same: of these the later one is kept.
     expected = {1: "deleted", 2: "deleted", 3: "kept", 4: "deleted", 5: "kept", 6: "kept"}
@@ -226,7 +226,7 @@ def spoil(run: Path, name: str, how: str) -> None:
         ("index", "cannot be read"),
     ],
 )
-def test_what_is_not_understood_is_left_alone(run, how, why):
+def test_unreadable_steps_are_left_alone(run, how, why):
     spoil(run, "1", how)
     report = ckpttools.prune(run, keep_last=1)
     assert fates(report)[1] == "left alone"
@@ -234,7 +234,7 @@ def test_what_is_not_understood_is_left_alone(run, how, why):
     assert steps(run) == {"1", "6"}
 
 
-def test_what_links_lead_into_stays(run, tmp_path):
+def test_link_targets_are_kept(run, tmp_path):
     (tmp_path / "latest").symlink_to(run / "2")
     (run / "3" / "items" / "self").symlink_to(run / "3" / "items" / "_METADATA")
     other = tmp_path / "other" / "checkpoints" / "9"
@@ -259,7 +259,7 @@ def test_links_deep_in_the_run_are_found_whatever_lies_beside_it(run, monkeypatc
     assert fates(report)[2] == "left alone" and steps(run) == {"2", "6", "zzz"}
 
 
-def test_what_shares_files_by_hard_links_keeps_them(run, tmp_path):
+def test_hard_linked_files_survive(run, tmp_path):
     ckpttools.convert(run / "1", tmp_path / "shared", format="orbax", reference=True)
     before = ckpttools.hash(tmp_path / "shared").digest
     report = ckpttools.prune(run, keep_last=1)
@@ -306,7 +306,7 @@ class TestOthersAtWork:
             plan.run()
         assert steps(run) == {"6"}
 
-    def test_what_is_saved_between_plan_and_deed_stays(self, run):
+    def test_steps_saved_after_planning_are_kept(self, run):
         plan = ckpttools.prune.plan(run, keep_last=2)
         shutil.copytree(run / "6", run / "7.orbax-checkpoint-tmp")
         shutil.rmtree(run / "1")
@@ -341,7 +341,7 @@ class TestStripping:
         again = ckpttools.prune(run, keep_last=1, keep_every=2, strip_older=True)
         assert set(fates(again).values()) == {"kept"}
 
-    def test_what_cannot_be_stripped_is_kept_whole(self, run):
+    def test_unstrippable_step_is_kept_complete(self, run):
         shutil.copytree(run / "2" / "items", run / "2" / "ema")
         before = files_in(run / "2")
         report = ckpttools.prune(run, keep_last=1, keep_every=2, strip_older=True)
@@ -412,7 +412,7 @@ class TestInterrupted:
         report = ckpttools.prune(run, finish=True)
         assert again in steps(run) and "written again" in report.left[0]
 
-    def test_nothing_is_deleted_once_what_is_kept_is_gone(self, run, monkeypatch):
+    def test_prune_stops_when_kept_step_disappears(self, run, monkeypatch):
         self.begin(run, monkeypatch, 2)
         shutil.rmtree(run / "6")
         before = files_in(run)

@@ -31,7 +31,7 @@ MESH_AXES = st.lists(
 )
 
 
-def test_what_orbax_stored():
+def test_orbax_shardings_are_read():
     tree = open_tree(ORBAX / "multihost_plain")
     result = {keystr(path): item for path, item in stored_shardings(tree).items()}
     mesh = (("fsdp", 4),)

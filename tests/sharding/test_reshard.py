@@ -74,7 +74,7 @@ class TestReshard:
         mesh = (("fsdp", 4), ("tensor", 2))
         assert stored == Sharding("NamedSharding", mesh, (("fsdp",), (), ("tensor",)))
 
-    def test_what_devices_read_is_what_they_need(self, resharded):
+    def test_resharded_devices_read_only_what_they_need(self, resharded):
         before, after = (
             ckpttools.chunks(location, mesh=MESH, rules="maxtext").loading
             for location in (MAXTEXT, resharded)
@@ -82,7 +82,7 @@ class TestReshard:
         assert before.over_read > 3 and after.over_read < 1.05
         assert ckpttools.chunks(MAXTEXT, mesh=MESH).loading == before
 
-    def test_what_was_gained_is_said_and_reported(self, resharded, tmp_path):
+    def test_reshard_gain_is_reported(self, resharded, tmp_path):
         words = (MAXTEXT, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
         dry = json.loads(succeed("reshard", *words, "--dry-run", "--json").stdout)["gain"]
         declared = " ".join(ckpt("reshard", *words).output.split())
@@ -94,12 +94,12 @@ class TestReshard:
             assert f"in {loading.reads:,} reads, over-read {loading.over_read:.2f}" in declared, declared
         assert "before a device of fsdp=4,tensor=2, rules maxtext, needs" in declared
 
-    def test_that_nothing_is_gained_is_said_before_it_begins(self, resharded, tmp_path):
+    def test_missing_gain_is_reported_before_writing(self, resharded, tmp_path):
         words = (resharded, tmp_path / "out", "--mesh", MESH, "--subchunks", "4KiB")
         assert "nothing is gained" in ckpt("reshard", *words, "--dry-run").output
         assert "nothing is gained" in ckpt("reshard", *words).output
 
-    def test_that_devices_will_read_more_is_said(self, resharded, tmp_path):
+    def test_increased_reads_are_reported(self, resharded, tmp_path):
         declared = " ".join(
             ckpt("reshard", resharded, tmp_path / "out", "--mesh", MESH, "--dry-run").output.split()
         )
@@ -165,7 +165,7 @@ class TestReshard:
             ((), 2, "Missing option '--mesh'"),
         ],
     )
-    def test_what_cannot_be_meant_is_refused(self, words, code, says, tmp_path):
+    def test_invalid_reshard_options_are_refused(self, words, code, says, tmp_path):
         result = ckpt("reshard", MAXTEXT, tmp_path / "out", *words)
         assert result.exit_code == code and says in result.output, result.output
         assert not (tmp_path / "out").exists()
@@ -201,7 +201,7 @@ class TestChunks:
         assert digests(tmp_path / "out") == digests(tmp_path / "plain")
 
     @pytest.mark.parametrize("text", ["", "*", "=4", "*=0", "*=4x", "*=-1", "*=4,*", "*=1.5", "*=x4"])
-    def test_what_is_no_grid_is_refused(self, text):
+    def test_invalid_chunk_grid_is_refused(self, text):
         with pytest.raises(UsageError, match="says no chunks"):
             parse_chunks(text)
 

@@ -31,7 +31,7 @@ def stopping(after):
 
 
 @pytest.mark.parametrize("rows", [64, 4096])
-def test_what_was_saved_of_another_state_does_not_count(tmp_path, monkeypatch, rows):
+def test_data_saved_from_another_state_is_discarded(tmp_path, monkeypatch, rows):
     monkeypatch.setattr("ckpttools.run.threads._SYNC_SECONDS", 0.001)
     state = {f"w{at:02d}": np.full((rows, 128), at, np.float32) for at in range(12)}
     prepared = ckpttools.save.plan(state, tmp_path / "out", "zarr3", jobs=1)
@@ -50,7 +50,7 @@ def test_what_was_saved_of_another_state_does_not_count(tmp_path, monkeypatch, r
     assert all((np.asarray(result[name]) == 1000).all() for name in state)
 
 
-def test_what_is_the_same_goes_on(tmp_path, monkeypatch):
+def test_save_of_same_state_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr("ckpttools.run.threads._SYNC_SECONDS", 0.001)
     state = {f"w{at:02d}": np.full((64, 128), at, np.float32) for at in range(12)}
     prepared = ckpttools.save.plan(state, tmp_path / "out", "zarr3", jobs=1)
@@ -77,7 +77,7 @@ class TestStepsOfARun:
         assert sorted(item.name for item in (tmp_path / "run").iterdir()) == ["1000", "2000"]
 
     @pytest.mark.parametrize("name", ["step_1000", "checkpoints/1000", "ema_1000"])
-    def test_whatever_a_step_is_called(self, tmp_path, name):
+    def test_existing_step_with_any_name_is_refused(self, tmp_path, name):
         self.saved(tmp_path / "run" / name, level="step")
         with pytest.raises(DestinationExistsError, match="1000, which would be lost") as error:
             self.saved(tmp_path / "run", as_step=2000, overwrite=True)

@@ -69,7 +69,7 @@ def built(draw):
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_who_makes_a_piece_has_all_of_it(data):
+def test_assigned_process_has_the_complete_region(data):
     array = data.draw(built())
     expected, result = array.read(), np.full(array.shape, np.nan, array.dtype.numpy)
     tile = tuple(data.draw(st.integers(1, length)) for length in array.shape)
@@ -81,7 +81,7 @@ def test_who_makes_a_piece_has_all_of_it(data):
     assert np.array_equal(result, expected) and count == array.size
 
 
-def test_what_was_found_for_one_array_is_not_believed_of_another():
+def test_assignments_are_not_shared_between_arrays():
     makers, whole = RegionAssigner(), Region.whole((6, 4))
     for cell in ((2, 4, 2), (6, 1, 2), (2, 4, 2)):
         array = take(held((6, 4, 2), cell), 2, 0)

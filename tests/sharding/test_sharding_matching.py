@@ -29,12 +29,12 @@ def test_names_are_found_below_any_keys(below, data):
     assert set(result.unread) == {(*below, *name) for name in NAMES if name not in expected}
 
 
-def test_of_several_locations_all_are_named():
+def test_all_matching_locations_are_named():
     result = match([("w",), ("b",)], [("one", "w"), ("one", "b"), ("two", "w"), ("two", "b"), ("three", "w")])
     assert set(result.others) == {("one", "w"), ("two", "w")}
 
 
-def test_what_may_be_moments_or_not_is_not_guessed():
+def test_ambiguous_moments_are_not_guessed():
     tree = Tree({(key, "w"): lazy(np.ones((4, 4), np.float32)) for key in ("mu", "nu", "params")})
     known = roles(tree)
     assert match([("w",)], tree.arrays, lambda path: known.of(path) == "parameter").others

@@ -50,7 +50,7 @@ def job(request, tmp_path_factory):
     return result
 
 
-def test_what_is_read_is_what_was_planned(job):
+def test_bytes_read_match_plan(job):
     for result in job:
         for name in ("direct", "exchange", "replicated", "broadcast"):
             assert result[name]["read"] == result[name]["planned"], name
@@ -69,7 +69,7 @@ def test_columns_are_read_with_their_rows_unless_processes_exchange(job):
     assert all(result["exchange"]["ways"] == ways for result in job)
 
 
-def test_what_all_need_is_read_by_each_or_by_one(job):
+def test_replicated_data_is_read_by_each_or_broadcast(job):
     total = job[0]["total"]
     assert all(result["replicated"]["read"] == total for result in job)
     once = sum(result["broadcast"]["read"] for result in job)
@@ -87,7 +87,7 @@ def test_process_0_tells_how_far_all_have_come(job):
         assert all(result[name]["said"] == [] for result in job[1:])
 
 
-def test_what_goes_wrong_in_one_is_told_in_all(job):
+def test_failure_in_one_process_is_raised_in_all(job):
     for number, result in enumerate(job):
         failed, differed = result["refused"]
         assert "the disk is gone" in failed, "nobody waits for who cannot read"

@@ -43,7 +43,7 @@ def test_shards_are_equal_parts():
         ((8, 8), "P('tensr')", "did you mean tensor"),
     ],
 )
-def test_what_jax_refuses_is_refused(shape, spec, declared):
+def test_shapes_refused_by_jax_are_refused(shape, spec, declared):
     with pytest.raises((ShapeError, UsageError), match=declared):
         shard_shape(shape, parse_spec(spec), MESH)
 
@@ -121,7 +121,7 @@ def test_files_that_are_none(tmp_path, name, content, error, declared):
 
 
 @pytest.mark.parametrize("value", ["maxtxt", [("a",)], ["ab"], {1: "fsdp"}, {"a": 3}])
-def test_what_are_no_rules(value):
+def test_invalid_rules_are_refused(value):
     with pytest.raises(UsageError):
         resolve_rules(value)
 

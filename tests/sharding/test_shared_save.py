@@ -92,13 +92,13 @@ def test_and_back(saved, tmp_path, name):
     assert content(saved / f"{name}-hf") == content(tmp_path / "one")
 
 
-def test_what_is_cast_is_cast_by_those_that_have_it(saved):
+def test_arrays_are_cast_by_their_own_processes(saved):
     result = ckpttools.open(saved / "cast")
     for path, array in ckpttools.open(HF).arrays.items():
         assert np.array_equal(result[path].read(), array.read().astype(np.float64))
 
 
-def test_nothing_is_left(saved, bucket):
+def test_saves_leave_no_extra_files(saved, bucket):
     built = {f"{name}-maxtext" for name in ("replicated", "rows", "columns")}
     saves = {"rows-hf", "columns-hf", "cast", "saved", "background", "compressed", "again", "one"}
     assert {path.name for path in saved.iterdir()} == {*built, *saves, "0", "1"}

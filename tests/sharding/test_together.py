@@ -135,7 +135,7 @@ def test_a_dry_run_needs_no_job(tmp_path):
     assert result.exit_code == 0 and "Dry run" in result.output
 
 
-def test_what_jax_takes_is_inside_the_memory_allowed(tmp_path):
+def test_jax_memory_is_within_the_limit(tmp_path):
     """What process 0 cannot plan within it ends all of them."""
     arrays = {f"layers.{k}.weight": np.ones((8192, 4096), np.float16) for k in range(2)}
     save_file(arrays, tmp_path / "model.safetensors")

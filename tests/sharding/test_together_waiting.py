@@ -49,7 +49,7 @@ def test_a_process_that_has_done_all_is_not_gone_before_it_says_so(job):
     assert not _are_done(job, [replace(ONE, state="at work")], HERE, ())
 
 
-def test_what_has_ended_one_is_said(job):
+def test_ended_process_is_named(job):
     with pytest.raises(OtherProcessError, match="process 1 of 3 is gone") as failed:
         _are_done(job, [replace(ONE, state="the disk is full", tasks_done=3)], HERE, ())
     assert "with 3 of 7 tasks done, ended by: the disk is full" in str(failed.value.got)
@@ -64,7 +64,7 @@ def test_one_of_an_earlier_job_with_the_same_name_is_not_taken_for_it(job):
     assert not _are_done(job, [replace(gone, part="1/4")], HERE, ())
 
 
-def test_who_loads_is_told_of_all_and_of_whom_they_wait_for(job):
+def test_loading_reports_progress_of_all_processes(job):
     """Asked while process 0 waits for what another is to say."""
     declared: list[JobProgress] = []
     others = [

@@ -126,7 +126,7 @@ class TestApartFromTheSource:
             assert code == 2 and "itself" in text, text
         assert state(location) == before
 
-    def test_nothing_is_read_before(self, location):
+    def test_destination_is_checked_before_reading_source(self, location):
         """A source that is no checkpoint is no reason to say something else first."""
         (location / "junk").mkdir()
         refused(
@@ -216,7 +216,7 @@ class TestManifest:
 
 class TestNames:
     @pytest.mark.parametrize("name", [".", "", "..", "/", "x/..", "./"])
-    def test_what_is_no_name(self, location, monkeypatch, name):
+    def test_empty_destination_name_is_refused(self, location, monkeypatch, name):
         monkeypatch.chdir(location)
         words = "cannot be a destination" if name else "nothing is named: the text is empty"
         for extra in ((), ("--overwrite",), ("--dry-run",)):
@@ -248,7 +248,7 @@ class TestWhatIsThere:
         (location / "dangling").symlink_to("nowhere")
         self.check(location, "dangling", "is a symbolic link to nowhere")
 
-    def test_what_is_mounted_in_it(self, location):
+    def test_mount_points_inside_destination_are_kept(self, location):
         """A file and a directory that belong there, and the empty directory itself."""
         shutil.copytree(location / "mt/0/items/d", location / "d")
         shutil.copy(location / "hf" / "config.json", location / "file")
@@ -329,7 +329,7 @@ class TestWhatIsThere:
             file.write_text("mine")
         return lambda: shutil.rmtree(directory / name.split("/")[0]) if "/" in name else file.unlink()
 
-    def test_what_lies_beside_the_weights(self, location):
+    def test_files_next_to_weights_are_kept(self, location):
         assert ckpt("convert", "maxtext-to-hf", location / "mt", location / "tuned").exit_code == 0
         for name in self.BESIDE_WEIGHTS:
             remove = self.add(location / "tuned", name)
@@ -338,7 +338,7 @@ class TestWhatIsThere:
             remove()
 
     @pytest.mark.parametrize("storage", [(), ("--no-ocdbt",)], ids=["ocdbt", "files"])
-    def test_what_lies_in_an_item(self, location, storage):
+    def test_files_in_an_item_are_kept(self, location, storage):
         assert ckpt("convert", "hf-to-maxtext", location / "hf", location / "old", *storage).exit_code == 0
         array = "params.params.decoder.decoder_norm.scale"
         names = ["notes.txt", "mine/model.safetensors", "hf/notes.txt", "d/mine/file", "array_metadatas/x/y"]
@@ -353,7 +353,7 @@ class TestWhatIsThere:
         result = ckpt(*arguments)
         assert result.exit_code == 0, result.output
 
-    def test_what_lies_in_a_zarr_hierarchy(self, location):
+    def test_files_in_a_zarr_hierarchy_are_kept(self, location):
         assert ckpt("convert", "to-zarr3", location / "mt", location / "z").exit_code == 0
         scale = "params/params/decoder/decoder_norm/scale"
         for name in ("notes.txt", "params/mine/file", f"{scale}/notes.txt", f"{scale}/c/notes.txt"):
@@ -424,7 +424,7 @@ class TestEveryFileIsAccountedFor:
         names = [f"0/items/{name}" for name in self.ITEM]
         self.planted(written, names, ("convert", "hf-to-maxtext", location / "hf"))
 
-    def test_what_is_linked_is_its_own(self, location):
+    def test_hard_linked_destination_is_replaced(self, location):
         for _ in range(2):
             result = ckpt(
                 "convert", "to-orbax", location / "hf", location / "linked", "--reference", "--overwrite"

@@ -140,7 +140,7 @@ class TestDeepJson:
 
 class TestNames:
     @given(st.text())
-    def test_nothing_steers(self, text):
+    def test_control_characters_are_escaped(self, text):
         assert printable(text).isprintable()
         shown = printable_text(text)
         assert all(line.isprintable() for line in shown.split("\n"))

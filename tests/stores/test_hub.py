@@ -44,7 +44,7 @@ def damaged(server, name: str, position: int = -1) -> None:
 
 
 class TestVerify:
-    def test_what_the_hub_lists_is_what_it_sends(self, server):
+    def test_hub_listing_matches_downloads(self, server):
         text = run("verify", HUB)
         total = sum(path.stat().st_size for path in SHARDED.iterdir())
         assert (
@@ -76,7 +76,7 @@ class TestVerify:
         text = ended("verify", HUB, code=1).output
         assert f"differs from what the hub lists: 4 of {result['files']} files" in text and SHARD in text
 
-    def test_of_what_was_copied_the_copy_is_compared(self, server, tmp_path):
+    def test_verify_compares_the_cached_copy(self, server, tmp_path):
         folder = cached(tmp_path / "hub_cache", SHARDED, SHARD)
         copy = (folder / SHARD).resolve()
         copy.write_bytes(b"x" * copy.stat().st_size)
@@ -107,7 +107,7 @@ class TestVerify:
         server.fault(f"signed.*{SHARD}", status(503), 99)
         assert ckpt("verify", HUB, "--no-progress").exit_code == 5
 
-    def test_what_cannot_be_meant_is_refused(self, server, tmp_path):
+    def test_invalid_hub_options_are_refused(self, server, tmp_path):
         done = ended("verify", HUB, "--cast", "--per-layer", code=2)
         assert "--cast does not apply where files" in done.output and "--against" in done.output
         with pytest.raises(UsageError, match="does not say what its files hold"):
@@ -157,7 +157,7 @@ class TestDownload:
         )
         assert len(blobs(tmp_path)) >= 4
 
-    def test_what_came_as_something_else_is_refused_and_removed(self, server, tmp_path):
+    def test_corrupted_download_is_refused_and_removed(self, server, tmp_path):
         damaged(server, SHARD)
         done = ended("convert", "hf-to-maxtext", HUB, tmp_path / "out", "--download", code=3)
         assert SHARD in done.output and "instead of" in done.output and "00001-of" not in done.output
@@ -206,7 +206,7 @@ class TestDownload:
         done = ended("hash", "hf://org/other", "--download", code=5)
         assert "HF_HUB_OFFLINE is set" in done.output
 
-    def test_what_lies_elsewhere_is_not_fetched(self, server, tmp_path):
+    def test_download_is_refused_for_other_stores(self, server, tmp_path):
         done = ended("hash", SHARDED, "--download", code=2)
         assert "--download applies only to models on the hub" in done.output
         run("diff", HUB, SHARDED, "--download")
@@ -237,7 +237,7 @@ class TestNames:
         assert "org/llama is not a local directory; using hf://org/llama" in done.stderr
         assert json.loads(done.stdout)["source"] == AT_COMMIT
 
-    def test_what_is_there_comes_first(self, server, tmp_path, monkeypatch):
+    def test_local_directory_wins_over_hub_name(self, server, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         shutil.copytree(SHARDED, "org/llama")
         assert "taken for" not in ended("convert", "hf-to-maxtext", "org/llama", "out", code=0).stderr
@@ -245,13 +245,13 @@ class TestNames:
         assert "org/lama is not there" in done.stderr and "taken for" not in done.stderr
 
     @pytest.mark.parametrize("name", ["llama", "a/b/c", "../llama", "org/.git", "datasets/x", "/org/llama"])
-    def test_what_is_no_such_name_is_a_path(self, server, tmp_path, monkeypatch, name):
+    def test_invalid_hub_name_is_a_path(self, server, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
         assert "taken for" not in ended("convert", "to-zarr3", name, "out", code=5).stderr
         assert not server.log
 
 
-def test_what_was_fetched_is_found_by_its_name_where_the_hub_is_not_asked(server, tmp_path, monkeypatch):
+def test_cached_models_are_found_offline(server, tmp_path, monkeypatch):
     run("hash", HUB, "--download")
     forget(server, dict(server.files))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

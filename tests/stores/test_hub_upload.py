@@ -89,7 +89,7 @@ class TestDataFiles:
         assert len(sent(server)) == (1 if chunk is None else -(-len(self.whole) // chunk))
         assert files.large["a.safetensors"].size == len(self.whole) and not files.small
 
-    def test_what_storage_has_is_not_sent_again(self, server, files):
+    def test_stored_objects_are_not_sent_again(self, server, files):
         self.built(files)
         server.log.clear()
         assert self.built(files) == [True] and not sent(server)
@@ -108,7 +108,7 @@ class TestDataFiles:
     @pytest.mark.parametrize(
         ("act", "chunk"), [(status(500), None), (status(503), 1 << 20), (status(429), None)]
     )
-    def test_what_is_not_taken_for_a_moment_is_made_and_sent_anew(self, server, files, act, chunk):
+    def test_rejected_upload_is_sent_again(self, server, files, act, chunk):
         server.hub.chunk = chunk
         server.fault("PUT /storage", act, 2)
         passes = self.built(files)
@@ -146,7 +146,7 @@ class TestDataFiles:
             self.built(files)
         assert "storage limit reached" in caught.value.got and not sent(server)
 
-    def test_whoever_gives_up_leaves_nothing(self, server, files):
+    def test_abandoned_upload_leaves_nothing(self, server, files):
         with pytest.raises(KeyError), closing(files.write_passes(0)) as sinks:
             for sink in sinks:
                 sink.write("a.safetensors", 10, memoryview(LARGE), 0)
@@ -218,7 +218,7 @@ class TestCommands:
         assert not server.hub.commits.get("me/new")
         run("convert", "to-safetensors", HF, NEW)
 
-    def test_nothing_is_written_on_disk(self, server, tmp_path, monkeypatch):
+    def test_upload_writes_nothing_to_disk(self, server, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         run("convert", "to-safetensors", "hf://org/llama", NEW)
         assert not list(tmp_path.rglob("*.safetensors*"))
@@ -250,7 +250,7 @@ class TestCommands:
         assert "public, commit" in run(*command, "hf://me/other", "--public")
 
     @pytest.mark.parametrize("to", ["hf-to-maxtext", "to-safetensors", "to-orbax", "to-zarr3"])
-    def test_what_is_made_of_a_model_says_of_which_commit(self, server, tmp_path, to):
+    def test_output_records_source_commit(self, server, tmp_path, to):
         """The same bytes wherever and whenever, and the same arrays as of a model on a disk."""
         for name in ("first", "second"):
             run("convert", to, "hf://org/llama", tmp_path / name)
@@ -265,7 +265,7 @@ class TestCommands:
         assert run("hash", tmp_path / "local").split()[0] == run("hash", tmp_path / "first").split()[0]
         assert "made of" not in succeed("inspect", "tree", tmp_path / "local").output
 
-    def test_what_is_changed_later_keeps_it(self, server, tmp_path):
+    def test_source_commit_survives_later_commands(self, server, tmp_path):
         run("convert", "hf-to-maxtext", "hf://org/llama", tmp_path / "made")
         run("unstack", tmp_path / "made", tmp_path / "changed")
         assert f"hf://org/llama@{COMMIT}" in succeed("inspect", "tree", tmp_path / "changed").output
@@ -280,7 +280,7 @@ class TestCommands:
         with pytest.raises(StorageError, match="org/llama is not there"):
             ckpttools.convert(Path("org/llama"), "no", format="zarr3")
 
-    def test_what_is_there_is_replaced_only_if_that_is_said(self, server, tmp_path):
+    def test_existing_repository_is_replaced_only_with_overwrite(self, server, tmp_path):
         run("convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB")
         before = dict(server.files)
         done = ended("convert", "to-safetensors", HF, NEW, "--dtype", "float32", code=2)
@@ -326,7 +326,7 @@ def test_the_server_takes_what_the_hub_s_own_client_sends(server):
 
 @pytest.mark.usefixtures("streamed")
 class TestStopped:
-    def test_what_was_sent_is_not_sent_again(self, server, tmp_path):
+    def test_uploaded_files_are_not_sent_again(self, server, tmp_path):
         words = "convert", "to-safetensors", HF, NEW, "--max-shard-size", "100kB", "--jobs", "1"
         server.fault("PUT /storage", lambda handler: None, 2)
         server.fault("PUT /storage", status(403), 1)
@@ -385,7 +385,7 @@ class TestStopped:
         assert (tmp_path / "first.json").read_text() == (tmp_path / "second.json").read_text()
         run("verify", NEW, "--manifest", tmp_path / "second.json")
 
-    def test_what_was_sent_for_the_second_time_is_in_the_manifest_once(self, server, tmp_path):
+    def test_resent_arrays_are_in_the_manifest_once(self, server, tmp_path):
         write_llama(tmp_path / "model", vocab_size=40_000)
         server.hub.chunk = 1 << 20
         server.fault("PUT /storage/.*/2$", status(500), 1)
@@ -436,7 +436,7 @@ class TestRefusals:
         ],
         ids=["no token", "bad token", "not mine", "full", "down", "down later"],
     )
-    def test_what_cannot_be_written_is_explained(self, server, monkeypatch, prepare, code, told):
+    def test_upload_failures_are_explained(self, server, monkeypatch, prepare, code, told):
         prepare(server, lambda token: monkeypatch.setenv("HF_TOKEN", token))
         done = ended("convert", "to-safetensors", HF, NEW, code=code)
         assert all(item in done.output for item in told), done.output
@@ -448,7 +448,7 @@ class TestRefusals:
         done = ended("convert", "to-safetensors", HF, NEW, code=5)
         assert "403" in done.output and not server.asked("batch|PUT")
 
-    def test_who_reads_it_is_not_changed(self, server):
+    def test_repository_visibility_is_not_changed(self, server):
         server.hub.private |= {"me/new": False, "me/private": True}
         done = ended("convert", "to-safetensors", HF, NEW, code=2)
         assert "is already public" in done.output and "--public" in done.output
@@ -495,7 +495,7 @@ class TestRefusals:
 
 class TestCopies:
     @pytest.mark.parametrize("verify", [False, True])
-    def test_of_a_model(self, server, tmp_path, verify):
+    def test_model_copy_is_one_commit(self, server, tmp_path, verify):
         model = tmp_path / "model"
         write_llama(model, vocab_size=40_000)
         done = []
@@ -515,7 +515,7 @@ class TestCopies:
         assert server.files["hub/me/new/README.md"] == b"mine"
         assert "applies only to" in ended("copy", HF, "out", "--public", code=2).output
 
-    def test_of_a_run_one_commit_for_each_step(self, server, tmp_path):
+    def test_run_copy_has_one_commit_per_step(self, server, tmp_path):
         run("convert", "hf-to-maxtext", HF, tmp_path / "run")
         assert [part.name for part in ckpttools.copy(tmp_path / "run", NEW).parts] == ["0"]
         assert ckpttools.copy(NEW, tmp_path / "back").files
@@ -543,7 +543,7 @@ class TestNames:
         assert (tmp_path / "out" / "a\\..\\b").read_bytes() == b"fine"
         assert "3 files" in run("verify", "hf://org/llama")
 
-    def test_what_is_no_listing_is_not_an_empty_one(self, server):
+    def test_invalid_listing_is_not_an_empty_one(self, server):
         body = b'{"error": "try again later"}'
         server.faults = [Fault("tree/", lambda handler: (200, {}, body))]
         done = ckpt("convert", "to-safetensors", HF, "hf://org/llama")

@@ -274,7 +274,7 @@ class TestLocks:
                 lock.renew()
         assert keys(s3) == ["x.partial/lock"], "it is the other's, and is not deleted"
 
-    def test_whoever_reads_what_is_written_is_told_whose_it_is(self, s3):
+    def test_reader_is_told_who_is_writing(self, s3):
         there = f"s3://{s3.bucket}/out"
         s3.quirks.refuse = lambda method, path: 403 if "_METADATA" in path and method == "PUT" else 0
         run(*CONVERT, there, code=5)

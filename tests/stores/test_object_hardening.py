@@ -150,7 +150,7 @@ class TestAnswers:
         [{"status": 503}, {"is_dropped": True}, {"cut": 0}, {"status": 429, "headers": {"Retry-After": "0"}}],
         ids=["503", "dropped", "cut", "429"],
     )
-    def test_that_are_lost_or_late(self, gcs, target, digest, in_parts, fault, request_):
+    def test_lost_and_late_requests_are_retried(self, gcs, target, digest, in_parts, fault, request_):
         run(*CONVERT, target, "--no-scan")
         gcs.server.faults = [Fault(request_, count=2, **fault)]
         words = (*CONVERT, target, "--overwrite")
@@ -243,7 +243,7 @@ class TestSomebodyElses:
         assert "equal" in run("verify", f"{target}-2", "--against", HF)
 
     @pytest.mark.parametrize("name", ["0/items/_METADATA", "notes.txt"], ids=["restored", "beside"])
-    def test_what_appears_in_what_is_replaced_is_not_deleted(self, gcs, target, name):
+    def test_objects_added_to_replaced_output_are_kept(self, gcs, target, name):
         """Who finds the old one gone may bring it back, under names that the new one has as well."""
         run(*CONVERT, target)
         words = (*CONVERT, target, "--no-scan", "--overwrite")
@@ -258,7 +258,7 @@ class TestSomebodyElses:
         run(*words)
         assert run("hash", target)
 
-    def test_what_lies_where_the_new_would_grow_is_not_published(self, gcs, target):
+    def test_foreign_objects_in_staging_are_not_published(self, gcs, target):
         run(*CONVERT, target)
         gcs.server.put(gcs.bucket, "runs/out.partial/content/mine", b"mine")
         done = ckpt(*CONVERT, target, "--no-scan", "--overwrite")
@@ -291,7 +291,7 @@ class TestSomebodyElses:
             gcs.age(f"runs/out.partial/{name}", 3600)
         run(*CONVERT, target)
 
-    def test_what_has_lost_objects_does_not_replace(self, gcs, target):
+    def test_incomplete_output_does_not_replace_the_old(self, gcs, target):
         run(*CONVERT, target)
         words = (*CONVERT, target, "--no-scan", "--overwrite")
         gcs.server.faults = [Fault("DELETE .*runs/out/", count=99, status=400, body="<Error/>")]

@@ -84,7 +84,7 @@ class TestUploads:
         assert done.exit_code == 0 and "1 upload to" in done.output and "aborted" in done.output
         assert not gcs.server.uploads
 
-    def test_what_cannot_be_looked_at_is_said(self, gcs):
+    def test_failed_upload_listing_is_reported(self, gcs):
         there = f"gs://{gcs.bucket}/runs/out"
         run("convert", "hf-to-maxtext", HF, there)
         gcs.server.faults = [Fault("GET .*uploads", count=9, status=403)]
@@ -100,7 +100,7 @@ class TestUploads:
         run("convert", "hf-to-maxtext", HF, location)
         assert [upload.key for upload in gcs.server.uploads.values()] == ["runs/out2/d/data"]
 
-    def test_who_may_not_list_them_goes_on_all_the_same(self, gcs):
+    def test_forbidden_listing_does_not_stop_the_command(self, gcs):
         location = parse(f"gs://{gcs.bucket}/runs/out")
         interrupted(gcs, location, "PUT .*/0/commit_success")
         gcs.server.faults = [Fault("GET .*uploads", count=9, status=403)]
@@ -136,7 +136,7 @@ class TestLeftovers:
         run(*words)
 
     @pytest.mark.parametrize("name", ["lock", "content/0/items/d/data", "journal/done-1", "lock-0a"])
-    def test_what_no_journal_tells_of(self, gcs, name):
+    def test_unknown_staging_objects_are_kept(self, gcs, name):
         gcs.server.put(gcs.bucket, f"runs/out.partial/{name}", b"{}")
         for where in (f"gs://{gcs.bucket}/runs", f"gs://{gcs.bucket}/runs/out.partial"):
             (result,) = findings(where, "leftovers")

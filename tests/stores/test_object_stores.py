@@ -71,7 +71,7 @@ class TestAzure(StoreTests):
     def filled(self, files):
         yield self.azure.filled(files)
 
-    def test_who_may_not_is_told_so(self):
+    def test_permission_error_is_explained(self):
         location, words = (
             self.azure.filled({"a": b""}),
             "Public access is not permitted on this storage account.",
@@ -108,7 +108,7 @@ class TestCommands:
         ],
         ids=["safetensors", "ocdbt", "zarr"],
     )
-    def test_what_is_said_of_it_is_the_same(self, gcs, source, commands):
+    def test_store_output_matches_local_output(self, gcs, source, commands):
         location = gcs.filled(files_in(source))
         for words in map(str.split, commands):
             local, remote = (ckpt(*words, item, "--json") for item in (source, location))
@@ -166,7 +166,7 @@ class TestRequests:
     @pytest.mark.parametrize(
         "words", ["inspect tree", "inspect chunks", "inspect stats", "hash", "doctor", "diff {0}"]
     )
-    def test_what_it_took_is_said(self, gcs, words):
+    def test_request_count_is_reported(self, gcs, words):
         location = gcs.filled(files_in(SHARDED))
         gcs.server.log.clear()
         done = ckpt(*(item.format(SHARDED) for item in words.split()), location)
@@ -175,7 +175,7 @@ class TestRequests:
         )
         assert "request" not in ckpt(*words.format(SHARDED).split(), SHARDED).stderr
 
-    def test_what_it_took_is_in_reports(self, gcs, tmp_path):
+    def test_traffic_is_in_reports(self, gcs, tmp_path):
         location = gcs.filled(files_in(HF))
         gcs.server.log.clear()
         traffic = ckpttools.inspect(str(location)).traffic
@@ -237,7 +237,7 @@ class TestListings:
             "empty": FileKind.FILE,
         }
 
-    def test_what_was_listed_is_believed_for_a_moment(self, gcs, monkeypatch):
+    def test_listings_are_cached_briefly(self, gcs, monkeypatch):
         location = gcs.filled({"a": b"1"})
         assert (location / "a").is_file() and location.is_dir()
         gcs.put({(location / "b").key.partition("/")[2]: b"2"})
@@ -249,7 +249,7 @@ class TestListings:
         gcs.put({(other / "b").key.partition("/")[2]: b"2"})
         assert (other / "b").exists()
 
-    def test_who_may_not_list_may_read_what_is_named(self, gcs):
+    def test_named_objects_are_readable_without_listing(self, gcs):
         location = gcs.filled({"d/a.json": b"1", "d/b.json": b"2", "d/c.json": b"3"})
         gcs.server.faults.append(Fault("list-type", count=99, status=403))
         assert [(location / "d" / f"{name}.json").read_bytes() for name in "abc"] == [b"1", b"2", b"3"]
@@ -262,7 +262,7 @@ class TestListings:
             parse("gs://").entries()
 
     @pytest.mark.parametrize("name", ["../x", "a\x01b"])
-    def test_what_cannot_be_a_key_is_not_there(self, gcs, name):
+    def test_invalid_key_does_not_exist(self, gcs, name):
         location = gcs.filled({"a": b"1"})
         assert not (location / name).exists()
 
@@ -361,7 +361,7 @@ class TestFaults:
         ],
         ids=["503", "429", "stall"],
     )
-    def test_what_passes_is_waited_for(self, gcs, impatient, kind, fault):
+    def test_transient_errors_are_retried(self, gcs, impatient, kind, fault):
         location = gcs.filled({"x.bin": b"1234"})
         gcs.server.faults.append(Fault(kind, **fault))
         assert (location / "x.bin").read_bytes() == b"1234"
@@ -418,7 +418,7 @@ class TestFaults:
         assert "again" in caught.value.hint
 
     @pytest.mark.parametrize("kind", ["list-type", "GET .*x.bin"])
-    def test_nothing_is_tried_for_ever(self, gcs, impatient, kind):
+    def test_retries_are_limited(self, gcs, impatient, kind):
         location = gcs.filled({"x.bin": b"1234"})
         body = "<Error><Code>SlowDown</Code><Message>Please slow down.</Message></Error>"
         gcs.server.faults.append(Fault(kind, count=999, status=503, body=body))
@@ -429,7 +429,7 @@ class TestFaults:
         assert "make the same call again later" in caught.value.hint
 
     @pytest.mark.parametrize("match", ["GET .*00002-of-00004", "GET .*index.json"])
-    def test_what_does_not_answer_is_not_called_damaged(self, gcs, impatient, match):
+    def test_unreachable_store_is_not_called_damaged(self, gcs, impatient, match):
         location = gcs.filled(files_in(SHARDED))
         gcs.server.faults.append(Fault(match, count=99, status=503))
         done = ckpt("doctor", location)
@@ -616,7 +616,7 @@ def test_the_login_of_an_endpoint_is_not_shown():
 
 
 @pytest.mark.parametrize("words", [("inspect", "tree"), ("doctor",), ("resolve",)])
-def test_whoever_reads_says_how_many_requests_are_under_way(gcs, monkeypatch, words):
+def test_request_concurrency_is_configurable(gcs, monkeypatch, words):
     location = gcs.filled({f"x/checkpoints/{name}": item for name, item in files_in(TRAINED).items()})
     path = location / "x" / "checkpoints"
     declared = [f"base_output_directory={location}", "run_name=x"] if words == ("resolve",) else [path]

@@ -78,7 +78,7 @@ class TestConversions:
         run(command, TRAINED, tmp_path / "out", *options)
         assert run("hash", there).split()[0] == run("hash", tmp_path / "out").split()[0]
 
-    def test_what_is_in_the_same_bucket_is_copied_there_by_the_cloud(self, gcs, target):
+    def test_same_bucket_copies_are_done_by_the_cloud(self, gcs, target):
         source = gcs.filled(files_in(TRAINED))
         gcs.server.log.clear()
         run("stack", gcs.filled(files_in(GOLDEN / "llama3.1" / "maxtext_unscanned")), target)
@@ -116,14 +116,14 @@ class TestConversions:
 
 
 class TestDestinations:
-    def test_what_is_there_is_not_replaced_unasked(self, gcs, target):
+    def test_existing_destination_is_kept_without_overwrite(self, gcs, target):
         run("convert", "hf-to-maxtext", HF, target)
         before = dict(gcs.server.buckets[gcs.bucket])
         done = ckpt("convert", "hf-to-maxtext", SHARDED, target)
         assert done.exit_code == 2 and "exists" in done.output and "--overwrite" in done.output
         assert gcs.server.buckets[gcs.bucket] == before
 
-    def test_what_is_replaced_is_there_until_the_new_is_complete(self, gcs, target):
+    def test_replaced_checkpoint_stays_until_the_new_is_complete(self, gcs, target):
         run("convert", "hf-to-maxtext", HF, target)
         old, seen = dict(gcs.server.buckets[gcs.bucket]), []
 
@@ -138,7 +138,7 @@ class TestDestinations:
         assert [entry.name for entry in parse(f"gs://{gcs.bucket}/runs").entries()] == ["out"]
 
     @pytest.mark.parametrize("name", ["notes.txt", "0/items/mine"])
-    def test_what_is_somebody_else_s_is_not_replaced(self, gcs, target, name):
+    def test_foreign_objects_are_not_replaced(self, gcs, target, name):
         run("convert", "hf-to-maxtext", HF, target)
         gcs.server.put(gcs.bucket, f"runs/out/{name}", b"mine")
         done = ckpt("convert", "hf-to-maxtext", HF, target, "--overwrite")
@@ -158,7 +158,7 @@ class TestDestinations:
         for there in (source, source / "out", source.parent):
             assert ckpt("strip-optimizer", source, there, "--overwrite").exit_code == 2
 
-    def test_who_may_not_write_is_told_which_permission_is_missing(self, gcs, target):
+    def test_missing_write_permission_is_named(self, gcs, target):
         body = "<Error><Code>AccessDenied</Code><Message>Access denied.</Message></Error>"
         gcs.server.faults.append(Fault("(PUT|POST) ", count=99, status=403, body=body))
         done = ckpt("convert", "hf-to-maxtext", HF, target)
@@ -243,7 +243,7 @@ class TestTwoWriters:
             assert sum(pool.map(convert, range(3))) == 1
         assert run("hash", there)
 
-    def test_who_was_away_for_long_has_lost_it(self, gcs, target, monkeypatch):
+    def test_expired_lock_is_lost(self, gcs, target, monkeypatch):
         monkeypatch.setattr(locking, "RENEWED_SECONDS", 600)
         now = locking._now
         staging = parse(target).store.staging(parse(target).key, False, lambda: None)
@@ -262,7 +262,7 @@ class TestTwoWriters:
                 second.lock.renew()
             assert not parse(target).exists()
 
-    def test_where_no_thread_begins_it_is_kept_by_whoever_asks(self, cloud, monkeypatch):
+    def test_lock_is_renewed_without_threads(self, cloud, monkeypatch):
         """As in a process that is ending, with Python 3.12 and later."""
         began = threading.Thread.start
 
@@ -320,7 +320,7 @@ class TestTwoWriters:
         assert run("hash", target)
 
 
-def test_what_is_being_written_is_not_called_interrupted(gcs, target):
+def test_active_write_is_not_called_interrupted(gcs, target):
     staging = parse(target).store.staging(parse(target).key, False, lambda: None)
     with staging.opened(JobInfo("plan", command="ckpt convert x y")) as work:
         done = ckpt("inspect", "tree", target)
@@ -349,7 +349,7 @@ def test_a_step_that_orbax_does_not_list_there_is_opened_with_a_warning(gcs):
     assert "does not list" not in ckpt("inspect", "tree", TRAINED).stderr
 
 
-def test_what_came_since_the_last_look_is_not_lost(cloud):
+def test_objects_added_after_listing_are_kept(cloud):
     """What was listed a moment ago is not what is there when a destination is replaced."""
     there = f"{cloud.scheme}://{cloud.bucket}/run"
     run("convert", "hf-to-maxtext", HF, there)

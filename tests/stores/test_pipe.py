@@ -38,7 +38,7 @@ F32 = DTYPES["float32"]
 
 class TestPipe:
     @given(trees())
-    def test_of_nothing_is_the_tree(self, tree):
+    def test_empty_pipe_returns_the_tree(self, tree):
         built = tree.pipe()
         assert_same(built, tree)
         assert built.metadata == tree.metadata

@@ -209,7 +209,7 @@ class TestPace:
         assert self.reads_until(gcs, lambda limit: limit >= 1.5 * concurrency.USUAL)
         assert gcs.server.most_at_once <= 1.5 * concurrency.USUAL
 
-    def test_where_the_line_is_full_fewer_do(self, gcs):
+    def test_saturated_link_reduces_concurrency(self, gcs):
         gcs.server.down.bandwidth = 1e6
         assert self.reads_until(gcs, lambda limit: limit <= concurrency.USUAL // 2)
 
@@ -225,7 +225,7 @@ class TestPace:
             assert plain.STORE.client.reads.pace.limit == concurrency.USUAL // 4
         ckpttools.stores.registry._store.cache_clear()
 
-    def test_what_is_under_way_is_bounded_in_bytes(self):
+    def test_concurrent_bytes_are_bounded(self):
         mine, now, limit = Pace(100), [], []
 
         def read(nbytes):
@@ -282,7 +282,7 @@ class TestPrices:
         fetched = sum(plan.tree.arrays[task.path].read_cost(task.region).nbytes for task in kernels)
         assert kernels and fetched <= 1.1 * sum(task.bytes_in for task in kernels)
 
-    def test_what_is_not_transposed_is_made_in_small_tasks(self, gcs, model):
+    def test_untransposed_arrays_get_small_tasks(self, gcs, model):
         source = self.served(gcs, model)
         plan = ckpttools.hf_to_maxtext.plan(source, f"gs://{gcs.bucket}/out", memory="1GiB").plan
         sizes = {
@@ -291,7 +291,7 @@ class TestPrices:
         }
         assert max(sizes["embedding"]) < 64 << 20 < max(sizes["wi_0"])
 
-    def test_of_local_files_bytes_and_reads_have_the_prices_of_a_disk(self, gcs, model):
+    def test_local_reads_are_priced_as_disk_reads(self, gcs, model):
         near = ckpttools.open(model).arrays
         far = ckpttools.open(self.served(gcs, model)).arrays
         assert {prices(array) for array in near.values()} == {Prices(1, 4 << 10)}

@@ -108,7 +108,7 @@ class TestWhatIsSomebodyElses:
         plan_to_maxtext(models / "a").run(out, overwrite=True)
         assert content(beside) == {"precious": b"x"}
 
-    def test_what_others_put_beside_the_journal_stays(self, models, out):
+    def test_foreign_files_next_to_the_journal_stay(self, models, out):
         with pytest.raises(StopError):
             plan_to_maxtext(models / "a").run(out, observe=stop_when(TaskDone))
         note = out.with_name("out.partial") / "note"
@@ -144,7 +144,7 @@ class TestWhatIsSomebodyElses:
         os.mkfifo(partial / NAME)
         self.refused(models, out, "is not a journal of ckpttools")
 
-    def test_what_is_named_removed(self, models, out, tmp_path):
+    def test_directory_named_removed_stays(self, models, out, tmp_path):
         """Beside a journal that says nothing, and beside one of a conversion that replaces nothing."""
         partial = out.with_name("out.partial")
         removed = partial / "removed"
@@ -178,7 +178,7 @@ class TestWhatIsSomebodyElses:
                 assert not removed.exists()
             shutil.rmtree(out)
 
-    def test_what_grows_is_a_link(self, models, out, tmp_path):
+    def test_linked_staging_is_not_followed(self, models, out, tmp_path):
         """To where another conversion grows, marked and all."""
         for location in (out, tmp_path / "other"):
             with pytest.raises(StopError):
@@ -193,7 +193,7 @@ class TestWhatIsSomebodyElses:
         remove_tree(tmp_path / "link")
         assert content(other) == before and not (tmp_path / "link").is_symlink()
 
-    def test_what_is_mounted_where_it_grows(self, models, out, tmp_path):
+    def test_mounted_staging_is_kept(self, models, out, tmp_path):
         """Also from the same file system, which has the same device."""
         partial, mine = out.with_name("out.partial"), tmp_path / "mine"
         mine.mkdir()
@@ -409,7 +409,7 @@ class TestReplacing:
         assert content(out) == converted(models, "b", tmp_path)
         assert not out.with_name("out.partial").exists()
 
-    def test_what_was_moved_away_is_never_deleted_for_something_new(self, models, out, tmp_path):
+    def test_moved_output_is_not_deleted_by_a_new_conversion(self, models, out, tmp_path):
         plan_to_maxtext(models / "b").run(out)
         before = content(out)
         with pytest.raises(StopError):
@@ -518,7 +518,7 @@ class TestJournal:
         again = Journal(tmp_path)
         assert (again.plan, list(entries(again.records))) == ("plan", self.entries(3))
 
-    def test_what_is_published_is_the_last_inventory_if_it_is_whole(self, tmp_path):
+    def test_last_complete_inventory_is_published(self, tmp_path):
         journal = Journal(tmp_path)
         journal.begin(JobInfo("plan", "/src", "ckpt cast a b", "/"))
         journal.note_publishing(["5 1 a", "7 2 b c"])
@@ -562,7 +562,7 @@ class TestJournal:
 
     @settings(max_examples=60)
     @given(st.data())
-    def test_whatever_a_crash_leaves_of_its_first_line_is_known(self, tmp_path_factory, data):
+    def test_torn_first_journal_line_is_recognized(self, tmp_path_factory, data):
         """It ends anywhere, and any block of it may be zeros: the journal is empty then, or what it was."""
         location = tmp_path_factory.mktemp("torn")
         purpose = JobInfo("plan", "/src", "ckpt convert " + "x" * data.draw(st.sampled_from((0, 9000))), "/ü")
@@ -697,7 +697,7 @@ class TestASourceThatChanges:
         )
 
 
-def test_what_cannot_be_removed_is_named_whole(tmp_path, monkeypatch):
+def test_undeletable_files_are_named_with_full_path(tmp_path, monkeypatch):
     deep = tmp_path / "tree" / "a" / "b"
     deep.mkdir(parents=True)
     for name in ("one", "mark"):

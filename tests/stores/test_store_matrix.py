@@ -173,20 +173,20 @@ def test_reading(sources, printed, name, store):
 
 
 @pytest.mark.parametrize(("name", "store"), READ_THERE)
-def test_what_is_read_is_written_on_a_disk(sources, done, tmp_path, name, store):
+def test_store_sources_are_written_to_disk(sources, done, tmp_path, name, store):
     declared(WRITING[name], sources, store, parse(tmp_path / "out"))
     is_alike(parse(tmp_path / "out"), done(WRITING[name]), WRITING[name])
 
 
 @pytest.mark.parametrize(("name", "store"), WRITTEN_THERE)
-def test_what_is_on_a_disk_is_written_there(sources, stores, done, name, store):
+def test_disk_sources_are_written_to_stores(sources, stores, done, name, store):
     declared(WRITING[name], sources, "local", location := stores[store]())
     is_alike(location, done(WRITING[name]), WRITING[name])
 
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("name", [name for name, case in WRITING.items() if case.words in SHARING])
-def test_what_is_shared_within_a_store(sources, stores, done, name, store):
+def test_sources_are_copied_within_a_store(sources, stores, done, name, store):
     declared(WRITING[name], sources, store, location := stores[store]())
     is_alike(location, done(WRITING[name]), WRITING[name])
 

@@ -69,19 +69,19 @@ def test_a_scheme_without_a_store_is_refused_by_name(text):
 
 
 @pytest.mark.parametrize(("scheme", "own"), [("gcs", "gs"), ("S3A", "s3"), ("abfs", "az")])
-def test_what_other_tools_call_a_store_is_known(scheme, own):
+def test_aliases_of_store_schemes_are_recognized(scheme, own):
     with pytest.raises(UsageError) as caught:
         parse(f"{scheme}://b/x")
     assert caught.value.hint == f"use {own}://"
 
 
-def test_what_is_to_be_written_is_copied_to_where_nothing_can_be():
+def test_writing_to_a_readonly_store_is_refused():
     with pytest.raises(UsageError) as caught:
         staging_of(parse("https://host/out"))
     assert caught.value.hint.startswith("write to a local directory")
 
 
-def test_what_is_to_be_written_is_copied_to_where_no_store_is():
+def test_writing_to_an_unknown_store_is_refused():
     with pytest.raises(UsageError) as caught:
         parse("ftp://b/out", is_written=True)
     assert caught.value.hint == "write to a local directory, then copy it there"
@@ -95,7 +95,7 @@ def test_an_address_that_pathlib_has_taken_for_a_path_is_refused():
     assert "./s3:/b/x" in caught.value.hint
 
 
-def test_what_only_looks_like_an_address_is_a_file(tmp_path, monkeypatch):
+def test_paths_resembling_urls_are_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("gs:").mkdir()
     Path("gs:/x").write_bytes(b"1")
@@ -161,7 +161,7 @@ def test_the_first_question_that_fails_is_told_and_no_other_is_begun():
         assert len(asked) < 1000
 
 
-def test_what_may_not_be_looked_at_is_an_error(tmp_path, monkeypatch):
+def test_permission_error_is_raised(tmp_path, monkeypatch):
     def refused(path, **options):
         raise PermissionError(13, "Permission denied", str(path))
 

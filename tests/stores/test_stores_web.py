@@ -127,7 +127,7 @@ class TestCommands:
         assert len(server.asked("00001-of-00004")) <= 3
 
     @BOTH
-    def test_what_it_took_is_said(self, server, where):
+    def test_web_request_count_is_reported(self, server, where):
         server.fault("GET .*00002", status(503))
         server.fault("GET .*00003", cut(1000))
         done = succeed("inspect", "tree", source(where, server))
@@ -183,7 +183,7 @@ class TestCommands:
         assert run("hash", "hf://org/run").split()[0] == expected
 
     @BOTH
-    def test_nothing_is_written_there_and_nothing_read_before_that_is_said(self, server, tmp_path, where):
+    def test_web_destination_is_refused_before_reading(self, server, tmp_path, where):
         far = source(where, server)
         checkpoints = (
             ("convert", "hf-to-maxtext", SHARDED, f"{far}/new"),
@@ -244,7 +244,7 @@ class TestRequests:
         ckpttools.inspect(HUB)
         assert server.most_at_once >= 8
 
-    def test_of_a_large_file_the_header_alone_is_read(self, server, tmp_path):
+    def test_only_the_header_of_a_large_file_is_read(self, server, tmp_path):
         write_llama(tmp_path / "model", vocab_size=40_000)
         server.add("hub/org/large", tmp_path / "model")
         server.nbytes = 0
@@ -294,14 +294,14 @@ class TestFaultsOfBlocks:
         [status(503), cut(1000), cut(0), stall(0.5), stall(0.5, 1000)],
         ids=["503", "cut", "cut at once", "stalls", "stalls in between"],
     )
-    def test_what_goes_away_is_waited_for_by_all(self, server, where, act):
+    def test_concurrent_reads_wait_for_transient_failures(self, server, where, act):
         file = self.opened(server, where)
         server.fault("GET .*data.safetensors", act, 2)
         assert all(done.result() == self.CONTENT[at : at + 900] for at, done in self.reads(file))
         assert all(fault.times == 0 for fault in server.faults)
 
     @BOTH
-    def test_what_does_not_go_away_ends_for_all(self, server, where):
+    def test_permanent_failure_ends_concurrent_reads(self, server, where):
         file = self.opened(server, where)
         server.fault("GET .*data.safetensors", cut(0), 10_000)
         assert all(isinstance(done.exception(), StorageError) for _, done in self.reads(file))
@@ -339,7 +339,7 @@ class TestFaults:
         ],
         ids=["503", "500", "429", "cut", "cut at once", "stalls", "stalls in between", "too long"],
     )
-    def test_what_goes_away_is_waited_for(self, server, where, act, times):
+    def test_transient_failures_are_retried(self, server, where, act, times):
         file = placed("data.bin", where, server).open()
         file.store.client = Client(SHORT)
         server.fault("GET .*data.bin", act, times)
@@ -355,7 +355,7 @@ class TestFaults:
 
     @BOTH
     @pytest.mark.parametrize("act", [status(503), cut(5), stall(0.5)], ids=["503", "cut", "stalls"])
-    def test_what_does_not_go_away_ends(self, server, where, act):
+    def test_permanent_failures_are_raised(self, server, where, act):
         file = placed("data.bin", where, server).open()
         file.store.client = Client(SHORT)
         server.fault("GET .*data.bin", act, 10_000)
@@ -471,7 +471,7 @@ class TestFaults:
         server.fault("(HEAD|GET) .*/model.safetensors( |$)", status(503), 99)
         assert "status 503" in run("hash", url, code=5)
 
-    def test_what_has_no_version_is_not_gone_on_with(self, server, url, tmp_path):
+    def test_unversioned_source_is_not_resumed(self, server, url, tmp_path):
         server.versions = False
         server.fault("GET .*00003-of", cut_from(60_000), 999)
         words = "convert", "hf-to-maxtext", url, tmp_path / "out", "--jobs", "1"
@@ -564,7 +564,7 @@ class TestHttpDirectories:
         server.fault("HEAD", status(405), 9)
         assert location.stat().size == 1000
 
-    def test_what_may_not_be_read_is_told(self, server, url):
+    def test_denied_read_is_reported(self, server, url):
         server.fault("llama/x.safetensors", status(403), 9)
         with pytest.raises(StorageError, match="is denied") as caught:
             parse(f"{url}/x.safetensors").stat()
@@ -621,7 +621,7 @@ class TestHttpDirectories:
     @pytest.mark.parametrize(
         "content", [b"machine 127.0.0.1 login me password two words", b"machine x login y password \xff"]
     )
-    def test_of_logins_that_cannot_be_read_nothing_is_shown(self, server, url, tmp_path, content):
+    def test_invalid_netrc_content_is_not_shown(self, server, url, tmp_path, content):
         (tmp_path / "netrc").write_bytes(content)
         with pytest.raises(StorageError, match="cannot read the logins") as caught:
             parse(url).stat()
@@ -728,7 +728,7 @@ class TestRepositories:
             ("hf://org/..", None, ["does not name a model"]),
         ],
     )
-    def test_what_cannot_be_read_is_explained(self, server, monkeypatch, address, token, told):
+    def test_unreadable_hub_model_is_explained(self, server, monkeypatch, address, token, told):
         server.gated = {"org/llama"}
         if token:
             monkeypatch.setenv("HF_TOKEN", token)
@@ -774,7 +774,7 @@ class TestRepositories:
         with pytest.raises(StorageError, match="model org/llama does not exist, or it is private"):
             parse("hf://org/llama/config.json").open()
 
-    def test_what_is_in_the_cache_is_read_from_there(self, server, tmp_path):
+    def test_cached_hub_files_are_read(self, server, tmp_path):
         cached(tmp_path / "hub_cache", SHARDED, "config.json", "model-00001-of-00004.safetensors")
         assert run("hash", HUB).split()[0] == run("hash", SHARDED).split()[0]
         assert not server.asked("config.json") and not server.asked("00001-of") and server.asked("00002-of")
@@ -803,7 +803,7 @@ class TestRepositories:
         assert done.exit_code == 3 and "is missing" in done.output
 
     @pytest.mark.parametrize("link", ["/api/models/org/llama/tree/more", "http://[x"])
-    def test_where_the_hub_says_more_is_found_or_told(self, server, link):
+    def test_unexpected_hub_entries_are_skipped_or_reported(self, server, link):
         more = json.dumps([{"type": "file", "path": path, "size": 1} for path in ("good", "\ud800", "../x")])
         server.fault("org/llama/tree/more", lambda handler: (200, {}, more.encode()))
         server.fault("org/llama/tree/c0", stating(Link=f'<{link}>; rel="next"'))

@@ -226,7 +226,7 @@ class TestTransforms:
         built = tree.pipe(CastMap({"*norm": "float64", "a": "float16"}, "bfloat16"))
         assert [array.dtype.name for array in built.arrays.values()] == ["float64", "float16", "bfloat16"]
 
-    def test_what_loses_nothing_is_no_note(self):
+    def test_lossless_cast_adds_no_note(self):
         built = named(w=np.ones(1, np.float32), n=np.arange(3, dtype=np.int8)).pipe(
             CastMap({"n": "float16"}, "float64")
         )
@@ -242,14 +242,14 @@ class TestTransforms:
             (np.arange(3), "int32"),
         ],
     )
-    def test_what_can_lose_whole_numbers_needs_force(self, array, dtype):
+    def test_casts_that_can_lose_integers_need_force(self, array, dtype):
         tree = named(n=array)
         with pytest.raises(MappingError, match="can lose whole numbers") as caught:
             tree.pipe(CastMap({"n": dtype}))
         assert f"n: {array.dtype.name} to {dtype}" in str(caught.value)
         assert tree.pipe(CastMap({"n": dtype}, force=True)).arrays["n",].dtype.name == dtype
 
-    def test_what_can_lose_signs_needs_force(self):
+    def test_casts_that_can_lose_signs_need_force(self):
         """Exponents alone, as scales are: zero and what is negative become NaN."""
         values, scales = np.array([-1, 0, 2], np.float32), "float8_e8m0fnu"
         for declared in (CastTo(scales), CastMap({"w": scales})):
@@ -262,7 +262,7 @@ class TestTransforms:
     @pytest.mark.parametrize(
         ("kind", "dtype"), [("complex64", "float32"), ("float32", "bool"), ("float32", "complex64")]
     )
-    def test_what_cannot_be_cast_at_all(self, kind, dtype):
+    def test_impossible_casts_are_refused(self, kind, dtype):
         with pytest.raises(MappingError, match="cannot be cast"):
             named(n=np.ones(2, kind)).pipe(CastMap({"n": dtype}, force=True))
 
@@ -290,7 +290,7 @@ def test_the_first_number_beyond_is_counted_and_the_last_within_is_not():
 class TestRuns:
     """Counts through a plan, in the receipt and on the command line."""
 
-    def test_of_every_array(self, tmp_path):
+    def test_losses_are_counted_for_every_array(self, tmp_path):
         tree = named(a=LOSSY, b=np.ones((2, 2), np.float32), c=LOSSY.T.copy())
         receipt = save(tree.pipe(CastTo("float16")), tmp_path / "out", "orbax")
         each = {"overflowed": 3, "underflowed": 1}
@@ -360,7 +360,7 @@ def test_the_result_loads_through_safetensors_and_orbax(tmp_path):
 
 
 class TestBadInput:
-    def test_nothing_to_cast_to(self, tmp_path):
+    def test_missing_target_dtype_is_refused(self, tmp_path):
         assert "--dtype" in run("cast", HF, tmp_path / "out", code=2).output
 
     def test_a_map_that_is_none(self, tmp_path):

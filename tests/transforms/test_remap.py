@@ -77,7 +77,7 @@ def test_a_template_finds_what_it_spelled(statement):
         ("a²{i}", "a²²", False),
     ],
 )
-def test_what_templates_match(template, name, matches):
+def test_template_matches_expected_names(template, name, matches):
     assert (parse_template(template).match(name) is not None) == matches
 
 
@@ -154,7 +154,7 @@ class TestNames:
         assert ("all", "rng", "key") in built.metadata.key_impls
         assert_same(built.pipe(renames({"all/{...}": "{...}"})), EVERYTHING)
 
-    def test_what_replaces_an_array_is_neither_a_key_nor_a_number_for_that(self):
+    def test_replaced_arrays_are_not_restored_as_keys(self):
         """Orbax restores what is marked as a key as one: other numbers in its place are not."""
 
         def replaced(path, array):
@@ -178,7 +178,7 @@ class TestRefusals:
         with pytest.raises(MappingError, match="which is below it"):
             flat("a", "b").pipe(renames({"b": "a/x"}))
 
-    def test_nothing_left(self):
+    def test_dropping_every_array_is_refused(self):
         with pytest.raises(MappingError, match="no array is left"):
             flat("a", "b").pipe(renames({"{...}": None}))
 
@@ -382,13 +382,13 @@ class TestFiles:
             ({"rules": [{"from": "a", "to": "b"}, {"from": "a{", "to": "b"}]}, "rules[1]: a{"),
         ],
     )
-    def test_what_is_no_file_of_rules(self, document, message):
+    def test_invalid_rules_file_is_refused(self, document, message):
         with pytest.raises(MappingError) as caught:
             parse_rules(document, "r.toml")
         assert message in str(caught.value)
         assert "r.toml" in str(caught.value)
 
-    def test_what_is_no_toml_or_json(self, tmp_path):
+    def test_undecodable_rules_file_is_refused(self, tmp_path):
         for name in ("r.toml", "r.json"):
             (tmp_path / name).write_text("rules: [")
             with pytest.raises(MappingError, match=name.rpartition(".")[2].upper()):
@@ -439,7 +439,7 @@ def code(tmp_path):
 
 
 class TestFunctions:
-    def test_what_it_may_return(self, code):
+    def test_function_returns_renamed_paths(self, code):
         tree = open_tree(HF)
         built = tree.pipe(mapped_by(f"{code}:rename"))
         assert ("lm_head.weight",) not in built

@@ -95,7 +95,7 @@ class TestPatterns:
             ("**", 4),
         ],
     )
-    def test_what_they_name(self, pattern, count):
+    def test_pattern_selects_expected_names(self, pattern, count):
         assert len(Select([pattern])(self.TREE).tree) == count
 
     @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ class TestPatterns:
                 Select(**options)(self.TREE)
             assert near in str(caught.value.hint)
 
-    def test_nothing_near(self):
+    def test_unmatched_pattern_hints_at_listing_names(self):
         with pytest.raises(UsageError, match=r"hint +`ckpt inspect tree SRC --flat` shows all names"):
             Select(["zzzz"])(self.TREE)
 
@@ -119,7 +119,7 @@ def test_a_tree_of_one_leaf():
 
 
 class TestMetadata:
-    def test_of_leaves_that_go(self):
+    def test_metadata_of_dropped_leaves_is_removed(self):
         built = EVERYTHING.pipe(Select(drop=["number", "rng/keys"]))
         assert built.metadata.scalars == {("yes",)}
         assert dict(built.metadata.key_impls) == {("rng", "key"): "threefry2x32"}
@@ -202,7 +202,7 @@ class TestBadInput:
         assert "did you mean lm_head" in output
         assert not (tmp_path / "out").exists()
 
-    def test_nothing_left(self, tmp_path):
+    def test_selecting_no_arrays_is_refused(self, tmp_path):
         assert "--drop '*'" in run(HF, tmp_path / "out", "--drop", "*", code=2)
 
     def test_a_format_that_is_not_written(self):
