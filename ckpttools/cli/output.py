@@ -20,10 +20,21 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+# Counts changes of the JSON output after which a program has to read it in another way.
+SCHEMA = 1
+
+
 def print_json(value: object) -> None:
-    """Print one JSON value on stdout: dataclasses become objects, and NaN null."""
+    """Print one JSON value on stdout; an object begins with the version of its schema.
+
+    Dataclasses become objects, and NaN becomes null.
+    """
     import json
 
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = report_fields(value)
+    if isinstance(value, Mapping):
+        value = {"schema": SCHEMA, **value}
     try:
         text = json.dumps(value, default=_to_plain, allow_nan=False)
     except ValueError:

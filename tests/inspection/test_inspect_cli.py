@@ -277,7 +277,7 @@ class TestTree:
 
     def test_nan_in_metadata_is_null(self, capsys: pytest.CaptureFixture[str]):
         print_json({"loss": float("nan"), "tree": [float("inf"), 1.5]})
-        assert json.loads(capsys.readouterr().out) == {"loss": None, "tree": [None, 1.5]}
+        assert json.loads(capsys.readouterr().out) == {"schema": 1, "loss": None, "tree": [None, 1.5]}
 
     def test_flat(self, llama: Path):
         assert sum("model.layers.3." in line for line in lines_of(llama, "--flat")) == 9
