@@ -111,7 +111,7 @@ def out_array(draw, shape, dtype):
 
 @settings(max_examples=120)
 @given(known=lazy_arrays(), data=st.data())
-def test_any_region_is_the_slice_of_the_whole(block, known, data):
+def test_every_region_equals_the_slice_of_the_array(block, known, data):
     array, truth = known
     region = data.draw(regions(array.shape))
     base, out = out_array(data.draw, region.shape, array.dtype.carrier)
@@ -154,7 +154,7 @@ def test_every_node_adds_what_it_takes_itself(exact):
 
 
 @given(known=lazy_arrays())
-def test_read_gives_the_whole_in_its_own_dtype(known):
+def test_read_returns_the_full_array_in_its_dtype(known):
     array, truth = known
     read = array.read()
     assert (read.shape, read.dtype) == (array.shape, array.dtype.numpy)
@@ -286,7 +286,7 @@ def test_chunks_cost_what_all_that_are_met_cost(data):
 
 
 @given(st.data())
-def test_looking_at_an_expression_reads_nothing(data):
+def test_inspecting_an_expression_reads_nothing(data):
     shape = data.draw(shapes(min_rank=2, max_rank=3))
     part = Stored(shape, BF16, UnreadableFile("f", 1 << 40), 100)
     whole = relayout(
@@ -356,7 +356,7 @@ def test_relayout_that_moves_nothing_is_the_source():
         ([(4,)], (0,), (1,)),
     ],
 )
-def test_relayout_refuses_what_is_no_permutation(split, order, merge):
+def test_relayout_refuses_non_permutations(split, order, merge):
     with pytest.raises(ShapeError):
         relayout(Constant((4, 6), F32, bytes(4)), split, order, merge)
 
@@ -374,7 +374,7 @@ def test_stack_refuses_arrays_that_differ():
 
 
 @pytest.mark.parametrize("index", [-1, 3])
-def test_take_refuses_coordinates_that_are_not_there(index):
+def test_take_refuses_out_of_range_coordinates(index):
     with pytest.raises(ShapeError, match="no such coordinate"):
         take(Constant((3, 2), F32, bytes(4)), 0, index)
 
@@ -396,7 +396,7 @@ def test_stacked_axes_are_seen_through_a_cast():
     assert elementwise(layers, Cast(BF16)).stacked_axes == (1,)
 
 
-def test_a_file_that_ends_too_early_says_so():
+def test_truncated_file_is_reported():
     array = Stored((5,), F32, Bytes("short", bytes(18)), 0)
     with pytest.raises(FormatError, match="short ends too early"):
         array.read()
@@ -418,7 +418,7 @@ def test_chunked_reads_only_the_chunks_it_meets():
     assert len({source.path for source in array.sources()}) == 9
 
 
-def test_scratch_is_given_back_when_reading_fails():
+def test_scratch_is_released_when_reading_fails():
     scratch = Scratch(1 << 14)
     for _ in range(9):
         with pytest.raises(ReadRefusedError):

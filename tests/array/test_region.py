@@ -83,7 +83,7 @@ def test_swapped_cuts_the_same_elements_out_of_the_transpose(case):
 
 
 @given(shaped_regions(), st.data())
-def test_pieces_follow_each_other(case, data):
+def test_pieces_are_consecutive(case, data):
     shape, region = case
     if region.rank == 0:
         return
@@ -164,7 +164,7 @@ def test_text_is_a_python_index():
 
 
 @given(shaped_regions(), st.data())
-def test_the_cells_that_a_box_meets_are_those_that_share_something_with_it(case, data):
+def test_cells_meeting_a_box_share_elements_with_it(case, data):
     shape, region = case
     chunk = data.draw(chunk_shapes(shape))
     meeting = [

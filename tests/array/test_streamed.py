@@ -139,7 +139,7 @@ def test_each_task_is_in_one_group_and_each_file_too(arrays, data):
     assert plan.projected_peak >= plan.jobs * STREAMS.memory
 
 
-def test_no_more_workers_than_files():
+def test_workers_do_not_exceed_files():
     array = lazy(np.zeros(64, np.float32))
     tree = Tree({("a",): array}, Metadata())
     assert build(tree, SafetensorsWriter(), memory=1 << 30, jobs=9, streams=STREAMS).jobs == 1

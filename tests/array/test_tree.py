@@ -69,7 +69,7 @@ def test_a_path_through_a_leaf_is_refused_in_either_order(leaf, first):
     assert caught.value.location == "a/b"
 
 
-def test_a_sequence_with_gaps_is_refused():
+def test_sequence_with_gaps_is_refused():
     with pytest.raises(FormatError, match="gaps") as caught:
         Tree({("a", 0): array(1), ("a", 2): array(1)}).nested()
     assert (caught.value.location, caught.value.got) == ("a", "[0, 2]")
@@ -80,7 +80,7 @@ def test_numbers_and_words_together_stay_a_dictionary():
     assert set(nested["a"]) == {0, "x"}
 
 
-def test_a_tree_cannot_be_changed():
+def test_tree_is_immutable():
     leaves = {("a",): array(1)}
     tree = Tree(leaves, Metadata(step=3))
     leaves["b",] = array(2)

@@ -154,7 +154,7 @@ def test_so_are_too_many_that_are_alike(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("names", list(itertools.product(IN_FLOAT32, IN_FLOAT32)))
-def test_a_block_fits_into_the_scratch(names: tuple[str, str]):
+def test_block_fits_into_the_scratch(names: tuple[str, str]):
     one, other = (DTYPES[name] for name in names)
     size = block_elements((one, other))
     a, b = np.full(size, 1, one.carrier), np.full(size, 2, other.carrier)

@@ -47,7 +47,7 @@ def assert_reads(array, truth, data):
 
 
 @given(known=lazy_arrays(depth=2), data=st.data())
-def test_a_window_is_the_slice(known, data):
+def test_window_equals_the_slice(known, data):
     start, shape = box(data.draw, known.truth.shape)
     truth = known.truth[tuple(slice(a, a + n) for a, n in zip(start, shape, strict=True))]
     assert_reads(window(known.array, start, shape), truth, data)
@@ -104,7 +104,7 @@ def test_identity_window_returns_source():
 
 
 @pytest.mark.parametrize(("start", "shape"), [((1, 0), (3, 2)), ((0, 0), (4, 2)), ((-1, 0), (2, 2))])
-def test_a_window_over_the_edge_is_refused(start, shape):
+def test_window_beyond_the_edge_is_refused(start, shape):
     with pytest.raises(ShapeError, match="over the edge"):
         window(stored(noise((3, 2), F32), F32), start, shape)
 

@@ -79,7 +79,7 @@ class TestMeshes:
     @pytest.mark.parametrize(
         ("text", "reason"), [("a=2,a=2", "named twice"), ("99999999999", "at most 1,048,576 devices")]
     )
-    def test_why_it_is_none(self, text, reason):
+    def test_invalid_mesh_is_explained(self, text, reason):
         with pytest.raises(UsageError) as caught:
             parse_mesh(text)
         assert reason in str(caught.value)
@@ -145,7 +145,7 @@ def cut_arrays(draw):
 
 class TestReads:
     @given(cut_arrays())
-    def test_against_enumeration(self, case):
+    def test_prediction_matches_enumeration(self, case):
         stored, mesh, spec = case
         result = predict(stored, mesh, spec, None)
         shards = list(grid_indices(result.cut, (1,) * len(result.cut)))
@@ -176,7 +176,7 @@ class TestReads:
         ids=["plain", "one-piece-shards", "shards"],
     )
     @pytest.mark.parametrize("spec", ["axis0", "axis1", "axis0=0,axis1=1"])
-    def test_against_the_bytes_that_tensorstore_reads(self, tmp_path, codecs, piece, spec):
+    def test_prediction_matches_bytes_read_by_tensorstore(self, tmp_path, codecs, piece, spec):
         import tensorstore as ts
 
         values = values_of(F32, (512, 256))
@@ -249,7 +249,7 @@ class TestSurvey:
         assert file.arrays == len(storage.arrays) == 39
         assert all(item.piece is None for item in storage.arrays)
 
-    def test_a_hole_and_an_unused_shard(self, tmp_path):
+    def test_holes_and_unused_shards_are_counted(self, tmp_path):
         shutil.copy(HF / "model.safetensors", tmp_path)
         shutil.copy(HF / "model.safetensors", tmp_path / "old.safetensors")
         storage = storage_of(open_tree(tmp_path))

@@ -70,7 +70,7 @@ def locations(tmp_path_factory):
 
 @pytest.mark.parametrize("codec", CODECS)
 class TestWritten:
-    def test_every_leaf_comes_back(self, locations, codec):
+    def test_every_leaf_round_trips(self, locations, codec):
         back = open_tree(locations / codec)
         assert_same(back, EVERYTHING)
         assert list(back) == list(EVERYTHING)
@@ -87,7 +87,7 @@ class TestWritten:
                 assert described(np.asarray(theirs[...])) == described(item.read()), path
         assert opened > len(KNOWN)
 
-    def test_tensorstore_opens_all(self, locations, codec):
+    def test_tensorstore_opens_all_arrays(self, locations, codec):
         for path, item in EVERYTHING.arrays.items():
             location = locations / codec / "/".join(map(str, path))
             opened = by_tensorstore(location)
@@ -97,13 +97,13 @@ class TestWritten:
         chunk = by_tensorstore(locations / codec / "ranks/2/kernel").chunk_layout.read_chunk.shape
         assert any(n % c for n, c in zip((37, 5, 23), chunk, strict=True))
 
-    def test_two_runs_give_the_same_files(self, locations, codec, tmp_path, monkeypatch):
+    def test_two_runs_write_identical_files(self, locations, codec, tmp_path, monkeypatch):
         monkeypatch.setattr(chunking, "SMALLEST", 2000)
         monkeypatch.setattr(chunking, "LARGEST", 1500)
         write(EVERYTHING, ZarrWriter(CODECS[codec]), tmp_path / "again", jobs=1)
         assert contents(tmp_path / "again") == contents(locations / codec)
 
-    def test_orbax_does_not_take_it_for_its_own(self, locations, codec):
+    def test_orbax_does_not_claim_zarr_output(self, locations, codec):
         assert orbax.FORMAT.why_not(parse(locations / codec))
 
 
@@ -285,34 +285,34 @@ class TestReaderRefuses:
         assert open_tree(item).metadata.format == "orbax"
 
     @EVERY_CODEC
-    def test_a_missing_chunk(self, tmp_path, codec):
+    def test_missing_chunk_is_refused(self, tmp_path, codec):
         location = self.location(tmp_path, codec)
         (location / "a/w/c/0/0").unlink()
         with pytest.raises(CheckpointError, match="missing"):
             open_tree(location).arrays["a", "w"].read()
 
-    def test_a_missing_array(self, tmp_path):
+    def test_missing_array_is_refused(self, tmp_path):
         location = self.location(tmp_path)
         shutil.rmtree(location / "a" / "w")
         with pytest.raises(FormatError, match="contradicts the arrays"):
             open_tree(location)
 
     @pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"zarr_format":2,"node_type":"group"}'])
-    def test_a_root_that_is_no_node(self, tmp_path, text):
+    def test_root_without_node_is_refused(self, tmp_path, text):
         location = self.location(tmp_path)
         (location / "zarr.json").write_text(text)
         with pytest.raises(FormatError) as caught:
             open_tree(location)
         assert "zarr.json" in caught.value.location
 
-    def test_attributes_that_are_none(self, tmp_path):
+    def test_invalid_attributes_are_refused(self, tmp_path):
         location = self.location(tmp_path)
         document = json.loads((location / "zarr.json").read_bytes())
         (location / "zarr.json").write_text(json.dumps({**document, "attributes": 3}))
         with pytest.raises(FormatError, match="attributes"):
             open_tree(location)
 
-    def test_a_description_that_is_damaged(self, tmp_path):
+    def test_damaged_description_is_refused(self, tmp_path):
         location = self.location(tmp_path)
         document = json.loads((location / "zarr.json").read_bytes())
         document["attributes"]["ckpttools.tree"]["leaves"] = 3
@@ -330,7 +330,7 @@ class TestWriterRefuses:
     @pytest.mark.parametrize(
         "key", ["", "a/b", "a\\b", ".", "..", "...", "__x", "zarr.json", "x" * 256, "\0"]
     )
-    def test_keys_that_zarr_cannot_hold(self, key):
+    def test_unrepresentable_keys_are_refused(self, key):
         error = self.refused(("a", key, "w"), ("b",))
         assert error.message.startswith("these keys cannot be names of zarr nodes:")
         assert repr(key) in error.message
@@ -341,7 +341,7 @@ class TestWriterRefuses:
         assert "'__a' in __a" in error.message
         assert "'.' in b/." in error.message
 
-    def test_an_array_below_an_array(self):
+    def test_array_below_an_array_is_refused(self):
         error = self.refused(("a",), ("a", "b", "c"))
         assert (error.message, error.got) == (
             "an array cannot have others below it in zarr",
@@ -367,7 +367,7 @@ class TestWriterRefuses:
 
 
 @pytest.mark.parametrize("grid", [([2], [0]), ([2], [-1]), ([-1], [2]), ([2.0], [2]), ([2], [2.0])])
-def test_a_grid_that_is_none_is_refused(grid):
+def test_invalid_grid_is_refused(grid):
     assert checked_grid([2, 0], [1, 2], "a") == ((2, 0), (1, 2))
     with pytest.raises(FormatError, match="an invalid shape"):
         checked_grid(*grid, "a")

@@ -52,7 +52,7 @@ def outcome(call: Any) -> Any:
 
 
 @given(fields, options, st.lists(st.integers(0, 1), max_size=5), st.lists(st.integers(0, 1), max_size=5))
-def test_it_does_what_the_standard_library_does(
+def test_decorator_matches_the_standard_library(
     fields: list[dict[str, Any]], options: dict[str, bool], one: list[int], other: list[int]
 ) -> None:
     def told(decorator: Any) -> list[Any]:
@@ -80,7 +80,7 @@ def test_it_does_what_the_standard_library_does(
 
 
 @given(options, st.integers(), st.integers())
-def test_a_class_below_another_has_the_fields_of_both(options: dict[str, bool], one: int, other: int) -> None:
+def test_subclass_has_fields_of_both_classes(options: dict[str, bool], one: int, other: int) -> None:
     above = built(dataclass, [{}], options)
     below = built(dataclass, [{"default": 3}], options, above)
     assert [field.name for field in dataclasses.fields(below)] == ["o0", "M0"]
@@ -141,7 +141,7 @@ def test_frozen_objects_with_slots_are_copied(again: Any) -> None:
     assert again(Point(1, [2])) == Point(1, [2])
 
 
-def test_replacing_checks_as_making_does() -> None:
+def test_replace_validates_like_the_constructor() -> None:
     assert dataclasses.replace(Point(1, [2]), x=5) == Point(5, [2])
     with pytest.raises(ValueError, match="below zero"):
         dataclasses.replace(Point(1), x=-1)
@@ -179,7 +179,7 @@ def test_a_class_with_an_eq_alone_can_be_hashed_if_it_is_frozen() -> None:
     assert hash(Alike(1)) == hash(Alike(1))
 
 
-def test_a_method_is_compiled_once_and_called_from_then_on() -> None:
+def test_methods_are_compiled_once() -> None:
     @dataclass(frozen=True)
     class Once:
         """A class of which nothing was asked yet."""

@@ -9,7 +9,7 @@ EVERY = pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 
 
 @EVERY
-def test_the_table_agrees_with_numpy_and_ml_dtypes(dtype):
+def test_table_agrees_with_numpy_and_ml_dtypes(dtype):
     known = dtype.numpy
     assert known.name == dtype.name
     assert known.itemsize == dtype.itemsize == dtype.carrier.itemsize
@@ -45,7 +45,7 @@ def test_any_bits_pass_through_the_carrier(dtype):
 
 
 @EVERY
-def test_spellings_come_back(dtype):
+def test_spellings_round_trip(dtype):
     assert parse_dtype(dtype.name) is dtype
     assert parse_dtype(f"torch.{dtype.name}") is dtype
     if dtype.safetensors is not None:
@@ -87,7 +87,7 @@ def test_short_names(text, name):
 @pytest.mark.parametrize(
     ("text", "near"), [("bfloat", "bfloat16"), ("float8_e4m3", "float8_e4m3fn"), ("flaot32", "float32")]
 )
-def test_a_wrong_name_brings_the_near_one(text, near):
+def test_misspelled_name_gets_a_hint(text, near):
     with pytest.raises(UnknownNameError, match=f"unknown dtype '{text}'") as caught:
         parse_dtype(text)
     assert caught.value.hint == f"did you mean {near}?"
@@ -108,7 +108,7 @@ def test_a_name_like_no_other(text):
     assert caught.value.hint == "use one of the names above"
 
 
-def test_codes_that_formats_lack():
+def test_unknown_format_codes_return_none():
     assert from_safetensors("BF17") is None
     assert from_zarr3("float6_e2m3fn") is None
 
@@ -142,7 +142,7 @@ def test_small_float_properties_match_ml_dtypes(dtype):
 
 
 @EVERY
-def test_the_limits_of_whole_numbers(dtype):
+def test_integer_limits_match_numpy(dtype):
     if not dtype.is_whole:
         assert dtype.kind in ("float", "complex")
     elif dtype.kind == "bool":

@@ -56,7 +56,7 @@ class TestCodes:
             errors = {name for name, item in LEAVES.items() if item.exit_code == code}
             assert set(re.findall(r"`(\w+Error)`", named)) == errors
 
-    def test_the_help_lists_them(self):
+    def test_help_lists_exit_codes(self):
         text = " ".join(ckpt("--help").stdout.split())
         declared = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
         assert f"Exit codes: {declared}." in text
@@ -89,13 +89,13 @@ class TestCodes:
         assert (result.exit_code, text in result.stderr) == (code, True)
         assert "Traceback" not in result.stderr
 
-    def test_the_way_of_a_defect_comes_on_demand(self, monkeypatch):
+    def test_traceback_is_shown_on_demand(self, monkeypatch):
         monkeypatch.setattr("ckpttools.formats.registry.formats", lambda: 1 // 0)
         assert "in <lambda>" in ckpt("--traceback", "formats").stderr
 
 
 @pytest.mark.parametrize("kind", LEAVES.values(), ids=LEAVES)
-def test_the_full_text(kind):
+def test_error_text_has_all_details(kind):
     error = kind("it is wrong", location="model.safetensors", got=3, expected=[4], hint="fetch it again")
     assert str(error) == (
         "it is wrong\n  at       model.safetensors\n  expected [4]\n  got      3\n  hint     fetch it again"
@@ -130,7 +130,7 @@ def test_near_names():
     assert len(near_names("qwen", ["qwen2", "qwen3", "qwen4", "qwen5"], 2)) == 2
 
 
-def test_the_same_error_at_another_location():
+def test_error_can_be_moved_to_another_location():
     error = errors.FormatError("cut short", location="a", got=3, expected=4, hint="copy it again")
     moved = error.at("b")
     assert type(moved) is errors.FormatError and str(moved) == str(error).replace("at       a", "at       b")
@@ -163,7 +163,7 @@ class TestLinesOfAnError:
         assert "\n".join(border._error_lines(self.ERROR, None)) == f"Error: {self.ERROR}"
 
 
-def test_a_package_that_is_not_there_is_no_defect():
+def test_missing_package_is_not_an_internal_error():
     with pytest.raises(ModuleNotFoundError) as caught:
         import_module("a_package_that_nobody_has")
     error = border._translate_click(caught.value)

@@ -29,7 +29,7 @@ def told(names, keys):
 
 
 @given(tied=st.booleans(), experts=st.booleans(), biased=st.booleans(), layers=st.integers(1, 3))
-def test_the_names_of_a_model_tell_its_flags(tied, experts, biased, layers):
+def test_flags_are_inferred_from_names(tied, experts, biased, layers):
     present = {
         name for name, there in (("tied", tied), ("experts", experts), ("biased", biased)) if there
     } | {"interleaved"}
@@ -50,7 +50,7 @@ def test_the_names_of_a_model_tell_its_flags(tied, experts, biased, layers):
     ),
     present=st.sets(st.sampled_from(("bias", "biased", "as"))),
 )
-def test_names_that_are_parts_of_others_are_not_mixed_up(rules, present):
+def test_names_contained_in_others_are_not_confused(rules, present):
     rows = [
         row(f"w{k}: embed <-> w{k}: embed, {'when' if when else 'unless'} {name}")
         for k, (name, when) in enumerate(rules)
@@ -81,7 +81,7 @@ def test_flag_records_its_source():
     assert told(["tied"], ["embedding", "head"])["tied"].source == "head, which is there"
 
 
-def test_a_flag_that_changes_no_name_is_open():
+def test_flag_that_changes_no_name_is_undetermined():
     flags = told(["interleaved", "tied"], ["embedding", "layers_0.query"])
     assert flags["interleaved"].open_key == "layers_0.query"
     assert flags["tied"].open_key is None

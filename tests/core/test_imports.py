@@ -314,7 +314,7 @@ def test_rooms_import_only_allowed_rooms():
     ] == []
 
 
-def test_the_map_lists_rooms_in_their_order():
+def test_map_lists_rooms_in_order():
     page = (ROOT.parent / "docs" / "architecture.md").read_text()
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [*MAY, "cli", "testing"]
 

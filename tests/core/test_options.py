@@ -152,7 +152,7 @@ def test_options_that_are_an_object_are_checked_as_those_of_calls(make, declared
     assert refused.value.expected == expected
 
 
-def test_one_where_several_are_expected_is_a_list_of_one():
+def test_single_value_becomes_a_list():
     assert ckpttools.Select("params/*").keep == ("params/*",)
     with pytest.raises(TypeError, match=r"^Select\(\) got .* 'kep': did you mean 'keep'"):
         ckpttools.Select(kep="params/*")
@@ -202,7 +202,7 @@ def test_flags_are_made_of_them_and_hand_on_what_is_said():
     assert caught.value.got == "--fast"
 
 
-def test_a_transform_that_is_nearly_there_is_named(monkeypatch):
+def test_similar_transform_is_suggested(monkeypatch):
     monkeypatch.setattr(registry, "transforms", lambda: {"every-layer": None})
     for name, hint in (("every-leyer", "did you mean 'every-layer'?"), ("zzz", registry.GROUP)):
         with pytest.raises(UsageError, match=f"there is no transform {name!r}") as caught:
@@ -219,7 +219,7 @@ def test_a_transform_that_is_nearly_there_is_named(monkeypatch):
         (lambda every: lambda tree: tree, {}, "<Tree: 0 arrays"),
     ],
 )
-def test_a_transform_of_a_package_that_fails_is_named(monkeypatch, built, declared, got):
+def test_failing_plugin_transform_is_named(monkeypatch, built, declared, got):
     built.options = [POSITIVE]
     monkeypatch.setattr(registry, "transforms", lambda: {"every-layer": built})
     with pytest.raises(MappingError, match="the transform every-layer") as caught:
@@ -237,7 +237,7 @@ def test_transform_usage_error_is_passed_through(monkeypatch):
         Tree({}).pipe(registry.transform_named("picky", {}))
 
 
-def test_formats_say_what_they_can_do():
+def test_formats_declare_their_capabilities():
     assert set(writable()) == {"orbax", "safetensors", "zarr3"} < set(formats())
     assert {option.name for option in writer_options()} >= {"item", "compression", "separator"}
     assert not isinstance(object(), Writable)

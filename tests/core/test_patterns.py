@@ -43,7 +43,7 @@ def test_invalid_pattern_is_refused(pattern: str, told: str):
         is_match(pattern, "a")
 
 
-def test_one_that_takes_for_ever_ends_and_a_timer_goes_on(monkeypatch: pytest.MonkeyPatch):
+def test_endless_match_ends_and_timers_keep_running(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(patterns, "_SECONDS", 0.1)
     rung: list[int] = []
     before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
@@ -60,7 +60,7 @@ def test_one_that_takes_for_ever_ends_and_a_timer_goes_on(monkeypatch: pytest.Mo
         signal.signal(signal.SIGALRM, before)
 
 
-def test_in_another_thread_they_match_as_well():
+def test_patterns_match_in_other_threads():
     result: list[bool] = []
     thread = threading.Thread(target=lambda: result.append(is_match("(a*)b", "aab")))
     thread.start()

@@ -80,7 +80,7 @@ def as_float(values):
 
 @pytest.mark.parametrize("to", FLOATS, ids=str)
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"])
-def test_equal_to_ml_dtypes_to_the_bit(name, to):
+def test_cast_equals_ml_dtypes_bit_for_bit(name, to):
     dtype = DTYPES[name]
     values = random_floats(dtype, seed=len(to.name))
     got, _ = converted(values, dtype, to)
@@ -130,7 +130,7 @@ def nearest(number, digits, largest):
 
 
 @given(st.data(), st.sampled_from(WHOLE), st.sampled_from(sorted(DIGITS)))
-def test_whole_numbers_are_rounded_once_to_nearest_even(data, dtype, name):
+def test_integers_are_rounded_once_to_nearest_even(data, dtype, name):
     least, limit = dtype.limits
     near_ties = st.builds(
         lambda a, b, c: (a << b) + c, st.integers(1, 999), st.integers(0, 62), st.integers(-1, 1)
@@ -151,7 +151,7 @@ def test_whole_numbers_are_rounded_once_to_nearest_even(data, dtype, name):
     st.sampled_from([DTYPES["float32"], DTYPES["float64"]]),
     st.sampled_from(WHOLE),
 )
-def test_floats_to_whole_numbers_round_and_clip(numbers, dtype, to):
+def test_float_to_integer_cast_rounds_and_clips(numbers, dtype, to):
     got, counts = converted(np.array(numbers, dtype.numpy), dtype, to)
     least, limit = to.limits
     finite = {n: round(n) if np.isfinite(n) else n for n in numbers if not np.isnan(n)}
@@ -166,7 +166,7 @@ def test_floats_to_whole_numbers_round_and_clip(numbers, dtype, to):
 
 
 @given(st.data(), st.sampled_from(WHOLE), st.sampled_from(WHOLE))
-def test_whole_numbers_to_whole_numbers_clip(data, dtype, to):
+def test_integer_to_integer_cast_clips(data, dtype, to):
     least, limit = dtype.limits
     numbers = data.draw(st.lists(st.integers(least, limit), min_size=1, max_size=20))
     got, counts = converted(whole(numbers, dtype), dtype, to)
@@ -363,7 +363,7 @@ class TestBadInput:
     def test_missing_target_dtype_is_refused(self, tmp_path):
         assert "--dtype" in run("cast", HF, tmp_path / "out", code=2).output
 
-    def test_a_map_that_is_none(self, tmp_path):
+    def test_invalid_cast_map_is_refused(self, tmp_path):
         output = run("cast", HF, tmp_path / "out", "--dtype-map", "bfloat16", code=2).output
         assert "PATTERN=DTYPE" in output
 

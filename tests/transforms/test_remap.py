@@ -45,7 +45,7 @@ def flat(*names, shape=(2,)):
 
 
 @given(statements())
-def test_a_template_finds_what_it_spelled(statement):
+def test_template_matches_the_name_it_spelled(statement):
     key = parse_key(statement.left)
     template = parse_template(statement.left)
     axes = {axis: statement.sizes[axis] - 1 for axis in key.axes}
@@ -81,7 +81,7 @@ def test_template_matches_expected_names(template, name, matches):
     assert (parse_template(template).match(name) is not None) == matches
 
 
-def test_templates_that_are_none():
+def test_invalid_templates_are_refused():
     with pytest.raises(MappingError, match="once"):
         parse_template("{...}.{...}")
     with pytest.raises(MappingError, match="brace"):
@@ -105,7 +105,7 @@ def bijections(draw):
 
 
 @given(bijections())
-def test_renaming_there_and_back(case):
+def test_renames_are_reversible(case):
     names, rules = case
     tree = flat(*names)
     there = tree.pipe(renames(rules))
@@ -116,7 +116,7 @@ def test_renaming_there_and_back(case):
 
 
 class TestNames:
-    def test_the_first_rule_counts_and_the_rest_stays(self):
+    def test_first_matching_rule_applies(self):
         tree = flat("a.1", "a.2", "b")
         built = tree.pipe(renames({"a.1": "first", "a.{i}": "other_{i}"}))
         assert list(built) == [("first",), ("other_2",), ("b",)]
@@ -168,7 +168,7 @@ class TestNames:
 
 
 class TestRefusals:
-    def test_collisions_name_both(self):
+    def test_collision_error_names_both_arrays(self):
         with pytest.raises(MappingError, match=r"a\.1 and b\.1 both become c\.1"):
             flat("a.1", "b.1").pipe(renames({"a.{i}": "c.{i}", "b.{i}": "c.{i}"}))
         with pytest.raises(MappingError, match="a and b both become a"):
@@ -187,14 +187,14 @@ class TestRefusals:
         with pytest.raises(FormatError, match="gaps"):
             tree.pipe(renames({"l/0": None}))
 
-    def test_a_rule_that_matches_nothing(self):
+    def test_unmatched_rule_is_reported(self):
         with pytest.raises(MappingError, match="matches nothing") as caught:
             flat("layers.0.kernel").pipe(renames({"layers.{i}.kernle": "x.{i}"}))
         assert "layers.0.kernel" in str(caught.value)
         optional = Remap([Rule("x.{i}", "y.{i}", optional=True)])
         assert list(flat("a").pipe(optional)) == [("a",)]
 
-    def test_a_rule_that_an_earlier_one_hides(self):
+    def test_shadowed_rule_is_reported(self):
         with pytest.raises(MappingError, match="earlier"):
             flat("a.1").pipe(renames({"a.{i}": "b.{i}", "a.1": "c"}))
 
@@ -313,7 +313,7 @@ class TestAxes:
         assert set(again) == set(tree)
         assert all(np.array_equal(again[path].read(), tree[path].read()) for path in tree)
 
-    def test_a_missing_layer_and_another_shape(self):
+    def test_missing_layer_and_different_shape_are_refused(self):
         _, tree = layers(3, SHAPES)
         gone = Tree({path: leaf for path, leaf in tree.items() if path != ("m.1.up",)})
         with pytest.raises(CoverageError, match=r"m\.1\.up"):
@@ -322,7 +322,7 @@ class TestAxes:
         with pytest.raises(CoverageError, match=r"m\.2\.up: got \[6, 5\]"):
             odd.pipe(STACKING)
 
-    def test_sizes_that_cannot_be_told(self):
+    def test_undeterminable_sizes_are_refused(self):
         _, tree = layers(2, {"q": (8, 4)})
         rules = Remap([Rule("m.{layer}.q", "q/{layer}", "(heads dim) embed", "heads dim embed")])
         with pytest.raises(ShapeError, match="cannot be inferred"):
@@ -332,7 +332,7 @@ class TestAxes:
         with pytest.raises(MappingError, match="for arrays"):
             EVERYTHING.pipe(Remap([Rule("empty/none", "x", "a", "a")]))
 
-    def test_collisions_name_the_rules(self):
+    def test_collision_error_names_the_rules(self):
         _, tree = layers(2, SHAPES)
         rules = [Rule("m.{layer}.up", "x", "a b", "a layer b"), Rule("m.{layer}.q", "x", "c d", "c layer d")]
         with pytest.raises(
@@ -357,7 +357,7 @@ drop = true
 
 
 class TestFiles:
-    def test_toml_and_json_are_the_same(self, tmp_path):
+    def test_toml_and_json_rules_are_equivalent(self, tmp_path):
         import tomllib
 
         (tmp_path / "r.toml").write_text(TOML)
@@ -462,7 +462,7 @@ class TestFunctions:
         ("name", "message"),
         [("fails", "ValueError: not today: (256, 64)"), ("wrong", "returned something else")],
     )
-    def test_one_that_fails_is_named_with_the_path(self, code, name, message, tmp_path):
+    def test_failing_function_is_named_with_the_path(self, code, name, message, tmp_path):
         output = run("remap", HF, tmp_path / "out", "--map", f"{code}:{name}", code=3)
         assert message in output
         assert f"{code}:{name}" in output
@@ -477,10 +477,10 @@ class TestFunctions:
             ("no_such_module:f", "cannot import no_such_module"),
         ],
     )
-    def test_one_that_is_not_there(self, code, tmp_path, spec, message):
+    def test_missing_function_is_refused(self, code, tmp_path, spec, message):
         assert message in run("remap", HF, tmp_path / "out", "--map", spec.format(code=code), code=2)
 
-    def test_a_file_that_is_not_there(self, tmp_path):
+    def test_missing_file_is_refused(self, tmp_path):
         spec = tmp_path / "none" / "x.py"
         assert f"{spec} is not there" in run("remap", HF, tmp_path / "out", "--map", f"{spec}:f", code=5)
 
@@ -551,7 +551,7 @@ class TestCommand:
         left_out = {f"params/params/decoder/layers/self_attention/{name}/kernel" for name in ("query", "key")}
         assert built == {path: leaf for path, leaf in expected.items() if path not in left_out | {"step"}}
 
-    def test_orbax_loads_it(self, tmp_path):
+    def test_orbax_loads_the_result(self, tmp_path):
         import orbax.checkpoint as ocp
 
         (tmp_path / "names.toml").write_text(

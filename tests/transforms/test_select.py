@@ -44,7 +44,7 @@ def pattern(draw, tree):
 
 @settings(max_examples=50)
 @given(st.data(), trees(structure=False))
-def test_keep_and_drop_part_the_tree_in_two(data, tree):
+def test_keep_and_drop_partition_the_tree(data, tree):
     chosen = [pattern(data.draw, tree) for _ in range(data.draw(st.integers(1, 3)))]
     names = {
         path: [join(path[:n]) for n in range(1, len(path) + 1) for join in (keystr, dotted)] for path in tree
@@ -102,7 +102,7 @@ class TestPatterns:
         ("pattern", "near"),
         [("parms", "params"), ("*/kernle/*", "kernel"), ("params/layer_1", "params/layers_1")],
     )
-    def test_one_that_matches_nothing_is_told_with_near_names(self, pattern, near):
+    def test_unmatched_pattern_suggests_similar_names(self, pattern, near):
         for options in ({"keep": [pattern]}, {"drop": ["params", pattern]}):
             with pytest.raises(UsageError, match="nothing has a name that matches") as caught:
                 Select(**options)(self.TREE)
