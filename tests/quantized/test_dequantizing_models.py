@@ -142,7 +142,7 @@ def test_scales_that_have_changed_since_the_plan_are_refused(fp8, tmp_path):
     scales = source / "model-00002-of-00002.safetensors"
     save_file({name: 2 * array for name, array in load_file(scales).items()}, scales)
     refused = run("run", tmp_path / "plan", "--part", "0/1", code=3)
-    assert f"{scales.name} is not the file that the plan was made of" in " ".join(refused.split())
+    assert f"{scales.name} is not the file that was planned" in " ".join(refused.split())
 
 
 @pytest.mark.parametrize("is_far", [False, True])

@@ -291,7 +291,7 @@ def test_publish_names_the_file_whose_fingerprint_sample_differs(
     start = sample_starts(shard(copy).stat().st_size, 8)[block] + BLOCK_BYTES // 2
     change(shard(copy), range(start, start + 1))
     refused = run("run", plan, "--publish", *root, code=3)
-    assert f"{shard(copy)} is not the file that the plan was made of" in refused and "other bytes" in refused
+    assert f"{shard(copy)} is not the file that was planned" in refused and "other bytes" in refused
 
 
 @pytest.mark.parametrize("options", [("--part", "0/3"), ("--publish",), ("--status",)])
