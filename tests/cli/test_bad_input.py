@@ -45,7 +45,7 @@ def test_the_unchanged_model_converts(broken):
     assert broken().exit_code == 0
 
 
-def test_one_missing_tensor(broken):
+def test_missing_tensor_is_refused(broken):
     result = broken(lambda tensors, _: tensors.pop("model.layers.3.mlp.up_proj.weight"))
     assert result.exit_code == 3
     assert "1 array is missing:\n    model.layers.3.mlp.up_proj.weight\n" in result.stderr
@@ -190,7 +190,7 @@ def test_a_configuration_that_contradicts_the_shapes_names_both(broken):
 
 
 @pytest.mark.parametrize("value", ["64", 0, -1, 1.5, True])
-def test_a_size_that_is_none(broken, value):
+def test_invalid_size_is_refused(broken, value):
     result = broken(lambda _, config: config.update(hidden_size=value))
     assert result.exit_code == 3
     assert "hidden_size is not a size\n  at       config.json\n" in result.stderr
@@ -212,7 +212,7 @@ def test_a_fine_tune_with_its_own_model_type_converts_with_the_family_named(brok
     assert result.exit_code == 0
 
 
-def test_no_configuration(broken, tmp_path):
+def test_missing_config_is_refused(broken, tmp_path):
     broken()
     (tmp_path / "hf" / "config.json").unlink()
     (tmp_path / "out").rename(tmp_path / "other")

@@ -231,7 +231,7 @@ class TestConvert:
         succeed("convert", "hf-to-maxtext", llama, tmp_path / "old", "--overwrite")
         assert json.loads(succeed("inspect", "tree", tmp_path / "old", "--json").stdout)["scan_axis"] == 1
 
-    def test_an_interrupted_conversion_goes_on(self, llama: Path, tmp_path: Path):
+    def test_interrupted_conversion_resumes(self, llama: Path, tmp_path: Path):
         (tmp_path / "new.partial").mkdir()
         succeed("convert", "hf-to-maxtext", llama, tmp_path / "new", "--resume")
         assert not (tmp_path / "new.partial").exists()
@@ -320,7 +320,7 @@ class TestDryRun:
         output = succeed("convert", "hf-to-maxtext", tmp_path / "hf", tmp_path / "new", *options).stdout
         assert "\ndropped  1 array: lm_head.weight\n" in output
 
-    def test_it_refuses_what_the_run_would_refuse(self, llama: Path, tmp_path: Path):
+    def test_dry_run_refuses_what_the_run_would_refuse(self, llama: Path, tmp_path: Path):
         (tmp_path / "new").write_text("")
         result = ckpt("convert", "hf-to-maxtext", llama, tmp_path / "new", "--dry-run")
         assert result.exit_code == 2
@@ -340,7 +340,7 @@ class TestErrors:
     def converts(self, code: int, source: Path, destination: Path, *options: object) -> str:
         return self.fails(code, "convert", "hf-to-maxtext", source, destination, *options)
 
-    def test_no_source(self, tmp_path: Path):
+    def test_missing_source_is_refused(self, tmp_path: Path):
         text = self.converts(5, tmp_path / "nothing", tmp_path / "new")
         assert text == f"Error: {tmp_path}/nothing is not there\n  hint     check the spelling of the path\n"
 
@@ -354,7 +354,7 @@ class TestErrors:
         assert text.startswith(f"Error: {source} is not a checkpoint of a known format\n")
         assert "\n    safetensors: " in text
 
-    def test_no_configuration(self, tmp_path: Path):
+    def test_missing_config_is_reported(self, tmp_path: Path):
         write_llama(tmp_path / "hf")
         (tmp_path / "hf/config.json").unlink()
         text = self.converts(3, tmp_path / "hf", tmp_path / "new")
@@ -386,7 +386,7 @@ class TestErrors:
         assert "hint     try --memory " in text
 
     @pytest.mark.parametrize("size", ["lots", "", "-1", "1 XB", "0"])
-    def test_a_size_that_is_none(self, llama: Path, tmp_path: Path, size: str):
+    def test_invalid_memory_size_is_refused(self, llama: Path, tmp_path: Path, size: str):
         assert "'--memory'" in self.converts(2, llama, tmp_path / "new", "--memory", size)
 
     def test_resume_refuses_complete_destination(self, llama: Path, converted: Path):

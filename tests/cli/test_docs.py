@@ -534,7 +534,7 @@ def test_every_command_has_an_example():
         assert "Example:" in section, section.splitlines()[0]
 
 
-def test_the_map_names_modules_that_are_there():
+def test_map_names_existing_modules():
     page = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"`(\w+(?:/\w+)*\.py)`", page)
     assert len(named) > 30

@@ -199,7 +199,7 @@ class TestPaths:
     def test_missing(self, location, name):
         assert location.codes(ALL, location.directory / name) == all_of(ALL, 5)
 
-    def test_no_name(self, location):
+    def test_empty_name_is_refused(self, location):
         assert location.codes(ALL, "") == all_of(ALL, 2)
 
     def test_not_a_checkpoint(self, location):
@@ -296,7 +296,7 @@ class TestOptions:
         assert location.codes(commands, None, option, value) == all_of(commands, 2)
 
     @pytest.mark.parametrize("option", ["--family", "--like", "--config", "--map"])
-    def test_a_file_that_is_not_there(self, location, option):
+    def test_missing_file_is_refused(self, location, option):
         # What is said of a conversion is looked at only where there is one.
         commands = [item for item in having(option) if item in CHECKPOINTS and "verify" not in item]
         # `remap` takes a family for --maxtext alone.
@@ -310,7 +310,7 @@ class TestOptions:
         assert len(commands) > 15
         assert location.codes(commands, None, "--memory", "2MiB") == all_of(commands, 4)
 
-    def test_no_configuration(self, location):
+    def test_missing_config_is_an_error(self, location):
         bare = shutil.copytree(location.names["HF"], location.directory / "bare", dirs_exist_ok=True)
         (bare / "config.json").unlink()
         assert location.codes(["hf-to-maxtext"], bare) == {"hf-to-maxtext": 3}

@@ -61,7 +61,7 @@ class TestThereAndBack:
         names = [path for path in location.iterdir() if not path.name.endswith(".safetensors")]
         return {path.name: path.read_bytes() for path in names}
 
-    def test_files_lie_beside_the_weights_again(self, model, tmp_path):
+    def test_files_next_to_weights_round_trip(self, model, tmp_path):
         run("convert", "to-orbax", model, tmp_path / "orbax")
         assert (tmp_path / "orbax/0/items/hf/config.json").is_file()
         run("convert", "to-safetensors", tmp_path / "orbax", tmp_path / "back")
@@ -241,7 +241,7 @@ class TestWhatItIs:
         findings = json.loads(ckpt("doctor", tmp_path, "--json").stdout)["findings"]
         assert any(finding["check"] == "config" and "LoRA adapter" in finding["what"] for finding in findings)
 
-    def test_no_family_is_proposed_for_a_name_that_is_near(self, model, tmp_path):
+    def test_similar_model_name_is_not_taken_for_its_family(self, model, tmp_path):
         config = json.loads((model / "config.json").read_text()) | {"model_type": "deepseek_v99"}
         (model / "config.json").write_text(json.dumps(config))
         told = run("convert", "hf-to-maxtext", model, tmp_path / "out", code=3)
@@ -292,7 +292,7 @@ class TestWhatItIs:
         run("convert", "hf-to-maxtext", tmp_path / "orbax", tmp_path / "out")
 
     @pytest.mark.parametrize("command", ["hf-to-maxtext", "maxtext-to-hf"])
-    def test_an_adapter_whatever_lies_beside_it(self, model, tmp_path, command):
+    def test_adapter_is_recognized_next_to_other_files(self, model, tmp_path, command):
         weights(model / "model.safetensors", "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight")
         (tmp_path / "pickled").mkdir()
         lora = {"base_model.model.x.lora_A.weight": whole(np.ones((2, 4), "f4"))}
@@ -360,7 +360,7 @@ class TestWhatItIs:
         return top
 
     @pytest.mark.parametrize("command", [("inspect", "tree"), ("hash",), ("inspect", "stats")])
-    def test_directories_of_hosts_are_shown_as_the_whole(self, tmp_path, command):
+    def test_host_directories_are_shown_as_one_checkpoint(self, tmp_path, command):
         whole = succeed(*command, self.hosts(tmp_path)).output
         assert "missing" not in whole
         shutil.rmtree(tmp_path / "local files" / "host1")
@@ -408,11 +408,11 @@ class TestLines:
         assert wrap("x" * 50, 30) == ["x" * 50]
         assert wrap("", 30) == [""]
 
-    def test_a_command_in_a_sentence_stays_whole(self):
+    def test_command_in_a_sentence_is_not_wrapped(self):
         command = "`ckpt doctor '/some where/else' --fix merge`"
         assert wrap(f"it is so: {command}, says more", 30) == ["it is so:", f"{command},", "says more"]
 
-    def test_a_command_has_a_line_of_its_own(self):
+    def test_long_command_gets_its_own_line(self):
         command = "ckpt doctor '/some where/else' --fix merge"
         text = f"mend it: {command}; that is all there is to say of it, and enough"
         lines = labelled_lines("  next", text, 8, 60, command=command)

@@ -100,7 +100,7 @@ class TestMaxText:
         assert given == {"load_full_state_path": f"{tmp_path}/it/1/items", "scan_layers": "false"}
         assert ckpttools.resolve(run_name="new", **given).loads
 
-    def test_a_run_goes_on(self, tmp_path):
+    def test_run_directory_resumes_in_maxtext(self, tmp_path):
         run = tmp_path / "out" / "mine" / "checkpoints"
         ckpttools.cast(TRAINED, run, dtype="float32")
         expected = f"the run goes on: base_output_directory={tmp_path}/out run_name=mine"
@@ -113,7 +113,7 @@ class TestMaxText:
         (use,) = next_steps(tmp_path / "it").uses
         assert use.endswith(f"`ckpt strip-optimizer {tmp_path}/it DST --flavour linen`")
 
-    def test_in_a_bucket_that_maxtext_does_not_read(self, converted):
+    def test_unsupported_bucket_is_not_advised_for_maxtext(self, converted):
         ckpttools.convert(converted, "memory://next/it", format="orbax")
         assert next_steps("memory://next/it").uses == (
             "MaxText reads disks and gs:// alone: `ckpt copy memory://next/it DIR`",
@@ -139,7 +139,7 @@ class TestTransformers:
         use = next_steps(tmp_path / 'a "b"').uses[0].removeprefix("AutoModelForCausalLM.from_pretrained")
         assert ast.literal_eval(use) == str(tmp_path / 'a "b"')
 
-    def test_code_of_its_own_must_be_trusted(self, tmp_path):
+    def test_custom_code_needs_trust_remote_code(self, tmp_path):
         write_llama(tmp_path / "hf", auto_map={"AutoConfig": "configuration_mine.Mine"})
         loaded, served = next_steps(tmp_path / "hf").uses
         assert loaded.endswith(", trust_remote_code=True)") and served.endswith(" --trust-remote-code")
@@ -299,7 +299,7 @@ class TestWhatTrainersLeave:
         ):
             assert "leave that out with --drop 'optimizer.*' --drop 'train_state.*'" in refused.output
 
-    def test_names_that_transformers_does_not_load_are_told(self, tmp_path):
+    def test_names_unsupported_by_transformers_are_reported(self, tmp_path):
         trainers, flax = FIXTURES / "torch/trainers", FIXTURES / "flax/llama"
         bare = shutil.copy(PEFT / "plain/adapter_model.safetensors", tmp_path)
         for source, declared in (
@@ -316,7 +316,7 @@ class TestWhatTrainersLeave:
         )
         assert not any("do not load" in remark for remark in told.plan.notes.remarks)
 
-    def test_parts_of_a_checkpoint_are_called_so(self, tmp_path):
+    def test_partial_checkpoints_are_described(self, tmp_path):
         """A file of one process, an optimizer alone; and names that several families have."""
         zero = FIXTURES / "torch/trainers/deepspeed"
         state = next(zero.glob("global_step*/*model_states.pt"))

@@ -97,7 +97,7 @@ class TestHuggingFaceAgainstMaxText:
         assert both.a["decoder/layers_1/self_attention/query/kernel"].shape == (64, 4, 16)
 
     @pytest.mark.parametrize("family", ["qwen3", "gemma2", "mixtral-8x7b", "gpt-oss"])
-    def test_without_a_configuration_names_tell_the_family(self, family: str):
+    def test_family_is_inferred_from_names_without_config(self, family: str):
         hf = hugging_face(family)
         bare = hf.with_metadata(config=None)
         both = align(bare, to_maxtext(hf, ToMaxText()).state)
@@ -113,7 +113,7 @@ class TestHuggingFaceAgainstMaxText:
         shutil.copy(GOLDEN / "mistral-7b" / "hf" / "config.json", tmp_path / "hf")
         assert_equal(align(bare, built.with_metadata(location=str(tmp_path))))
 
-    def test_an_unknown_model_is_told_by_names(self):
+    def test_unknown_model_is_matched_by_names(self):
         hf = hugging_face("qwen3")
         other = hf.with_metadata(config={**(hf.metadata.config or {}), "model_type": "something"})
         assert_equal(align(other, to_maxtext(hf, ToMaxText()).state))

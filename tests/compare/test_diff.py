@@ -115,7 +115,7 @@ class TestUlps:
 
 class TestMeasures:
     @given(data=st.data(), shape=shapes(limit=300), pair=st.tuples(dtypes(packed=True), dtypes(packed=True)))
-    def test_they_are_numpys(self, data: st.DataObject, shape, pair):
+    def test_deviations_match_numpy(self, data: st.DataObject, shape, pair):
         pair = data.draw(st.sampled_from([pair, (pair[0], pair[0])]))
         seeds = data.draw(st.tuples(st.integers(0, 9), st.integers(0, 9)))
         truth = [noise(shape, dtype, seed) for dtype, seed in zip(pair, seeds, strict=True)]
@@ -248,7 +248,7 @@ class TestMeasures:
         assert of_pair(known.array, truth).outcome == "equal"
 
     @given(st.data())
-    def test_layers_of_a_stack_that_differ_are_told_apart(self, data: st.DataObject):
+    def test_differing_layers_of_a_stack_are_named(self, data: st.DataObject):
         dtype = DTYPES["bfloat16"]
         truth = np.random.default_rng(0).integers(0x3F00, 0x4100, (5, 4, 7)).astype(np.uint16)
         damaged = truth.copy()
@@ -354,7 +354,7 @@ class TestCommand:
         assert "Different: 6 arrays with other values, 1 array of another dtype, 1 array only in A" in output
 
     @pytest.mark.parametrize("columns", [80, 200])
-    def test_it_fits_the_terminal(self, changed: Path, columns: int):
+    def test_output_fits_the_terminal(self, changed: Path, columns: int):
         output = ckpt(changed, golden_checkpoint(scan=True), code=1, COLUMNS=str(columns)).output
         lines = [line for line in output.splitlines() if "/" not in line]
         assert max(map(len, lines)) <= columns
@@ -388,7 +388,7 @@ class TestCommand:
         assert "Equal: 4 arrays equal" in ckpt(changed, HF, "--filter", "*q_proj*").output
         assert "no array is selected" in ckpt(changed, HF, "--filter", "nothing", code=2).output
 
-    def test_no_explanations(self, changed: Path):
+    def test_explanations_can_be_disabled(self, changed: Path):
         assert "because" not in ckpt(changed, HF, "--no-explain", code=1).output
         assert "because" in ckpt(changed, HF, code=1).output
 
@@ -454,7 +454,7 @@ def test_the_memory_is_kept_where_much_differs(tmp_path: Path, memory: int):
 
 
 @pytest.mark.parametrize("dtype", ["int64", "uint64"])
-def test_whole_numbers_that_float64_does_not_tell_apart_differ(dtype: str):
+def test_integers_beyond_float64_precision_differ(dtype: str):
     sides = [{"w": stored(np.array([1, 2**53 + k], dtype).view(np.uint64), DTYPES[dtype])} for k in (0, 1)]
     (result,) = diff(Pairing(*sides), **PLENTY)
     assert result.outcome == "differs"

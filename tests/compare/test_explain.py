@@ -362,7 +362,7 @@ def test_every_pair_of_dtypes_can_be_looked_at(pair: tuple[str, str], seed: int,
     assert result.cause is None
 
 
-def test_one_number_in_another_shape_is_no_evidence():
+def test_scalar_constant_is_no_evidence_of_reshaping():
     sides = [{"w": lazy(np.full(shape, 0.5, np.float32))} for shape in ((8, 6), (12, 4))]
     (result,) = explained(*sides)
     assert result.outcome == "shape"
@@ -402,7 +402,7 @@ PERTURBATIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]
     dtypes=st.tuples(*[st.sampled_from(["float32", "bfloat16", "float16", "float64"])] * 2),
     seed=st.integers(0, 10_000),
 )
-def test_no_cause_is_named_where_none_is(
+def test_unrelated_arrays_have_no_cause(
     kind: str, shape: tuple[int, ...], dtypes: tuple[str, str], seed: int
 ):
     random = np.random.default_rng(seed)

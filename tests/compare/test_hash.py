@@ -302,7 +302,7 @@ def test_columns_that_find_no_room_are_read_again():
         assert sum(decoded) == passes * truth.nbytes
 
 
-def test_no_room_at_all_is_an_error():
+def test_insufficient_memory_is_an_error():
     """Blocks end within pieces, and nothing of them can wait."""
     dtype = DTYPES["uint8"]
     truth = noise((16, 100), dtype)
@@ -368,7 +368,7 @@ def test_every_layout_of_a_maxtext_checkpoint_has_the_same_digests():
     assert manifests[0].parameters == tree_digest(expected)
 
 
-def test_one_file_and_shards_have_the_same_digests():
+def test_single_file_and_shards_have_equal_digests():
     one, shards = (
         hash_tree(open_tree(GOLDEN / "llama3.1" / name), **PLENTY) for name in ("hf", "hf_sharded")
     )

@@ -100,7 +100,7 @@ def edited(path, change):
     return path.with_name("edited.json")
 
 
-def test_missing_and_extra_arrays_are_told(written):
+def test_missing_and_extra_arrays_are_reported(written):
     path, _ = written
 
     def rename(arrays):
@@ -111,7 +111,7 @@ def test_missing_and_extra_arrays_are_told(written):
     assert text.endswith("\ndecoder/more: missing\ndecoder/decoder_norm/scale: extra\n")
 
 
-def test_other_types_are_told(tmp_path):
+def test_other_shapes_and_dtypes_are_reported(tmp_path):
     for name, shape, dtype in (("a", (2, 3), "float32"), ("b", (3, 2), "float32"), ("c", (2, 3), "int32")):
         tree = Tree({("x",): stored(noise((6,), DTYPES[dtype]).reshape(shape), DTYPES[dtype])})
         write(tree, SafetensorsWriter(), tmp_path / name)

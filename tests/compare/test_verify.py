@@ -60,7 +60,7 @@ def test_layers_of_two_stacks_whatever_axis_and_order_they_lie_in(axis, turned):
 
 
 @given(st.data(), shapes(min_rank=1, limit=300), dtypes(packed=True))
-def test_the_first_bit_that_differs_is_told_and_all_are_counted(data, shape, dtype):
+def test_first_differing_bit_is_named_and_all_are_counted(data, shape, dtype):
     truth = noise(shape, dtype)
     damaged = truth.copy()
     locations = data.draw(st.sets(st.integers(0, truth.size - 1), max_size=4))
@@ -182,7 +182,7 @@ def damaged_copy(model, location, layer, row, column):
     return file
 
 
-def test_one_flipped_bit_is_found_and_its_location_named(model, tmp_path):
+def test_flipped_bit_is_found_and_located(model, tmp_path):
     file = damaged_copy(model, tmp_path / "damaged", layer=1, row=17, column=30)
     text = run(tmp_path / "damaged", "--against", model, code=1)
     item = tmp_path / "damaged" / "0" / "items"

@@ -105,7 +105,7 @@ class TestSound:
         result = examine(Path())
         assert expected.findings and result.findings == expected.findings
 
-    def test_one_file(self):
+    def test_single_file_is_examined(self):
         assert examine(HF / "model.safetensors").findings == ()
         assert examine(SHARDED / "model.safetensors.index.json").findings == ()
 
@@ -176,7 +176,7 @@ class TestOrbax:
         result = only(item, "chunks")
         assert (result.location, "No such file" in result.what) == (str(file), True)
 
-    def test_a_data_file_that_nobody_names(self, tmp_path):
+    def test_unreferenced_data_file_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         (item / "d" / "stray").write_bytes(bytes(500))
         result = examine(item).findings
@@ -239,7 +239,7 @@ class TestOrbax:
             file.unlink()
         assert "start with a dot" in only(item, "chunks").do
 
-    def test_an_array_that_nobody_names(self, tmp_path):
+    def test_unnamed_array_is_reported(self, tmp_path):
         item = self.item(tmp_path)
         change_json(item / "_METADATA", tree_metadata={})
         assert any("does not name (1): w" in finding.what for finding in examine(item).findings)
@@ -292,7 +292,7 @@ def beginning_of(path):
 
 
 class TestSteps:
-    def test_no_commit_marker(self, tmp_path):
+    def test_missing_commit_marker_is_fixed(self, tmp_path):
         run = copy(ORBAX / "cm_default", tmp_path)
         for path in run.rglob("commit_success.txt"):
             path.unlink()
@@ -309,7 +309,7 @@ class TestSteps:
         assert not (item / "commit_success.txt").exists()
         assert examine(item.parent).findings == ()
 
-    def test_no_marker_where_something_is_an_error(self, tmp_path):
+    def test_damaged_step_is_not_marked_complete(self, tmp_path):
         step = copy(ORBAX / "maxtext_run" / "checkpoints" / "4", tmp_path)
         (step / "commit_success.txt").unlink()
         (step / "items" / "_METADATA").write_text("{")
@@ -336,7 +336,7 @@ class TestSteps:
             mend(run, "commit-marker")
         assert f"{run}/5/default" in caught.value.message
 
-    def test_a_refusal_is_told_beside_what_was_fixed(self, tmp_path):
+    def test_refusals_are_reported_with_fixes(self, tmp_path):
         run = self.unmarked(tmp_path / "text")
         result = ckpt("doctor", run, "--fix", "commit-marker")
         assert (result.exit_code, result.stderr) == (3, "")
@@ -405,7 +405,7 @@ class TestSteps:
             assert "10 is passed over: no commit_success.txt, commit timestamp null" in repr(resolved.tried)
             assert told(step, "error") == {"unfinished"}
 
-    def test_steps_are_told_in_the_order_of_their_numbers(self, tmp_path):
+    def test_steps_are_reported_in_numeric_order(self, tmp_path):
         run = copy(ORBAX / "maxtext_run", tmp_path) / "checkpoints"
         for name in ("10", "9"):
             shutil.copytree(run / "4", run / name)
@@ -541,7 +541,7 @@ class TestSafetensors:
         result = only(folder, "safetensors")
         assert (result.location, "10 bytes are missing" in result.what) == (str(shard), True)
 
-    def test_all_faults_are_told_at_once(self, tmp_path):
+    def test_all_faults_are_reported_at_once(self, tmp_path):
         folder = self.folder(tmp_path)
         for shard in self.shards(folder):
             shard.write_bytes(shard.read_bytes()[:-10])
@@ -554,7 +554,7 @@ class TestSafetensors:
         result = only(folder, "safetensors-index")
         assert shard.name in result.what and shard.name in result.do
 
-    def test_all_missing_shards_are_fetched_by_one_command(self, tmp_path):
+    def test_one_command_fetches_all_missing_shards(self, tmp_path):
         folder = self.folder(tmp_path)
         lost = self.shards(folder)[:2]
         for shard in lost:
@@ -592,7 +592,7 @@ class TestSafetensors:
         assert "outside" in only(folder, "safetensors-index").what
 
     @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}', "<html>"])
-    def test_an_index_that_is_none(self, tmp_path, text):
+    def test_invalid_index_is_reported(self, tmp_path, text):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors.index.json").write_text(text)
         only(folder, "safetensors-index")
@@ -630,7 +630,7 @@ class TestSafetensors:
         assert len(mend(folder, "index").fixed) == 1
         assert content(folder) == expected
 
-    def test_no_index_over_two_copies_of_a_tensor(self, tmp_path):
+    def test_duplicate_tensors_prevent_an_index(self, tmp_path):
         folder = self.folder(tmp_path)
         (folder / "model.safetensors.index.json").unlink()
         shutil.copy(self.shards(folder)[0], folder / "old.safetensors")
@@ -667,7 +667,7 @@ class TestSafetensors:
         with pytest.raises(FormatError, match="no index can be made"):
             fixes()["index"].apply(parse(folder), ReadOptions())
 
-    def test_no_configuration(self, tmp_path):
+    def test_missing_config_is_reported(self, tmp_path):
         folder = self.folder(tmp_path)
         (folder / "config.json").unlink()
         assert told(folder) == {("warning", "config")}
@@ -707,7 +707,7 @@ class TestMerge:
         np.testing.assert_array_equal(restored["params"]["params"]["w"], expected["params"]["params"]["w"])
         assert {keystr(path) for path in open_tree(item)} == {"step", "params/params/w"}
 
-    def test_it_is_done_once(self, tmp_path):
+    def test_merge_is_done_once(self, tmp_path):
         item = self.unmerged(tmp_path)
         mend(item, "merge")
         before = content(item)
@@ -889,7 +889,7 @@ class TestCommand:
         assert caught.value.hint == "check the spelling of the path"
 
 
-def test_no_permission(monkeypatch):
+def test_missing_permission_is_reported(monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "_METADATA")
     result = [finding for finding in examine(ORBAX / "standard").findings if finding.check == "access"]
     assert [(entry.level, "chmod u+r" in entry.do) for entry in result] == [("error", True)]
@@ -981,7 +981,7 @@ CHECK = Check("greeting", "says hello", look)
         checks.cache_clear()
 
 
-def test_a_check_that_fails_is_told(monkeypatch):
+def test_failing_check_is_reported(monkeypatch):
     (failing,) = [check for check in checks() if check.name == "items"]
 
     def look(inventory):

@@ -45,7 +45,7 @@ def test_a_sound_model_is_left_in_peace(model):
 @pytest.mark.parametrize(
     "hf", sorted([*GOLDEN.glob("*/hf"), *GOLDEN_0_2_5.glob("*/hf")]), ids=lambda p: p.parent.name
 )
-def test_so_are_models_of_every_family(hf):
+def test_models_of_every_family_are_healthy(hf):
     assert {check: item for check, item in result(hf).items() if check != "dtype"} == {}
 
 

@@ -112,7 +112,7 @@ def test_every_command_does_the_same_in_memory(tmp_path, memory):
         assert contents(memory / name) == contents(parse(tmp_path) / name), name
 
 
-def test_a_conversion_that_was_stopped_in_memory_goes_on(memory):
+def test_conversion_stopped_in_memory_resumes(memory):
     class StopError(Exception):
         pass
 

@@ -93,14 +93,14 @@ class TestKinds:
         assert view.layers == view.contradictions == ()
 
     @pytest.mark.parametrize("stacked", [True, False])
-    def test_a_contradiction_is_said(self, stacked):
+    def test_contradiction_is_reported(self, stacked):
         view = view_of(linen_state(model(stacked), 0, {"scan_layers": not stacked}))
         assert view.kind == ("stacked-inference" if stacked else "unstacked-inference")
         (warning,) = view.contradictions
         assert f"scan_layers={str(not stacked).lower()}" in warning
         assert warning.endswith(f"but layers are {'stacked' if stacked else 'not stacked'}")
 
-    def test_layers_that_do_not_fit_together_are_said(self):
+    def test_inconsistent_layers_are_reported(self):
         leaves = {("decoder", "layers", name): array(2, n) for name, n in (("a", 3), ("b", 3), ("c", 4))}
         view = view_of(linen_state(leaves, 0, {}))
         assert (view.kind, view.scan_axis) == ("stacked-inference", 0)

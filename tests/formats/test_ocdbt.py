@@ -407,7 +407,7 @@ def test_unknown_compression_in_the_configuration():
     assert "configured compression is unknown" in error(with_manifest(framed(bytes(body)))).message
 
 
-def test_zstd_that_is_none():
+def test_invalid_zstd_is_refused():
     wrong = error(with_manifest(framed(b"not zstd", head=b"\0\1")))
     assert "zstd" in wrong.message
 

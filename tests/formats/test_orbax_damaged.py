@@ -81,7 +81,7 @@ class TestDamaged:
         assert str(item / "d") in error.message
 
     @pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "_METADATA"])
-    def test_custom_metadata_that_is_none(self, tmp_path, file):
+    def test_invalid_custom_metadata_is_refused(self, tmp_path, file):
         item = shutil.copytree(ORBAX / "standard", tmp_path / "item")
         change_json(item / file, custom_metadata=3)
         with pytest.raises(FormatError, match="not a JSON object") as caught:
@@ -191,7 +191,7 @@ class TestDamaged:
             ({"codecs": 3}, "not the metadata of a zarr v3 array"),
         ],
     )
-    def test_metadata_of_an_array_that_is_none(self, tmp_path, changed, message):
+    def test_invalid_array_metadata_is_refused(self, tmp_path, changed, message):
         item = self.item(tmp_path, use_ocdbt=False)
         change_document(item, False, **changed)
         with pytest.raises(FormatError, match=message) as caught:
@@ -208,7 +208,7 @@ class TestDamaged:
             ({"chunks": None}, "not the metadata of a zarr v2 array"),
         ],
     )
-    def test_metadata_of_an_old_array_that_is_none(self, tmp_path, changed, message):
+    def test_invalid_zarr2_metadata_is_refused(self, tmp_path, changed, message):
         item = self.item(tmp_path, zarr2(None, [300, 2]), use_ocdbt=False)
         change_json(item / "w" / ".zarray", **changed)
         with pytest.raises(FormatError, match=message):
@@ -273,7 +273,7 @@ class TestDamaged:
             open_tree(item)
         assert "'str'" in caught.value.expected
 
-    def test_array_metadata_that_is_none(self, tmp_path):
+    def test_invalid_metadata_of_arrays_is_refused(self, tmp_path):
         item = shutil.copytree(ORBAX / "tree_zoo", tmp_path / "item")
         (item / "array_metadatas" / "process_0").write_text('{"array_metadatas": [1]}')
         with pytest.raises(FormatError, match="not the metadata of arrays"):

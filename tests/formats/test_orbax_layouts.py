@@ -176,7 +176,7 @@ class TestLocations:
         with pytest.raises(FormatError, match="an unfinished save, or an incomplete copy"):
             open_tree(ORBAX / "unfinished_commit_file" / "2" / "items")
 
-    def test_no_checkpoint_says_what_was_tried(self, tmp_path):
+    def test_error_lists_formats_tried(self, tmp_path):
         (tmp_path / "notes").mkdir()
         with pytest.raises(FormatError) as caught:
             open_tree(tmp_path)

@@ -171,7 +171,7 @@ class TestManyChunks:
         assert any("embedding" in path for path in ragged)
 
     @pytest.mark.parametrize("name", ["scanned-chunks", "biases-tied"])
-    def test_each_layer_has_its_own_chunks(self, runs, name):
+    def test_each_layer_has_separate_chunks(self, runs, name):
         arrays = opened_by_tensorstore(runs[name] / "0" / "items")
         query = arrays["params/params/decoder/layers/self_attention/query/kernel"]
         assert query.shape == (64, 4, 4, 16)

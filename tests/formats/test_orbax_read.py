@@ -80,7 +80,7 @@ class TestWrittenByMaxText:
         assert shapes(open_tree(item)) == seen | {"opt_state": "Dict"}
 
     @SCANS
-    def test_scalars_are_told(self, scan):
+    def test_scalars_are_recorded(self, scan):
         assert open_tree(golden_checkpoint(scan)).metadata.scalars == {("step",)}
 
     def test_kind(self):
@@ -170,7 +170,7 @@ class TestSteps:
             self.opened(run, 5)
         assert "0, 2, 10, 30" in caught.value.expected
 
-    def test_without_a_finished_step_every_reason_is_told(self, run):
+    def test_all_reasons_are_reported_without_a_finished_step(self, run):
         for step in (0, 10):
             shutil.rmtree(run / str(step))
         with pytest.raises(FormatError, match="no step is whole") as caught:
@@ -312,7 +312,7 @@ class TestSteps:
         (run / "10" / "items" / "_METADATA").unlink()
         assert ocp.CheckpointManager(run).latest_step() == 10
 
-    def test_unfinished_ones_are_told(self, run):
+    def test_unfinished_steps_are_reported(self, run):
         with pytest.warns(LaterStepWarning) as caught:
             self.opened(run)
         (told,) = map(str, (item.message for item in caught))
@@ -420,7 +420,7 @@ class TestDamaged:
             open_tree(checkpoint)
         assert caught.value.location == str(checkpoint)
 
-    def test_a_document_that_is_none(self, checkpoint):
+    def test_invalid_document_is_refused(self, checkpoint):
         change_index(checkpoint, lambda entries: entries.update({f"{QUERY}/zarr.json".encode(): b"{}"}))
         with pytest.raises(FormatError, match="not the metadata of a zarr v3 array") as caught:
             open_tree(checkpoint)

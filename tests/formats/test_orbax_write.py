@@ -220,7 +220,7 @@ class TestFiles:
         assert contents(tmp_path / "again") == contents(runs / "everything" / "files-zarr3-zstd:3")
 
     @EVERY
-    def test_metadata_says_what_is_there(self, runs, name):
+    def test_metadata_matches_contents(self, runs, name):
         item = runs / "everything" / name / str(STEP) / ITEM
         document = json.loads((item / "_METADATA").read_bytes())
         assert (document["use_ocdbt"], document["use_zarr3"]) == ("ocdbt" in name, "zarr3" in name)
@@ -291,7 +291,7 @@ class TestTargetSize:
         # zstd may add a few bytes to noise.
         assert max(sizes.values()) <= TARGET + chunking.SMALLEST + 100
 
-    def test_a_chunk_that_is_larger_has_a_file_of_its_own(self, tmp_path):
+    def test_oversized_chunk_has_its_own_file(self, tmp_path):
         write(ARRAYS, writer("ocdbt-zarr3-raw", target_data_file_bytes=1000), tmp_path / "run")
         sizes = self.sizes(tmp_path / "run")
         assert max(sizes.values()) <= chunking.SMALLEST
@@ -302,7 +302,7 @@ class TestTargetSize:
         assert_same(open_tree(runs / "target" / name), ARRAYS)
 
     @given(st.lists(st.integers(1, 4000), max_size=12), st.integers(1, 5000))
-    def test_no_two_arrays_share_bytes(self, lengths, target):
+    def test_arrays_do_not_share_bytes(self, lengths, target):
         tree = Tree({(f"a{k}",): array("uint8", n) for k, n in enumerate(lengths)}, Metadata(step=0))
         layout = OrbaxWriter(target_data_file_bytes=target).layout(tree, 1 << 20)
         taken: dict[str, list[tuple[int, int]]] = {}
@@ -325,7 +325,7 @@ class InterruptionError(Exception):
 
 
 @pytest.mark.parametrize("name", [name for name in COMBINATIONS if "zstd" in name])
-def test_an_interrupted_compression_goes_on(tmp_path, monkeypatch, name):
+def test_interrupted_compression_resumes(tmp_path, monkeypatch, name):
     monkeypatch.setattr(planning, "LARGEST_TASK", 1 << 12)
     monkeypatch.setattr(planning, "_SMALLEST_TASK", 1 << 12)
     monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)

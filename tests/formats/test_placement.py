@@ -88,7 +88,7 @@ def test_runs_come_in_file_order(case, data):
 
 
 @given(placements())
-def test_chunks_lie_side_by_side_without_gaps(case):
+def test_chunks_are_contiguous(case):
     placement, _ = case
     cells = list(placement.cells(Region.whole(placement.shape)))
     assert sorted(cells) == list(grid_indices(placement.shape, placement.chunk))

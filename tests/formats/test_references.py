@@ -714,7 +714,7 @@ def test_links_that_are_refused_later_become_copies_of_what_is_needed(model, tmp
     assert result == golden_arrays("llama3.1", True)
 
 
-def test_a_full_disk_says_so(model, tmp_path, monkeypatch):
+def test_full_disk_is_reported(model, tmp_path, monkeypatch):
     conversion = by_reference(model, tmp_path / "out")
     monkeypatch.setattr(os, "link", refusing(errno.ENOSPC))
     with pytest.raises(NoSpaceError, match="the disk is full"):
@@ -749,7 +749,7 @@ def interrupt(event):
         raise InterruptionError
 
 
-def test_an_interrupted_conversion_goes_on(model, tmp_path):
+def test_interrupted_conversion_resumes(model, tmp_path):
     """First links are refused, then they are not: the copy goes, and the source is not written to."""
     before = digests(model)
     out, partial_out = tmp_path / "out", tmp_path / "out.partial"

@@ -247,7 +247,7 @@ def assert_equal(built: Tree, expected: Tree) -> None:
 @EVERY_FAMILY
 @settings(max_examples=12)
 @given(data=st.data(), seed=st.integers(0, 99), scan=st.sampled_from((None, 0, 1)))
-def test_every_bit_comes_back(family, data, seed, scan):
+def test_every_bit_round_trips(family, data, seed, scan):
     tree = model(data.draw(CONFIGS[family]), seed)
     scan = None if family in NEVER_SCANNED else scan
     built = round_trip(tree, scan=False) if scan is None else round_trip(tree, scan_axis=scan)

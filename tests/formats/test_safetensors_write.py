@@ -274,7 +274,7 @@ STRUCTURED = Tree(
 class TestTheWayBack:
     @pytest.mark.parametrize("limit", [None, 60])
     @pytest.mark.parametrize("separator", [".", "/"])
-    def test_everything_comes_back(self, tmp_path, separator, limit):
+    def test_everything_round_trips(self, tmp_path, separator, limit):
         back = come_back(STRUCTURED, tmp_path / "out", SafetensorsWriter(limit, separator))
         assert_same(back, STRUCTURED)
         assert list(back) == list(STRUCTURED)
@@ -298,7 +298,7 @@ class TestTheWayBack:
         ),
         step=st.none() | st.integers(0, 1 << 40),
     )
-    def test_any_metadata_comes_back(self, tmp_path_factory, custom, step):
+    def test_metadata_round_trips(self, tmp_path_factory, custom, step):
         tree = flat_tree({"w": array()}, custom=custom, step=step)
         back = come_back(tree, tmp_path_factory.mktemp("out") / "out")
         assert back.metadata.step == step

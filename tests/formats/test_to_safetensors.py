@@ -110,7 +110,7 @@ class TestTheCommand:
         sidecars = {"hf/config.json", "hf/ckpttools.json"}
         assert set(files(tmp_path / "st")) == {"model.safetensors", *sidecars}
 
-    def test_a_cast_is_applied_and_its_loss_is_said(self, orbax, tmp_path):
+    def test_cast_is_applied_and_its_loss_reported(self, orbax, tmp_path):
         result = succeed("convert", "to-safetensors", orbax, tmp_path / "st", "--dtype=fp16")
         assert "INEXACT" in result.stderr
         dtypes = {str(array.dtype) for array in ckpttools.open(tmp_path / "st").arrays.values()}

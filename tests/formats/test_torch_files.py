@@ -272,7 +272,7 @@ def test_any_region_of_any_view(tmp_path_factory, drawn, data):
         (View(np.arange(6.0, dtype="f4"), 0, (4, 2), (1,)), "damaged"),
     ],
 )
-def test_views_that_are_none(tmp_path, view, why):
+def test_invalid_views_are_refused(tmp_path, view, why):
     with pytest.raises(FormatError, match=why):
         open_tree(save(tmp_path / "x.pt", {"x": view}))
 
@@ -692,7 +692,7 @@ def test_checksums_of_all_that_torch_saves(tmp_path, name, file):
     assert f"{hit.name} (bytes {hit.offset:,} to {hit.offset + hit.nbytes:,})" in declared
 
 
-def test_a_file_that_is_cut_is_told_once(tmp_path):
+def test_truncated_file_is_reported_once(tmp_path):
     path = save(tmp_path / "x.pt", {"a": whole(numbers(9, 1))})
     path.write_bytes(path.read_bytes()[:-40])
     code, declared = told_by_doctor(path, "--checksums")

@@ -349,7 +349,7 @@ def test_quantised_weights_count_as_their_numbers_and_are_rounded_once(make):
         Average()([codes, Tree({path: codes[path] for path in list(codes)[:1]}, codes.metadata)])
 
 
-def test_whole_numbers_must_agree():
+def test_integers_must_agree_to_be_averaged():
     one, other = (tree_with({("w",): np.float32([1]), ("table",): np.int32([1, k])}) for k in (2, 3))
     assert Average()([one, one])["table"].read().tolist() == [1, 2]
     with pytest.raises(MappingError, match="whole numbers have no mean"):

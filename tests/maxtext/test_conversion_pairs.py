@@ -94,7 +94,7 @@ def test_a_cast_is_proved_when_it_is_said(tmp_path):
     assert verify(tmp_path / "maxtext", hf("qwen3"), "--cast").exit_code == 0
 
 
-def test_one_bit_is_found(tmp_path):
+def test_single_flipped_bit_is_found(tmp_path):
     item = convert(tmp_path / "maxtext", "llama3.1")
     data = item / "d" / "data"
     damaged = bytearray(data.read_bytes())

@@ -149,7 +149,7 @@ def test_commands_report_what_applies_and_what_to_do(tmp_path, config, phrase):
     assert ckpttools.doctor(tmp_path / "hf").findings == ()
 
 
-def test_a_head_of_its_own_removes_the_deviations_of_a_tied_one(tmp_path):
+def test_separate_head_removes_tied_head_deviations(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(GEMMA3))
     ckpttools.synth(tmp_path / "config.json", tmp_path / "hf")
     ckpttools.hf_to_maxtext(tmp_path / "hf", tmp_path / "mt", tied="materialize")
