@@ -215,7 +215,7 @@ def test_modules_tell_which_axis_is_that_of_inputs(bases):
     assert "with PEFT" in str(refused.value)
 
 
-def test_a_head_that_is_the_table_is_told_whatever_the_table_is_called():
+def test_tied_head_is_reported_under_any_table_name():
     tree = Tree({("transformer.wte.weight",): lazy(np.zeros((4, 4), "f4"))}, Metadata())
     head = linear("lm_head.weight", (4, 4), np.random.default_rng(8))
     adapter = Adapter("adapter", (head,), {head.name: lazy(np.zeros((4, 4), "f4"))})

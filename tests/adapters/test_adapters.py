@@ -146,7 +146,7 @@ def test_names_of_a_state_that_somebody_saved_as_it_was(tmp_path):
     assert one.read_bytes() == two.read_bytes()
 
 
-def test_a_directory_called_0_beside_an_adapter(tmp_path):
+def test_directory_called_0_next_to_an_adapter_is_ambiguous(tmp_path):
     """Anything may be in it; where it is an adapter of MaxText, which one is meant must be said."""
     location, base = tmp_path / "both", base_of("plain")
     shutil.copytree(PEFT / "plain", location)
@@ -221,7 +221,7 @@ def test_factors_without_their_other_half_are_refused(tmp_path):
         ckpttools.merge_adapter(base_of("plain"), tmp_path / "out", adapter=location)
 
 
-def test_layers_that_the_adapter_leaves_alone_are_told(tmp_path):
+def test_unadapted_layers_are_reported(tmp_path):
     adapter = changed_config(tmp_path)
     arrays = load_file(adapter / "adapter_model.safetensors")
     kept = {name: item for name, item in arrays.items() if ".layers.1." not in name}
@@ -256,7 +256,7 @@ def test_a_model_is_no_adapter(tmp_path):
     assert "this is not an adapter" in told
 
 
-def test_an_adapter_without_its_configuration_is_told_so(tmp_path):
+def test_adapter_without_its_config_is_reported(tmp_path):
     (tmp_path / "adapter").mkdir()
     shutil.copy(PEFT / "plain/adapter_model.safetensors", tmp_path / "adapter")
     told = run("adapter", "merge", base_of("plain"), tmp_path / "adapter", tmp_path / "out", code=3)
@@ -436,7 +436,7 @@ def test_factors_of_another_size_are_not_filled_up(tmp_path, size):
     assert "not those of the base's weight" in declared and not (tmp_path / "out").exists()
 
 
-def test_an_alpha_that_nothing_says_must_be_said(tmp_path):
+def test_unrecorded_alpha_must_be_given(tmp_path):
     """As of Tunix, which notes none."""
     ckpttools.adapter_to_maxtext(PEFT / "plain", tmp_path / "noted", base=base_of("plain"))
     tree = ckpttools.open(tmp_path / "noted")
@@ -836,7 +836,7 @@ def test_names_of_wrapped_modules(tmp_path, wrapper, before):
     assert ckpttools.inspect(adapter, against=base_of("plain")).comparison.is_same
 
 
-def test_settings_that_nobody_knows_are_told(tmp_path):
+def test_unknown_settings_are_reported(tmp_path):
     def remarks(case, **declared):
         adapter = changed_config(tmp_path, case, **declared)
         plan = ckpttools.merge_adapter.plan(base_of(case), tmp_path / "merged", adapter=adapter).plan

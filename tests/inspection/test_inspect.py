@@ -247,7 +247,7 @@ def test_folded_lines_add_up_to_all_leaves(lengths: dict[str, int]):
 
 
 @given(TREES)
-def test_every_leaf_is_told_by_exactly_one_line(lengths: dict[str, int]):
+def test_every_leaf_is_in_exactly_one_line(lengths: dict[str, int]):
     arrays = {path: constant(2**length) for path, length in lengths.items()}
     joint = "/" if any("/" in path for path in arrays) else "."
     told = sorted(path for path in _unfolded(fold(reported(arrays).arrays), joint))

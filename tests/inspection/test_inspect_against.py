@@ -142,13 +142,13 @@ class TestFamilies:
         assert [item.path.split(".")[-2] for item in result.missing] == ["query_norm", "key_norm"]
         assert not result.extra
 
-    def test_a_layer_between_others_that_is_not_there(self):
+    def test_missing_middle_layer_is_reported(self):
         tree = open_tree(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.2." not in keystr(path)}
         result = against_family(Tree(arrays), families()["llama"])
         assert result.missing == (ArraySpec("model.layers.2.*", None, None),)
 
-    def test_the_first_layer_that_is_not_there(self):
+    def test_missing_first_layer_is_reported(self):
         tree = open_tree(GOLDEN / "llama3.1" / "hf")
         arrays = {path: leaf for path, leaf in tree.items() if ".layers.0." not in keystr(path)}
         result = against_family(Tree(arrays), families()["llama"])
@@ -281,7 +281,7 @@ class TestCommand:
         assert result.exit_code == 1
         assert "model.layers.{0..3}.self_attn.q_norm.weight  [16]" in result.stdout
 
-    def test_a_family_uses_the_configuration_that_is_there(self):
+    def test_family_uses_the_existing_config(self):
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", "llama")
         assert result.exit_code == 0
         assert "with the config.json beside it" in result.stdout
@@ -312,7 +312,7 @@ class TestCommand:
         assert words in result.stderr
         assert not result.stdout
 
-    def test_a_configuration_that_is_none(self, tmp_path: Path):
+    def test_invalid_config_is_refused(self, tmp_path: Path):
         (tmp_path / "config.json").write_text("{}")
         result = ckpt("inspect", "tree", LLAMA / "hf", "--against", tmp_path / "config.json")
         assert result.exit_code == 3

@@ -296,7 +296,7 @@ class TestTree:
         assert result.exit_code == 2
         assert "--flat has no levels" in result.stderr
 
-    def test_no_colours_in_a_pipe(self, llama: Path):
+    def test_piped_output_has_no_colors(self, llama: Path):
         command = [sys.executable, "-m", "ckpttools.cli.main", "inspect", "tree", str(llama)]
         code = "from ckpttools.cli.main import main; main()"
         process = subprocess.run(
@@ -314,7 +314,7 @@ class TestTree:
             assert process.stderr.read() == ""
             assert process.wait(30) == 141
 
-    def test_a_step_that_is_not_there(self, scanned: Path):
+    def test_missing_step_is_refused(self, scanned: Path):
         result = ckpt("inspect", "tree", scanned, "--step", 7)
         assert result.exit_code == 2
         assert result.stderr.startswith("Error: there is no step 7\n")

@@ -129,7 +129,7 @@ class TestContents:
 
 
 class TestCommand:
-    def test_it_writes_a_page(self, tmp_path: Path):
+    def test_report_writes_a_page(self, tmp_path: Path):
         result = ckpt("inspect", "report", SCANNED, "-o", tmp_path / "a.html")
         assert result.exit_code == 0, result.output
         assert "13 arrays" in result.stdout
@@ -225,7 +225,7 @@ class TestCommand:
         assert ckpt("inspect", "report", HF, "-o", link, "--no-stats", "--overwrite").exit_code == 0
         assert link.is_symlink() and location.read_text().startswith("<!doctype html>")
 
-    def test_a_directory_that_is_not_there(self, tmp_path: Path):
+    def test_missing_directory_is_refused(self, tmp_path: Path):
         result = ckpt("inspect", "report", HF, "-o", tmp_path / "none" / "a.html")
         assert result.exit_code == 5
         assert "there is no directory" in result.stderr
@@ -234,7 +234,7 @@ class TestCommand:
     def test_a_directory_in_location_of_a_file(self, tmp_path: Path):
         assert ckpt("inspect", "report", HF, "-o", tmp_path, "--overwrite").exit_code == 2
 
-    def test_no_checkpoint(self, tmp_path: Path):
+    def test_non_checkpoint_has_no_report(self, tmp_path: Path):
         assert ckpt("inspect", "report", tmp_path, "-o", tmp_path / "a.html").exit_code == 3
         assert ckpt("inspect", "report", tmp_path / "none", "-o", tmp_path / "a.html").exit_code == 5
         assert not (tmp_path / "a.html").exists()
@@ -437,12 +437,12 @@ class TestOddPages:
         chromium.open(tmp_path / "a.html")
         assert chromium.complaints() == []
 
-    def test_one_leaf(self, chromium: Browser, tmp_path: Path):
+    def test_single_leaf_is_shown(self, chromium: Browser, tmp_path: Path):
         self.show(chromium, tmp_path, {"w": np.ones((3, 4), np.float32)})
         assert (count(chromium, ".tile"), count(chromium, ".card")) == (1, 1)
         assert chromium.value("document.querySelector('#layers').hidden")
 
-    def test_no_leaf(self, chromium: Browser, tmp_path: Path):
+    def test_empty_tree_is_shown(self, chromium: Browser, tmp_path: Path):
         self.show(chromium, tmp_path, {})
         assert "No array holds any bytes" in text(chromium, ".treemap")
 
@@ -513,7 +513,7 @@ class TestOddPages:
             ([complex(np.nan, 0), complex(np.inf, 0)], "No element is finite."),
         ],
     )
-    def test_why_there_is_no_chart(
+    def test_missing_chart_is_explained(
         self, chromium: Browser, tmp_path: Path, values: list[complex], words: str
     ):
         dtype = DTYPES["complex128"]

@@ -588,7 +588,7 @@ class TestCommand:
         assert result.exit_code == 2
         assert "no array has a path that matches" in result.stderr
 
-    def test_no_checkpoint(self, tmp_path: Path):
+    def test_non_checkpoint_has_no_statistics(self, tmp_path: Path):
         assert ckpt("inspect", "stats", tmp_path).exit_code == 3
         assert ckpt("inspect", "stats", tmp_path / "none").exit_code == 5
 

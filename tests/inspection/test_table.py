@@ -278,7 +278,7 @@ def test_alternatives_are_taken_in_order():
 
 
 @pytest.mark.parametrize("value", [0, -1, 2.0, "8", True, [8]])
-def test_a_size_that_is_none_is_refused(value):
+def test_invalid_size_is_refused(value):
     with pytest.raises(ConfigError, match="hidden_size is not a size") as caught:
         sizes_from_config({"hidden_size": value}, {"embed": ("hidden_size",)}, "config.json")
     assert caught.value.got == repr(value)
@@ -445,7 +445,7 @@ def test_exact_refuses_what_it_cannot_store():
     assert caught.value.location == "a"
 
 
-def test_flags_that_nobody_sets_are_told_by_the_names():
+def test_unset_flags_are_inferred_from_names():
     built = Table(ROWS, {axis: declared(axis) for axis in LENGTHS}, location="model")
     for tied in (True, False):
         assert built.to_left(unread(right_shapes(tied=tied))).arrays.keys() == (

@@ -422,7 +422,7 @@ class TestCheck:
 
     @settings(max_examples=20)
     @given(data=st.data())
-    def test_a_name_that_maxtext_has_not_is_told_with_one_that_is_near(self, data):
+    def test_unknown_setting_suggests_a_similar_one(self, data):
         name = data.draw(st.sampled_from(sorted(setting_kinds("0.2.5"))).filter(lambda name: "." not in name))
         wrong = f"{name}{data.draw(st.sampled_from('xqz'))}"
         result = ckpttools.maxtext_config(GOLDEN / "qwen3" / "hf", check=[f"{wrong}=1"])
@@ -695,7 +695,7 @@ class TestTowers:
         result = given_to(tmp_path / "m")
         assert not [name for name in result if "_for_" in name or name in ("use_multimodal", "use_audio")]
 
-    def test_towers_that_maxtext_has_not_are_said(self):
+    def test_towers_unsupported_by_maxtext_are_reported(self):
         result = ckpttools.maxtext_config(GOLDEN_0_2_5 / "gemma4-e2b" / "hf")
         assert "no place for vision_config" in " ".join(result.notes)
 

@@ -27,7 +27,7 @@ def test_every_model_has_either_a_family_or_a_reason():
 
 
 @pytest.mark.parametrize("model", CONVERTED, ids=lambda item: item["model"])
-def test_its_configuration_names_the_family(model):
+def test_config_determines_the_family(model):
     assert family_of(config(model), "config.json") is families()[model["family"]]
 
 

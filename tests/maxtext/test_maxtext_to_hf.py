@@ -206,7 +206,7 @@ class TestSource:
         with pytest.raises(FormatError, match=r"decoder.decoder_norm.scale: .* and decoder/decoder_norm"):
             to_huggingface(Tree(leaves, built.state.metadata), ToHuggingFace(), files)
 
-    def test_a_prefix_that_is_not_there(self, tmp_path):
+    def test_missing_prefix_is_refused(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
         with pytest.raises(UsageError, match="nothing lies below 'decodr'") as error:
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(prefix="decodr"))
@@ -281,7 +281,7 @@ class TestWhichModel:
         like = back(tmp_path / "maxtext", tmp_path / "like", like=hf("llama3.1"))
         assert_same(tensors(like), tensors(hf("llama3.1")))
 
-    def test_like_a_directory_that_is_not_there(self, tmp_path):
+    def test_missing_like_directory_is_refused(self, tmp_path):
         convert(tmp_path / "maxtext", "qwen3")
         with pytest.raises(CheckpointError, match="is not there"):
             plan_to_huggingface(tmp_path / "maxtext", ToHuggingFace(like=tmp_path / "none"))
@@ -508,7 +508,7 @@ class TestDtypes:
         config = {"num_hidden_layers": 2, "num_nextn_predict_layers": 1}
         assert absent_mtp_field(config, names) == (None if are_there else "num_nextn_predict_layers")
 
-    def test_no_configuration_is_told(self, tmp_path):
+    def test_missing_config_is_reported(self, tmp_path):
         shutil.rmtree(convert(tmp_path / "maxtext", "qwen3") / "hf")
         (told,) = plan_to_huggingface(tmp_path / "maxtext").plan.remarks
         assert told.startswith("no config.json is written")

@@ -150,7 +150,7 @@ def test_a_host_holds_its_part_and_all_that_is_replicated(name, mesh, hosts, sli
     assert built.replicated_bytes == max(0, built.host_bytes - -(-built.state_bytes // hosts))
 
 
-def test_meshes_that_do_not_fit_are_refused_or_said():
+def test_mismatched_meshes_are_refused_or_reported():
     with pytest.raises(UsageError, match="without such axes"):
         ckpttools.plan_training(ORBAX / "maxtext_run", hosts=2, mesh="tensor=2")
     uneven = ckpttools.plan_training(ORBAX / "maxtext_run", hosts=3)

@@ -26,7 +26,7 @@ MADE = [
 
 
 @pytest.mark.parametrize(("version", "leaves"), MADE, ids=[f"{v}-{f.parent.name}-{f.stem}" for v, f in MADE])
-def test_every_tensor_comes_back(version: str, leaves: Path):
+def test_every_tensor_round_trips(version: str, leaves: Path):
     source = open_tree(leaves.parent / "hf")
     names = [dotted(path) for path in source.arrays]
     spelling = family_of(source.metadata.config or {}, "config.json").spelling_of(names)

@@ -498,7 +498,7 @@ class TestCommand:
             ("absent.yml", StorageError),
         ],
     )
-    def test_words_that_are_none(self, word, error):
+    def test_invalid_words_are_refused(self, word, error):
         with pytest.raises(error):
             resolve(word)
 
@@ -611,7 +611,7 @@ class TestFiles:
             ("!!python/object:os.system {}\n", FormatError, "not a YAML file"),
         ],
     )
-    def test_files_that_are_none(self, tmp_path, content, error, what):
+    def test_invalid_files_are_refused(self, tmp_path, content, error, what):
         self.write(tmp_path, bad=content)
         with pytest.raises(error, match=what):
             resolve(tmp_path / "bad.yml")
@@ -746,7 +746,7 @@ class TestBuckets:
         for maxtext in VERSIONS:
             assert resolve(maxtext=maxtext, load_parameters_path=path).loads
 
-    def test_it_takes_few_requests(self, cloud):
+    def test_resolving_takes_few_requests(self, cloud):
         files = files_in(TRAINED)
         out = cloud.filled({f"x/checkpoints/{name}": item for name, item in files.items()})
         cloud.server.log.clear()

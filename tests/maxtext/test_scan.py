@@ -208,7 +208,7 @@ class TestRefused:
             UnstackLayers()(single_layers(0, 1))
 
     @pytest.mark.parametrize("transform", [StackLayers(), UnstackLayers(), ForceUnroll()])
-    def test_no_layers(self, transform):
+    def test_tree_without_layers_is_refused(self, transform):
         with pytest.raises(FormatError, match="no layers"):
             transform(linen_state({("a", "b"): lazy(np.ones(2))}, 0, {}))
 
@@ -234,7 +234,7 @@ class TestRefused:
         assert "other: float32[1] and none" in text
         assert "say `cycle` N" in text
 
-    def test_cycle_that_is_none(self):
+    def test_invalid_cycle_is_refused(self):
         odd = {"mlp/kernel": (3, 3)}
         tree = single_layers(0, 1, 2, 3, layers_1=odd, layers_3=odd)
         assert view_of(StackLayers()(tree).tree).layers[0].cycle == 2

@@ -115,7 +115,7 @@ class TestLayoutsThatCannotBeTold:
 
 @settings(max_examples=25)
 @given(layered())
-def test_every_layout_comes_back(case):
+def test_every_layout_round_trips(case):
     apart = UnstackLayers(case.axis)(case.stacked).tree
     assert json.loads(json.dumps(apart.metadata.custom)) == apart.metadata.custom
     assert_same(StackAsModel()(apart).tree, case.stacked)

@@ -155,13 +155,13 @@ class TestCommand:
         assert tree["step",].read().item() == 2
         assert tree["step",].dtype.name == "int32"
 
-    def test_no_step_to_keep(self):
+    def test_missing_step_cannot_be_kept(self):
         moment = {("opt_state", 0, "mu", "x"): lazy(np.ones(2))}
         tree = Tree({("params", "params", "x"): lazy(np.ones(2))} | moment)
         with pytest.raises(UsageError, match="no step to keep"):
             StripOptimizer(keep_step=True)(tree)
 
-    def test_no_parameters(self):
+    def test_missing_parameters_are_refused(self):
         moment = {("opt_state", 0, "mu", "x"): lazy(np.ones(2))}
         for location in ("/run/7/items", None):
             with pytest.raises(FormatError, match="no parameters") as error:

@@ -229,13 +229,13 @@ class TestBadInput:
             assert "Traceback" not in result.stderr
             assert result.stdout == ""
 
-    def test_checkpoints_and_configurations_that_are_not_there(self, tmp_path):
+    def test_missing_checkpoints_and_configs_are_refused(self, tmp_path):
         for option in ("--against", "--config"):
             result = ckpt("families", "check", "llama", option, tmp_path / "nothing")
             assert result.exit_code == 5
             assert "nothing" in result.stderr
 
-    def test_a_configuration_that_is_none(self, tmp_path):
+    def test_invalid_config_is_refused(self, tmp_path):
         (tmp_path / "config.json").write_text("[]")
         result = ckpt("families", "check", "llama", "--config", tmp_path)
         assert result.exit_code == 3

@@ -90,7 +90,7 @@ class TestSound:
             assert [item.name for item in check.layouts] == ALL_LAYOUTS
             assert (config is None) == any("interleaved" in hint for hint in check.hints)
 
-    def test_no_array_is_read(self):
+    def test_checking_reads_no_array(self):
         """What is held against the rows has no content at all."""
         tiny = Family("tiny", (), (), (row("a: x y <-> b: y x"),), (), {})
         check = check_against(tiny, tree(b=(3, 2)))
@@ -438,7 +438,7 @@ class TestAgainst:
         assert "embed 65 from config.json: hidden_size" in check.findings[0].text
 
     @pytest.mark.parametrize("config", [{"hidden_size": "x"}, {"num_hidden_layers": -1}])
-    def test_a_configuration_that_is_none(self, config):
+    def test_invalid_config_is_a_finding(self, config):
         for check in (
             check_against(families()["llama"], hugging_face("llama3.1"), config_of("llama3.1") | config),
             check_on_config(families()["llama"], config_of("llama3.1") | config, "config.json"),

@@ -451,7 +451,7 @@ class TestFiles:
         assert caught.value.location == f"{path}, line {line}"
         assert got in caught.value.got
 
-    def test_a_row_that_is_none_is_named_with_its_line(self, tmp_path):
+    def test_invalid_row_is_named_with_its_line(self, tmp_path):
         text = "from ckpttools.mapping.row import row\n\nROWS = (\n    row('a: x <-> b: y'),\n)\n"
         path = self.write(tmp_path, "mine.py", text)
         with pytest.raises(MappingError, match="different axes") as caught:

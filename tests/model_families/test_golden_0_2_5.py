@@ -82,7 +82,7 @@ def test_every_leaf(converted, model, scan):
 
 
 @EVERY_CASE
-def test_every_tensor_comes_back(converted, tmp_path, model, scan):
+def test_every_tensor_round_trips(converted, tmp_path, model, scan):
     source = converted(model, scan, exact=model in ROUNDED)
     plan_to_huggingface(source, ToHuggingFace(), Resources(jobs=2)).run(tmp_path / "hf")
     assert tensors(tmp_path / "hf") == tensors(hugging_face(model))

@@ -58,7 +58,7 @@ def test_slow_part_is_a_straggler():
     ).startswith("1/3")
 
 
-def test_parts_that_nobody_has_begun_are_named():
+def test_unstarted_parts_are_named():
     parts = (replace(PART, part="0/8"),)
     lines = list(status_lines(replace(ALL, count=8, parts=parts, not_begun=(4, 6, 7)), "x.plan"))
     assert lines[2] == "parts    of 8: 4 done, 1 at work, 3 not begun (4/8, 6/8 to 7/8)"

@@ -169,7 +169,7 @@ class TestHostilePlans:
         return done.output
 
     @pytest.mark.parametrize("change", ["missing", "unknown", "kind"])
-    def test_a_header_that_is_none(self, tmp_path, lines, change):
+    def test_invalid_header_is_refused(self, tmp_path, lines, change):
         kind, header, sizes = json.loads(lines[0])
         if change == "missing":
             del header["memory"]

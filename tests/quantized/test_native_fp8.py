@@ -367,7 +367,7 @@ def test_maxtext_is_told_the_dtype_that_the_codes_have():
         (["weight_dtype=float8_e4m3fn", "weight_block_size="], {"weight_block_size": BLOCK}),
     ],
 )
-def test_settings_of_fp8_that_are_not_of_the_checkpoint_are_told(settings, expected, tmp_path):
+def test_mismatched_fp8_settings_are_reported(settings, expected, tmp_path):
     source = quantised(tmp_path / "hf")
     ckpttools.hf_to_maxtext(source, tmp_path / "native", quantized="keep")
     result = ckpttools.maxtext_config(tmp_path / "native", check=settings).contradictions

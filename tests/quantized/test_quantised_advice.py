@@ -135,7 +135,7 @@ def test_fp8_run_and_version_limits_are_reported(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "nf4"])
-def test_schemes_that_are_not_read_are_told_at_once(kind, tmp_path):
+def test_unsupported_schemes_are_reported_at_once(kind, tmp_path):
     card = declared(write(tmp_path / "it", kind))
     assert "conversions refuse this scheme" in card and "ckpt doctor" in card
     assert "ckpt convert" not in card

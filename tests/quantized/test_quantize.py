@@ -303,7 +303,7 @@ def test_invalid_quantize_options_are_refused(tmp_path):
         ckpttools.quantize(tmp_path / "fp8", tmp_path / "twice")
 
 
-def test_blocks_that_are_smaller_at_the_edge_are_told_of(tmp_path):
+def test_smaller_edge_blocks_are_reported(tmp_path):
     write_llama(tmp_path / "hf", intermediate_size=200)
     notes = ckpttools.quantize.plan(tmp_path / "hf", tmp_path / "fp8").plan.notes
     assert any("smaller than the others" in remark for remark in notes.remarks)
@@ -385,7 +385,7 @@ def test_ignored_modules_have_full_names():
     assert unquantized_modules(arrays, {"model.layers.0.mlp.gate_proj.weight"}) == left
 
 
-def test_values_of_every_dtype_are_quantised_alike(tmp_path):
+def test_values_of_every_dtype_are_quantized_equally(tmp_path):
     tensors = write_llama(tmp_path / "hf", num_hidden_layers=1)
     wide = {name: item.astype(np.float32) for name, item in tensors.items()}
     for dtype in (ml_dtypes.bfloat16, np.float32, np.float64):

@@ -472,7 +472,7 @@ class TestDoctor:
         assert "fp8, e4m3 in blocks of 128 x 128; 28 weights, each with its scales" in finding.what
         assert not self.findings(GOLDEN / "llama3.1" / "hf")
 
-    def test_scales_that_are_not_there(self, tmp_path):
+    def test_missing_scales_are_reported(self, tmp_path):
         arrays = fp8_arrays("llama3.1")
         scale = next(name for name in arrays if name.endswith("_scale_inv"))
         del arrays[scale]

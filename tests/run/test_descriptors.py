@@ -147,7 +147,7 @@ def test_a_file_that_changed_is_not_opened_again(tmp_path, how):
         file.read(0, 4)
 
 
-def test_a_file_nobody_has_any_more_is_closed(tmp_path):
+def test_unreferenced_file_is_closed(tmp_path):
     before = open_files()
     files = numbered(tmp_path, 5)
     for file in files:

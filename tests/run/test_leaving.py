@@ -40,7 +40,7 @@ def test_temporary_directories_go():
     assert done.stdout and not Path(done.stdout).exists()
 
 
-def test_streams_that_are_closed_or_not_there():
+def test_closed_or_missing_streams_are_handled():
     assert ended(1, "sys.stdout.close()", "sys.stderr = None").returncode == 1
 
 

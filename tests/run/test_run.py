@@ -91,7 +91,7 @@ def test_any_order_of_tasks_gives_the_same_files(model, tmp_path, small_tasks, m
     assert data_digest(tmp_path / "a") == data_digest(tmp_path / "b")
 
 
-def test_a_second_run_goes_on_where_the_first_stopped(model, tmp_path, small_tasks, monkeypatch):
+def test_second_run_resumes_where_the_first_stopped(model, tmp_path, small_tasks, monkeypatch):
     monkeypatch.setattr(threads, "_SYNC_SECONDS", 0.001)
     whole = plan_to_maxtext(model)
     whole.run(tmp_path / "whole")

@@ -157,7 +157,7 @@ class TestWhileImporting:
 
 class TestConversions:
     @pytest.mark.parametrize("number", SIGNALS)
-    def test_it_stops_between_two_tasks_and_goes_on(self, slow: Path, tmp_path: Path, number: signal.Signals):
+    def test_stop_between_two_tasks_can_be_resumed(self, slow: Path, tmp_path: Path, number: signal.Signals):
         words = ("convert", "to-orbax", slow, tmp_path / "out", "--compression=zstd:19", "--jobs=1", "--json")
         process = start(*words)
         wait_for(lambda: finished_tasks(tmp_path / "out.partial"))
@@ -182,7 +182,7 @@ class TestConversions:
 
 class TestLooking:
     @pytest.mark.parametrize("command", ["hash", "inspect stats", "diff"])
-    def test_it_stops_soon_and_prints_nothing(self, huge: Path, command: str):
+    def test_signal_stops_soon_and_prints_nothing(self, huge: Path, command: str):
         both = [huge, huge.parent] if command == "diff" else [huge]
         process = start(*command.split(), *both, "--json", "--memory=300MiB", "--no-progress")
         wait_for(lambda: bytes_read(process) > 128 * MIB)

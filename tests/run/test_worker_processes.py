@@ -101,7 +101,9 @@ def check_mean(models: Models, built: Path) -> None:
         assert (built / name).read_bytes() == (models[2] / name).read_bytes()
 
 
-def test_they_make_the_same_bytes_and_counts(models: Models, receipt: ckpttools.Receipt, tmp_path: Path):
+def test_worker_processes_write_the_same_bytes_and_counts(
+    models: Models, receipt: ckpttools.Receipt, tmp_path: Path
+):
     done = run("average", *models[:2], tmp_path / "out", "--jobs", 3, "--memory", "400MiB", "--json")
     declared = json.loads(done.stdout)
     assert len(forked(done)) == 3 and are_gone(forked(done))

@@ -459,7 +459,7 @@ def test_arrays_that_no_metadata_names_are_not_left_out(job, tmp_path):
     assert "step" in str(caught.value)
 
 
-def test_steps_that_were_renamed_are_told(job, tmp_path):
+def test_renamed_steps_are_reported(job, tmp_path):
     for host in hosts_of(job):
         (host / "2").rename(host / "9")
     told = " ".join(ckpt("assemble", job, tmp_path / "out", "--dry-run", COLUMNS="200").output.split())

@@ -264,7 +264,7 @@ class TestAgain:
         (tmp_path / "out" / "thesis.tex").rename(tmp_path / "thesis.tex")
         ckpttools.copy(RUN, tmp_path / "out")
 
-    def test_somebody_else_s_file_is_never_replaced(self, tmp_path):
+    def test_foreign_file_is_never_replaced(self, tmp_path):
         out = tmp_path / "out"
         ckpttools.copy(RUN, out)
         (out / "5" / "thesis.tex").write_text("mine")
@@ -797,7 +797,7 @@ class TestToldOfInterrupted:
             assert result.exit_code in ((0,) if words[0] == "doctor" else (2, 3)), declared
             assert "interrupted" in declared and f"`{command}` again" in declared, declared
 
-    def test_the_same_command_goes_on(self, left):
+    def test_same_command_resumes(self, left):
         where, _, run = left
         assert "4: copied" in ended("copy", run, where).output
         assert "no errors" in succeed("doctor", where).output or "healthy" in succeed("doctor", where).output

@@ -168,7 +168,7 @@ def test_the_last_finished_step_stays_whatever_the_rules_say(run):
 
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-def test_never_more_is_deleted_than_was_said(tmp_path_factory, built, data):
+def test_prune_deletes_no_more_than_planned(tmp_path_factory, built, data):
     """Whatever lies in a run, what is deleted is what was said, and never the last whole step."""
     run = copied(built, tmp_path_factory.mktemp("any") / "run")
     for step in range(1, 7):
@@ -272,7 +272,7 @@ class TestOthersAtWork:
     """Other prunes of the run, and a training that goes on."""
 
     @pytest.mark.parametrize("how", [{"keep_last": 1}, {"finish": True}])
-    def test_one_prunes_and_others_are_told(self, run, how):
+    def test_concurrent_prune_is_refused(self, run, how):
         plan = ckpttools.prune.plan(run, keep_last=2)
         if "finish" in how:
             (run / ".ckpttools-prune").mkdir()

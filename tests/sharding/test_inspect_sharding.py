@@ -42,7 +42,7 @@ def test_orbax_shardings_are_read():
     assert set(result) == {keystr(path) for path in tree.arrays}
 
 
-def test_one_device():
+def test_single_device_sharding_is_read():
     (sharding,) = stored_shardings(open_tree(ORBAX / "bare_leaf")).values()
     assert (sharding.kind, sharding.device, sharding.mesh) == ("SingleDeviceSharding", "cpu:0", ())
 

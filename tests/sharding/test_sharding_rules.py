@@ -49,7 +49,7 @@ def test_shapes_refused_by_jax_are_refused(shape, spec, declared):
 
 
 @pytest.mark.parametrize("text", ["fsdp", "P('fsdp', 'fsdp')", "P(1.5)", "P(a.b)", "os.system('ls')", ""])
-def test_no_partition_spec(text):
+def test_invalid_partition_spec_is_refused(text):
     with pytest.raises(UsageError):
         parse_spec(text)
 
@@ -114,7 +114,7 @@ def test_rules_from_files(tmp_path):
         ("a.json", '{"axes": [["a", 3]]}', MappingError, "not a rule"),
     ],
 )
-def test_files_that_are_none(tmp_path, name, content, error, declared):
+def test_invalid_files_are_refused(tmp_path, name, content, error, declared):
     (tmp_path / name).write_text(content)
     with pytest.raises(error, match=declared):
         resolve_rules(str(tmp_path / name))

@@ -50,7 +50,7 @@ def with_links(run: Path) -> Path:
     return run
 
 
-def test_a_full_disk_loses_nothing_and_with_room_it_goes_on(result):
+def test_full_disk_loses_nothing_and_the_run_resumes(result):
     ended = list(zip(CASES, result, strict=False))
     whole = {str(words): little for (room, words), (_, little, _) in ended if room == ROOM}
     assert all(item["code"] == 0 for item in whole.values())

@@ -179,7 +179,7 @@ class TestDownload:
         done = ended("hash", HUB, "--download", code=5)
         assert SHARD in done.output and "access to" in done.output and "403" in done.output
 
-    def test_a_connection_that_breaks_goes_on(self, server):
+    def test_broken_connection_resumes(self, server):
         server.fault(f"GET .*signed.*{SHARD}$", cut(1000), 1)
         run("hash", HUB, "--download")
         assert run("hash", HUB) == run("hash", HUB, "--download")

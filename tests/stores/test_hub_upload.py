@@ -135,12 +135,12 @@ class TestDataFiles:
             self.built(files)
         assert caught.value.got.endswith(", tried 3 times"), caught.value
 
-    def test_other_bytes_the_second_time_never_get_there(self, server, files):
+    def test_upload_refuses_content_that_changed(self, server, files):
         with pytest.raises(SourceChangedError, match="content changed when it was produced"):
             self.built(files, again=LARGE[:-1] + b"x")
         assert server.hub.objects == {}
 
-    def test_no_room_is_told_at_once(self, server, files):
+    def test_full_hub_storage_is_reported_at_once(self, server, files):
         server.hub.full = 1000
         with pytest.raises(NoSpaceError, match="has no space left") as caught:
             self.built(files)
@@ -161,7 +161,7 @@ class TestDataFiles:
         assert list(server.hub.objects.values()) == [b"hhhh\0\0"]
 
     @pytest.mark.parametrize("body", [b"not JSON", b"{}", b'{"objects": [{"actions": {"upload": {}}}]}'])
-    def test_an_answer_that_is_none_of_a_hub(self, server, files, body):
+    def test_invalid_hub_answer_is_reported(self, server, files, body):
         server.fault("objects/batch", lambda handler: (200, {}, body))
         with pytest.raises(CheckpointError, match="cannot upload") as caught:
             self.built(files)
@@ -475,7 +475,7 @@ class TestRefusals:
             )
             assert "DST is SRC itself" in done.output
 
-    def test_names_that_are_none(self, server, tmp_path):
+    def test_invalid_names_are_refused(self, server, tmp_path):
         assert "does not name a model" in ended("convert", "to-safetensors", HF, "hf://new", code=2).output
         for option in ("--public", "--model-card"):
             done = ended("convert", "to-safetensors", HF, tmp_path / "out", option, code=2)

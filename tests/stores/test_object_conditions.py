@@ -136,7 +136,7 @@ class TestProbe:
 
     @settings(max_examples=40, deadline=None)
     @given(kind=st.sampled_from(sorted(HONORED)), steps=st.lists(st.sampled_from("cru"), max_size=8))
-    def test_conditional_writes_behave_alike_in_all_stores(self, server, kind, steps):
+    def test_conditional_writes_behave_equally_in_all_stores(self, server, kind, steps):
         """A single process sees the same refusals for all servers."""
         quirks, url = server
         # Also for the request that creates the bucket.
